@@ -1,5 +1,5 @@
-"""Conversations under the chat templates of real families: whatever was added, dropped or changed,
-the prompt of an answer is what rendering the whole would give."""
+"""Conversations under the chat templates of real model families: after any edits, the prompt of a
+response equals one full rendering."""
 
 import pytest
 from hypothesis import given, settings
@@ -28,14 +28,14 @@ def user(n: int, text: str) -> MessageItem:
     return MessageItem(id=f"u{n}", role="user", parts=(ContentPart("input_text", f"{text} {n}?"),))
 
 
-def said(n: int, text: str) -> MessageItem:
+def assistant(n: int, text: str) -> MessageItem:
     return MessageItem(
         id=f"a{n}", role="assistant", parts=(ContentPart("output_text", f"{text} {n}."),)
     )
 
 
 def turn(n: int, text: str, *, calls: bool) -> list[Item]:
-    """One question and what answers it."""
+    """The items of a turn: a question, with `calls` a tool call and its output, and an answer."""
     items: list[Item] = [user(n, text)]
     if calls:
         call_id = deterministic_id_factory(f"answer {n}")("call")
@@ -43,10 +43,10 @@ def turn(n: int, text: str, *, calls: bool) -> list[Item]:
             FunctionCallItem(id=f"c{n}", call_id=call_id, name="get_weather", arguments="{}")
         )
         items.append(FunctionCallOutputItem(id=f"o{n}", call_id=call_id, output=f"sun {n}"))
-    return [*items, said(n, text)]
+    return [*items, assistant(n, text)]
 
 
-def plain(conversation: Conversation) -> list[ChatMessage]:
+def chat_messages(conversation: Conversation) -> list[ChatMessage]:
     messages: list[ChatMessage] = []
     if conversation.instructions:
         messages.append(ChatMessage(role="system", content=conversation.instructions))
@@ -62,12 +62,12 @@ def plain(conversation: Conversation) -> list[ChatMessage]:
     return messages
 
 
-def assert_whole(template: ChatTemplate, conversation: Conversation) -> None:
-    """The prompt is the whole, rendered at once."""
-    asked, header = conversation.render_header()
+def assert_full_rendering(template: ChatTemplate, conversation: Conversation) -> None:
+    """Check that the prompt equals one full rendering of the conversation."""
+    prompt, header = conversation.render_header()
     tools = [render_tool(tool) for tool in conversation.tools]
-    whole = template.render(plain(conversation), tools, add_generation_prompt=True)
-    assert asked.ids() + header == whole
+    whole = template.render(chat_messages(conversation), tools, add_generation_prompt=True)
+    assert prompt.ids() + header == whole
 
 
 TEXTS = st.sampled_from(
@@ -78,7 +78,7 @@ TEXTS = st.sampled_from(
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_a_conversation_is_the_whole_at_every_question(name: str, data: st.DataObject) -> None:
+def test_prompt_equals_the_full_rendering_at_every_turn(name: str, data: st.DataObject) -> None:
     template = template_of(name)
     with_tools = name not in NO_TOOLS
     system = "" if name in NO_SYSTEM else data.draw(st.sampled_from(["", "be kind"]))
@@ -91,47 +91,47 @@ def test_a_conversation_is_the_whole_at_every_question(name: str, data: st.DataO
         for item in turn(n, data.draw(TEXTS), calls=calls):
             conversation = conversation.add_item(item)
             if item.id[0] in "uo":
-                assert_whole(template, conversation)
+                assert_full_rendering(template, conversation)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
-def test_edits_of_the_past_give_the_whole_too(name: str, data: st.DataObject) -> None:
+def test_prompt_equals_the_full_rendering_after_edits(name: str, data: st.DataObject) -> None:
     template = template_of(name)
     conversation = Conversation.start(template, GenerationSettings())
     for n in range(4):
         conversation = conversation.with_items(turn(n, data.draw(TEXTS), calls=False))
-    gone = data.draw(st.integers(0, 3))
-    conversation = conversation.delete_item(f"a{gone}").delete_item(f"u{gone}")
+    deleted = data.draw(st.integers(0, 3))
+    conversation = conversation.delete_item(f"a{deleted}").delete_item(f"u{deleted}")
     conversation = conversation.add_item(user(9, "and now"))
-    assert_whole(template, conversation)
-    assert_whole(template, conversation.delete_item("u9"))
+    assert_full_rendering(template, conversation)
+    assert_full_rendering(template, conversation.delete_item("u9"))
     if name not in NO_SYSTEM:
         tools = () if name in NO_TOOLS else (TOOL,)
         changed = GenerationSettings(instructions="be brief", tools=tools)
-        assert_whole(template, conversation.with_settings(changed))
-        assert_whole(
+        assert_full_rendering(template, conversation.with_settings(changed))
+        assert_full_rendering(
             template, conversation.with_settings(changed).with_settings(GenerationSettings())
         )
 
 
-def test_what_a_later_question_changed_is_changed_back_without_it() -> None:
+def test_deleting_a_message_restores_the_rendering_before_it() -> None:
     template = template_of("qwen3")
     thought = "<think>\nhm\n</think>\n\nwell"
     before = Conversation.start(template, GenerationSettings()).with_items(
-        [user(0, "hello"), said(0, thought), said(1, thought)]
+        [user(0, "hello"), assistant(0, thought), assistant(1, thought)]
     )
-    asked = before.add_item(user(1, "and now"))
-    assert asked.ids()[: before.length] != before.ids(), "old reasoning is dropped"
-    assert asked.delete_item("u1").ids() == before.ids()
+    after = before.add_item(user(1, "and now"))
+    assert after.ids()[: before.length] != before.ids(), "the template kept old reasoning"
+    assert after.delete_item("u1").ids() == before.ids()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("instructions", ["", "be brief"])
-def test_an_answer_to_nothing_still_sees_the_tools(name: str, instructions: str) -> None:
+def test_prompt_of_an_empty_conversation_contains_the_tools(name: str, instructions: str) -> None:
     tools = () if name in NO_TOOLS else (TOOL,)
     template = template_of(name)
     empty = Conversation.start(template, GenerationSettings(instructions=instructions, tools=tools))
-    asked, header = empty.render_header()
-    assert (asked.ids(), header) == (empty.ids(), template.encode_header(None))
+    prompt, header = empty.render_header()
+    assert (prompt.ids(), header) == (empty.ids(), template.encode_header(None))

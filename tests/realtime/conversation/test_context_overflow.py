@@ -1,4 +1,4 @@
-"""Conversations that outgrow the context of the model."""
+"""Context overflow: conversations that outgrow the context window."""
 
 import asyncio
 import json
@@ -20,54 +20,56 @@ from continuo.realtime.protocol.settings import GenerationSettings, Truncation
 from continuo.realtime.session.state import SessionState
 from tests.support.sessions import Talk
 
-LIMIT = 400
-"""Of the bench."""
+LIMIT_TOKENS = 400
+"""`max_model_len` of the fixture `bench`."""
 
 
 async def configure(talk: Talk, **truncation: Any) -> None:
-    wish = GenerationSettings(instructions="be kind", truncation=Truncation(**truncation))
-    await talk.session.execute(ConfigureSession(wish))
+    settings = GenerationSettings(instructions="be kind", truncation=Truncation(**truncation))
+    await talk.session.execute(ConfigureSession(settings))
 
 
-def live(talk: Talk) -> list[str]:
+def ids_in_window(talk: Talk) -> list[str]:
     return [item.id for span in talk.session.conversation.spans for item in span.items]
 
 
 async def fill(talk: Talk) -> list[str]:
-    """Says things until the first of them is dropped; gives the names."""
+    """Add messages until the first is out of window. Returns the ids of all."""
     names: list[str] = []
     while not talk.session.conversation.out_of_window:
         names.append(await talk.say("something to remember"))
-        assert len(names) < 40, "something is dropped in the end"
+        assert len(names) < 40, "no item left the context window"
     return names
 
 
-async def test_auto_is_the_default_and_goes_on(talk: Talk) -> None:
+async def test_auto_truncation_is_the_default_and_allows_500_turns(talk: Talk) -> None:
     assert talk.session.settings.truncation.mode == "auto"
     for turn in range(500):
         await talk.say(f"this is turn {turn}")
         await talk.turn(2)
-        assert talk.session.conversation.length <= LIMIT
+        assert talk.session.conversation.length <= LIMIT_TOKENS
     assert len(list(talk.session.conversation.items())) == 1000
-    assert len(live(talk)) < 60
+    assert len(ids_in_window(talk)) < 60
 
 
-async def test_auto_drops_the_oldest_after_the_instructions(talk: Talk) -> None:
+async def test_auto_truncation_removes_the_oldest_items_after_the_head(talk: Talk) -> None:
     await configure(talk)
     head = talk.session.conversation.head
     names = await fill(talk)
     conversation = talk.session.conversation
-    gone = [item.id for item in conversation.out_of_window]
-    assert gone == names[: len(gone)]
-    assert live(talk) == names[len(gone) :]
-    assert conversation.head.ids == head.ids, "the instructions stay"
-    assert conversation.length <= LIMIT * 0.8
+    removed = [item.id for item in conversation.out_of_window]
+    assert removed == names[: len(removed)]
+    assert ids_in_window(talk) == names[len(removed) :]
+    assert conversation.head.ids == head.ids, "the instructions changed"
+    assert conversation.length <= LIMIT_TOKENS * 0.8
     one_more = len(conversation.spans[0].ids)
-    assert conversation.length + one_more > LIMIT * 0.8, "no more than it needs"
+    assert conversation.length + one_more > LIMIT_TOKENS * 0.8, (
+        "more items than necessary left the window"
+    )
     await talk.turn()
 
 
-async def test_dropped_items_stay_retrievable(talk: Talk) -> None:
+async def test_items_out_of_window_stay_retrievable(talk: Talk) -> None:
     names = await fill(talk)
     await talk.session.execute(FetchItem(names[0]))
     fetched = talk.ears.heard[-1]
@@ -77,31 +79,31 @@ async def test_dropped_items_stay_retrievable(talk: Talk) -> None:
         await talk.say("other words", name=names[0])
     assert caught.value.code == "item_create_duplicate_item_id"
     await talk.say("front", after=names[0], name="new")
-    assert live(talk)[0] == "new"
+    assert ids_in_window(talk)[0] == "new"
     await talk.session.execute(DeleteItem(names[0]))
     assert talk.session.conversation.find(names[0]) is None
     await talk.turn()
 
 
-async def test_it_prefills_once_more_while_idle(talk: Talk) -> None:
+async def test_truncated_conversation_is_prefilled_while_idle(talk: Talk) -> None:
     for turn in range(60):
         await talk.say(f"this is turn {turn}")
-        dropped = len(talk.session.conversation.out_of_window)
+        out_of_window = len(talk.session.conversation.out_of_window)
         await talk.turn(20)
-        if len(talk.session.conversation.out_of_window) > dropped:
+        if len(talk.session.conversation.out_of_window) > out_of_window:
             break
     else:
-        raise AssertionError("an answer fills the context once")
-    wanted = talk.session.conversation.length
-    while (await talk.engine.info(talk.session.id)).committed < wanted:
+        raise AssertionError("no response filled the context")
+    length = talk.session.conversation.length
+    while (await talk.engine.info(talk.session.id)).committed < length:
         await asyncio.sleep(0)
     computed = talk.bench.runner.tokens_run
     await talk.respond(1)
     await talk.ended()
-    assert talk.bench.runner.tokens_run - computed < 20, "the header alone"
+    assert talk.bench.runner.tokens_run - computed < 20, "more than the header was prefilled"
 
 
-async def test_a_question_comes_first_in_what_is_kept(talk: Talk) -> None:
+async def test_context_window_begins_with_a_user_message(talk: Talk) -> None:
     for turn in range(30):
         await talk.say(f"this is turn {turn}")
         await talk.turn(4)
@@ -115,7 +117,7 @@ async def test_retention_ratio_is_honoured(talk: Talk) -> None:
     await fill(talk)
     conversation = talk.session.conversation
     after = conversation.length - len(conversation.head.ids)
-    assert after <= 0.4 * (LIMIT * 0.9 - len(conversation.head.ids))
+    assert after <= 0.4 * (LIMIT_TOKENS * 0.9 - len(conversation.head.ids))
     await talk.turn()
 
 
@@ -128,7 +130,7 @@ async def test_token_limits_are_honoured(talk: Talk) -> None:
     await talk.turn()
 
 
-async def test_a_smaller_window_takes_effect_at_once(talk: Talk) -> None:
+async def test_smaller_window_takes_effect_at_once(talk: Talk) -> None:
     for n in range(5):
         await talk.say(f"something to remember {n}")
     await configure(talk, mode="retention_ratio", ratio=1.0, after_instructions=60)
@@ -136,7 +138,7 @@ async def test_a_smaller_window_takes_effect_at_once(talk: Talk) -> None:
     await talk.turn()
 
 
-async def test_disabled_is_an_error_with_the_numbers(talk: Talk) -> None:
+async def test_disabled_truncation_refuses_with_the_token_counts(talk: Talk) -> None:
     await configure(talk, mode="disabled")
     with pytest.raises(Refusal, match=r"400 \(max_model_len\)") as caught:
         await fill(talk)
@@ -146,7 +148,7 @@ async def test_disabled_is_an_error_with_the_numbers(talk: Talk) -> None:
     await talk.turn()
 
 
-async def test_an_item_larger_than_the_context_drops_nothing(talk: Talk) -> None:
+async def test_item_larger_than_the_context_truncates_nothing(talk: Talk) -> None:
     await talk.say("hello")
     before = talk.session.conversation
     with pytest.raises(Refusal) as caught:
@@ -155,7 +157,7 @@ async def test_an_item_larger_than_the_context_drops_nothing(talk: Talk) -> None
     assert talk.session.conversation is before
 
 
-async def test_a_full_context_while_an_answer_is_made(talk: Talk) -> None:
+async def test_context_filled_during_a_response_is_truncated_later(talk: Talk) -> None:
     names = [await talk.say("something to remember") for _ in range(9)]
     expected = talk.expected(20)
     await talk.respond(20)
@@ -163,18 +165,18 @@ async def test_a_full_context_while_an_answer_is_made(talk: Talk) -> None:
         names.append(await talk.say("something more to remember"))
     with pytest.raises(Refusal):
         await talk.say("x" * 500)
-    answer = await talk.ended()
+    response = await talk.ended()
     while talk.session.state is not SessionState.IDLE:
         await asyncio.sleep(0)
-    assert answer.usage is not None
-    assert answer.usage.output_tokens == len(expected)
+    assert response.usage is not None
+    assert response.usage.output_tokens == len(expected)
     while not talk.session.conversation.out_of_window:
         await talk.say("more")
-    assert live(talk)[-1] != names[0]
+    assert ids_in_window(talk)[-1] != names[0]
     await talk.turn()
 
 
-WIRE = [
+TRUNCATIONS = [
     ("auto", "auto"),
     ("disabled", "disabled"),
     (
@@ -197,12 +199,12 @@ WIRE = [
 ]
 
 
-@pytest.mark.parametrize(("sent", "reported"), WIRE)
-def test_truncation_on_the_wire(sent: object, reported: object) -> None:
+@pytest.mark.parametrize(("sent", "reported"), TRUNCATIONS)
+def test_truncation_setting_is_decoded_and_reported(sent: object, reported: object) -> None:
     session = {"type": "realtime", "truncation": sent}
     event = decode_frame(json.dumps({"type": "session.update", "session": session}))
     default = GenerationSettings()
-    asked = decode_command(event, default, default, lambda prefix: prefix)
-    assert isinstance(asked, ConfigureSession)
-    (updated,) = Encoder("sess_x", "m").encode(SessionConfigured(asked.settings), str)
+    command = decode_command(event, default, default, lambda prefix: prefix)
+    assert isinstance(command, ConfigureSession)
+    (updated,) = Encoder("sess_x", "m").encode(SessionConfigured(command.settings), str)
     assert json.loads(encode_frame(updated))["session"]["truncation"] == reported

@@ -1,5 +1,5 @@
-"""Conversations are the concatenation of their spans: whatever is edited, the ids are those of a
-conversation that was written down that way at once, and what was sampled stays as it was drawn."""
+"""Tests of `Conversation`: the ids after any edits equal those of the same history rendered anew,
+and sampled ids stay as they were drawn."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def user(name: str, text: str = "hello") -> MessageItem:
     return MessageItem(id=name, role="user", parts=(ContentPart("input_text", text),))
 
 
-def said(name: str, text: str = "yes") -> MessageItem:
+def assistant(name: str, text: str = "yes") -> MessageItem:
     return MessageItem(id=name, role="assistant", parts=(ContentPart("output_text", text),))
 
 
@@ -51,10 +51,10 @@ def names(conversation: Conversation) -> list[str]:
     return [item.id for item in conversation.items()]
 
 
-def test_ids_are_those_of_the_full_rendering(template: ChatTemplate) -> None:
+def test_ids_of_spans_equal_one_full_rendering(template: ChatTemplate) -> None:
     settings = GenerationSettings(instructions="be kind", tools=(Tool(name="look"),))
     conversation = Conversation.start(template, settings)
-    conversation = conversation.with_items([user("a"), said("b"), user("c", "who are you?")])
+    conversation = conversation.with_items([user("a"), assistant("b"), user("c", "who are you?")])
     messages = [
         ChatMessage(role="system", content="be kind"),
         ChatMessage(role="user", content="hello"),
@@ -63,25 +63,27 @@ def test_ids_are_those_of_the_full_rendering(template: ChatTemplate) -> None:
     ]
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     whole = template.render(messages, [tool], add_generation_prompt=True)
-    asked, header = conversation.render_header()
-    assert asked.ids() == conversation.ids()
+    prompt, header = conversation.render_header()
+    assert prompt.ids() == conversation.ids()
     assert conversation.ids() + header == whole
     assert conversation.length == len(conversation.ids())
 
 
-def test_calls_belong_to_the_message_before_them(template: ChatTemplate) -> None:
+def test_calls_are_in_the_span_of_the_message_before_them(template: ChatTemplate) -> None:
     start = Conversation.start(template, GenerationSettings())
-    parts = start.with_items([user("a"), said("b"), call("c"), call("d"), result("c")])
+    parts = start.with_items([user("a"), assistant("b"), call("c"), call("d"), result("c")])
     assert [len(span.items) for span in parts.spans] == [1, 3, 1]
-    assert len(start.with_items([user("a"), call("c"), said("b")]).spans) == 3
+    assert len(start.with_items([user("a"), call("c"), assistant("b")]).spans) == 3
 
 
-def answered(conversation: Conversation, name: str) -> Conversation:
-    return conversation.open_response(name).commit_response(name, (said(f"{name}.0"),), SAMPLED)
+def with_response(conversation: Conversation, name: str) -> Conversation:
+    return conversation.open_response(name).commit_response(
+        name, (assistant(f"{name}.0"),), SAMPLED
+    )
 
 
 def test_sampled_ids_stay_as_they_were_drawn(template: ChatTemplate) -> None:
-    conversation = answered(
+    conversation = with_response(
         Conversation.start(template, GenerationSettings()).add_item(user("a")), "r"
     )
     header = (
@@ -97,46 +99,46 @@ def test_sampled_ids_stay_as_they_were_drawn(template: ChatTemplate) -> None:
     assert "".join(names(changed)) == "bar.0"
 
 
-def test_an_answer_in_the_making_keeps_its_place(template: ChatTemplate) -> None:
+def test_open_response_keeps_its_place(template: ChatTemplate) -> None:
     conversation = (
         Conversation.start(template, GenerationSettings()).add_item(user("a")).open_response("r")
     )
     conversation = conversation.add_item(user("b"))
     assert names(conversation) == ["a", "b"]
-    shown = conversation.update_open_response("r", (said("r.0"),))
-    assert names(shown) == ["a", "r.0", "b"]
-    assert shown.previous_item_id("r.0") == "a"
-    assert shown.previous_item_id("b") == "r.0"
-    assert shown.is_in_open_response("r.0")
-    settled = shown.commit_response("r", (said("r.0"),), SAMPLED)
-    assert not settled.is_in_open_response("r.0")
-    direct = answered(
+    updated = conversation.update_open_response("r", (assistant("r.0"),))
+    assert names(updated) == ["a", "r.0", "b"]
+    assert updated.previous_item_id("r.0") == "a"
+    assert updated.previous_item_id("b") == "r.0"
+    assert updated.is_in_open_response("r.0")
+    committed = updated.commit_response("r", (assistant("r.0"),), SAMPLED)
+    assert not committed.is_in_open_response("r.0")
+    direct = with_response(
         Conversation.start(template, GenerationSettings()).add_item(user("a")), "r"
     ).add_item(user("b"))
-    assert settled.ids() == direct.ids()
+    assert committed.ids() == direct.ids()
 
 
-def test_an_answer_without_items_leaves_no_trace(template: ChatTemplate) -> None:
+def test_response_without_items_leaves_no_trace(template: ChatTemplate) -> None:
     before = Conversation.start(template, GenerationSettings()).add_item(user("a"))
     after = before.open_response("r").add_item(user("b")).commit_response("r", (), SAMPLED)
     assert after.ids() == before.add_item(user("b")).ids()
 
 
-def test_dropping_part_of_an_answer_renders_the_rest(template: ChatTemplate) -> None:
+def test_deleting_one_item_of_a_response_renders_the_others_again(template: ChatTemplate) -> None:
     conversation = (
         Conversation.start(template, GenerationSettings()).add_item(user("a")).open_response("r")
     )
-    conversation = conversation.commit_response("r", (said("b"), call("c")), SAMPLED)
+    conversation = conversation.commit_response("r", (assistant("b"), call("c")), SAMPLED)
     rest = conversation.delete_item("c")
     assert (
         rest.ids()
         == Conversation.start(template, GenerationSettings())
-        .with_items([user("a"), said("b")])
+        .with_items([user("a"), assistant("b")])
         .ids()
     )
 
 
-def test_what_is_not_there_is_a_key_error(template: ChatTemplate) -> None:
+def test_unknown_item_id_raises_key_error(template: ChatTemplate) -> None:
     conversation = Conversation.start(template, GenerationSettings()).add_item(user("a"))
     for edit in (
         lambda: conversation.delete_item("x"),
@@ -149,7 +151,7 @@ def test_what_is_not_there_is_a_key_error(template: ChatTemplate) -> None:
 
 
 def fresh_ids(conversation: Conversation) -> list[int]:
-    """The same history, written down span by span in order."""
+    """The ids of the same history, rendered span by span in order."""
     settings = GenerationSettings(instructions=conversation.instructions, tools=conversation.tools)
     plain = Conversation.start(conversation.template, settings)
     for span in conversation.spans:
@@ -165,7 +167,7 @@ def fresh_ids(conversation: Conversation) -> list[int]:
 
 EDITS = st.lists(
     st.tuples(
-        st.sampled_from(["user", "said", "call", "result", "answer", "drop", "configure"]),
+        st.sampled_from(["user", "assistant", "call", "result", "response", "delete", "configure"]),
         st.integers(0, 5),
     ),
     max_size=14,
@@ -173,34 +175,36 @@ EDITS = st.lists(
 
 
 @given(EDITS)
-def test_any_edits_give_the_ids_of_a_fresh_conversation(
+def test_any_edits_give_the_ids_of_a_fresh_rendering(
     template: ChatTemplate, edits: list[tuple[str, int]]
 ) -> None:
     conversation = Conversation.start(template, GenerationSettings())
-    makers = {"user": user, "said": said, "call": call, "result": result}
-    for n, (what, where) in enumerate(edits):
-        here = names(conversation)
-        if what == "drop":
-            if here:
-                conversation = conversation.delete_item(here[where % len(here)])
-        elif what == "configure":
-            conversation = conversation.with_settings(GenerationSettings(instructions="x" * where))
-        elif what == "answer":
-            conversation = answered(conversation, f"r{n}")
+    makers = {"user": user, "assistant": assistant, "call": call, "result": result}
+    for n, (kind, position) in enumerate(edits):
+        ids = names(conversation)
+        if kind == "delete":
+            if ids:
+                conversation = conversation.delete_item(ids[position % len(ids)])
+        elif kind == "configure":
+            conversation = conversation.with_settings(
+                GenerationSettings(instructions="x" * position)
+            )
+        elif kind == "response":
+            conversation = with_response(conversation, f"r{n}")
         else:
-            item: Item = makers[what](f"i{n}")
-            after = [None, ROOT, *here][where % (2 + len(here))]
+            item: Item = makers[kind](f"i{n}")
+            after = [None, ROOT, *ids][position % (2 + len(ids))]
             conversation = conversation.add_item(item, after)
             assert conversation.find(item.id) == item
             previous = conversation.previous_item_id(item.id)
             assert previous == (
-                (here[-1] if here else None) if after is None else None if after == ROOT else after
+                (ids[-1] if ids else None) if after is None else None if after == ROOT else after
             )
     assert len(set(names(conversation))) == len(names(conversation))
     assert conversation.ids() == fresh_ids(conversation)
 
 
-def test_conversations_are_values(template: ChatTemplate) -> None:
+def test_conversations_are_immutable(template: ChatTemplate) -> None:
     conversation = Conversation.start(template, GenerationSettings()).add_item(user("a"))
     before = conversation.ids()
     conversation.add_item(user("b"))

@@ -1,4 +1,4 @@
-"""What is in a frame is counted before anything is made of it."""
+"""Complexity limits: JSON values and escapes are counted before a frame is parsed."""
 
 import json
 
@@ -20,51 +20,51 @@ VALUES = st.recursive(
 )
 
 
-def values(value: object) -> int:
-    """The slow way."""
+def value_count(value: object) -> int:
+    """The number of values, counted recursively: the reference."""
     match value:
         case dict():
-            return 1 + sum(map(values, value.values()))
+            return 1 + sum(map(value_count, value.values()))
         case list():
-            return 1 + sum(map(values, value))
+            return 1 + sum(map(value_count, value))
         case _:
             return 1
 
 
 @pytest.mark.parametrize("slice", [1, 2, 3, 7, complexity_limits.SLICE_CHARS])
 @given(value=VALUES)
-def test_what_is_weighed(slice: int, value: object) -> None:
-    """In pieces of any size: none too few, and one more at most for an empty one."""
+def test_json_values_are_counted_in_slices(slice: int, value: object) -> None:
+    """For slices of any size: never too few, and at most one more per empty array or object."""
     text = json.dumps(value, ensure_ascii=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(complexity_limits, "SLICE_CHARS", slice)
         counted = {count_json_values(text, 0), count_json_values(text.encode(), 0)}
     empty = sum(text.count(each) for each in ("[]", "{}"))
     (count,) = counted
-    assert values(value) <= count <= values(value) + empty
+    assert value_count(value) <= count <= value_count(value) + empty
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         ("[" + "[[[]]]," * BODY_VALUES_MAX + "0]", "values or more; the limit is 40,960"),
         ('"' + "\\n" * (BODY_ESCAPES_MAX + 1) + '"', "4,194,305 escapes; the limit is 4,194,304"),
     ],
 )
-def test_too_much_is_refused(body: str, words: str) -> None:
-    with pytest.raises(BadFrame, match=words) as caught:
+def test_body_with_too_many_values_or_escapes_is_refused(body: str, message: str) -> None:
+    with pytest.raises(BadFrame, match=message) as caught:
         list(check_complexity(body.encode(), "body"))
     assert caught.value.code == "frame_too_large"
 
 
-def test_marks_in_a_text_are_not_values() -> None:
+def test_punctuation_in_a_string_is_not_counted() -> None:
     text = json.dumps({"input": '[{"a", \\, "b"}], ' * BODY_VALUES_MAX})
-    assert len(list(check_complexity(text, "body"))) > 2, "others have their turn"
+    assert len(list(check_complexity(text, "body"))) > 2, "the check did not yield to other tasks"
 
 
-def test_large_tools_are_refused() -> None:
+def test_tools_with_large_parameters_are_refused() -> None:
     tool = {"type": "function", "name": "f", "parameters": {"a": "x" * TEXT_CHARS_MAX}}
-    asked = decode_body(json.dumps({"input": "x", "tools": [tool]}).encode())
+    request = decode_body(json.dumps({"input": "x", "tools": [tool]}).encode())
     with pytest.raises(Refusal, match="at most 524,288 characters") as caught:
-        decode_command(asked, GenerationSettings(), "demo", generate_id)
+        decode_command(request, GenerationSettings(), "demo", generate_id)
     assert caught.value.param == "tools[0].parameters"

@@ -1,4 +1,5 @@
-"""docs/protocol.md agrees with the product, and docs/conformance.md names tests that exist."""
+"""Tests of the documents: docs/protocol.md agrees with the code, and every test and flow named in
+docs/conformance.md exists."""
 
 import json
 import re
@@ -29,14 +30,14 @@ CONFORMANCE = (ROOT / "docs/conformance.md").read_text()
 # ---------------------------------------------------------------- conformance.md
 
 
-def test_every_test_that_is_named_exists() -> None:
+def test_every_test_named_in_conformance_exists() -> None:
     source = "".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
     named = set(re.findall(r"\btest_\w+", CONFORMANCE))
     assert len(named) > 20
     assert [name for name in sorted(named) if f"def {name}(" not in source] == []
 
 
-def test_every_flow_that_is_named_exists() -> None:
+def test_every_flow_named_in_conformance_exists() -> None:
     files = (ROOT / "tests/clients/flows").glob("*.py")
     source = "".join(file.read_text() for file in files)
     italic = re.findall(r"\*(\w+)\*", CONFORMANCE)
@@ -106,27 +107,27 @@ def examples() -> Iterator[tuple[str, str]]:
 EXAMPLES = list(examples())
 
 
-def test_every_block_of_json_has_a_kind() -> None:
+def test_every_example_has_a_kind() -> None:
     assert len(EXAMPLES) > 80
     assert REFERENCE.count("```") == 2 * len(EXAMPLES)
     assert {kind for kind, _ in EXAMPLES} == {*SENT, *RECEIVED, "http.error"}
 
 
 @pytest.mark.parametrize(("kind", "text"), [one for one in EXAMPLES if one[0] in SENT])
-def test_examples_of_clients_decode(kind: str, text: str) -> None:
+def test_client_examples_are_decoded_completely(kind: str, text: str) -> None:
     """Every field of the example is one that the server reads."""
     decoded = json.loads(msgspec.json.encode(SENT[kind](text)))
     assert list(unread(json.loads(text), decoded)) == []
 
 
 @pytest.mark.parametrize(("kind", "text"), [one for one in EXAMPLES if one[0] in RECEIVED])
-def test_examples_of_the_server_are_complete(kind: str, text: str) -> None:
+def test_server_examples_have_all_fields(kind: str, text: str) -> None:
     """The example has all fields that the server writes, and no others."""
     event = msgspec.json.decode(text, type=RECEIVED[kind])
     assert json.loads(msgspec.json.encode(event)) == json.loads(text)
 
 
-def test_example_of_an_http_error() -> None:
+def test_http_error_example_is_that_of_the_server() -> None:
     (text,) = (text for kind, text in EXAMPLES if kind == "http.error")
     error = json.loads(text)["error"]
     response = replies.error_response(404, error["code"], error["message"], error["param"])
@@ -134,8 +135,10 @@ def test_example_of_an_http_error() -> None:
 
 
 def unread(sent: Any, decoded: Any, path: str = "") -> Iterator[str]:
-    """Paths of `sent` that are not in `decoded` with the same value. The server does not look at
-    the `type` of the calls in a chat message."""
+    """Paths of `sent` that are not in `decoded` with the same value.
+
+    The server ignores the `type` of calls in a chat message.
+    """
     match sent, decoded:
         case dict(), dict():
             for key, value in sent.items():
@@ -151,7 +154,7 @@ def unread(sent: Any, decoded: Any, path: str = "") -> Iterator[str]:
                 yield path
 
 
-# ---------------------------------------------------------------- nothing is missing
+# ---------------------------------------------------------------- completeness
 
 UNIONS = {
     "realtime.client": realtime_api.ClientEvent,
@@ -164,19 +167,19 @@ UNIONS = {
 
 
 @pytest.mark.parametrize("kind", UNIONS)
-def test_every_event_has_an_example(kind: str) -> None:
+def test_every_event_has_an_example_in_the_reference(kind: str) -> None:
     types = {event.__struct_config__.tag for event in get_args(UNIONS[kind])}
     shown = {json.loads(text)["type"] for of, text in EXAMPLES if of == kind}
     assert shown == types
 
 
 INTERNAL_CODES = {"link_refused", "model_error", "stale_fence", "too_long"}
-"""Of the engine; the gateway maps them to codes of its own, or does not start."""
+"""Codes of the engine; the gateway maps them to codes of its own, or does not start."""
 NO_CODES = {"client_cancelled", "no_engine", "no_store"}
-"""Frozen beside the codes: a reason, and values of `/health/ready`."""
+"""Frozen with the codes, but a reason and values of `/health/ready`."""
 
 
-def test_every_error_code_is_in_the_tables() -> None:
+def test_every_error_code_is_in_the_reference() -> None:
     tables = "\n".join(re.findall(r"^\| `.*", section("Error codes"), re.M))
     listed = set(re.findall(r"`([a-z_]+)`", tables)) | {"invalid_request_error"}
     frozen = {*names.frozen()["error codes"], *names.frozen()["engine error codes"]}
@@ -186,16 +189,16 @@ def test_every_error_code_is_in_the_tables() -> None:
     assert all(any(code.endswith(part) for code in listed) for part in parts)
 
 
-def test_every_code_in_the_tables_is_one_of_the_product() -> None:
+def test_every_error_code_of_the_reference_exists() -> None:
     known = {*names.frozen()["error codes"], *names.frozen()["engine error codes"]}
     for row in re.findall(r"^\| (`.*?) \|", section("Error codes"), re.M):
         for code in re.findall(r"`([a-z_]+)`", row):
             assert code in known or code.partition("_")[2] in known, code
 
 
-def test_every_close_code_is_in_the_table() -> None:
+def test_close_code_table_is_complete() -> None:
     rows = re.findall(r"^\| (\d{4}) \|.*\| (yes|no)\b.*\|$", section("Close codes"), re.M)
-    table = {code: "reconnect" if back == "yes" else "stop" for code, back in rows}
+    table = {code: "reconnect" if retry == "yes" else "stop" for code, retry in rows}
     assert table.pop("1002") == "stop", "sent by the WebSocket library"
     assert table == names.frozen()["close codes"]
 
@@ -205,7 +208,7 @@ def section(title: str) -> str:
     return rest.partition("\n## ")[0]
 
 
-def test_links_within_the_page_lead_somewhere() -> None:
+def test_links_within_the_reference_have_a_target() -> None:
     headings = re.findall(r"^#+ (.*)$", REFERENCE, re.M)
     anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
     assert set(re.findall(r"\(#([^)]+)\)", REFERENCE)) - anchors == set()
@@ -220,13 +223,13 @@ CLIENT_TYPES = {
     "Chat completions": chat_api.ChatCompletionRequest,
     "Sessions and client secrets over HTTP": ClientSecretIn,
 }
-"""By the section that has their tables."""
-ELSEWHERE = {"type", "function", "json_schema", "format", "verbosity", "mode", "schema"}
-"""Fields without a row of their own: other rows name them."""
+"""The types of client requests, by the section that has their tables."""
+IN_OTHER_ROWS = {"type", "function", "json_schema", "format", "verbosity", "mode", "schema"}
+"""Fields without a row of their own, named in other rows."""
 
 
 def fields() -> set[tuple[str, str, tuple[str, ...]]]:
-    """Every field that clients send: its section, its name, its bounds as the page writes them."""
+    """Every field that clients send: its section, its name, its bounds as written on the page."""
     return {
         (title, field.encode_name, tuple(sorted(map(written, bounds(field.type)))))
         for title, types in CLIENT_TYPES.items()
@@ -236,7 +239,7 @@ def fields() -> set[tuple[str, str, tuple[str, ...]]]:
 
 
 def structs(kind: msgspec.inspect.Type) -> Iterator[msgspec.inspect.StructType]:
-    """A type, or the types in it, that have fields; also those in their fields."""
+    """The structs of a type: itself, those that it contains, and those of their fields."""
     if isinstance(kind, msgspec.inspect.StructType):
         yield kind
         inner = [field.type for field in kind.fields]
@@ -269,25 +272,29 @@ def written(bound: float) -> str:
 
 
 @pytest.mark.parametrize(("title", "field", "numbers"), sorted(fields()))
-def test_every_field_has_its_bounds(title: str, field: str, numbers: tuple[str, ...]) -> None:
+def test_every_field_has_its_bounds_in_the_reference(
+    title: str, field: str, numbers: tuple[str, ...]
+) -> None:
     """The settings of a client secret are those of a Realtime session."""
     tables = section("Conventions") + section(title)
     if title.startswith("Sessions"):
         tables += section("Realtime")
     rows = re.findall(rf"^\|[^|]*`{field}`.*$", tables, re.M)
-    assert rows or field in ELSEWHERE, "no table has this field"
-    assert field in ELSEWHERE or any(all(has(row, number) for number in numbers) for row in rows)
+    assert rows or field in IN_OTHER_ROWS, "no table has this field"
+    assert field in IN_OTHER_ROWS or any(
+        all(contains(row, number) for number in numbers) for row in rows
+    )
 
 
-def has(row: str, number: str) -> bool:
+def contains(row: str, number: str) -> bool:
     return re.search(rf"(?<![\d,.^]){re.escape(number)}(?![\d^]|[.,]\d)", row) is not None
 
 
 UNDOCUMENTED = {"off_loop_chars_min", "close_timeout_s", "sweep_interval_s"}
-"""Limits that clients cannot notice."""
+"""Limits without an effect visible to clients."""
 
 
-def test_limits_are_those_of_the_server() -> None:
+def test_limits_of_the_reference_are_those_of_the_server() -> None:
     rows = re.findall(r"<!-- (\w+) --> \| ([\d,]+)", REFERENCE)
     table = {name: float(value.replace(",", "")) for name, value in rows}
     defaults = msgspec.structs.asdict(limits.Limits())

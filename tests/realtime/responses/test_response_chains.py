@@ -1,4 +1,4 @@
-"""Responses below the wire: what they are made from, what is kept of them and for how long."""
+"""Tests of `ResponseService`: prompts of continued responses, and how long they are kept."""
 
 import asyncio
 import contextlib
@@ -24,11 +24,11 @@ from tests.support.digest_runner import oracle
 from tests.support.engines import Bench
 from tests.support.sessions import message
 
-HERE = Requester("acme", "conn_1")
+REQUESTER = Requester("acme", "conn_1")
 
 
 @contextlib.asynccontextmanager
-async def answering(
+async def response_service(
     bench: Bench, limits: Limits | None = None, store: Store | None = None
 ) -> AsyncIterator[ResponseService]:
     template = bench.engine.text.template
@@ -47,88 +47,92 @@ async def answering(
     assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
 
 
-def wish(
+def request(
     text: str,
     previous: str | None = None,
     *,
-    keep: bool = False,
+    store: bool = False,
     instructions: str = "",
-    drop: bool = False,
+    truncate: bool = False,
     tokens: int = 4,
 ) -> CreateResponse:
     settings = GenerationSettings(
         max_output_tokens=tokens,
-        truncation=Truncation(mode="auto" if drop else "disabled"),
+        truncation=Truncation(mode="auto" if truncate else "disabled"),
         instructions=instructions,
     )
-    given = (message("u", text),)
-    return CreateResponse(settings=settings, input=given, previous_response_id=previous, store=keep)
+    item = message("u", text)
+    return CreateResponse(
+        settings=settings, input=(item,), previous_response_id=previous, store=store
+    )
 
 
 async def turn(
-    responses: ResponseService, ask: CreateResponse, visitor: Requester = HERE
+    responses: ResponseService, command: CreateResponse, requester: Requester = REQUESTER
 ) -> Response:
-    return await (await responses.create(ask, visitor)).event_stream.wait_for_end()
+    return await (await responses.create(command, requester)).event_stream.wait_for_end()
 
 
-async def gone(responses: ResponseService, id: str) -> bool:
+async def is_unknown(responses: ResponseService, id: str) -> bool:
     try:
-        await turn(responses, wish("x", id))
+        await turn(responses, request("x", id))
     except Refusal as refusal:
         return refusal.code == "previous_response_not_found"
     return False
 
 
-async def test_whatever_it_goes_on_from_it_is_what_a_fresh_prefill_gives(bench: Bench) -> None:
+async def test_response_from_any_continuation_point_equals_a_fresh_prefill(bench: Bench) -> None:
     """A tree of responses, grown at random, several at a time."""
     rng = random.Random(7)
-    async with answering(bench) as responses:
+    async with response_service(bench) as responses:
         points: list[str | None] = [None]
         for _ in range(12):
             parents = [rng.choice(points) for _ in range(rng.randint(1, 3))]
-            asks = [
-                wish(f"say {rng.randint(0, 9)}", parent, instructions=rng.choice(["", "be kind"]))
+            commands = [
+                request(
+                    f"say {rng.randint(0, 9)}", parent, instructions=rng.choice(["", "be kind"])
+                )
                 for parent in parents
             ]
-            answers = await asyncio.gather(*(turn(responses, ask) for ask in asks))
-            for answer in answers:
-                point = responses.continuations.find(answer.id, "acme", "conn_1")
+            created = await asyncio.gather(*(turn(responses, command) for command in commands))
+            for response in created:
+                point = responses.continuations.find(response.id, "acme", "conn_1")
                 assert point is not None
-                made = point.conversation
-                [span] = [span for span in made.spans if span.response_id == answer.id]
+                conversation = point.conversation
+                [span] = [span for span in conversation.spans if span.response_id == response.id]
                 assert span.sampled_ids is not None
-                before = msgspec.structs.replace(made, spans=made.spans[:-1])
-                asked, header = before.render_header()
-                drawn = oracle(asked.ids() + header, 4, stop_ids=[0])
-                assert list(span.sampled_ids) == drawn
-                assert answer.usage is not None
-                assert answer.usage.input_tokens == len(asked.ids()) + len(header)
-                points.append(answer.id)
+                before = msgspec.structs.replace(conversation, spans=conversation.spans[:-1])
+                prompt, header = before.render_header()
+                expected = oracle(prompt.ids() + header, 4, stop_ids=[0])
+                assert list(span.sampled_ids) == expected
+                assert response.usage is not None
+                assert response.usage.input_tokens == len(prompt.ids()) + len(header)
+                points.append(response.id)
 
 
-async def test_a_fork_shares_kv_while_the_other_is_being_made(bench: Bench) -> None:
-    async with answering(bench) as responses:
-        first = await turn(responses, wish("hello, this is the beginning of it"))
+async def test_fork_shares_kv_while_the_other_branch_is_generated(bench: Bench) -> None:
+    async with response_service(bench) as responses:
+        first = await turn(responses, request("hello, this is the beginning of it"))
         assert first.usage is not None
         length = first.usage.input_tokens + first.usage.output_tokens
-        one = await responses.create(wish("one", first.id), HERE)
-        other = await responses.create(wish("two", first.id), HERE)
-        for making in (one, other):
-            answer = await making.event_stream.wait_for_end()
-            assert answer.usage is not None
-            assert answer.usage.cached_tokens >= length - 1
+        one = await responses.create(request("one", first.id), REQUESTER)
+        other = await responses.create(request("two", first.id), REQUESTER)
+        for run in (one, other):
+            response = await run.event_stream.wait_for_end()
+            assert response.usage is not None
+            assert response.usage.cached_tokens >= length - 1
 
 
-async def test_what_is_too_much_is_forgotten(bench: Bench) -> None:
+async def test_continuation_points_are_limited_in_number_and_tokens(bench: Bench) -> None:
     limits = Limits(
         continuation_points_max=3, connection_continuation_points_max=2, continuation_tokens_max=150
     )
-    async with answering(bench, limits) as responses:
-        alone = [(await turn(responses, wish("hello"))).id for _ in range(3)]
-        assert await gone(responses, alone[0])
-        assert not await gone(responses, alone[1])
+    async with response_service(bench, limits) as responses:
+        unstored = [(await turn(responses, request("hello"))).id for _ in range(3)]
+        assert await is_unknown(responses, unstored[0])
+        assert not await is_unknown(responses, unstored[1])
         for text in ("x" * 60, "y" * 60, "z" * 60):
-            await turn(responses, wish(text, keep=True))
+            await turn(responses, request(text, store=True))
         assert responses.continuations.token_count <= 150
         assert len(responses.continuations) <= 3
         async with asyncio.timeout(20):
@@ -136,26 +140,26 @@ async def test_what_is_too_much_is_forgotten(bench: Bench) -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_what_is_not_used_is_forgotten(bench: Bench) -> None:
-    async with answering(bench, Limits(continuation_point_ttl_s=0.2)) as responses:
-        first = await turn(responses, wish("hello"))
+async def test_unused_continuation_points_expire(bench: Bench) -> None:
+    async with response_service(bench, Limits(continuation_point_ttl_s=0.2)) as responses:
+        first = await turn(responses, request("hello"))
         async with asyncio.timeout(20):
             while len(responses.continuations) or await bench.engine.list_sessions():
                 await asyncio.sleep(0.02)
-        assert await gone(responses, first.id)
+        assert await is_unknown(responses, first.id)
 
 
-async def test_what_is_forgotten_goes_on_from_the_store(bench: Bench) -> None:
+async def test_evicted_continuation_point_is_restored_from_the_store(bench: Bench) -> None:
     store = await open_store("sqlite://:memory:")
-    async with answering(bench, Limits(continuation_points_max=1), store) as responses:
-        first = await turn(responses, wish("hello", keep=True))
-        here = await turn(responses, wish("on", first.id, keep=True))
-        await turn(responses, wish("something else", keep=True))
-        again = await turn(responses, wish("on", first.id, keep=True))
-        assert [text(item) for item in again.items] == [text(item) for item in here.items]
-        assert again.usage is not None
-        assert here.usage is not None
-        assert again.usage.input_tokens == here.usage.input_tokens
+    async with response_service(bench, Limits(continuation_points_max=1), store) as responses:
+        first = await turn(responses, request("hello", store=True))
+        before = await turn(responses, request("on", first.id, store=True))
+        await turn(responses, request("something else", store=True))
+        repeated = await turn(responses, request("on", first.id, store=True))
+        assert [text(item) for item in repeated.items] == [text(item) for item in before.items]
+        assert repeated.usage is not None
+        assert before.usage is not None
+        assert repeated.usage.input_tokens == before.usage.input_tokens
     await store.aclose()
 
 
@@ -164,76 +168,80 @@ def text(item: Item) -> str:
     return "".join(part.text for part in item.parts)
 
 
-async def test_too_much_is_refused_or_dropped(bench: Bench) -> None:
-    async with answering(bench) as responses:
-        answer = await turn(responses, wish("x" * 300))
+async def test_prompt_over_the_context_is_refused_or_truncated(bench: Bench) -> None:
+    async with response_service(bench) as responses:
+        response = await turn(responses, request("x" * 300))
         with pytest.raises(Refusal, match=r"tokens, but the context of the model holds 400"):
-            await responses.create(wish("y" * 80, answer.id), HERE)
-        ended = await turn(responses, wish("y" * 80, answer.id, drop=True))
+            await responses.create(request("y" * 80, response.id), REQUESTER)
+        ended = await turn(responses, request("y" * 80, response.id, truncate=True))
         assert ended.usage is not None
-        assert ended.usage.input_tokens < 200, "the oldest was dropped"
-        assert not await gone(responses, answer.id)
+        assert ended.usage.input_tokens < 200, "no items were truncated"
+        assert not await is_unknown(responses, response.id)
 
 
-async def test_a_failed_response_costs_nothing_but_itself(bench: Bench) -> None:
-    async with answering(bench) as responses:
-        first = await turn(responses, wish("hello"))
+async def test_failed_response_leaves_its_predecessor_usable(bench: Bench) -> None:
+    async with response_service(bench) as responses:
+        first = await turn(responses, request("hello"))
         steps = (await bench.engine.stats()).steps
         bench.runner.fail_at.update(range(steps, steps + 3))
-        failed = await turn(responses, wish("on", first.id))
+        failed = await turn(responses, request("on", first.id))
         assert failed.status == "failed"
         bench.runner.fail_at.clear()
-        again = await turn(responses, wish("on", first.id))
-        assert again.status in ("completed", "incomplete")
+        repeated = await turn(responses, request("on", first.id))
+        assert repeated.status in ("completed", "incomplete")
 
 
-async def test_it_goes_on_when_the_engine_dies(bench: Bench) -> None:
-    async with answering(bench) as responses:
-        first = await turn(responses, wish("hello"))
-        making = await responses.create(wish("on", first.id, tokens=60, keep=True), HERE)
-        async with contextlib.aclosing(making.event_stream.follow()) as following:
-            async for told in following:
-                if isinstance(told, TextDelta):
+async def test_response_continues_after_the_loss_of_its_engine(bench: Bench) -> None:
+    async with response_service(bench) as responses:
+        first = await turn(responses, request("hello"))
+        run = await responses.create(request("on", first.id, tokens=60, store=True), REQUESTER)
+        async with contextlib.aclosing(run.event_stream.follow()) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
                     bench.kill()
                     break
-        answer = await making.event_stream.wait_for_end()
-        assert answer.status in ("completed", "incomplete")
-        point = responses.continuations.find(answer.id, "acme", "conn_1")
+        response = await run.event_stream.wait_for_end()
+        assert response.status in ("completed", "incomplete")
+        point = responses.continuations.find(response.id, "acme", "conn_1")
         assert point is not None
-        made = point.conversation
-        asked, header = msgspec.structs.replace(made, spans=made.spans[:-1]).render_header()
-        assert made.spans[-1].sampled_ids == tuple(oracle(asked.ids() + header, 60, stop_ids=[0]))
-        assert not await gone(responses, answer.id)
+        conversation = point.conversation
+        prompt, header = msgspec.structs.replace(
+            conversation, spans=conversation.spans[:-1]
+        ).render_header()
+        assert conversation.spans[-1].sampled_ids == tuple(
+            oracle(prompt.ids() + header, 60, stop_ids=[0])
+        )
+        assert not await is_unknown(responses, response.id)
 
 
-class Refusing:
-    """A store that is not there."""
+class UnavailableStore:
+    """A store that raises StoreUnavailable."""
 
     async def put_response(self, response: object, ttl_s: float) -> None:
-        raise StoreUnavailable("gone")
+        raise StoreUnavailable("unavailable")
 
     async def find_response(self, response_id: str) -> None:
-        raise StoreUnavailable("gone")
+        raise StoreUnavailable("unavailable")
 
 
-async def test_without_the_store_it_says_that_it_is_not_kept(bench: Bench) -> None:
-    async with answering(bench, store=cast("Store", Refusing())) as responses:
-        answer = await turn(responses, wish("hello", keep=True))
-        assert (answer.status in ("completed", "incomplete"), answer.kept) == (True, False)
+async def test_response_reports_that_the_store_did_not_keep_it(bench: Bench) -> None:
+    async with response_service(bench, store=cast("Store", UnavailableStore())) as responses:
+        response = await turn(responses, request("hello", store=True))
+        assert (response.status in ("completed", "incomplete"), response.kept) == (True, False)
         with pytest.raises(Refusal) as refused:
-            await responses.create(wish("x", "resp_unknown"), HERE)
+            await responses.create(request("x", "resp_unknown"), REQUESTER)
         assert (refused.value.code, refused.value.kind) == ("store_unavailable", "server_error")
-        assert await turn(responses, wish("on", answer.id)), "it is in memory all the same"
+        assert await turn(responses, request("on", response.id)), "the response is not in memory"
 
 
-async def test_a_recording_is_followed_from_anywhere(bench: Bench) -> None:
-    async with answering(bench) as responses:
-        making = await responses.create(wish("hello"), HERE)
+async def test_event_stream_gives_all_events_to_readers_at_any_time(bench: Bench) -> None:
+    async with response_service(bench) as responses:
+        run = await responses.create(request("hello"), REQUESTER)
 
-        async def hear(recording: EventStream) -> list[ResponseEvent]:
-            return [told async for told in recording.follow()]
+        async def read(stream: EventStream) -> list[ResponseEvent]:
+            return [event async for event in stream.follow()]
 
-        early = asyncio.create_task(hear(making.event_stream))
+        early = asyncio.create_task(read(run.event_stream))
         await asyncio.sleep(0)
-        late = asyncio.create_task(hear(making.event_stream))
-        assert await early == await late == await hear(making.event_stream)
+        late = asyncio.create_task(read(run.event_stream))
+        assert await early == await late == await read(run.event_stream)

@@ -1,5 +1,4 @@
-"""The Responses API and chat completions over HTTP: a real server on a real port, the engine of
-digests."""
+"""The Responses API and chat completions over HTTP: a real server and the null device."""
 
 import asyncio
 import contextlib
@@ -57,15 +56,15 @@ async def post(running: Running, **body: object) -> Event:
 async def streaming(
     running: Running, method: str, path: str, body: object = None
 ) -> AsyncIterator[AsyncIterator[tuple[str, str]]]:
-    """The server-sent events of an answer, (event, data) each, as they come."""
+    """Send a request. Yields the server-sent events of the response, (event, data) each."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     data = b"" if body is None else json.dumps(body).encode()
     head = [f"{method} {path} HTTP/1.1", "Host: x", *(f"{k}: {v}" for k, v in ONE.items())]
     head += [f"Content-Length: {len(data)}", "Connection: close"]
     writer.write(("\r\n".join(head) + "\r\n\r\n").encode() + data)
-    answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-    assert " 200 " in answer.splitlines()[0], answer
-    assert "content-type: text/event-stream" in answer
+    received = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    assert " 200 " in received.splitlines()[0], received
+    assert "content-type: text/event-stream" in received
 
     async def events() -> AsyncIterator[tuple[str, str]]:
         name = ""
@@ -82,7 +81,7 @@ async def streaming(
         writer.close()
 
 
-async def everything(
+async def all_events(
     running: Running, method: str, path: str, body: object = None
 ) -> list[tuple[str, str]]:
     async with streaming(running, method, path, body) as events:
@@ -92,16 +91,16 @@ async def everything(
 # ---------------------------------------------------------------- responses
 
 
-async def test_a_response_as_json(running: Running) -> None:
+async def test_response_is_returned_and_retrieved_as_json(running: Running) -> None:
     response = await post(running, input="hello", instructions="be kind")
     assert (response["object"], response["store"]) == ("response", True)
     assert text_of(response)
-    status, again = await ask(running, "GET", f"/v1/responses/{response['id']}")
-    assert (status, again) == (200, response)
+    status, retrieved = await ask(running, "GET", f"/v1/responses/{response['id']}")
+    assert (status, retrieved) == (200, response)
 
 
-async def test_a_response_as_events(running: Running) -> None:
-    events = await everything(
+async def test_response_is_streamed_as_server_sent_events(running: Running) -> None:
+    events = await all_events(
         running, "POST", "/v1/responses", {"input": "hi", "stream": True, "max_output_tokens": 3}
     )
     bodies = [json.loads(data) for _, data in events]
@@ -111,57 +110,63 @@ async def test_a_response_as_events(running: Running) -> None:
     assert bodies[-1]["type"] in ENDS
 
 
-async def test_going_on_over_http(running: Running, bench: Bench) -> None:
+async def test_response_is_continued_over_http_and_websocket(
+    running: Running, bench: Bench
+) -> None:
     first = await post(running, input="hello")
     second = await post(running, input="on", previous_response_id=first["id"])
     assert cached(second) == first["usage"]["total_tokens"] - 1
-    assert len(await bench.engine.list_sessions()) == 1, "the same engine session"
+    assert len(await bench.engine.list_sessions()) == 1, "not the same engine session"
     async with calling(running, "key-one") as caller:
         third = await caller.turn("on", previous_response_id=second["id"])
-    assert cached(third) == second["usage"]["total_tokens"] - 1, "one state for both"
+    assert cached(third) == second["usage"]["total_tokens"] - 1, (
+        "HTTP and WebSocket do not share their state"
+    )
 
 
-async def test_what_is_not_stored_cannot_be_found(running: Running, bench: Bench) -> None:
+async def test_unstored_response_is_not_found(running: Running, bench: Bench) -> None:
     first = await post(running, input="hello", store=False)
     status, body = await ask(running, "GET", f"/v1/responses/{first['id']}")
     assert (status, body["error"]["code"]) == (404, "response_not_found")
-    wish = {"input": "on", "previous_response_id": first["id"]}
-    status, body = await ask(running, "POST", "/v1/responses", wish)
+    request = {"input": "on", "previous_response_id": first["id"]}
+    status, body = await ask(running, "POST", "/v1/responses", request)
     assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_the_events_behind_a_number(running: Running) -> None:
-    wish = {"input": "hi", "stream": True, "max_output_tokens": 5}
-    events = await everything(running, "POST", "/v1/responses", wish)
+async def test_stream_starts_after_a_sequence_number(running: Running) -> None:
+    body = {"input": "hi", "stream": True, "max_output_tokens": 5}
+    events = await all_events(running, "POST", "/v1/responses", body)
     id = json.loads(events[0][1])["response"]["id"]
     path = f"/v1/responses/{id}?stream=true"
-    assert await everything(running, "GET", path) == events
-    assert await everything(running, "GET", f"{path}&starting_after=4") == events[5:]
-    assert await everything(running, "GET", f"{path}&starting_after=99") == []
+    assert await all_events(running, "GET", path) == events
+    assert await all_events(running, "GET", f"{path}&starting_after=4") == events[5:]
+    assert await all_events(running, "GET", f"{path}&starting_after=99") == []
     status, body = await ask(running, "GET", f"{path}&starting_after=x")
     assert (status, body["error"]["param"]) == (400, "starting_after")
 
 
-async def test_a_stream_that_broke_is_taken_up_while_it_runs(running: Running) -> None:
-    """The reader goes away in the middle; another one takes over behind what was read."""
+async def test_interrupted_stream_is_resumed_while_the_response_runs(running: Running) -> None:
+    """A reader disconnects in the middle; another one resumes after the last event read."""
     seen: list[tuple[str, str]] = []
-    wish = {**LONG, "stream": True, "max_output_tokens": 60}
-    async with streaming(running, "POST", "/v1/responses", wish) as events:
+    body = {**LONG, "stream": True, "max_output_tokens": 60}
+    async with streaming(running, "POST", "/v1/responses", body) as events:
         async for event in events:
             seen.append(event)
             if len(seen) == 8:
                 break
     id = json.loads(seen[0][1])["response"]["id"]
     path = f"/v1/responses/{id}?stream=true&starting_after=7"
-    seen += await everything(running, "GET", path)
+    seen += await all_events(running, "GET", path)
     bodies = [json.loads(data) for _, data in seen]
     assert [body["sequence_number"] for body in bodies] == list(range(len(bodies)))
-    said = "".join(body.get("delta", "") for body in bodies)
-    assert said == text_of(bodies[-1]["response"])
+    streamed = "".join(body.get("delta", "") for body in bodies)
+    assert streamed == text_of(bodies[-1]["response"])
     assert bodies[-1]["response"]["usage"]["output_tokens"] == 60
 
 
-async def test_what_nobody_reads_ends_after_a_while(bench: Bench, store: Store) -> None:
+async def test_unread_response_is_cancelled_after_a_grace_period(
+    bench: Bench, store: Store
+) -> None:
     limits = Limits(unread_response_grace_s=0.02)
     settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=limits)
     async with serve(bench, settings, store) as running:
@@ -176,9 +181,9 @@ async def test_what_nobody_reads_ends_after_a_while(bench: Bench, store: Store) 
     assert response["incomplete_details"] == {"reason": "cancelled"}
 
 
-async def test_who_hangs_up_leaves_nothing_running(running: Running, bench: Bench) -> None:
-    wish = {**LONG, "stream": True, "store": False}
-    async with streaming(running, "POST", "/v1/responses", wish) as events:
+async def test_disconnect_cancels_an_unstored_response(running: Running, bench: Bench) -> None:
+    body = {**LONG, "stream": True, "store": False}
+    async with streaming(running, "POST", "/v1/responses", body) as events:
         await anext(events)
     _, writer = await asyncio.open_connection("127.0.0.1", running.port)
     data = json.dumps({**LONG, "store": False}).encode()
@@ -192,16 +197,16 @@ async def test_who_hangs_up_leaves_nothing_running(running: Running, bench: Benc
             await asyncio.sleep(0.01)
 
 
-async def test_in_the_background(running: Running) -> None:
-    begun = await post(running, **LONG, background=True)
-    assert (begun["status"], begun["background"]) == ("in_progress", True)
-    status, ended = await ask(running, "POST", f"/v1/responses/{begun['id']}/cancel")
+async def test_background_response_is_cancelled_over_http(running: Running) -> None:
+    running_response = await post(running, **LONG, background=True)
+    assert (running_response["status"], running_response["background"]) == ("in_progress", True)
+    status, ended = await ask(running, "POST", f"/v1/responses/{running_response['id']}/cancel")
     assert (status, ended["incomplete_details"]) == (200, {"reason": "cancelled"})
-    _, later = await ask(running, "GET", f"/v1/responses/{begun['id']}")
+    _, later = await ask(running, "GET", f"/v1/responses/{running_response['id']}")
     assert later == ended
 
 
-async def test_delete(running: Running) -> None:
+async def test_deleted_response_is_not_found(running: Running) -> None:
     response = await post(running, input="hello")
     path = f"/v1/responses/{response['id']}"
     status, body = await ask(running, "DELETE", path)
@@ -209,22 +214,22 @@ async def test_delete(running: Running) -> None:
     for method in ("GET", "DELETE"):
         status, body = await ask(running, method, path)
         assert (status, body["error"]["code"]) == (404, "response_not_found")
-    wish = {"input": "on", "previous_response_id": response["id"]}
-    status, body = await ask(running, "POST", "/v1/responses", wish)
+    request = {"input": "on", "previous_response_id": response["id"]}
+    status, body = await ask(running, "POST", "/v1/responses", request)
     assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_tenants_cannot_see_each_others_responses(running: Running) -> None:
+async def test_response_of_another_tenant_is_reported_as_not_found(running: Running) -> None:
     response = await post(running, input="hello")
-    running_one = await post(running, **LONG, background=True)
-    for id in (response["id"], running_one["id"]):
+    active = await post(running, **LONG, background=True)
+    for id in (response["id"], active["id"]):
         path = f"/v1/responses/{id}"
-        for method, where in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel")):
-            answer = await ask(running, method, where, headers=TWO)
-            unknown = await ask(running, method, where.replace(id, "resp_x"), headers=TWO)
-            answer[1]["error"]["message"] = unknown[1]["error"]["message"]
-            assert answer == unknown
-            assert answer[0] == 404
+        for method, target in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel")):
+            refused = await ask(running, method, target, headers=TWO)
+            unknown = await ask(running, method, target.replace(id, "resp_x"), headers=TWO)
+            refused[1]["error"]["message"] = unknown[1]["error"]["message"]
+            assert refused == unknown
+            assert refused[0] == 404
     status, _ = await ask(running, "GET", f"/v1/responses/{response['id']}")
     assert status == 200
 
@@ -240,12 +245,14 @@ async def test_tenants_cannot_see_each_others_responses(running: Running) -> Non
         ({"input": "x" * 5000}, 413, "body_too_large"),
     ],
 )
-async def test_bad_bodies(running: Running, body: object, status: int, code: str) -> None:
-    got, answer = await ask(running, "POST", "/v1/responses", body)
-    assert (got, answer["error"]["code"]) == (status, code)
+async def test_invalid_response_bodies_are_refused(
+    running: Running, body: object, status: int, code: str
+) -> None:
+    actual_status, refused = await ask(running, "POST", "/v1/responses", body)
+    assert (actual_status, refused["error"]["code"]) == (status, code)
 
 
-async def test_keys_are_asked_for(running: Running) -> None:
+async def test_requests_need_a_full_api_key(running: Running) -> None:
     for method, path in (
         ("POST", "/v1/responses"),
         ("GET", "/v1/responses/resp_1"),
@@ -253,56 +260,60 @@ async def test_keys_are_asked_for(running: Running) -> None:
         ("POST", "/v1/responses/resp_1/cancel"),
         ("POST", "/v1/chat/completions"),
     ):
-        status, answer = await ask(running, method, path, {}, headers={})
-        assert (status, answer["error"]["code"]) == (401, "missing_api_key")
-    status, minted = await ask(running, "POST", "/v1/realtime/client_secrets", {})
-    ephemeral = {"Authorization": f"Bearer {minted['value']}"}
-    status, answer = await ask(running, "POST", "/v1/responses", {}, headers=ephemeral)
-    assert (status, answer["error"]["code"]) == (403, "ephemeral_key")
+        status, response = await ask(running, method, path, {}, headers={})
+        assert (status, response["error"]["code"]) == (401, "missing_api_key")
+    status, secret = await ask(running, "POST", "/v1/realtime/client_secrets", {})
+    ephemeral = {"Authorization": f"Bearer {secret['value']}"}
+    status, response = await ask(running, "POST", "/v1/responses", {}, headers=ephemeral)
+    assert (status, response["error"]["code"]) == (403, "ephemeral_key")
 
 
 # ---------------------------------------------------------------- chat completions
 
 
 async def complete(running: Running, **body: object) -> Event:
-    status, answer = await ask(
+    status, completion = await ask(
         running, "POST", "/v1/chat/completions", {"max_completion_tokens": 4, **body}
     )
-    assert status == 200, answer
-    return answer
+    assert status == 200, completion
+    return completion
 
 
-async def test_a_chat_completion(running: Running, bench: Bench) -> None:
+async def test_chat_completion_generates_the_text_of_the_responses_api(
+    running: Running, bench: Bench
+) -> None:
     messages = [
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": [{"type": "text", "text": "hello"}]},
     ]
-    answer = await complete(running, messages=messages)
-    [choice] = answer["choices"]
-    assert (answer["object"], answer["model"]) == ("chat.completion", "demo")
+    completion = await complete(running, messages=messages)
+    [choice] = completion["choices"]
+    assert (completion["object"], completion["model"]) == ("chat.completion", "demo")
     assert choice["finish_reason"] in ("length", "stop")
     response = await post(running, input="hello", instructions="be kind", store=False)
-    assert choice["message"]["content"] == text_of(response), "one core for both"
-    assert await bench.engine.list_sessions() == [], "nothing is kept"
+    assert choice["message"]["content"] == text_of(response), (
+        "the two APIs generated different texts"
+    )
+    assert await bench.engine.list_sessions() == [], "an engine session was kept"
 
 
-async def test_a_chat_goes_on_with_its_whole_history(running: Running) -> None:
+async def test_chat_history_sent_again_reuses_kv(running: Running) -> None:
     messages: list[Event] = [{"role": "user", "content": "hello, how are you today?"}]
     first = await complete(running, messages=messages)
     messages += [first["choices"][0]["message"], {"role": "user", "content": "and then?"}]
     second = await complete(running, messages=messages)
-    found = second["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert found >= first["usage"]["total_tokens"] // 4 * 4 - 4
+    cached_tokens = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached_tokens >= first["usage"]["total_tokens"] // 4 * 4 - 4
 
 
-async def test_chat_chunks(running: Running) -> None:
-    wish = {
+async def test_chat_completion_is_streamed_in_chunks(running: Running) -> None:
+    body = {
         "messages": [{"role": "user", "content": "hello"}],
         "stream": True,
         "stream_options": {"include_usage": True},
         "max_tokens": 4,
     }
-    events = await everything(running, "POST", "/v1/chat/completions", wish)
+    events = await all_events(running, "POST", "/v1/chat/completions", body)
     assert events[-1] == ("", "[DONE]")
     chunks = [json.loads(data) for _, data in events[:-1]]
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -310,15 +321,15 @@ async def test_chat_chunks(running: Running) -> None:
     assert chunks[-1]["usage"]["completion_tokens"] == 4
     assert chunks[-2]["choices"][0]["finish_reason"] in ("length", "stop")
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
-    said = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1])
-    whole = await complete(running, messages=wish["messages"])
-    assert said == whole["choices"][0]["message"]["content"]
+    streamed = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1])
+    unstreamed = await complete(running, messages=body["messages"])
+    assert streamed == unstreamed["choices"][0]["message"]["content"]
 
 
-async def test_a_chat_with_tools(running: Running) -> None:
+async def test_chat_completion_accepts_tools_and_their_results(running: Running) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
     tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
-    answer = await complete(
+    response = await complete(
         running,
         messages=[
             {"role": "user", "content": "hello"},
@@ -328,7 +339,7 @@ async def test_a_chat_with_tools(running: Running) -> None:
         tools=[tool, {"type": "custom", "custom": {"name": "x"}}],
         tool_choice="auto",
     )
-    assert answer["choices"][0]["message"]["role"] == "assistant"
+    assert response["choices"][0]["message"]["role"] == "assistant"
 
 
 @pytest.mark.parametrize(
@@ -378,12 +389,14 @@ async def test_a_chat_with_tools(running: Running) -> None:
         ),
     ],
 )
-async def test_bad_chats(running: Running, body: Event, code: str, param: str) -> None:
-    status, answer = await ask(running, "POST", "/v1/chat/completions", body)
-    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, code, param)
+async def test_invalid_chat_bodies_are_refused(
+    running: Running, body: Event, code: str, param: str
+) -> None:
+    status, response = await ask(running, "POST", "/v1/chat/completions", body)
+    assert (status, response["error"]["code"], response["error"]["param"]) == (400, code, param)
 
 
-async def test_a_fault_of_ours_is_500(
+async def test_internal_error_is_reported_as_500(
     running: Running, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(response: str) -> None:
@@ -398,7 +411,7 @@ async def test_a_fault_of_ours_is_500(
     await post(running, input="hello")
 
 
-async def test_nothing_is_begun_without_an_engine(
+async def test_request_is_refused_while_no_engine_is_available(
     running: Running, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "UNAVAILABLE_AFTER_S", 0.05)
@@ -406,8 +419,8 @@ async def test_nothing_is_begun_without_an_engine(
     bench.kill()
     while bench.engine.is_available_soon:
         await asyncio.sleep(0.01)
-    asked = {"model": "demo", "input": "hello", "max_output_tokens": 4}
-    status, refused = await ask(running, "POST", "/v1/responses", asked)
+    request = {"model": "demo", "input": "hello", "max_output_tokens": 4}
+    status, refused = await ask(running, "POST", "/v1/responses", request)
     assert (status, refused["error"]["code"]) == (503, "engine_unavailable")
     bench.may_launch.set()
     while not bench.engine.is_available:

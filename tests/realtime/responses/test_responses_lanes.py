@@ -1,4 +1,4 @@
-"""Lanes, cancelling and steering over the WebSocket of the Responses API."""
+"""Stream queues, cancellation and steering over the WebSocket of the Responses API."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.settings import GenerationSettings as Wishes
+from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.responses.service import ResponseService
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import open_store
@@ -32,7 +32,7 @@ LIMITS = Limits(
 
 @pytest.fixture
 async def bench(chatty: Path) -> AsyncIterator[Bench]:
-    """A device that takes its time, so that one may interrupt it."""
+    """An engine with slow steps, so that responses can be interrupted."""
     async with digest_engine(
         chatty, pages=512, page_size=4, max_model_len=400, batched_tokens=64, step_s=0.004
     ) as bench:
@@ -56,7 +56,7 @@ async def caller(running: Running) -> AsyncIterator[Caller]:
 
 
 async def started(caller: Caller, **fields: object) -> str:
-    """A long response that has begun to speak; its id."""
+    """Create a long response and wait for its first text. Returns its id."""
     await caller.send(**{"input": "hello", "ignore_eos": True, "max_output_tokens": 300, **fields})
     events = await caller.until("response.output_text.delta")
     return str(events[0]["response"]["id"])
@@ -66,10 +66,10 @@ def sequence(events: list[Event]) -> list[int]:
     return [event["sequence_number"] for event in events]
 
 
-# ---------------------------------------------------------------- lanes
+# ---------------------------------------------------------------- stream queues
 
 
-async def test_an_idle_connection_does_not_keep_its_last_frame(running: Running) -> None:
+async def test_idle_connection_does_not_keep_its_last_frame(running: Running) -> None:
     socket = FakeSocket()
     app = cast("Starlette", running.server.config.app)
     responses: ResponseService = app.state.responses
@@ -86,7 +86,7 @@ async def test_an_idle_connection_does_not_keep_its_last_frame(running: Running)
     await asyncio.wait_for(serving, 20)
 
 
-async def test_without_a_lane_responses_follow_each_other(caller: Caller) -> None:
+async def test_responses_without_a_stream_id_run_one_after_another(caller: Caller) -> None:
     for n in range(3):
         await caller.send(input=f"hello {n}", max_output_tokens=3)
     for _ in range(3):
@@ -95,8 +95,8 @@ async def test_without_a_lane_responses_follow_each_other(caller: Caller) -> Non
         assert len({event["response"]["id"] for event in events if "response" in event}) == 1
 
 
-async def test_one_may_go_on_from_what_is_still_being_made(caller: Caller) -> None:
-    """The second waits in the lane until the first, whose id is known, has ended."""
+async def test_response_being_generated_may_be_continued(caller: Caller) -> None:
+    """The second waits in its stream queue until the first, whose id is known, has ended."""
     first = await started(caller, max_output_tokens=20)
     await caller.send(input="on", previous_response_id=first, max_output_tokens=2)
     assert (await caller.until(*ENDS))[-1]["response"]["id"] == first
@@ -105,7 +105,7 @@ async def test_one_may_go_on_from_what_is_still_being_made(caller: Caller) -> No
     assert cached(second) > 20
 
 
-async def test_a_lane_waits_for_what_it_goes_on_from(caller: Caller) -> None:
+async def test_stream_waits_for_the_response_that_it_continues(caller: Caller) -> None:
     first = await started(caller, max_output_tokens=30, stream_id="a")
     await caller.send(input="on", previous_response_id=first, max_output_tokens=2, stream_id="b")
     assert (await caller.until(*ENDS))[-1]["response"]["id"] == first
@@ -114,23 +114,25 @@ async def test_a_lane_waits_for_what_it_goes_on_from(caller: Caller) -> None:
     assert cached(second["response"]) >= 30
 
 
-async def test_lanes_run_beside_each_other_and_name_themselves(caller: Caller) -> None:
+async def test_streams_run_concurrently_and_events_carry_their_stream_id(caller: Caller) -> None:
     await caller.send(input="long", ignore_eos=True, max_output_tokens=200, stream_id="a")
     await caller.until("response.output_text.delta")
     await caller.send(input="short", max_output_tokens=2, stream_id="b")
     events = await caller.until(*ENDS)
-    assert events[-1]["stream_id"] == "b", "the short one does not wait for the long one"
+    assert events[-1]["stream_id"] == "b", (
+        "the short response waited for the long one of another stream"
+    )
     events += await caller.until(*ENDS)
-    for lane in ("a", "b"):
-        numbers = sequence([event for event in events if event["stream_id"] == lane])
+    for stream in ("a", "b"):
+        numbers = sequence([event for event in events if event["stream_id"] == stream])
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-async def test_a_new_lane_forks_from_any_response(caller: Caller, bench: Bench) -> None:
+async def test_new_streams_continue_one_response_on_forks(caller: Caller, bench: Bench) -> None:
     first = await caller.turn("hello", stream_id="a")
-    for lane in ("b", "c"):
+    for stream in ("b", "c"):
         await caller.send(
-            input="go on", previous_response_id=first["id"], max_output_tokens=2, stream_id=lane
+            input="go on", previous_response_id=first["id"], max_output_tokens=2, stream_id=stream
         )
     ended = [(await caller.until(*ENDS))[-1] for _ in range(2)]
     assert {event["stream_id"] for event in ended} == {"b", "c"}
@@ -140,10 +142,10 @@ async def test_a_new_lane_forks_from_any_response(caller: Caller, bench: Bench) 
         assert cached(response) >= first["usage"]["total_tokens"] // 4 * 4 - 4
 
 
-async def test_lanes_and_what_waits_have_bounds(caller: Caller) -> None:
-    for lane in ("a", "b", "c"):
+async def test_streams_and_waiting_requests_are_limited(caller: Caller) -> None:
+    for stream in ("a", "b", "c"):
         await caller.send(
-            input="long", ignore_eos=True, max_output_tokens=300, stream_id=lane, store=False
+            input="long", ignore_eos=True, max_output_tokens=300, stream_id=stream, store=False
         )
     await caller.send(input="x", stream_id="d")
     while (event := await caller.recv())["type"] != "error":
@@ -158,7 +160,7 @@ async def test_lanes_and_what_waits_have_bounds(caller: Caller) -> None:
     assert event["stream_id"] == "a"
 
 
-async def test_what_waits_has_a_bound_of_characters(caller: Caller) -> None:
+async def test_waiting_requests_are_limited_in_characters(caller: Caller) -> None:
     await started(caller)
     await caller.send(input="x" * 15_000, max_output_tokens=1)
     await caller.send(input="x" * 10_000, max_output_tokens=1)
@@ -169,27 +171,28 @@ async def test_what_waits_has_a_bound_of_characters(caller: Caller) -> None:
     await caller.send("response.cancel")
     while (event := await caller.recv())["type"] != "error":
         pass
-    assert event["error"]["code"] == "context_length_exceeded", "the first one had its turn"
-    assert len((await caller.turn("hello"))["output"]) == 1, "room is given back"
+    assert event["error"]["code"] == "context_length_exceeded", (
+        "the first waiting request was not run"
+    )
+    assert len((await caller.turn("hello"))["output"]) == 1, "the waiting requests still count"
 
 
 # ---------------------------------------------------------------- cancel
 
 
-async def test_cancel_ends_incomplete(caller: Caller) -> None:
+async def test_cancelled_response_ends_as_incomplete(caller: Caller) -> None:
     response = await started(caller)
     await caller.send("response.cancel", response_id=response)
     ended = (await caller.until(*ENDS))[-1]
     assert ended["type"] == "response.incomplete"
     assert ended["response"]["incomplete_details"] == {"reason": "cancelled"}
     assert 0 < ended["response"]["usage"]["output_tokens"] < 300
-    said = text_of(ended["response"])
-    assert said, "what was said stays"
-    on = await caller.turn("on", previous_response_id=response)
-    assert cached(on) >= ended["response"]["usage"]["total_tokens"] - 1
+    assert text_of(ended["response"]), "the text generated so far was discarded"
+    continued = await caller.turn("on", previous_response_id=response)
+    assert cached(continued) >= ended["response"]["usage"]["total_tokens"] - 1
 
 
-async def test_cancel_without_an_id(caller: Caller) -> None:
+async def test_cancel_without_an_id_cancels_the_active_response(caller: Caller) -> None:
     await started(caller)
     await caller.send("response.cancel")
     assert (await caller.until(*ENDS))[-1]["type"] == "response.incomplete"
@@ -197,7 +200,7 @@ async def test_cancel_without_an_id(caller: Caller) -> None:
     assert event["error"]["code"] == "response_not_active"
 
 
-async def test_cancel_of_what_has_ended(caller: Caller) -> None:
+async def test_cancel_of_an_ended_response_is_refused(caller: Caller) -> None:
     response = await caller.turn("hello")
     event = await caller.refused("response.cancel", response_id=response["id"])
     assert event["error"]["code"] == "response_not_active"
@@ -205,7 +208,7 @@ async def test_cancel_of_what_has_ended(caller: Caller) -> None:
     await caller.turn("still good")
 
 
-async def test_what_is_not_stored_ends_with_its_connection(running: Running, bench: Bench) -> None:
+async def test_unstored_response_ends_with_its_connection(running: Running, bench: Bench) -> None:
     async with calling(running) as caller:
         await started(caller, store=False)
     async with asyncio.timeout(20):
@@ -216,7 +219,7 @@ async def test_what_is_not_stored_ends_with_its_connection(running: Running, ben
 # ---------------------------------------------------------------- steer
 
 
-async def test_steering_ends_it_and_goes_on(caller: Caller) -> None:
+async def test_steering_ends_a_response_and_creates_a_successor(caller: Caller) -> None:
     response = await started(caller, instructions="be kind", stream_id="a", metadata={"k": "v"})
     await caller.send("response.steer", previous_response_id=response, input="no, shorter")
     first = await caller.until(*ENDS)
@@ -234,31 +237,31 @@ async def test_steering_ends_it_and_goes_on(caller: Caller) -> None:
     assert cached(second[-1]["response"]) >= ended["usage"]["total_tokens"] - 1
 
 
-async def test_steering_with_messages_more_than_once(caller: Caller) -> None:
-    """The second may come when the first has ended it already; then its input comes back."""
+async def test_second_steer_is_accepted_or_its_input_returned(caller: Caller) -> None:
+    """The second may arrive after the first has ended the response; then its input is returned."""
     response = await started(caller)
-    said = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "and"}]}
+    steer = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "and"}]}
     await caller.send("response.steer", previous_response_id=response, input="no")
-    await caller.send("response.steer", previous_response_id=response, input=[said])
+    await caller.send("response.steer", previous_response_id=response, input=[steer])
     events = await caller.until(*ENDS)
     events += await caller.until(*ENDS)
     assert events[-1]["response"]["previous_response_id"] == response
-    answers = [event for event in events if event["type"].startswith("response.steer.")]
-    while len(answers) < 2:
-        answers += await caller.until("response.steer.failed")
-    assert answers[0]["type"] == "response.steer.accepted"
-    if answers[1]["type"] == "response.steer.failed":
-        assert answers[1]["error"]["code"] == "response_already_completed"
-        assert answers[1]["steer"]["input"] == [said]
+    outcomes = [event for event in events if event["type"].startswith("response.steer.")]
+    while len(outcomes) < 2:
+        outcomes += await caller.until("response.steer.failed")
+    assert outcomes[0]["type"] == "response.steer.accepted"
+    if outcomes[1]["type"] == "response.steer.failed":
+        assert outcomes[1]["error"]["code"] == "response_already_completed"
+        assert outcomes[1]["steer"]["input"] == [steer]
 
 
-async def test_steering_that_fails_gives_the_input_back(caller: Caller) -> None:
+async def test_failed_steering_returns_the_input(caller: Caller) -> None:
     response = await started(caller)
-    wrong = [{"role": "assistant", "content": "x"}]
-    await caller.send("response.steer", previous_response_id=response, input=wrong)
+    invalid = [{"role": "assistant", "content": "x"}]
+    await caller.send("response.steer", previous_response_id=response, input=invalid)
     failed = (await caller.until("response.steer.failed"))[-1]
     assert failed["error"]["code"] == "invalid_input"
-    assert failed["steer"] == {"previous_response_id": response, "input": wrong}
+    assert failed["steer"] == {"previous_response_id": response, "input": invalid}
     await caller.send("response.steer", previous_response_id="resp_none", input="x")
     failed = (await caller.until("response.steer.failed"))[-1]
     assert failed["error"]["code"] == "response_not_found"
@@ -270,7 +273,7 @@ async def test_steering_that_fails_gives_the_input_back(caller: Caller) -> None:
     assert failed["sequence_number"] == 0
 
 
-async def test_steering_into_too_long_a_successor(caller: Caller) -> None:
+async def test_steering_fails_if_the_successor_exceeds_the_context(caller: Caller) -> None:
     response = await started(caller)
     await caller.send("response.steer", previous_response_id=response, input="x" * 500)
     events = await caller.until("response.steer.failed")
@@ -280,7 +283,7 @@ async def test_steering_into_too_long_a_successor(caller: Caller) -> None:
     await caller.turn("still good")
 
 
-async def test_waiting_steers_have_a_bound(bench: Bench) -> None:
+async def test_pending_steers_are_limited(bench: Bench) -> None:
     settings = GatewaySettings(served_model_name=("demo",), limits=Limits(pending_steers_max=0))
     store = await open_store("sqlite://:memory:")
     async with serve(bench, settings, store) as running, calling(running) as caller:
@@ -293,7 +296,7 @@ async def test_waiting_steers_have_a_bound(bench: Bench) -> None:
     await store.aclose()
 
 
-async def test_waiting_steers_have_a_bound_of_bytes(caller: Caller) -> None:
+async def test_pending_steers_are_limited_in_bytes(caller: Caller) -> None:
     response = await started(caller, store=False)
     await caller.send("response.steer", previous_response_id=response, input="x" * 25_000)
     failed = (await caller.until("response.steer.failed"))[-1]
@@ -306,11 +309,13 @@ async def test_waiting_steers_have_a_bound_of_bytes(caller: Caller) -> None:
 # ---------------------------------------------------------------- a slow reader
 
 
-async def test_who_reads_nothing_is_hung_up_on(bench: Bench) -> None:
+async def test_connection_of_a_slow_reader_is_closed(bench: Bench) -> None:
     template = bench.engine.text.template
     assert template is not None
     limits = Limits(send_timeout_s=0.1)
-    responses = ResponseService(bench.engine, template, Wishes(), limits, lambda tenant: tenant)
+    responses = ResponseService(
+        bench.engine, template, GenerationSettings(), limits, lambda tenant: tenant
+    )
     socket = FakeSocket()
     running = asyncio.create_task(
         ResponsesConnection(socket, responses, "", lambda name: "demo").run()

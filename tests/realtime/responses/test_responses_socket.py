@@ -1,4 +1,4 @@
-"""The Responses API over its WebSocket: a real server, a real socket, the engine of digests."""
+"""The Responses API over its WebSocket: a real server, a real socket, the null device."""
 
 import asyncio
 import json
@@ -39,16 +39,16 @@ async def caller(running: Running) -> AsyncIterator[Caller]:
         yield caller
 
 
-# ---------------------------------------------------------------- what the server says
+# ---------------------------------------------------------------- events of the server
 
 
-async def test_it_says_nothing_until_it_is_asked(caller: Caller) -> None:
+async def test_server_sends_nothing_before_the_first_request(caller: Caller) -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(caller.socket.recv(), 0.2)
     await caller.turn("hi")
 
 
-async def test_the_order_of_a_text_response(caller: Caller) -> None:
+async def test_events_of_a_text_response_are_sent_in_order(caller: Caller) -> None:
     await caller.send(input="hello", max_output_tokens=3, metadata={"a": "b"})
     events = await caller.until(*ENDS)
     kinds = [event["type"].removeprefix("response.") for event in events]
@@ -67,12 +67,12 @@ async def test_the_order_of_a_text_response(caller: Caller) -> None:
     assert (created["status"], created["output"], created["usage"]) == ("in_progress", [], None)
     assert ended["incomplete_details"] == {"reason": "max_output_tokens"}
     assert (ended["id"], ended["metadata"]) == (created["id"], {"a": "b"})
-    said = "".join(event["delta"] for event in events if "delta" in event)
-    assert (text_of(ended), events[7]["text"], events[8]["part"]["text"]) == (said, said, said)
+    streamed = "".join(event["delta"] for event in events if "delta" in event)
+    assert (text_of(ended), events[7]["text"], events[8]["part"]["text"]) == (streamed,) * 3
     assert not any("stream_id" in event for event in events)
 
 
-async def test_a_response_is_what_was_asked_for(caller: Caller) -> None:
+async def test_response_object_echoes_its_settings(caller: Caller) -> None:
     response = await caller.turn(
         "hi",
         instructions="be kind",
@@ -93,10 +93,10 @@ async def test_a_response_is_what_was_asked_for(caller: Caller) -> None:
     )
 
 
-# ---------------------------------------------------------------- what clients send
+# ---------------------------------------------------------------- requests of clients
 
 
-async def test_keys_that_clients_send_unasked_are_accepted(caller: Caller) -> None:
+async def test_request_keys_without_effect_are_accepted(caller: Caller) -> None:
     response = await caller.turn(
         "hi",
         model="demo",
@@ -113,7 +113,7 @@ async def test_keys_that_clients_send_unasked_are_accepted(caller: Caller) -> No
     assert response["status"] in ("completed", "incomplete")
 
 
-async def test_unknown_tools_are_skipped_not_refused(caller: Caller) -> None:
+async def test_unknown_kinds_of_tools_are_ignored(caller: Caller) -> None:
     tools = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": []}, TOOL]
     response = await caller.turn("hi", tools=tools)
     assert [tool["name"] for tool in response["tools"]] == ["look_up"]
@@ -121,8 +121,10 @@ async def test_unknown_tools_are_skipped_not_refused(caller: Caller) -> None:
     assert (response["tools"], response["tool_choice"]) == ([], "auto")
 
 
-async def test_input_items_in_every_spelling(caller: Caller, bench: Bench) -> None:
-    spelt = [
+async def test_input_items_in_every_accepted_form_are_equivalent(
+    caller: Caller, bench: Bench
+) -> None:
+    variants = [
         {"role": "developer", "content": "be kind"},
         {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
@@ -130,7 +132,7 @@ async def test_input_items_in_every_spelling(caller: Caller, bench: Bench) -> No
         {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": "{}"},
         {"type": "function_call_output", "id": "fco_1", "call_id": "c1", "output": "42"},
     ]
-    plain = [
+    canonical = [
         {"role": "system", "content": [{"type": "input_text", "text": "be kind"}]},
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": "y"},
@@ -141,16 +143,16 @@ async def test_input_items_in_every_spelling(caller: Caller, bench: Bench) -> No
             "output": [{"type": "input_text", "text": "42"}],
         },
     ]
-    one, other = await caller.turn(input=spelt), await caller.turn(input=plain)
+    one, other = await caller.turn(input=variants), await caller.turn(input=canonical)
     assert text_of(one) == text_of(other)
     assert one["usage"]["input_tokens"] == other["usage"]["input_tokens"]
     assert cached(one) == 0
     last = one["usage"]["input_tokens"] - 1
-    assert cached(other) == last // 4 * 4, "all whole pages, without the last token"
+    assert cached(other) == last // 4 * 4, "other than all full pages without the last token"
 
 
-async def test_what_is_not_given_is_named(caller: Caller) -> None:
-    wrong: list[tuple[Event, str, str]] = [
+async def test_invalid_requests_are_refused_with_code_and_param(caller: Caller) -> None:
+    invalid: list[tuple[Event, str, str]] = [
         ({}, "missing_required_parameter", "input"),
         ({"input": [], "generate": True}, "missing_required_parameter", "input"),
         ({"input": [{"content": "x"}]}, "missing_required_parameter", "input[0].role"),
@@ -178,7 +180,7 @@ async def test_what_is_not_given_is_named(caller: Caller) -> None:
         ({"input": "x" * 500}, "context_length_exceeded", "input"),
         ({"input": [{"type": "item_reference", "id": "?"}]}, "item_reference_invalid_item_id", ""),
     ]
-    for fields, code, param in wrong:
+    for fields, code, param in invalid:
         event = await caller.refused(**fields)
         assert (event["status"], event["error"]["code"]) == (400, code), event
         assert event["error"]["type"] == "invalid_request_error"
@@ -186,51 +188,55 @@ async def test_what_is_not_given_is_named(caller: Caller) -> None:
     await caller.turn("still good")
 
 
-# ---------------------------------------------------------------- going on
+# ---------------------------------------------------------------- continuation
 
 
-async def test_the_latest_goes_on_in_o_new_tokens(caller: Caller, bench: Bench) -> None:
+async def test_latest_response_is_continued_by_prefilling_new_tokens_only(
+    caller: Caller, bench: Bench
+) -> None:
     response = await caller.turn("hello")
     for n in range(5):
         length = response["usage"]["total_tokens"]
         before = (await bench.engine.stats()).tokens_computed
         response = await caller.turn(f"more {n}", previous_response_id=response["id"])
         computed = (await bench.engine.stats()).tokens_computed - before
-        assert cached(response) == length - 1, "all but the id drawn last, which nothing has read"
+        assert cached(response) == length - 1, "all but the id drawn last, which has no KV yet"
         assert computed == response["usage"]["total_tokens"] - length
     assert len(await bench.engine.list_sessions()) == 1, "one engine session for all of them"
 
 
-async def test_an_older_one_is_forked_and_shares_kv(caller: Caller, bench: Bench) -> None:
+async def test_older_response_is_continued_on_a_fork_that_shares_kv(
+    caller: Caller, bench: Bench
+) -> None:
     first = await caller.turn("hello")
     await caller.turn("on", previous_response_id=first["id"])
-    again = await caller.turn("on", previous_response_id=first["id"])
+    repeated = await caller.turn("on", previous_response_id=first["id"])
     other = await caller.turn("off", previous_response_id=first["id"])
-    assert cached(again) >= first["usage"]["total_tokens"] - 1
+    assert cached(repeated) >= first["usage"]["total_tokens"] - 1
     assert cached(other) >= first["usage"]["total_tokens"] - 1
     assert len(await bench.engine.list_sessions()) == 3
-    assert text_of(again) != text_of(other)
+    assert text_of(repeated) != text_of(other)
 
 
 async def test_instructions_and_tools_are_not_inherited(caller: Caller) -> None:
     first = await caller.turn("hello", instructions="be kind", tools=[TOOL])
-    bare = await caller.turn("on", previous_response_id=first["id"])
-    assert (bare["instructions"], bare["tools"]) == (None, [])
-    told = await caller.turn(
+    without_head = await caller.turn("on", previous_response_id=first["id"])
+    assert (without_head["instructions"], without_head["tools"]) == (None, [])
+    with_head = await caller.turn(
         "on", previous_response_id=first["id"], instructions="be kind", tools=[TOOL]
     )
-    assert told["usage"]["input_tokens"] > bare["usage"]["input_tokens"]
-    assert cached(bare) < first["usage"]["input_tokens"]
+    assert with_head["usage"]["input_tokens"] > without_head["usage"]["input_tokens"]
+    assert cached(without_head) < first["usage"]["input_tokens"]
 
 
-async def test_the_same_instructions_and_tools_again_reuse_kv(caller: Caller) -> None:
-    wish = {"instructions": "be kind", "tools": [TOOL]}
-    first = await caller.turn("hello", **wish)
-    second = await caller.turn("on", previous_response_id=first["id"], **wish)
+async def test_repeated_instructions_and_tools_reuse_kv(caller: Caller) -> None:
+    head = {"instructions": "be kind", "tools": [TOOL]}
+    first = await caller.turn("hello", **head)
+    second = await caller.turn("on", previous_response_id=first["id"], **head)
     assert cached(second) == first["usage"]["total_tokens"] - 1
 
 
-async def test_a_whole_history_again_is_found_in_the_tree(running: Running) -> None:
+async def test_history_sent_again_is_found_in_the_radix_tree(running: Running) -> None:
     history: list[Event] = [{"role": "user", "content": "hello there, how are you?"}]
     async with calling(running) as caller:
         first = await caller.turn(input=history, store=False)
@@ -243,7 +249,7 @@ async def test_a_whole_history_again_is_found_in_the_tree(running: Running) -> N
     assert cached(second) >= first["usage"]["total_tokens"] // 4 * 4 - 4
 
 
-async def test_warm_up_prefills(caller: Caller, bench: Bench) -> None:
+async def test_generate_false_prefills_without_output(caller: Caller, bench: Bench) -> None:
     await caller.send(input="a long beginning " * 8, generate=False)
     events = await caller.until(*ENDS)
     warm = events[-1]["response"]
@@ -254,28 +260,30 @@ async def test_warm_up_prefills(caller: Caller, bench: Bench) -> None:
     while session.committed < session.length:
         [session] = await bench.engine.list_sessions()
     assert session.length == warm["usage"]["input_tokens"]
-    hot = await caller.turn(input="and", previous_response_id=warm["id"])
-    assert cached(hot) == warm["usage"]["input_tokens"]
-    only = await caller.turn(input=[], previous_response_id=warm["id"])
-    assert only["usage"]["output_tokens"] == 4, "one may go on without more input"
+    continued = await caller.turn(input="and", previous_response_id=warm["id"])
+    assert cached(continued) == warm["usage"]["input_tokens"]
+    without_input = await caller.turn(input=[], previous_response_id=warm["id"])
+    assert without_input["usage"]["output_tokens"] == 4, "a response without more input"
 
 
-async def test_usage_of_a_warm_up_is_what_was_computed_for_it(caller: Caller, bench: Bench) -> None:
+async def test_usage_of_a_warm_up_counts_the_tokens_computed(caller: Caller, bench: Bench) -> None:
     text = "a long beginning " * 8
     await caller.turn(text)
-    for beginning, found in ((text, True), ("another " * 16, False)):
+    for prefix, is_cached in ((text, True), ("another " * 16, False)):
         before = await bench.engine.stats()
-        await caller.send(input=beginning, generate=False)
+        await caller.send(input=prefix, generate=False)
         warm = (await caller.until(*ENDS))[-1]["response"]
         tokens = warm["usage"]["input_tokens"]
         computed = (await bench.engine.stats()).tokens_computed - before.tokens_computed
         whole_pages, opening = (tokens - 1) // 4 * 4, 4
-        assert cached(warm) == (whole_pages if found else opening)
-        assert computed == tokens - cached(warm), "all of it is there when it has ended"
+        assert cached(warm) == (whole_pages if is_cached else opening)
+        assert computed == tokens - cached(warm), (
+            "the prompt was not prefilled when the warm-up ended"
+        )
         assert warm["usage"]["total_tokens"] == tokens
 
 
-async def test_a_warm_up_is_cancelled(chatty: Path) -> None:
+async def test_warm_up_can_be_cancelled(chatty: Path) -> None:
     settings = GatewaySettings(served_model_name=("demo",))
     async with (
         digest_engine(chatty, pages=128, max_model_len=400, step_s=0.2) as bench,
@@ -294,38 +302,40 @@ async def test_a_warm_up_is_cancelled(chatty: Path) -> None:
 HEAD: Event = {"instructions": "be kind " * 10, "tools": [TOOL]}
 
 
-@pytest.mark.parametrize("said", [{"input": []}, {"input": ""}, {}])
-@pytest.mark.parametrize("wish", [HEAD, {"tools": [TOOL]}, {"instructions": "be kind " * 10}])
-async def test_warm_up_without_input_prefills_what_stands_before_it(
-    caller: Caller, bench: Bench, said: Event, wish: Event
+@pytest.mark.parametrize("empty_input", [{"input": []}, {"input": ""}, {}])
+@pytest.mark.parametrize("head", [HEAD, {"tools": [TOOL]}, {"instructions": "be kind " * 10}])
+async def test_warm_up_without_input_prefills_instructions_and_tools(
+    caller: Caller, bench: Bench, empty_input: Event, head: Event
 ) -> None:
-    await caller.send(generate=False, **said, **wish)
+    await caller.send(generate=False, **empty_input, **head)
     warm = (await caller.until(*ENDS))[-1]["response"]
-    head = warm["usage"]["input_tokens"]
-    assert (warm["status"], warm["output"], head > 0) == ("completed", [], True)
+    tokens = warm["usage"]["input_tokens"]
+    assert (warm["status"], warm["output"], tokens > 0) == ("completed", [], True)
     [session] = await bench.engine.list_sessions()
-    while session.committed < head:
+    while session.committed < tokens:
         [session] = await bench.engine.list_sessions()
     computed = (await bench.engine.stats()).tokens_computed
-    assert computed == head == session.length
-    response = await caller.turn("hello", previous_response_id=warm["id"], **wish)
-    assert cached(response) == head
+    assert computed == tokens == session.length
+    response = await caller.turn("hello", previous_response_id=warm["id"], **head)
+    assert cached(response) == tokens
     computed = (await bench.engine.stats()).tokens_computed - computed
-    assert computed == response["usage"]["total_tokens"] - 1 - head, "nothing of it again"
+    assert computed == response["usage"]["total_tokens"] - 1 - tokens, (
+        "the head was prefilled again"
+    )
     assert len(await bench.engine.list_sessions()) == 1, "one engine session for both"
 
 
-async def test_warm_up_of_nothing_at_all_is_a_point_like_others(caller: Caller) -> None:
+async def test_warm_up_of_nothing_is_a_continuation_point(caller: Caller) -> None:
     await caller.send(generate=False)
     warm = (await caller.until(*ENDS))[-1]["response"]
     assert (warm["status"], warm["output"], warm["usage"]["total_tokens"]) == ("completed", [], 0)
     after = await caller.turn("hello", previous_response_id=warm["id"])
-    anew = await caller.turn("hello", store=False)
-    assert text_of(after) == text_of(anew)
-    assert after["usage"]["input_tokens"] == anew["usage"]["input_tokens"]
+    without = await caller.turn("hello", store=False)
+    assert text_of(after) == text_of(without)
+    assert after["usage"]["input_tokens"] == without["usage"]["input_tokens"]
 
 
-async def test_warm_up_without_input_goes_on_over_another_connection(running: Running) -> None:
+async def test_warm_up_without_input_is_continued_on_another_connection(running: Running) -> None:
     async with calling(running) as caller:
         await caller.send(input=[], generate=False, **HEAD)
         warm = (await caller.until(*ENDS))[-1]["response"]
@@ -334,7 +344,7 @@ async def test_warm_up_without_input_goes_on_over_another_connection(running: Ru
     assert cached(response) >= warm["usage"]["input_tokens"]
 
 
-async def test_an_item_reference(caller: Caller) -> None:
+async def test_item_reference_is_accepted_as_input(caller: Caller) -> None:
     first = await caller.turn("hello")
     item = first["output"][0]["id"]
     reference = {"type": "item_reference", "id": item}
@@ -345,7 +355,7 @@ async def test_an_item_reference(caller: Caller) -> None:
 # ---------------------------------------------------------------- across connections
 
 
-async def test_what_is_stored_goes_on_over_another_connection(running: Running) -> None:
+async def test_stored_response_is_continued_on_another_connection(running: Running) -> None:
     async with calling(running) as caller:
         first = await caller.turn("hello")
     async with calling(running) as caller:
@@ -353,54 +363,56 @@ async def test_what_is_stored_goes_on_over_another_connection(running: Running) 
     assert cached(second) == first["usage"]["total_tokens"] - 1
 
 
-async def test_what_is_not_stored_is_its_connections_alone(running: Running) -> None:
+async def test_unstored_response_is_known_to_its_connection_only(running: Running) -> None:
     async with calling(running) as caller, calling(running) as other:
         first = await caller.turn("hello", store=False)
-        gone = await other.refused(previous_response_id=first["id"], input="on")
-        assert gone["error"]["code"] == "previous_response_not_found"
+        refused = await other.refused(previous_response_id=first["id"], input="on")
+        assert refused["error"]["code"] == "previous_response_not_found"
         await caller.turn("on", previous_response_id=first["id"], store=False)
     async with calling(running) as caller:
-        gone = await caller.refused(previous_response_id=first["id"], input="on")
-        assert (gone["status"], gone["error"]["code"]) == (400, "previous_response_not_found")
+        refused = await caller.refused(previous_response_id=first["id"], input="on")
+        assert (refused["status"], refused["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_what_is_stored_outlives_the_server(
+async def test_stored_response_is_continued_after_a_restart(
     bench: Bench, store: Store, running: Running
 ) -> None:
     async with calling(running) as caller:
         first = await caller.turn("hello", store=False, instructions="be kind")
         second = await caller.turn("on", previous_response_id=first["id"], instructions="be kind")
         third = await caller.turn("off", previous_response_id=second["id"], temperature=1, seed=1)
-        here = await caller.turn("so", previous_response_id=third["id"], instructions="be kind")
+        before = await caller.turn("so", previous_response_id=third["id"], instructions="be kind")
     async with (
-        serve(bench, GatewaySettings(served_model_name=("demo",)), store) as after,
-        calling(after) as caller,
+        serve(bench, GatewaySettings(served_model_name=("demo",)), store) as restarted,
+        calling(restarted) as caller,
     ):
-        there = await caller.turn("so", previous_response_id=third["id"], instructions="be kind")
-        assert text_of(there) == text_of(here)
-        assert there["usage"]["input_tokens"] == here["usage"]["input_tokens"]
-        gone = await caller.refused(previous_response_id=first["id"], input="on")
-        assert gone["error"]["code"] == "previous_response_not_found"
+        restored = await caller.turn("so", previous_response_id=third["id"], instructions="be kind")
+        assert text_of(restored) == text_of(before)
+        assert restored["usage"]["input_tokens"] == before["usage"]["input_tokens"]
+        refused = await caller.refused(previous_response_id=first["id"], input="on")
+        assert refused["error"]["code"] == "previous_response_not_found"
 
 
-async def test_somebody_elses_response_is_an_unknown_one(bench: Bench, store: Store) -> None:
+async def test_response_of_another_tenant_is_reported_as_unknown(
+    bench: Bench, store: Store
+) -> None:
     settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",))
     async with (
         serve(bench, settings, store) as running,
         calling(running, "key-one") as one,
         calling(running, "key-two") as two,
     ):
-        theirs = await one.turn("hello")
-        refused = await two.refused(previous_response_id=theirs["id"], input="on")
+        response = await one.turn("hello")
+        refused = await two.refused(previous_response_id=response["id"], input="on")
         unknown = await two.refused(previous_response_id="resp_" + "0" * 20, input="on")
         for event in (refused, unknown):
             event["error"]["message"] = event["error"]["message"].partition("'")[0]
         assert refused == unknown
-        not_active = await two.refused("response.cancel", response_id=theirs["id"])
+        not_active = await two.refused("response.cancel", response_id=response["id"])
         assert not_active["error"]["code"] == "response_not_active"
 
 
-async def test_without_a_key_there_is_no_connection(bench: Bench) -> None:
+async def test_connection_with_an_invalid_key_is_refused(bench: Bench) -> None:
     settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",))
     async with serve(bench, settings) as running:
         with pytest.raises(InvalidStatus) as refused:
@@ -412,13 +424,13 @@ async def test_without_a_key_there_is_no_connection(bench: Bench) -> None:
 # ---------------------------------------------------------------- bad frames
 
 
-async def test_an_unknown_model(caller: Caller) -> None:
+async def test_unknown_model_is_refused(caller: Caller) -> None:
     event = await caller.refused(model="gpt-99", input="x")
     assert (event["status"], event["error"]["code"]) == (404, "model_not_found")
     assert "'demo'" in event["error"]["message"]
 
 
-async def test_bad_frames_are_answered_and_forgotten(caller: Caller) -> None:
+async def test_bad_frames_are_refused_and_the_connection_stays_usable(caller: Caller) -> None:
     for frame, code in (
         ("{", "invalid_json"),
         ("[]", "invalid_type"),
@@ -437,7 +449,7 @@ async def test_bad_frames_are_answered_and_forgotten(caller: Caller) -> None:
     await caller.turn("still good")
 
 
-async def test_a_fault_of_ours_is_an_error_of_its_lane(
+async def test_internal_error_is_sent_on_its_stream(
     caller: Caller, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(response: str) -> None:
@@ -451,13 +463,13 @@ async def test_a_fault_of_ours_is_an_error_of_its_lane(
     await caller.turn("hello")
 
 
-async def test_frames_that_are_never_json_close_the_call(caller: Caller) -> None:
+async def test_repeated_invalid_json_closes_the_connection(caller: Caller) -> None:
     for _ in range(Limits().bad_frames_max):
         await caller.socket.send("{")
     assert await closed(caller.socket) == 1007
 
 
-async def test_frames_have_a_limit(bench: Bench) -> None:
+async def test_oversized_frames_are_refused_and_larger_ones_close(bench: Bench) -> None:
     limits = Limits(response_frame_bytes_max=2000)
     settings = GatewaySettings(served_model_name=("demo",), limits=limits)
     async with serve(bench, settings) as running, calling(running) as caller:
@@ -468,7 +480,7 @@ async def test_frames_have_a_limit(bench: Bench) -> None:
         assert await closed(caller.socket) == 1009
 
 
-async def test_a_connection_has_a_maximum_duration(bench: Bench) -> None:
+async def test_connection_is_closed_at_its_maximum_duration(bench: Bench) -> None:
     settings = GatewaySettings(
         served_model_name=("demo",), limits=Limits(connection_lifetime_s=0.2)
     )
@@ -481,32 +493,32 @@ async def test_a_connection_has_a_maximum_duration(bench: Bench) -> None:
         assert await closed(caller.socket) == 1000
 
 
-# ---------------------------------------------------------------- what its text shall look like
+# ---------------------------------------------------------------- text formats
 
 COLOURS = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 2, "maxItems": 3}
 
 
-async def test_text_that_follows_a_schema(caller: Caller) -> None:
-    """The engine of digests would say anything; it draws what the schema allows."""
+async def test_text_follows_its_json_schema(caller: Caller) -> None:
+    """The null device would draw any ids; the token mask leaves those that the schema allows."""
     format = {"type": "json_schema", "name": "colours", "schema": COLOURS, "strict": True}
     for text in ("one", "two", "three"):
         response = await caller.turn(text, text={"format": format}, max_output_tokens=100)
-        said = json.loads(text_of(response))
-        assert 2 <= len(said) <= 3
-        assert set(said) <= {"red", "blue"}
+        colours = json.loads(text_of(response))
+        assert 2 <= len(colours) <= 3
+        assert set(colours) <= {"red", "blue"}
         assert response["text"]["format"]["schema"] == COLOURS
         assert response["status"] == "completed"
 
 
-async def test_json_mode(caller: Caller) -> None:
-    """It may be cut off, but it is on its way to an object."""
+async def test_json_mode_begins_an_object(caller: Caller) -> None:
+    """The text may end early, but begins as an object."""
     response = await caller.turn(
         "x", text={"format": {"type": "json_object"}}, max_output_tokens=60
     )
     assert text_of(response).lstrip().startswith("{")
 
 
-async def test_a_schema_that_cannot_be_enforced(caller: Caller) -> None:
+async def test_schema_that_cannot_be_enforced_is_refused(caller: Caller) -> None:
     schema = {"type": "array", "uniqueItems": True}
     format = {"type": "json_schema", "name": "set", "schema": schema}
     error = (await caller.refused(input="x", text={"format": format}))["error"]

@@ -1,5 +1,6 @@
-"""A question, a call, its result and the answer, as each family of models writes them: through the
-server, on a device that says what such a model would."""
+"""Tool call loops in the format of each model family: question, call, result and answer.
+
+The requests go through the server; the device draws a scripted text."""
 
 import contextlib
 import json
@@ -28,7 +29,7 @@ CALLS: dict[str, tuple[str, str, str, str]] = {
     "mistral_small": MISTRAL,
     "mistral_args": ("", "[TOOL_CALLS]get_weather[ARGS]{}", "", ""),
 }
-"""How each family writes calls: what opens them, one, what parts two, what closes them."""
+"""The format of calls of each family: prefix, one call, separator, suffix."""
 WEATHER: dict[str, Any] = {
     "type": "function",
     "name": "get_weather",
@@ -43,32 +44,32 @@ ANSWER = "It is sunny there."
 
 
 def calls(name: str, *arguments: str) -> str:
-    """What a model of the family says."""
-    opens, call, between, closes = CALLS[name]
-    return opens + between.join(call.format(given) for given in arguments) + closes
+    """The text of a model of the family that calls a tool once with each of `arguments`."""
+    prefix, call, separator, suffix = CALLS[name]
+    return prefix + separator.join(call.format(each) for each in arguments) + suffix
 
 
 @contextlib.asynccontextmanager
-async def model(name: str, *says: str) -> AsyncIterator[tuple[Caller, ScriptedRunner]]:
-    """One of the family that says this, and somebody who asks it."""
+async def scripted_model(name: str, *texts: str) -> AsyncIterator[tuple[Caller, ScriptedRunner]]:
+    """A client of a server whose model, of the family `name`, generates `texts` in order."""
     text = family(name)
     geometry = Geometry(800, 4, 3200, text.vocab_size, 256, 0)
-    device = ScriptedRunner(geometry, text, says)
+    device = ScriptedRunner(geometry, text, texts)
     async with engine_on(family_folder(name), lambda: device) as bench:
         settings = GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo",))
         async with serve(bench, settings) as running, calling(running, KEY) as caller:
             yield caller, device
 
 
-async def ask(caller: Caller, **more: Any) -> list[dict[str, Any]]:
+async def respond(caller: Caller, **more: Any) -> list[dict[str, Any]]:
     await caller.send(max_output_tokens=200, tools=[WEATHER], **more)
     events = await caller.until(*ENDS)
     assert events[-1]["type"] == "response.completed", events[-1]
     return events
 
 
-def given(response: dict[str, Any], *outputs: str) -> list[dict[str, Any]]:
-    """The result of each of its calls."""
+def outputs_of_calls(response: dict[str, Any], *outputs: str) -> list[dict[str, Any]]:
+    """Input items with the output of each call of the response."""
     return [
         {"type": "function_call_output", "call_id": call["call_id"], "output": output}
         for call, output in zip(response["output"], outputs, strict=True)
@@ -77,32 +78,37 @@ def given(response: dict[str, Any], *outputs: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("name", CALLS)
-async def test_call_result_answer(name: str, choice: str) -> None:
-    async with model(name, calls(name, ROME), ANSWER) as (caller, device):
-        events = await ask(caller, input="The weather in Rome?", tool_choice=choice)
-        asked = events[-1]["response"]
-        (call,) = asked["output"]
+async def test_tool_call_with_its_result_leads_to_an_answer(name: str, choice: str) -> None:
+    async with scripted_model(name, calls(name, ROME), ANSWER) as (caller, device):
+        events = await respond(caller, input="The weather in Rome?", tool_choice=choice)
+        calling_response = events[-1]["response"]
+        (call,) = calling_response["output"]
         assert (call["type"], call["name"]) == ("function_call", "get_weather")
         assert json.loads(call["arguments"]) == {"city": "Rome"}
         deltas = [event["delta"] for event in events if event["type"].endswith("arguments.delta")]
         assert "".join(deltas) == call["arguments"]
         before = len(device.read)
-        on = {"previous_response_id": asked["id"], "input": given(asked, "cloudless")}
-        answered = (await ask(caller, **on))[-1]["response"]
-        assert text_of(answered) == ANSWER
-        read = family(name).decode(device.read[before:])
-        assert "cloudless" in read, "the model was told the result"
-        assert "The weather in Rome?" not in read, "and nothing again"
-        assert cached(answered) > 0
+        continuation = {
+            "previous_response_id": calling_response["id"],
+            "input": outputs_of_calls(calling_response, "cloudless"),
+        }
+        answer = (await respond(caller, **continuation))[-1]["response"]
+        assert text_of(answer) == ANSWER
+        prefilled = family(name).decode(device.read[before:])
+        assert "cloudless" in prefilled, "the result was not prefilled"
+        assert "The weather in Rome?" not in prefilled, "the question was prefilled again"
+        assert cached(answer) > 0
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("name", CALLS)
-async def test_two_calls_in_one_response(name: str, choice: str) -> None:
-    async with model(name, calls(name, ROME, OSLO), ANSWER) as (caller, device):
-        events = await ask(caller, input="The weather in Rome and Oslo?", tool_choice=choice)
-        asked = events[-1]["response"]
-        first, second = asked["output"]
+async def test_two_calls_in_one_response_keep_their_results_in_order(
+    name: str, choice: str
+) -> None:
+    async with scripted_model(name, calls(name, ROME, OSLO), ANSWER) as (caller, device):
+        events = await respond(caller, input="The weather in Rome and Oslo?", tool_choice=choice)
+        calling_response = events[-1]["response"]
+        first, second = calling_response["output"]
         assert [call["arguments"] for call in (first, second)] == [ROME, OSLO]
         assert first["call_id"] != second["call_id"]
         for place, call in enumerate((first, second)):
@@ -110,8 +116,13 @@ async def test_two_calls_in_one_response(name: str, choice: str) -> None:
             assert {event["output_index"] for event in own} == {place}
             assert "".join(event.get("delta", "") for event in own) == call["arguments"]
         before = len(device.read)
-        on = {"previous_response_id": asked["id"], "input": given(asked, "cloudless", "foggy")}
-        answered = (await ask(caller, **on))[-1]["response"]
-        assert text_of(answered) == ANSWER
-        read = family(name).decode(device.read[before:])
-        assert read.index("cloudless") < read.index("foggy"), "each result in its place"
+        continuation = {
+            "previous_response_id": calling_response["id"],
+            "input": outputs_of_calls(calling_response, "cloudless", "foggy"),
+        }
+        answer = (await respond(caller, **continuation))[-1]["response"]
+        assert text_of(answer) == ANSWER
+        prefilled = family(name).decode(device.read[before:])
+        assert prefilled.index("cloudless") < prefilled.index("foggy"), (
+            "the results are out of order"
+        )

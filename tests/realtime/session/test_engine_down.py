@@ -1,4 +1,4 @@
-"""While the engine is down and does not come back."""
+"""Tests of sessions whose engine is down and is not started again."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,8 +17,8 @@ SHORT = Limits(command_timeout_s=0.05, close_timeout_s=0.05)
 
 
 @pytest.fixture
-async def alone(bench: Bench) -> AsyncIterator[Talk]:
-    """Somebody whose engine does not come back before it may."""
+async def stranded(bench: Bench) -> AsyncIterator[Talk]:
+    """A session whose engine, once killed, is not started again before `may_launch` is set."""
     talk = await open_talk(bench)
     await talk.say("hello")
     bench.may_launch.clear()
@@ -26,29 +26,29 @@ async def alone(bench: Bench) -> AsyncIterator[Talk]:
     bench.may_launch.set()
 
 
-async def test_an_ask_is_told_to_try_again(alone: Talk) -> None:
-    alone.bench.kill()
-    while alone.engine.is_available:
+async def test_command_is_refused_with_engine_unavailable(stranded: Talk) -> None:
+    stranded.bench.kill()
+    while stranded.engine.is_available:
         await asyncio.sleep(0)
-    alone.session._limits = SHORT
+    stranded.session._limits = SHORT
     with pytest.raises(Refusal, match="try again") as caught:
-        await alone.say("are you there?", name="lost")
+        await stranded.say("are you there?", name="lost")
     assert (caught.value.code, caught.value.kind) == ("engine_unavailable", "server_error")
-    assert alone.session.conversation.find("lost") is None, "nothing has changed"
+    assert stranded.session.conversation.find("lost") is None, "the refused item was added"
     with pytest.raises(Refusal):
-        await alone.session.status()
-    await alone.session.execute(FetchItem("u1"))
-    alone.bench.may_launch.set()
-    while not alone.engine.is_available:
+        await stranded.session.status()
+    await stranded.session.execute(FetchItem("u1"))
+    stranded.bench.may_launch.set()
+    while not stranded.engine.is_available:
         await asyncio.sleep(0)
-    alone.session._limits = Limits()
-    await alone.say("are you there?", name="found")
-    await alone.turn()
-    await alone.session.close()
-    assert await alone.engine.list_sessions() == [], "what was begun in vain is gone too"
+    stranded.session._limits = Limits()
+    await stranded.say("are you there?", name="found")
+    await stranded.turn()
+    await stranded.session.close()
+    assert await stranded.engine.list_sessions() == [], "the engine still holds a session"
 
 
-async def test_what_the_engine_does_not_take_in_time_costs_nothing(bench: Bench) -> None:
+async def test_command_that_times_out_costs_no_rate_limit(bench: Bench) -> None:
     talk = await open_talk(bench, Limits(tokens_per_minute=1000))
     await talk.say("hello")
     bench.may_launch.clear()
@@ -66,41 +66,41 @@ async def test_what_the_engine_does_not_take_in_time_costs_nothing(bench: Bench)
     await talk.session.close()
 
 
-async def test_the_end_of_a_session_does_not_wait(alone: Talk) -> None:
-    await alone.respond(None)
-    await alone.ears.until(TextDelta)
-    alone.bench.kill()
-    while alone.engine.is_available:
+async def test_close_does_not_wait_for_the_engine(stranded: Talk) -> None:
+    await stranded.respond(None)
+    await stranded.ears.until(TextDelta)
+    stranded.bench.kill()
+    while stranded.engine.is_available:
         await asyncio.sleep(0)
-    alone.session._limits = SHORT
-    await alone.session.close()
-    assert not alone.engine.is_available, "it did not wait for it"
-    alone.bench.may_launch.set()
-    while not alone.engine.is_available:
+    stranded.session._limits = SHORT
+    await stranded.session.close()
+    assert not stranded.engine.is_available, "close waited for the engine"
+    stranded.bench.may_launch.set()
+    while not stranded.engine.is_available:
         await asyncio.sleep(0)
-    while await alone.engine.list_sessions():
+    while await stranded.engine.list_sessions():
         await asyncio.sleep(0)
-    assert (await alone.engine.stats()).active_turns == 0
+    assert (await stranded.engine.stats()).active_turns == 0
 
 
-async def test_nobody_waits_for_an_engine_that_is_not_there(
-    alone: Talk, monkeypatch: pytest.MonkeyPatch
+async def test_response_is_refused_while_no_engine_is_available(
+    stranded: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not answered is not begun either; what had begun goes on when it is back."""
+    """A refused response is not started; a running one continues on the next engine."""
     monkeypatch.setattr(connection, "UNAVAILABLE_AFTER_S", 0.05)
-    await alone.respond(None)
-    await alone.ears.until(TextDelta)
-    alone.bench.kill()
-    while alone.engine.is_available_soon:
+    await stranded.respond(None)
+    await stranded.ears.until(TextDelta)
+    stranded.bench.kill()
+    while stranded.engine.is_available_soon:
         await asyncio.sleep(0.01)
     with pytest.raises(Refusal, match="try again") as caught:
-        await alone.respond(6, is_out_of_band=True)
+        await stranded.respond(6, is_out_of_band=True)
     assert (caught.value.code, caught.value.kind) == ("engine_unavailable", "server_error")
     assert caught.value.retry_after_s
-    alone.bench.may_launch.set()
-    while not alone.engine.is_available:
+    stranded.bench.may_launch.set()
+    while not stranded.engine.is_available:
         await asyncio.sleep(0)
-    await alone.session.execute(CancelResponse())
-    await alone.ended()
-    await alone.turn()
-    await alone.session.close()
+    await stranded.session.execute(CancelResponse())
+    await stranded.ended()
+    await stranded.turn()
+    await stranded.session.close()

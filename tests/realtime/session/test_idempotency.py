@@ -1,4 +1,4 @@
-"""A client's event_id is a promise: the same thing asked twice is done once, here and elsewhere."""
+"""Idempotency keys: a command sent twice under one event_id runs once, also after a resume."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from tests.support.engines import Bench
 from tests.support.resuming import Client, Event
 from tests.support.sessions import registry_of
 
-ASKS: dict[str, dict[str, object]] = {
+COMMANDS: dict[str, dict[str, object]] = {
     "an item without an id": {
         "type": "conversation.item.create",
         "item": {
@@ -19,7 +19,7 @@ ASKS: dict[str, dict[str, object]] = {
             "content": [{"type": "input_text", "text": "hello"}],
         },
     },
-    "words": {"type": "input_text_buffer.append", "text": "some words "},
+    "text buffer": {"type": "input_text_buffer.append", "text": "some words "},
     "settings": {
         "type": "session.update",
         "session": {"type": "realtime", "instructions": "be kind"},
@@ -34,41 +34,43 @@ async def registry(bench: Bench) -> AsyncIterator[Registry]:
     await registry.aclose()
 
 
-async def again(client: Client, elsewhere: bool, seen: int | None = None) -> None:
-    """Comes back to the session, or to what the store knows of it, having seen all that was said,
-    or the first events of it."""
+async def resume(client: Client, from_store: bool, seen: int | None = None) -> None:
+    """Reconnect and resume the session, from the store if `from_store`, after the first `seen`
+    events of the last connection (None: all of them)."""
     await client.drop()
     client.take(seen)
-    if elsewhere:
+    if from_store:
         await client.registry._unload_and_wait(client.registry._sessions[client.session_id])
     client.resume()
     await client.socket.until("session.updated")
 
 
-async def probe(client: Client, count: int = 1) -> None:
-    """Everything before it has been answered. `count`: it is the second one of this connection."""
+async def processed(client: Client, count: int = 1) -> None:
+    """Wait until all earlier commands are processed; `count`: calls on this connection so far."""
     client.socket.put(type="input_audio_buffer.clear")
     await client.socket.until("input_audio_buffer.cleared", count)
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-@pytest.mark.parametrize("what", ASKS)
-async def test_it_is_done_once(registry: Registry, what: str, elsewhere: bool) -> None:
+@pytest.mark.parametrize("from_store", [False, True])
+@pytest.mark.parametrize("kind", COMMANDS)
+async def test_command_sent_again_under_its_event_id_runs_once(
+    registry: Registry, kind: str, from_store: bool
+) -> None:
     client = Client(registry)
     client.connect()
-    client.socket.put(event_id="mine", **ASKS[what])
-    client.socket.put(event_id="mine", **ASKS[what])
-    await probe(client)
+    client.socket.put(event_id="mine", **COMMANDS[kind])
+    client.socket.put(event_id="mine", **COMMANDS[kind])
+    await processed(client)
     session = registry.find(client.socket.sent[0]["session"]["id"])
     assert session is not None
     before = [item.id for item in session.conversation.items()], session._unit_of_work.draft
-    await again(client, elsewhere)
-    client.socket.put(event_id="mine", **ASKS[what])
-    await probe(client)
+    await resume(client, from_store)
+    client.socket.put(event_id="mine", **COMMANDS[kind])
+    await processed(client)
     session = registry.find(client.session_id)
     assert session is not None
-    now = [item.id for item in session.conversation.items()], session._unit_of_work.draft
-    assert now == before
+    after = [item.id for item in session.conversation.items()], session._unit_of_work.draft
+    assert after == before
     assert not [event for event in client.socket.sent if event["type"] == "error"]
     client.socket.put(type="input_text_buffer.append", text="other", event_id="mine")
     error = (await client.socket.until("error"))["error"]
@@ -77,21 +79,23 @@ async def test_it_is_done_once(registry: Registry, what: str, elsewhere: bool) -
     await client.drop()
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-async def test_a_response_is_made_once(registry: Registry, bench: Bench, elsewhere: bool) -> None:
+@pytest.mark.parametrize("from_store", [False, True])
+async def test_response_create_sent_again_generates_one_response(
+    registry: Registry, bench: Bench, from_store: bool
+) -> None:
     client = Client(registry)
     client.connect()
     client.say("u1", "hello")
-    ask = {"type": "response.create", "response": {"max_output_tokens": 30}, "event_id": "mine"}
-    client.socket.put(**ask)
-    client.socket.put(**ask)
+    command = {"type": "response.create", "response": {"max_output_tokens": 30}, "event_id": "mine"}
+    client.socket.put(**command)
+    client.socket.put(**command)
     first = await client.socket.until("response.created")
     second = await client.socket.until("response.created", 2)
     assert first["response"]["id"] == second["response"]["id"]
     await client.socket.until("rate_limits.updated")
     drawn = (await bench.engine.stats()).tokens_drawn
-    await again(client, elsewhere)
-    client.socket.put(**ask)
+    await resume(client, from_store)
+    client.socket.put(**command)
     done = await client.socket.until("response.done")
     assert done["response"]["id"] == first["response"]["id"]
     await asyncio.sleep(0.05)
@@ -99,107 +103,115 @@ async def test_a_response_is_made_once(registry: Registry, bench: Bench, elsewhe
     await client.drop()
 
 
-# ---------------------------------------------------------------- all that was not acknowledged
+# ---------------------------------------------------------------- resending after a resume
 
 
-def created(item_id: str, event_id: str) -> Event:
+def create_item(item_id: str, event_id: str) -> Event:
     content = [{"type": "input_text", "text": "words"}]
     item = {"id": item_id, "type": "message", "role": "user", "content": content}
     return {"type": "conversation.item.create", "event_id": event_id, "item": item}
 
 
-def deleted(item_id: str, event_id: str) -> Event:
+def delete_item(item_id: str, event_id: str) -> Event:
     return {"type": "conversation.item.delete", "event_id": event_id, "item_id": item_id}
 
 
-def long_answer(event_id: str, **more: object) -> Event:
+def create_long_response(event_id: str, **more: object) -> Event:
     response = {"max_output_tokens": 100, "ignore_eos": True, **more}
     return {"type": "response.create", "event_id": event_id, "response": response}
 
 
-def items(client: Client) -> list[str]:
+def item_ids(client: Client) -> list[str]:
     session = client.registry.find(client.session_id)
     assert session is not None
     return [item.id for item in session.conversation.items()]
 
 
-async def resent(client: Client, window: list[Event], elsewhere: bool, *, seen: int) -> list[Event]:
-    """Comes back having seen only the first events, asks all again; gives what it hears of it."""
-    await again(client, elsewhere, seen)
-    await probe(client)
+async def resend(
+    client: Client, commands: list[Event], from_store: bool, *, seen: int
+) -> list[Event]:
+    """Resume after the first `seen` events and send `commands` again. Returns what the server
+    sends in response."""
+    await resume(client, from_store, seen)
+    await processed(client)
     before = len(client.socket.sent)
-    for ask in window:
-        client.socket.put(**ask)
-    await probe(client, 2)
+    for command in commands:
+        client.socket.put(**command)
+    await processed(client, 2)
     return client.socket.sent[before:-1]
 
 
-def ends(client: Client) -> dict[str, set[str]]:
-    """What was told of how each response ended."""
-    told: dict[str, set[str]] = {}
+def final_statuses(client: Client) -> dict[str, set[str]]:
+    """The statuses sent at the end of each response, by its id."""
+    statuses: dict[str, set[str]] = {}
     for event in client.socket.sent:
         if event["type"] == "response.done":
             response = event["response"]
-            told.setdefault(response["id"], set()).add(response["status"])
-    return told
+            statuses.setdefault(response["id"], set()).add(response["status"])
+    return statuses
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-async def test_an_item_that_is_gone_is_not_made_again(registry: Registry, elsewhere: bool) -> None:
+@pytest.mark.parametrize("from_store", [False, True])
+async def test_deleted_item_is_not_created_again_by_a_retry(
+    registry: Registry, from_store: bool
+) -> None:
     client = Client(registry)
     client.connect()
     long = "\U0001f600" * 128
-    window: list[Event] = [
-        created("stays", "e0"),
-        created("goes", "e1"),
-        deleted("goes", "d1"),
-        created(long, "e2"),
+    commands: list[Event] = [
+        create_item("stays", "e0"),
+        create_item("goes", "e1"),
+        delete_item("goes", "d1"),
+        create_item(long, "e2"),
         {"type": "input_text_buffer.append", "text": "some words", "event_id": "a1"},
         {"type": "input_text_buffer.commit", "event_id": "c1"},
     ]
-    for ask in window:
-        client.socket.put(**ask)
+    for command in commands:
+        client.socket.put(**command)
     committed = (await client.socket.until("input_text_buffer.committed"))["item_id"]
-    window.append(deleted(committed, "d2"))
-    client.socket.put(**window[-1])
+    commands.append(delete_item(committed, "d2"))
+    client.socket.put(**commands[-1])
     await client.socket.until("conversation.item.deleted", 2)
-    heard = await resent(client, window, elsewhere, seen=1)
-    assert items(client) == ["stays", long]
-    added, gone = ["conversation.item.added", "conversation.item.done"], "conversation.item.deleted"
-    assert [event["type"] for event in heard] == [
+    events = await resend(client, commands, from_store, seen=1)
+    assert item_ids(client) == ["stays", long]
+    added = ["conversation.item.added", "conversation.item.done"]
+    removed = "conversation.item.deleted"
+    assert [event["type"] for event in events] == [
         *added,
         *added,
-        gone,  # as it was told, and as it is
-        gone,
+        removed,  # of "e1", whose item has been deleted since
+        removed,
         *added,
         "input_text_buffer.appended",
         "input_text_buffer.committed",
-        gone,
-        gone,
+        removed,
+        removed,
     ]
-    assert heard[2]["item"] == {**created("goes", "")["item"], **heard[2]["item"]}
-    assert heard[4]["item_id"] == "goes"
+    assert events[2]["item"] == {**create_item("goes", "")["item"], **events[2]["item"]}
+    assert events[4]["item_id"] == "goes"
     await client.drop()
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-@pytest.mark.parametrize("running", ["the answer", "none", "one beside it"])
-async def test_a_cancel_is_not_of_the_next_answer(
-    registry: Registry, bench: Bench, running: str, elsewhere: bool
+@pytest.mark.parametrize("from_store", [False, True])
+@pytest.mark.parametrize("running", ["in the conversation", "none", "out of band"])
+async def test_repeated_cancel_does_not_cancel_the_next_response(
+    registry: Registry, bench: Bench, running: str, from_store: bool
 ) -> None:
     client = Client(registry)
     client.connect()
     bench.runner.step_s = 0.002
     client.say("u1", "hello")
     await client.socket.until("conversation.item.done")
-    apart = running == "one beside it"
+    out_of_band = running == "out of band"
     first: str | None = None
     if running != "none":
-        client.socket.put(**long_answer("r1", **({"conversation": "none"} if apart else {})))
+        client.socket.put(
+            **create_long_response("r1", **({"conversation": "none"} if out_of_band else {}))
+        )
         first = (await client.socket.until("response.created"))["response"]["id"]
         await client.socket.until("response.output_text.delta")
     cancel: Event = {"type": "response.cancel", "event_id": "c1"}
-    if apart:
+    if out_of_band:
         cancel["response_id"] = first
     seen = len(client.socket.sent)
     client.socket.put(**cancel)
@@ -207,41 +219,41 @@ async def test_a_cancel_is_not_of_the_next_answer(
         await client.socket.until("error")
     else:
         await client.socket.until("response.done")
-    window = [cancel, created("u2", "i2"), long_answer("r2")]
-    client.socket.put(**window[1])
-    client.socket.put(**window[2])
+    commands = [cancel, create_item("u2", "i2"), create_long_response("r2")]
+    client.socket.put(**commands[1])
+    client.socket.put(**commands[2])
     second = (await client.socket.until("response.created", 2 if first else 1))["response"]["id"]
-    heard = await resent(client, window, elsewhere, seen=seen)
-    heard_of = 0
-    while second not in ends(client):
-        heard_of += 1
-        await client.socket.until("response.done", heard_of)
-    assert ends(client)[second] == {"incomplete"}, "nobody has cancelled it"
-    answered = next(event for event in heard if event["type"] in ("error", "response.done"))
+    events = await resend(client, commands, from_store, seen=seen)
+    ended = 0
+    while second not in final_statuses(client):
+        ended += 1
+        await client.socket.until("response.done", ended)
+    assert final_statuses(client)[second] == {"incomplete"}, "the cancel reached the next response"
+    outcome = next(event for event in events if event["type"] in ("error", "response.done"))
     if first is None:
-        error = answered["error"]
+        error = outcome["error"]
         assert (error["code"], error["event_id"]) == ("response_cancel_not_active", "c1")
     else:
-        assert ends(client)[first] == {"cancelled"}
-        assert answered["response"]["id"] == first
+        assert final_statuses(client)[first] == {"cancelled"}
+        assert outcome["response"]["id"] == first
     await client.drop()
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-async def test_a_cancel_that_was_not_heard_of_is_done(
-    registry: Registry, bench: Bench, elsewhere: bool
+@pytest.mark.parametrize("from_store", [False, True])
+async def test_cancel_whose_outcome_was_not_received_runs_once(
+    registry: Registry, bench: Bench, from_store: bool
 ) -> None:
     client = Client(registry)
     client.connect()
     bench.runner.step_s = 0.002
     client.say("u1", "hello")
-    client.socket.put(**long_answer("r1"))
+    client.socket.put(**create_long_response("r1"))
     await client.socket.until("response.output_text.delta")
-    await again(client, elsewhere)
+    await resume(client, from_store)
     for _ in range(2):
         client.socket.put(type="response.cancel", event_id="c1")
     await client.socket.until("response.done")
-    await probe(client)
-    assert list(ends(client).values()) == [{"cancelled"}]
+    await processed(client)
+    assert list(final_statuses(client).values()) == [{"cancelled"}]
     assert not [event for event in client.socket.sent if event["type"] == "error"]
     await client.drop()

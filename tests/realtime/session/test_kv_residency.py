@@ -1,5 +1,5 @@
-"""Where a conversation's KV is, as clients are told: when they look, when they come back, and with
-the answer that needed it."""
+"""KV residency as clients see it: in the status of a session, on resume, and in the usage of a
+response."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,32 +14,32 @@ from tests.support.resuming import Client, resumed
 from tests.support.sessions import registry_of
 
 
-@pytest.fixture(params=[0, 24], ids=["dropped", "spilled"])
+@pytest.fixture(params=[0, 24], ids=["no host tier", "host tier"])
 async def crowded(chatty: Path, request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
-    """Its pool holds one conversation, but not two; the host may hold the other."""
+    """An engine whose device holds the KV of one conversation, not of two; a host tier or none."""
     async with digest_engine(
         chatty, pages=24, max_model_len=96, batched_tokens=64, host_pages=request.param
     ) as bench:
         yield bench
 
 
-async def begun(registry: Registry) -> Client:
+async def client_with_kv(registry: Registry) -> Client:
     client = Client(registry)
     client.connect()
-    await answered(client, 48)
+    await residency_of_response(client, 48)
     client.take()
     while (status := await registry.status(client.session_id, "")) is None or (
         status.kv.tokens < status.tokens
     ):
-        await asyncio.sleep(0.005)  # all of it is there soon
+        await asyncio.sleep(0.005)  # until all of its KV is computed
     return client
 
 
-async def answered(client: Client, tokens: int) -> str:
-    """Where the answer has found the KV."""
+async def residency_of_response(client: Client, tokens: int) -> str:
+    """Request a response of `tokens` tokens. Returns the residency from its usage."""
     client.say(f"u{tokens}", "hi")
-    wish = {"max_output_tokens": tokens, "ignore_eos": True}
-    client.socket.put(type="response.create", response=wish)
+    settings = {"max_output_tokens": tokens, "ignore_eos": True}
+    client.socket.put(type="response.create", response=settings)
     turn = 1 + sum(event["type"] == "rate_limits.updated" for event in client.socket.sent)
     done = await client.socket.until("response.done", turn)
     await client.socket.until("rate_limits.updated", turn)
@@ -47,14 +47,14 @@ async def answered(client: Client, tokens: int) -> str:
     return done["response"]["usage"]["residency"]
 
 
-async def look(registry: Registry, client: Client) -> KVStatus:
+async def kv_status(registry: Registry, client: Client) -> KVStatus:
     status = await registry.status(client.session_id, "")
     assert status is not None
     return status.kv
 
 
-async def returned(client: Client) -> str:
-    """Where the KV is, as it is told to who comes back."""
+async def residency_after_resume(client: Client) -> str:
+    """Reconnect. Returns the residency from the resume report."""
     client.take()
     await client.drop()
     client.resume()
@@ -62,47 +62,47 @@ async def returned(client: Client) -> str:
     return resumed(client.socket)["kv"]
 
 
-async def test_what_others_have_pushed_out(crowded: Bench) -> None:
+async def test_kv_evicted_by_another_session_is_reported(crowded: Bench) -> None:
     registry = await registry_of(crowded)
-    idle, other = await begun(registry), await begun(registry)
+    idle, other = await client_with_kv(registry), await client_with_kv(registry)
     spills = (await crowded.engine.stats()).host_pages_total > 0
-    whole, rest = await look(registry, other), await look(registry, idle)
-    assert (whole.place, whole.host_tokens, whole.lost_tokens) == ("device", 0, 0)
-    assert 0 < rest.tokens < whole.tokens
-    assert rest.tokens + rest.host_tokens + rest.lost_tokens == whole.tokens
+    resident, evicted = await kv_status(registry, other), await kv_status(registry, idle)
+    assert (resident.place, resident.host_tokens, resident.lost_tokens) == ("device", 0, 0)
+    assert 0 < evicted.tokens < resident.tokens
+    assert evicted.tokens + evicted.host_tokens + evicted.lost_tokens == resident.tokens
     if spills:
-        assert (rest.place, rest.lost_tokens) == ("host", 0)
-        assert rest.host_pages > 0
+        assert (evicted.place, evicted.lost_tokens) == ("host", 0)
+        assert evicted.host_pages > 0
     else:
-        assert (rest.place, rest.host_tokens, rest.host_pages) == ("device", 0, 0)
-    assert await returned(other) == "hot"
-    assert await returned(idle) == ("host" if spills else "recomputed")
-    assert await answered(idle, 2) == ("host" if spills else "recomputed")
-    kept = await look(registry, idle)
+        assert (evicted.place, evicted.host_tokens, evicted.host_pages) == ("device", 0, 0)
+    assert await residency_after_resume(other) == "hot"
+    assert await residency_after_resume(idle) == ("host" if spills else "recomputed")
+    assert await residency_of_response(idle, 2) == ("host" if spills else "recomputed")
+    kept = await kv_status(registry, idle)
     assert (kept.place, kept.host_tokens, kept.lost_tokens) == ("device", 0, 0)
     await idle.drop()
     await other.drop()
     await registry.aclose()
 
 
-async def test_what_an_engine_took_with_it(bench: Bench) -> None:
+async def test_kv_lost_with_its_engine_is_recomputed(bench: Bench) -> None:
     registry = await registry_of(bench)
-    client = await begun(registry)
+    client = await client_with_kv(registry)
     bench.kill()
-    assert await answered(client, 2) == "recomputed"
+    assert await residency_of_response(client, 2) == "recomputed"
     await client.drop()
     await registry.aclose()
 
 
-async def test_what_was_loaded_from_the_store(bench: Bench) -> None:
+async def test_kv_of_a_session_loaded_from_the_store_is_recomputed(bench: Bench) -> None:
     one, two = await registry_of(bench), await registry_of(bench)
-    client = await begun(one)
+    client = await client_with_kv(one)
     await client.drop()
     await one.aclose()
     client.registry = two
     client.resume()
     await client.socket.until("session.updated")
     assert resumed(client.socket)["kv"] == "recomputed"
-    assert await answered(client, 2) == "recomputed"
+    assert await residency_of_response(client, 2) == "recomputed"
     await client.drop()
     await two.aclose()

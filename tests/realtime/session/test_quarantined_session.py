@@ -1,6 +1,6 @@
-"""A conversation that makes engine processes die: it is refused, and the others go on.
+"""Quarantine: a session that kills engine processes is refused, and the others continue.
 
-The engine is a process of its own, on a device of digests that kills it at a deadly id."""
+The engine is a process of its own, on a null device that kills the process at a deadly id."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from tests.realtime.conftest import chat_folder
 from tests.support.digest_runner import VOCABULARY
 from tests.support.sessions import Ears, message
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     await engine.stop()
 
 
-async def test_a_conversation_that_kills_engines_is_refused(engine: EngineClient) -> None:
+async def test_session_that_kills_engine_processes_is_refused(engine: EngineClient) -> None:
     template = engine.text.template
     assert template is not None
     deadly = engine.text.create_detokenizer().push([VOCABULARY])
@@ -42,24 +42,24 @@ async def test_a_conversation_that_kills_engines_is_refused(engine: EngineClient
     registry = Registry(engine, template, GenerationSettings(), Limits(), store)
     ears = Ears()
     good, bad = await registry.open(ears), await registry.open(Ears())
-    wish = CreateSessionResponse(settings=GenerationSettings(max_output_tokens=100))
+    create_response = CreateSessionResponse(settings=GenerationSettings(max_output_tokens=100))
     await good.execute(AddItem(message("u1", "hello"), None))
-    await good.execute(wish)
+    await good.execute(create_response)
 
-    async def say() -> None:
-        """It is read as soon as there is time, or again when the engine is back."""
+    async def add_deadly_messages() -> None:
+        """Each is prefilled when the device is idle, or when the engine is available again."""
         for n in range(100):
             await bad.execute(AddItem(message(f"u{n}", f"hello {deadly}"), None))
             await asyncio.sleep(0.1)
 
     with pytest.raises(Refusal, match="Begin another one"):
-        await asyncio.wait_for(say(), PATIENCE_S)
+        await asyncio.wait_for(add_deadly_messages(), TIMEOUT_S)
     kept = bad.conversation
     with pytest.raises(Refusal) as caught:
         await bad.execute(AddItem(message("more", "more"), None))
     assert (caught.value.code, caught.value.http_status) == ("session_quarantined", 400)
-    assert bad.conversation == kept, "nothing has changed"
-    ended = await asyncio.wait_for(ears.until(ResponseEnded), PATIENCE_S)
+    assert bad.conversation == kept, "the refused item changed the conversation"
+    ended = await asyncio.wait_for(ears.until(ResponseEnded), TIMEOUT_S)
     assert isinstance(ended, ResponseEnded)
     assert ended.answer.status in ("completed", "incomplete")
     await bad.close()

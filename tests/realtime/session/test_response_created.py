@@ -1,5 +1,6 @@
-"""`response.created` comes before any waiting for the device: here that is in the middle of a step
-which does not end, so that the engine answers nobody."""
+"""`response.created` is sent without waiting for the device.
+
+The device is held in the middle of a step meanwhile, so that the engine sends nothing."""
 
 import asyncio
 import contextlib
@@ -20,11 +21,11 @@ from tests.support.response_chains import ENDS, calling
 from tests.support.web_servers import BEARER, KEY, Running, first, serve
 
 GEOMETRY = Geometry(256, 4, 400, VOCABULARY, 64, 1)
-"""Steps run ahead, so on a thread of their own."""
+"""The device with one step ahead: steps run on a thread of their own."""
 
 
-class Holding(DigestRunner):
-    """Cleared, `free` keeps the step that is launched."""
+class HeldRunner(DigestRunner):
+    """A null device whose launched steps block while `free` is cleared."""
 
     def __init__(self) -> None:
         super().__init__(GEOMETRY)
@@ -43,8 +44,8 @@ class Holding(DigestRunner):
 async def bench(chatty: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     monkeypatch.setattr(
         "continuo.engine.client.connection.UNRESPONSIVE_AFTER_S", 600.0
-    )  # it is not taken for dead
-    async with engine_on(chatty, Holding) as bench:
+    )  # so that the blocked engine is not replaced
+    async with engine_on(chatty, HeldRunner) as bench:
         try:
             yield bench
         finally:
@@ -60,8 +61,8 @@ async def running(bench: Bench) -> AsyncIterator[Running]:
 
 
 @contextlib.asynccontextmanager
-async def held(running: Running, device: Holding) -> AsyncIterator[None]:
-    """Somebody else's response is in a step that lasts until this ends."""
+async def device_held(running: Running, device: HeldRunner) -> AsyncIterator[None]:
+    """Keep the device in a step of another client's response."""
     async with calling(running, KEY) as other:
         device.free.clear()
         await other.send(input="hello", max_output_tokens=4)
@@ -85,33 +86,37 @@ async def expect(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
     return event
 
 
-async def test_response_created_over_realtime(running: Running, bench: Bench) -> None:
+async def test_response_created_is_not_delayed_in_the_realtime_api(
+    running: Running, bench: Bench
+) -> None:
     async with connect(running.url, additional_headers=BEARER) as socket:
         await expect(socket, "session.created")
         content = [{"type": "input_text", "text": "hello"}]
         item = {"type": "message", "role": "user", "content": content}
         await send(socket, "conversation.item.create", item=item)
         await expect(socket, "conversation.item.added", "conversation.item.done")
-        wish = {"max_output_tokens": 4}
-        async with held(running, bench.runner):
-            await send(socket, "response.create", response=wish)
-            main = (await expect(socket, "response.created"))["response"]
-            apart = {**wish, "conversation": "none", "input": []}
-            await send(socket, "response.create", response=apart)
-            beside = (await expect(socket, "response.created"))["response"]
-            assert main["status"] == beside["status"] == "in_progress"
+        settings = {"max_output_tokens": 4}
+        async with device_held(running, bench.runner):
+            await send(socket, "response.create", response=settings)
+            first_response = (await expect(socket, "response.created"))["response"]
+            out_of_band = {**settings, "conversation": "none", "input": []}
+            await send(socket, "response.create", response=out_of_band)
+            second_response = (await expect(socket, "response.created"))["response"]
+            assert first_response["status"] == second_response["status"] == "in_progress"
         ended: set[str] = set()
-        while ended != {main["id"], beside["id"]}:
+        while ended != {first_response["id"], second_response["id"]}:
             event = await first(socket)
             if event["type"] == "response.done":
                 ended.add(event["response"]["id"])
 
 
-async def test_response_created_over_responses(running: Running, bench: Bench) -> None:
+async def test_response_created_is_not_delayed_in_the_responses_api(
+    running: Running, bench: Bench
+) -> None:
     async with calling(running, KEY) as caller:
-        async with held(running, bench.runner):
-            for lane in ("a", "b"):
-                await caller.send(input="hello", stream_id=lane, max_output_tokens=4)
+        async with device_held(running, bench.runner):
+            for stream in ("a", "b"):
+                await caller.send(input="hello", stream_id=stream, max_output_tokens=4)
                 kinds = [(await caller.recv())["type"] for _ in range(2)]
                 assert kinds == ["response.created", "response.in_progress"]
         for _ in range(2):

@@ -1,8 +1,8 @@
-"""Sessions against the real engine on a device of digests.
+"""Tests of sessions against the real engine on the null device.
 
-What that device draws depends on every id before it, as KV holds it: an answer that equals `oracle`
-of the conversation's ids shows that the engine's log is the conversation, whatever was edited,
-cancelled or sent in between.
+Each id that the device draws depends on every id before it, as KV holds it: a response that equals
+`oracle` of the conversation's ids shows that the engine's token log is the conversation, whatever
+was edited, cancelled or sent in between.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ from tests.support.engines import Bench, digest_engine
 from tests.support.sessions import Talk, kinds, message, open_talk
 
 
-async def test_a_turn_is_told_in_order(talk: Talk) -> None:
+async def test_events_of_a_turn_are_emitted_in_order(talk: Talk) -> None:
     await talk.say("hello")
-    answer = await talk.turn(12)
-    told = kinds(talk.ears)
-    deltas = told.count("TextDelta")
-    assert told == [
+    response = await talk.turn(12)
+    events = kinds(talk.ears)
+    deltas = events.count("TextDelta")
+    assert events == [
         "SessionOpened",
         "ItemAdded",
         "ResponseStarted",
@@ -55,26 +55,26 @@ async def test_a_turn_is_told_in_order(talk: Talk) -> None:
         "OutputItemEnded",
         "ResponseEnded",
     ]
-    (item,) = answer.items
+    (item,) = response.items
     assert isinstance(item, MessageItem)
-    text = "".join(tell.text for tell in talk.ears.heard if isinstance(tell, TextDelta))
-    assert item.parts[0].text == text == talk.engine.text.decode(talk.sampled(answer))
+    text = "".join(event.text for event in talk.ears.heard if isinstance(event, TextDelta))
+    assert item.parts[0].text == text == talk.engine.text.decode(talk.sampled(response))
 
 
-async def test_many_turns_continue_one_log(talk: Talk) -> None:
+async def test_many_turns_continue_one_token_log(talk: Talk) -> None:
     for turn in range(8):
         await talk.say(f"turn {turn}")
         await talk.turn()
 
 
-async def test_items_are_prefilled_before_the_answer_is_wanted(talk: Talk) -> None:
+async def test_items_are_prefilled_before_a_response_is_requested(talk: Talk) -> None:
     name = await talk.say("a rather long thing to say before anybody answers")
     (info,) = await talk.engine.list_sessions()
     assert info.length == talk.session.conversation.length
     assert talk.session.conversation.find(name) is not None
 
 
-async def test_usage_counts_what_was_computed_before(talk: Talk) -> None:
+async def test_usage_counts_tokens_cached_by_earlier_turns(talk: Talk) -> None:
     await talk.say("hello")
     first = (await talk.turn()).usage
     await talk.say("and again")
@@ -98,21 +98,21 @@ async def test_history_edits_reach_the_engine(talk: Talk) -> None:
     await talk.turn()
 
 
-async def test_instructions_and_tools_change_under_a_history(talk: Talk) -> None:
+async def test_changed_instructions_and_tools_reach_the_engine(talk: Talk) -> None:
     await talk.say("hello")
     await talk.turn()
-    for wish in (
+    for changed in (
         GenerationSettings(instructions="be kind"),
         GenerationSettings(instructions="be kind", tools=(Tool(name="look"),)),
         GenerationSettings(),
     ):
-        await talk.session.execute(ConfigureSession(wish))
-        assert talk.session.settings == wish
+        await talk.session.execute(ConfigureSession(changed))
+        assert talk.session.settings == changed
         await talk.say("more")
         await talk.turn()
 
 
-async def test_an_unchanged_configuration_rewinds_nothing(talk: Talk) -> None:
+async def test_update_with_the_same_instructions_rewinds_nothing(talk: Talk) -> None:
     await talk.session.execute(ConfigureSession(GenerationSettings(instructions="be kind")))
     await talk.say("hello")
     await talk.turn()
@@ -123,32 +123,32 @@ async def test_an_unchanged_configuration_rewinds_nothing(talk: Talk) -> None:
     await talk.respond(1)
     await talk.ended()
     new = talk.bench.runner.tokens_run - computed
-    assert new < 40, "only the new message and the header"
+    assert new < 40, "more than the new message and the header was prefilled"
 
 
-async def test_overrides_are_of_one_response_alone(talk: Talk) -> None:
+async def test_response_settings_override_one_response_only(talk: Talk) -> None:
     await talk.say("hello")
-    wish = GenerationSettings(instructions="answer in one word", max_output_tokens=5)
-    told, header = talk.session.conversation.with_settings(wish).render_header()
-    expected = oracle(told.ids() + header, 5, stop_ids=[0])
-    await talk.session.execute(CreateSessionResponse(settings=wish))
+    overrides = GenerationSettings(instructions="answer in one word", max_output_tokens=5)
+    prompt, header = talk.session.conversation.with_settings(overrides).render_header()
+    expected = oracle(prompt.ids() + header, 5, stop_ids=[0])
+    await talk.session.execute(CreateSessionResponse(settings=overrides))
     assert talk.sampled(await talk.ended()) == expected
     await talk.say("and now?")
     await talk.turn()
 
 
-async def test_cancel_keeps_what_was_said(talk: Talk) -> None:
+async def test_cancel_keeps_the_text_generated_so_far(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(None)
     await talk.ears.until(TextDelta, 2)
     await talk.session.execute(CancelResponse())
-    answer = await talk.ended()
-    assert answer.status == "cancelled"
-    assert answer.reason == "client_cancelled"
-    (item,) = answer.items
+    response = await talk.ended()
+    assert response.status == "cancelled"
+    assert response.reason == "client_cancelled"
+    (item,) = response.items
     assert item.status == "incomplete"
     assert isinstance(item, MessageItem)
-    assert item.parts[0].text == talk.engine.text.decode(talk.sampled(answer))
+    assert item.parts[0].text == talk.engine.text.decode(talk.sampled(response))
     await talk.say("go on")
     await talk.turn()
 
@@ -160,7 +160,7 @@ async def test_cancel_after_any_delta(chatty: Path, ahead: int) -> None:
     ) as bench:
         for index in range(1, 8):
             talk = await open_talk(bench)
-            while len(talk.expected(100)) < 100:  # it would end by itself
+            while len(talk.expected(100)) < 100:  # else the response would end before the cancel
                 await talk.say("hello")
             await talk.respond(None)
             await talk.ears.until(TextDelta, index)
@@ -172,14 +172,14 @@ async def test_cancel_after_any_delta(chatty: Path, ahead: int) -> None:
             await talk.session.close()
 
 
-async def test_cancel_at_once_leaves_no_trace(talk: Talk) -> None:
+async def test_immediate_cancel_leaves_no_trace_in_the_conversation(talk: Talk) -> None:
     await talk.say("hello")
     before = talk.session.conversation.ids()
     await talk.respond(None)
     await talk.session.execute(CancelResponse())
-    answer = await talk.ended()
-    assert answer.status == "cancelled"
-    if not answer.items:
+    response = await talk.ended()
+    assert response.status == "cancelled"
+    if not response.items:
         assert talk.session.conversation.ids() == before
     with pytest.raises(Refusal, match="Cancellation failed"):
         await talk.session.execute(CancelResponse())
@@ -187,7 +187,7 @@ async def test_cancel_at_once_leaves_no_trace(talk: Talk) -> None:
     await talk.turn()
 
 
-async def test_a_second_answer_is_refused_and_the_first_goes_on(talk: Talk) -> None:
+async def test_second_response_is_refused_and_the_first_continues(talk: Talk) -> None:
     await talk.say("hello")
     expected = talk.expected(20)
     await talk.respond(20)
@@ -197,51 +197,51 @@ async def test_a_second_answer_is_refused_and_the_first_goes_on(talk: Talk) -> N
     assert talk.sampled(await talk.ended()) == expected
 
 
-async def test_items_sent_during_an_answer_follow_it(talk: Talk) -> None:
+async def test_items_added_during_a_response_follow_it(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(30)
     await talk.ears.until(TextDelta)
     await talk.say("more", name="m1")
-    assert kinds(talk.ears)[-1] == "ItemAdded", "acknowledged at once"
-    answer = await talk.ended()
+    assert kinds(talk.ears)[-1] == "ItemAdded", "not acknowledged at once"
+    response = await talk.ended()
     names = [item.id for item in talk.session.conversation.items()]
-    assert names == ["u1", answer.items[0].id, "m1"]
+    assert names == ["u1", response.items[0].id, "m1"]
     await talk.turn()
 
 
-async def test_what_came_during_an_answer_is_prefilled_when_it_ends(talk: Talk) -> None:
+async def test_items_added_during_a_response_are_prefilled_when_it_ends(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(20)
     await talk.ears.until(TextDelta)
     await talk.say("more, and rather a lot of it")
     await talk.ended()
-    wanted = talk.session.conversation.length
-    while (await talk.engine.info(talk.session.id)).length < wanted:
+    length = talk.session.conversation.length
+    while (await talk.engine.info(talk.session.id)).length < length:
         await asyncio.sleep(0)
 
 
-async def test_a_long_text_and_the_end_of_an_answer_at_once(
+async def test_long_text_tokenized_while_a_response_ends_keeps_both(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talk = await open_talk(bench, Limits(off_loop_chars_min=10))
     await talk.say("hello")
 
-    async def slowly(make: Callable[[], Conversation]) -> Conversation:
+    async def finish_after_response(make: Callable[[], Conversation]) -> Conversation:
         made = make()
         await talk.ears.until(ResponseEnded)
         return made
 
     await talk.respond(20)
-    monkeypatch.setattr(asyncio, "to_thread", slowly)
+    monkeypatch.setattr(asyncio, "to_thread", finish_after_response)
     await talk.say("a text of more than ten characters")
-    answer = await talk.ended()
+    response = await talk.ended()
     names = [item.id for item in talk.session.conversation.items()]
-    assert names == ["u1", answer.items[0].id, "u2"], "neither has undone the other"
+    assert names == ["u1", response.items[0].id, "u2"], "one change overwrote the other"
     await talk.turn()
     await talk.session.close()
 
 
-async def test_an_item_of_a_running_answer_is_seen_but_not_dropped(talk: Talk) -> None:
+async def test_item_being_generated_can_be_fetched_but_not_deleted(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(None)
     started = await talk.ears.until(OutputItemStarted)
@@ -255,7 +255,7 @@ async def test_an_item_of_a_running_answer_is_seen_but_not_dropped(talk: Talk) -
     await talk.turn()
 
 
-async def test_settings_change_during_an_answer(talk: Talk) -> None:
+async def test_settings_changed_during_a_response_apply_to_the_next(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(30)
     await talk.ears.until(TextDelta)
@@ -265,50 +265,54 @@ async def test_settings_change_during_an_answer(talk: Talk) -> None:
     await talk.turn()
 
 
-# ---------------------------------------------------------------- beside the conversation
+# ---------------------------------------------------------------- out-of-band responses
 
 
-async def test_an_answer_apart_changes_nothing(talk: Talk) -> None:
+async def test_out_of_band_response_changes_nothing_in_the_conversation(talk: Talk) -> None:
     await talk.say("hello")
     before = talk.session.conversation
     context = (ItemReference("u1"), message("x", "what was that about?"))
     await talk.respond(5, is_out_of_band=True, context=context, metadata={"for": "title"})
-    answer = await talk.ended()
-    assert answer.conversation is None
-    assert answer.metadata == {"for": "title"}
-    assert answer.status in ("completed", "incomplete")
+    response = await talk.ended()
+    assert response.conversation is None
+    assert response.metadata == {"for": "title"}
+    assert response.status in ("completed", "incomplete")
     assert talk.session.conversation is before
     await talk.turn()
 
 
-async def test_an_answer_apart_from_a_running_one(talk: Talk) -> None:
+async def test_out_of_band_response_runs_beside_one_in_the_conversation(talk: Talk) -> None:
     await talk.say("hello")
     expected = talk.expected(60)
     await talk.respond(60)
     await talk.ears.until(TextDelta)
     await talk.respond(3, is_out_of_band=True)
-    answers = {answer.conversation: answer for answer in [await talk.ended(), await talk.ended()]}
-    assert talk.sampled(answers[f"conv_{talk.session.id[5:]}"]) == expected
-    assert None in answers
+    ended = {
+        response.conversation: response for response in [await talk.ended(), await talk.ended()]
+    }
+    assert talk.sampled(ended[f"conv_{talk.session.id[5:]}"]) == expected
+    assert None in ended
 
 
-async def test_answers_apart_have_a_bound(bench: Bench) -> None:
+async def test_out_of_band_responses_have_a_limit(bench: Bench) -> None:
     talk = await open_talk(bench, Limits(out_of_band_responses_max=1))
     await talk.respond(None, is_out_of_band=True)
     with pytest.raises(Refusal, match="the limit is 1") as caught:
         await talk.respond(None, is_out_of_band=True)
     assert caught.value.param == "response.conversation"
-    (answer_id,) = [t.answer.id for t in talk.ears.heard if isinstance(t, ResponseStarted)]
-    await talk.session.execute(CancelResponse(answer_id))
+    (response_id,) = [
+        event.answer.id for event in talk.ears.heard if isinstance(event, ResponseStarted)
+    ]
+    await talk.session.execute(CancelResponse(response_id))
     assert (await talk.ended()).status == "cancelled"
     await talk.session.close()
 
 
-async def test_a_context_of_its_own_still_answers_into_the_conversation(talk: Talk) -> None:
+async def test_response_to_its_own_input_is_added_to_the_conversation(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(5, context=(message("x", "something else"),))
-    answer = await talk.ended()
-    assert [item.id for item in talk.session.conversation.items()] == ["u1", answer.items[0].id]
+    response = await talk.ended()
+    assert [item.id for item in talk.session.conversation.items()] == ["u1", response.items[0].id]
     await talk.say("go on")
     await talk.turn()
 
@@ -316,7 +320,7 @@ async def test_a_context_of_its_own_still_answers_into_the_conversation(talk: Ta
 # ---------------------------------------------------------------- limits and faults
 
 
-async def test_an_item_over_the_context_changes_nothing(talk: Talk) -> None:
+async def test_item_longer_than_the_context_is_refused(talk: Talk) -> None:
     await talk.say("hello")
     before = talk.session.conversation
     with pytest.raises(Refusal, match=r"400 \(max_model_len\)") as caught:
@@ -326,7 +330,7 @@ async def test_an_item_over_the_context_changes_nothing(talk: Talk) -> None:
     await talk.turn()
 
 
-async def test_a_prompt_without_room_for_an_answer_is_refused(talk: Talk) -> None:
+async def test_prompt_without_room_for_output_is_refused(talk: Talk) -> None:
     limit = talk.engine.ready.max_model_len
     whole = GenerationSettings(truncation=Truncation(mode="disabled"))
     await talk.session.execute(ConfigureSession(whole))
@@ -345,34 +349,34 @@ async def test_a_prompt_without_room_for_an_answer_is_refused(talk: Talk) -> Non
     await talk.turn()
 
 
-async def test_an_answer_ends_where_the_context_ends(talk: Talk) -> None:
+async def test_response_ends_at_the_end_of_the_context(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(None)
-    answer = await talk.ended()
-    assert answer.usage is not None
-    used = answer.usage.input_tokens + answer.usage.output_tokens
-    if answer.status == "incomplete":
-        assert answer.reason == "max_output_tokens"
+    response = await talk.ended()
+    assert response.usage is not None
+    used = response.usage.input_tokens + response.usage.output_tokens
+    if response.status == "incomplete":
+        assert response.reason == "max_output_tokens"
         assert used == talk.engine.ready.max_model_len
     else:
-        assert talk.sampled(answer)[-1] == 0
+        assert talk.sampled(response)[-1] == 0
 
 
-async def test_a_turn_that_breaks_fails_alone(talk: Talk) -> None:
+async def test_failed_turn_leaves_the_session_usable(talk: Talk) -> None:
     await talk.say("hello")
     poison = talk.session.conversation.render_header()[1][-1]
     talk.bench.runner.poison = {poison}
     await talk.respond()
-    answer = await talk.ended()
-    assert answer.status == "failed"
-    assert answer.error is not None
-    assert answer.error.code == "turn_failed"
-    assert answer.items == ()
+    response = await talk.ended()
+    assert response.status == "failed"
+    assert response.error is not None
+    assert response.error.code == "turn_failed"
+    assert response.items == ()
     talk.bench.runner.poison = set()
     await talk.turn()
 
 
-async def test_a_session_the_engine_let_go_of_is_made_again(talk: Talk) -> None:
+async def test_session_closed_in_the_engine_is_created_again(talk: Talk) -> None:
     await talk.say("hello")
     await talk.turn()
     await talk.engine.close(talk.session.id)
@@ -380,45 +384,45 @@ async def test_a_session_the_engine_let_go_of_is_made_again(talk: Talk) -> None:
     await talk.turn()
 
 
-async def test_an_engine_that_dies_is_replaced_and_the_answer_goes_on(bench: Bench) -> None:
+async def test_response_continues_after_the_engine_is_replaced(bench: Bench) -> None:
     talk = await open_talk(bench)
     await talk.say("hello")
     await talk.respond(None)
     await talk.ears.until(TextDelta)
     bench.kill()
-    answer = await talk.ended()
-    assert answer.status in ("completed", "incomplete")
+    response = await talk.ended()
+    assert response.status in ("completed", "incomplete")
     await talk.turn()
     assert bench.launches == 2
     await talk.session.close()
 
 
-async def test_a_lost_engine_fails_the_answer(bench: Bench) -> None:
+async def test_response_fails_when_the_engine_is_stopped(bench: Bench) -> None:
     talk = await open_talk(bench)
     await talk.say("hello")
     await talk.respond(None)
     await talk.ears.until(TextDelta)
     await bench.engine.stop()
-    answer = await talk.ended()
-    assert answer.status == "failed"
-    assert answer.error is not None
-    assert answer.error.code == EngineLost.code
+    response = await talk.ended()
+    assert response.status == "failed"
+    assert response.error is not None
+    assert response.error.code == EngineLost.code
     with pytest.raises(Refusal) as caught:
         await talk.say("anyone?")
     assert (caught.value.code, caught.value.kind) == ("engine_lost", "server_error")
     await talk.session.close()
 
 
-async def test_an_answer_says_its_seed(talk: Talk) -> None:
+async def test_response_reports_its_seed(talk: Talk) -> None:
     await talk.say("hello")
-    wish = GenerationSettings(sampling=Sampling(temperature=1.5), max_output_tokens=12)
-    await talk.session.execute(CreateSessionResponse(settings=wish))
+    overrides = GenerationSettings(sampling=Sampling(temperature=1.5), max_output_tokens=12)
+    await talk.session.execute(CreateSessionResponse(settings=overrides))
     first = await talk.ended()
     seed = first.settings.sampling.seed
     assert seed is not None
     await talk.session.execute(DeleteItem(first.items[0].id))
-    again = GenerationSettings(sampling=Sampling(temperature=1.5, seed=seed), max_output_tokens=12)
-    await talk.session.execute(CreateSessionResponse(settings=again))
+    seeded = GenerationSettings(sampling=Sampling(temperature=1.5, seed=seed), max_output_tokens=12)
+    await talk.session.execute(CreateSessionResponse(settings=seeded))
     second = await talk.ended()
     assert second.settings.sampling.seed == seed
     (one,), (two,) = first.items, second.items
@@ -427,7 +431,7 @@ async def test_an_answer_says_its_seed(talk: Talk) -> None:
     assert one.parts == two.parts
 
 
-async def test_closing_stops_what_runs(bench: Bench) -> None:
+async def test_close_cancels_running_responses(bench: Bench) -> None:
     talk = await open_talk(bench)
     await talk.say("hello")
     await talk.respond(None)
@@ -440,7 +444,7 @@ async def test_closing_stops_what_runs(bench: Bench) -> None:
         await talk.say("hello?")
 
 
-async def test_long_texts_are_read_beside_the_loop(bench: Bench) -> None:
+async def test_long_texts_are_tokenized_off_the_event_loop(bench: Bench) -> None:
     talk = await open_talk(bench, Limits(off_loop_chars_min=10))
     await talk.say("a text of more than ten characters")
     await talk.respond(30)
@@ -451,11 +455,22 @@ async def test_long_texts_are_read_beside_the_loop(bench: Bench) -> None:
     await talk.session.close()
 
 
-# ---------------------------------------------------------------- any order
+# ---------------------------------------------------------------- random histories
 
 STEPS = st.lists(
     st.sampled_from(
-        ["say", "turn", "cut", "drop", "front", "configure", "late", "apart", "hear", "commit"]
+        [
+            "say",
+            "turn",
+            "cancel",
+            "delete",
+            "front",
+            "configure",
+            "late",
+            "out of band",
+            "replace",
+            "commit",
+        ]
     ),
     min_size=1,
     max_size=7,
@@ -466,24 +481,26 @@ STEPS = st.lists(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(STEPS)
-async def test_any_history_answers_as_a_fresh_prefill(bench: Bench, steps: list[str]) -> None:
+async def test_response_to_any_history_equals_that_of_a_fresh_prefill(
+    bench: Bench, steps: list[str]
+) -> None:
     talk = await open_talk(bench)
-    for n, what in enumerate(steps):
-        here = [item.id for item in talk.session.conversation.items()]
-        match what:
+    for n, step in enumerate(steps):
+        item_ids = [item.id for item in talk.session.conversation.items()]
+        match step:
             case "say":
                 await talk.say(f"s{n}")
             case "turn":
                 await talk.turn(4)
-            case "cut":
+            case "cancel":
                 await talk.respond(40)
                 await talk.ears.until(ResponseStarted, talk._answers + 1)
                 await asyncio.sleep(0)
                 await talk.session.execute(CancelResponse())
                 await talk.ended()
-            case "drop":
-                if here:
-                    await talk.session.execute(DeleteItem(here[n % len(here)]))
+            case "delete":
+                if item_ids:
+                    await talk.session.execute(DeleteItem(item_ids[n % len(item_ids)]))
             case "front":
                 await talk.say("front", after=ROOT)
             case "configure":
@@ -494,7 +511,7 @@ async def test_any_history_answers_as_a_fresh_prefill(bench: Bench, steps: list[
                 await talk.respond(10)
                 await talk.say(f"late {n}")
                 await talk.ended()
-            case "hear":
+            case "replace":
                 await talk.session.execute(ReplaceText(f"words {n} of s{n // 2}"))
             case "commit":
                 await talk.session.execute(AppendText(f" and {n}"))

@@ -1,4 +1,4 @@
-"""The table of a session's states: complete, connected, and strict about what it lacks."""
+"""The transition table of a session: complete, connected, and strict about unlisted pairs."""
 
 import itertools
 
@@ -11,37 +11,39 @@ ALL = list(itertools.product(SessionState, Trigger))
 
 
 @pytest.mark.parametrize(("state", "event"), ALL, ids=lambda value: value.name)
-def test_every_pair_is_in_the_table_or_refused_by_name(state: SessionState, event: Trigger) -> None:
+def test_every_pair_of_state_and_trigger_is_listed_or_refused(
+    state: SessionState, event: Trigger
+) -> None:
     if (state, event) in TRANSITIONS:
         assert transition(state, event) == TRANSITIONS[state, event]
         return
     with pytest.raises(Refusal) as caught:
         transition(state, event)
-    named = {"conversation_already_has_active_response", "response_cancel_not_active"}
-    if caught.value.code not in named:
+    specific = {"conversation_already_has_active_response", "response_cancel_not_active"}
+    if caught.value.code not in specific:
         assert caught.value.code == "invalid_state"
         assert event.value in caught.value.message
         assert state.value in caught.value.message
 
 
-def test_every_state_is_reached_from_the_first() -> None:
+def test_every_state_is_reachable_from_idle() -> None:
     reached = {SessionState.IDLE}
     for _ in SessionState:
         reached |= {TRANSITIONS[pair][0] for pair in TRANSITIONS if pair[0] in reached}
     assert reached == set(SessionState)
 
 
-def test_nothing_reaches_the_engine_while_it_answers() -> None:
+def test_no_command_is_sent_to_the_engine_during_a_response() -> None:
     for state in (SessionState.RESPONDING, SessionState.CANCELLING):
         for event in (Trigger.CONFIGURE, Trigger.EDIT):
             assert transition(state, event) == (state, (Action.CHANGE,))
 
 
-def test_an_answer_is_settled_exactly_where_it_ends() -> None:
-    settling = [
+def test_response_is_committed_only_when_it_ends() -> None:
+    committing = [
         pair for pair, (_, actions) in TRANSITIONS.items() if Action.COMMIT_RESPONSE in actions
     ]
-    assert settling == [
+    assert committing == [
         (SessionState.RESPONDING, Trigger.RESPONSE_ENDED),
         (SessionState.CANCELLING, Trigger.RESPONSE_ENDED),
     ]
@@ -65,7 +67,9 @@ def test_an_answer_is_settled_exactly_where_it_ends() -> None:
         (SessionState.CLOSED, Trigger.CREATE_RESPONSE, "invalid_state"),
     ],
 )
-def test_the_words_of_the_wire(state: SessionState, event: Trigger, code: str) -> None:
+def test_refused_transitions_have_the_error_codes_of_the_api(
+    state: SessionState, event: Trigger, code: str
+) -> None:
     with pytest.raises(Refusal) as caught:
         transition(state, event)
     assert caught.value.code == code

@@ -1,4 +1,4 @@
-"""The input text buffer: words reach the model before their speaker has finished."""
+"""The input text buffer: text is prefilled before the user has finished it."""
 
 import asyncio
 
@@ -18,12 +18,12 @@ from continuo.realtime.protocol.items import ContentPart, MessageItem
 from tests.support.sessions import Talk, kinds
 
 
-async def heard(talk: Talk, kind: type[ConversationEvent]) -> ConversationEvent:
-    return [tell for tell in talk.ears.heard if type(tell) is kind][-1]
+def last_event(talk: Talk, kind: type[ConversationEvent]) -> ConversationEvent:
+    return [event for event in talk.ears.heard if type(event) is kind][-1]
 
 
 async def prefilled(talk: Talk) -> int:
-    """Tokens of the words in the engine's log, once their KV is there."""
+    """Wait for the KV of the whole token log. Returns the number of tokens of the draft."""
     while True:
         info = await talk.engine.info(talk.session.id)
         if info.committed >= info.length + info.provisional:
@@ -44,29 +44,31 @@ async def prefilled(talk: Talk) -> int:
         (" ", ""),
     ],
 )
-def test_the_unstable_end_is_held_back(draft: str, kept: str) -> None:
+def test_last_word_of_the_buffer_is_held_back_from_prefill(draft: str, kept: str) -> None:
     assert stable_prefix(draft) == kept
 
 
-async def test_append_is_acknowledged_with_the_whole_length(talk: Talk) -> None:
+async def test_append_is_acknowledged_with_the_length_of_the_buffer(talk: Talk) -> None:
     for text, length in (("hello", 5), (" there", 11), ("", 11)):
         await talk.session.execute(AppendText(text))
-        assert await heard(talk, TextAppended) == TextAppended(length)
+        assert last_event(talk, TextAppended) == TextAppended(length)
     await talk.session.execute(ReplaceText("hell"))
-    assert await heard(talk, TextAppended) == TextAppended(4)
+    assert last_event(talk, TextAppended) == TextAppended(4)
 
 
-async def test_words_are_prefilled_as_they_come(talk: Talk) -> None:
+async def test_appended_text_is_prefilled_before_the_commit(talk: Talk) -> None:
     await talk.say("hello")
     await talk.turn()
     for text in ("tell ", "me a ", "story"):
         await talk.session.execute(AppendText(text))
     role = 1 + len("user\n")
     assert await prefilled(talk) == role + len("tell me a")
-    assert talk.session.conversation.find("draft") is None, "it is no item yet"
+    assert talk.session.conversation.find("draft") is None, (
+        "the buffer became an item before its commit"
+    )
 
 
-async def test_commit_leaves_the_held_back_end_to_prefill(talk: Talk) -> None:
+async def test_commit_prefills_only_the_held_back_end(talk: Talk) -> None:
     await talk.say("hello")
     await talk.turn()
     await talk.session.execute(AppendText("tell me a long story about a dog"))
@@ -75,30 +77,30 @@ async def test_commit_leaves_the_held_back_end_to_prefill(talk: Talk) -> None:
     await talk.session.execute(CommitText("c1"))
     expected = talk.expected(1)
     await talk.respond(1)
-    answer = await talk.ended()
-    assert talk.sampled(answer) == expected
+    response = await talk.ended()
+    assert talk.sampled(response) == expected
     ending, header = 2, len(talk.session.conversation.render_header()[1])
-    ahead = 1  # a step that ran behind the last id and was dropped
-    behind = ending  # of the answer itself, which may have been prefilled by now
+    ahead = 1  # of a step launched after the last id and discarded
+    behind = ending  # of the response itself, if prefilled by now
     prefilled_since = talk.bench.runner.tokens_run - computed
     assert prefilled_since <= len(" dog") + ending + header + ahead + behind
 
 
-async def test_commit_makes_an_item(talk: Talk) -> None:
+async def test_commit_adds_an_item_and_empties_the_buffer(talk: Talk) -> None:
     name = await talk.say("hello")
     await talk.session.execute(AppendText("and you? "))
     await talk.session.execute(CommitText("c1"))
     assert kinds(talk.ears)[-2:] == ["TextCommitted", "ItemAdded"]
-    assert await heard(talk, TextCommitted) == TextCommitted("c1", name)
+    assert last_event(talk, TextCommitted) == TextCommitted("c1", name)
     item = talk.session.conversation.find("c1")
     assert isinstance(item, MessageItem)
     assert (item.role, item.parts) == ("user", (ContentPart("input_text", "and you? "),))
     await talk.turn()
     await talk.session.execute(AppendText("x"))
-    assert await heard(talk, TextAppended) == TextAppended(1), "a new buffer"
+    assert last_event(talk, TextAppended) == TextAppended(1), "the commit did not empty the buffer"
 
 
-async def test_commit_of_nothing_is_refused(talk: Talk) -> None:
+async def test_commit_of_an_empty_buffer_is_refused(talk: Talk) -> None:
     for text in ("", "  "):
         await talk.session.execute(ReplaceText(text))
         with pytest.raises(Refusal) as caught:
@@ -107,7 +109,7 @@ async def test_commit_of_nothing_is_refused(talk: Talk) -> None:
     assert talk.session.conversation.find("c1") is None
 
 
-async def test_clear_forgets(talk: Talk) -> None:
+async def test_clear_empties_the_buffer_and_its_kv(talk: Talk) -> None:
     await talk.say("hello")
     await talk.session.execute(AppendText("never mind this"))
     assert await prefilled(talk) > 0
@@ -119,7 +121,7 @@ async def test_clear_forgets(talk: Talk) -> None:
     await talk.turn()
 
 
-async def test_replace_keeps_the_common_beginning(talk: Talk) -> None:
+async def test_replace_keeps_the_kv_of_the_common_prefix(talk: Talk) -> None:
     await talk.say("hello")
     await talk.session.execute(AppendText("one two three four five six seven eight nine"))
     await prefilled(talk)
@@ -131,15 +133,15 @@ async def test_replace_keeps_the_common_beginning(talk: Talk) -> None:
     await talk.turn()
 
 
-async def test_it_waits_while_an_answer_is_made(talk: Talk) -> None:
+async def test_text_appended_during_a_response_is_prefilled_when_it_ends(talk: Talk) -> None:
     await talk.say("hello")
     expected = talk.expected(40)
     await talk.respond(40)
     await talk.ears.until(TextDelta)
     await talk.session.execute(AppendText("meanwhile I "))
-    assert kinds(talk.ears)[-1] == "TextAppended", "acknowledged at once"
-    answer = await talk.ended()
-    assert talk.sampled(answer) == expected, "the answer does not hear it"
+    assert kinds(talk.ears)[-1] == "TextAppended", "not acknowledged at once"
+    response = await talk.ended()
+    assert talk.sampled(response) == expected, "the draft changed the response"
     while not await prefilled(talk):
         await asyncio.sleep(0)
     await talk.session.execute(AppendText("spoke on"))
@@ -147,7 +149,7 @@ async def test_it_waits_while_an_answer_is_made(talk: Talk) -> None:
     await talk.turn()
 
 
-async def test_a_response_does_not_hear_what_is_not_committed(talk: Talk) -> None:
+async def test_response_ignores_text_that_is_not_committed(talk: Talk) -> None:
     await talk.say("hello")
     await talk.session.execute(AppendText("I am still speak"))
     await talk.turn()
@@ -159,19 +161,19 @@ async def test_a_response_does_not_hear_what_is_not_committed(talk: Talk) -> Non
     await talk.turn()
 
 
-async def test_commit_while_an_answer_is_made_follows_it(talk: Talk) -> None:
+async def test_item_committed_during_a_response_follows_it(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(30)
     await talk.ears.until(TextDelta)
     await talk.session.execute(AppendText("meanwhile"))
     await talk.session.execute(CommitText("c1"))
-    answer = await talk.ended()
+    response = await talk.ended()
     names = [item.id for item in talk.session.conversation.items()]
-    assert names == ["u1", answer.items[0].id, "c1"]
+    assert names == ["u1", response.items[0].id, "c1"]
     await talk.turn()
 
 
-async def test_a_draft_survives_the_engine(talk: Talk) -> None:
+async def test_text_buffer_survives_the_loss_of_its_engine(talk: Talk) -> None:
     await talk.say("hello")
     await talk.session.execute(AppendText("hear me out "))
     talk.bench.kill()
@@ -181,16 +183,16 @@ async def test_a_draft_survives_the_engine(talk: Talk) -> None:
     assert talk.bench.launches == 2
 
 
-async def test_the_buffer_has_a_bound(talk: Talk) -> None:
+async def test_text_buffer_has_a_maximum_length(talk: Talk) -> None:
     await talk.session.execute(AppendText("x" * 10))
     with pytest.raises(Refusal) as caught:
         await talk.session.execute(AppendText("x" * TEXT_CHARS_MAX))
     assert caught.value.code == "string_above_max_length"
     await talk.session.execute(AppendText(""))
-    assert await heard(talk, TextAppended) == TextAppended(10)
+    assert last_event(talk, TextAppended) == TextAppended(10)
 
 
-async def test_words_over_the_context_are_refused_when_committed(talk: Talk) -> None:
+async def test_commit_of_text_longer_than_the_context_is_refused(talk: Talk) -> None:
     await talk.say("hello")
     await talk.session.execute(AppendText("word " * 100))
     with pytest.raises(Refusal) as caught:

@@ -1,4 +1,4 @@
-"""conversation.item.truncate: history keeps what was heard."""
+"""`conversation.item.truncate`: the conversation keeps the part of a message that was played."""
 
 import asyncio
 import contextlib
@@ -28,31 +28,33 @@ def text() -> ModelText:
     return ModelText(str(FOLDER))
 
 
-def words(answer: Response) -> str:
-    (item,) = answer.items
+def text_of(response: Response) -> str:
+    (item,) = response.items
     assert isinstance(item, MessageItem)
     return item.parts[0].text
 
 
-def cut(item_id: str, end: int) -> TruncateItem:
+def truncate_at(item_id: str, end: int) -> TruncateItem:
     return TruncateItem(item_id, 0, text_end=end)
 
 
-async def long_answer(talk: Talk, at_least: int) -> Response:
-    """One whose text is long enough to be cut; the device of digests may end early."""
+async def response_of_length(talk: Talk, at_least: int) -> Response:
+    """Create responses until one has `at_least` characters; the null device may end one early."""
     while True:
         await talk.say("tell me a story")
-        answer = await talk.turn(24)
-        if len(words(answer)) >= at_least:
-            return answer
+        response = await talk.turn(24)
+        if len(text_of(response)) >= at_least:
+            return response
 
 
 # ---------------------------------------------------------------- tokens
 
 
-@given(said=st.text(max_size=60), end=st.integers(0, 60))
-def test_whole_tokens_are_kept_and_few_are_made(text: ModelText, said: str, end: int) -> None:
-    ids = text.encode_untrusted(said)
+@given(original=st.text(max_size=60), end=st.integers(0, 60))
+def test_truncation_keeps_sampled_tokens_and_encodes_few_new_ones(
+    text: ModelText, original: str, end: int
+) -> None:
+    ids = text.encode_untrusted(original)
     whole = text.decode(ids)
     end = min(end, len(whole))
     kept, length = find_sampled_prefix(text, ids, end)
@@ -64,7 +66,7 @@ def test_whole_tokens_are_kept_and_few_are_made(text: ModelText, said: str, end:
     assert text.decode([*kept, *rest]) == whole[:end]
 
 
-def test_the_longest_beginning_is_kept(text: ModelText) -> None:
+def test_truncation_keeps_the_longest_sampled_prefix(text: ModelText) -> None:
     ids = text.encode_untrusted("the lighthouse keeper told me a story")
     pieces = [text.decode([id]) for id in ids]
     for n in range(len(ids) + 1):
@@ -74,7 +76,7 @@ def test_the_longest_beginning_is_kept(text: ModelText) -> None:
             assert find_sampled_prefix(text, ids, end + 1) == (ids[:n], end)
 
 
-def test_a_character_of_several_tokens_is_kept_whole_or_not_at_all(text: ModelText) -> None:
+def test_character_of_several_tokens_is_never_split(text: ModelText) -> None:
     ids = text.encode_untrusted("ab\U0001f9ff")
     assert len(ids) > 3
     kept, length = find_sampled_prefix(text, ids, 2)
@@ -82,69 +84,69 @@ def test_a_character_of_several_tokens_is_kept_whole_or_not_at_all(text: ModelTe
     assert find_sampled_prefix(text, ids, 3) == (ids, 3)
 
 
-def test_a_call_behind_the_message_stays(chatty: Path) -> None:
+def test_truncation_keeps_the_function_call_after_the_message(chatty: Path) -> None:
     text = ModelText(str(chatty))
     assert text.template is not None
-    said = MessageItem(id="m", role="assistant", parts=(ContentPart("output_text", "I look"),))
+    message = MessageItem(id="m", role="assistant", parts=(ContentPart("output_text", "I look"),))
     call = FunctionCallItem(id="c", call_id="x", name="look", arguments="{}")
     sampled = [*text.encode_untrusted("I look"), *text.encode_untrusted("call look {}"), 0]
     start = Conversation.start(text.template, GenerationSettings()).open_response("a")
-    made = start.commit_response("a", (said, call), sampled)
+    conversation = start.commit_response("a", (message, call), sampled)
     short = MessageItem(id="m", role="assistant", parts=(ContentPart("output_text", "I l"),))
-    now = made.truncate_item(short, text)
-    assert list(now.items()) == [short, call]
-    assert now.spans[0].sampled_ids == tuple(text.encode_untrusted("I l"))
-    assert now.spans[1].sampled_ids is None
+    truncated = conversation.truncate_item(short, text)
+    assert list(truncated.items()) == [short, call]
+    assert truncated.spans[0].sampled_ids == tuple(text.encode_untrusted("I l"))
+    assert truncated.spans[1].sampled_ids is None
 
 
 # ---------------------------------------------------------------- sessions
 
 
-async def test_truncate_keeps_what_was_heard(talk: Talk) -> None:
-    answer = await long_answer(talk, 6)
-    name = answer.items[0].id
-    await talk.session.execute(cut(name, 5))
-    told = talk.ears.heard[-1]
-    assert isinstance(told, ItemTruncated)
-    assert (told.item_id, told.content_index, told.text_end) == (name, 0, 5)
+async def test_truncate_keeps_the_text_before_its_text_end(talk: Talk) -> None:
+    response = await response_of_length(talk, 6)
+    name = response.items[0].id
+    await talk.session.execute(truncate_at(name, 5))
+    event = talk.ears.heard[-1]
+    assert isinstance(event, ItemTruncated)
+    assert (event.item_id, event.content_index, event.text_end) == (name, 0, 5)
     item = talk.session.conversation.find(name)
     assert isinstance(item, MessageItem)
-    assert item.parts == (ContentPart("output_text", words(answer)[:5]),)
+    assert item.parts == (ContentPart("output_text", text_of(response)[:5]),)
     assert item.status == "incomplete"
     sampled = talk.session.conversation.spans[-1].sampled_ids
     assert sampled is not None
-    assert talk.engine.text.decode(sampled) == words(answer)[:5]
+    assert talk.engine.text.decode(sampled) == text_of(response)[:5]
     await talk.say("go on")
     await talk.turn()
 
 
 async def test_truncate_prefills_nothing_again(talk: Talk) -> None:
-    answer = await long_answer(talk, 12)
+    response = await response_of_length(talk, 12)
     await talk.say("and then?")
     await talk.turn()
     await talk.session.execute(DeleteItem(list(talk.session.conversation.items())[-1].id))
     await talk.session.execute(DeleteItem(list(talk.session.conversation.items())[-1].id))
     computed = talk.bench.runner.tokens_run
-    await talk.session.execute(cut(answer.items[0].id, 10))
+    await talk.session.execute(truncate_at(response.items[0].id, 10))
     await talk.say("x")
     await talk.respond(1)
     await talk.ended()
-    asked = len("<|im_start|>user x<|im_end|> <|im_start|>assistant ".replace("<|im_start|>", "a"))
-    assert talk.bench.runner.tokens_run - computed <= asked
+    prompt = len("<|im_start|>user x<|im_end|> <|im_start|>assistant ".replace("<|im_start|>", "a"))
+    assert talk.bench.runner.tokens_run - computed <= prompt
 
 
-async def test_barge_in(talk: Talk) -> None:
-    """Cancel and truncate at once, as a voice client does; the next turn knows what was heard."""
+async def test_barge_in_continues_from_the_truncated_text(talk: Talk) -> None:
+    """Cancel and truncate at once, as a voice client does; the next turn continues the cut text."""
     for turn in range(4):
         await talk.say(f"tell me more, {turn}")
         await talk.respond(None)
         started = await talk.ears.until(OutputItemStarted, turn + 1)
         assert isinstance(started, OutputItemStarted)
         await asyncio.sleep(0.002 * turn)
-        with contextlib.suppress(Refusal):  # it has ended by itself
+        with contextlib.suppress(Refusal):  # if the response has ended before
             await talk.session.execute(CancelResponse())
         await talk.session.execute(
-            cut(started.item.id, min(turn, len(spoken_so_far(talk, started))))
+            truncate_at(started.item.id, min(turn, len(text_so_far(talk, started))))
         )
         await talk.ended()
         item = talk.session.conversation.find(started.item.id)
@@ -153,39 +155,39 @@ async def test_barge_in(talk: Talk) -> None:
         await talk.turn(3)
 
 
-def spoken_so_far(talk: Talk, started: OutputItemStarted) -> str:
+def text_so_far(talk: Talk, started: OutputItemStarted) -> str:
     return "".join(
-        tell.text
-        for tell in talk.ears.heard
-        if isinstance(tell, TextDelta) and tell.item_id == started.item.id
+        event.text
+        for event in talk.ears.heard
+        if isinstance(event, TextDelta) and event.item_id == started.item.id
     )
 
 
-async def test_truncate_in_the_middle_of_a_history(talk: Talk) -> None:
-    answer = await long_answer(talk, 4)
+async def test_truncate_an_item_in_the_middle_of_a_conversation(talk: Talk) -> None:
+    response = await response_of_length(talk, 4)
     for n in range(2):
         await talk.say(f"more {n}")
         await talk.turn()
-    await talk.session.execute(cut(answer.items[0].id, 2))
+    await talk.session.execute(truncate_at(response.items[0].id, 2))
     await talk.turn()
 
 
-async def test_truncate_to_nothing_and_to_everything(talk: Talk) -> None:
-    answer = await long_answer(talk, 2)
+async def test_truncate_to_nothing_and_to_the_whole_text(talk: Talk) -> None:
+    response = await response_of_length(talk, 2)
     before = talk.session.conversation
-    await talk.session.execute(cut(answer.items[0].id, len(words(answer))))
+    await talk.session.execute(truncate_at(response.items[0].id, len(text_of(response))))
     assert talk.session.conversation is before
-    await talk.session.execute(cut(answer.items[0].id, 0))
+    await talk.session.execute(truncate_at(response.items[0].id, 0))
     await talk.say("what?")
     await talk.turn()
 
 
-async def test_truncate_what_the_client_wrote(talk: Talk) -> None:
+async def test_truncate_an_assistant_message_of_the_client(talk: Talk) -> None:
     part = ContentPart("output_text", "I said a lot of things")
     item = MessageItem(id="a1", role="assistant", parts=(part,))
     await talk.say("hello")
     await talk.session.execute(AddItem(item))
-    await talk.session.execute(cut("a1", 6))
+    await talk.session.execute(truncate_at("a1", 6))
     found = talk.session.conversation.find("a1")
     assert isinstance(found, MessageItem)
     assert found.parts[0].text == "I said"
@@ -194,32 +196,32 @@ async def test_truncate_what_the_client_wrote(talk: Talk) -> None:
 
 
 async def test_audio_end_ms_alone_changes_nothing(talk: Talk) -> None:
-    answer = await long_answer(talk, 2)
+    response = await response_of_length(talk, 2)
     before = talk.session.conversation
-    name = answer.items[0].id
+    name = response.items[0].id
     await talk.session.execute(TruncateItem(name, 0, audio_end_ms=700))
     assert talk.ears.heard[-1] == ItemTruncated(name, 0, 700, None)
     assert talk.session.conversation is before
 
 
-async def test_what_cannot_be_truncated(talk: Talk) -> None:
+async def test_truncate_is_refused_for_other_items_and_positions(talk: Talk) -> None:
     await talk.say("hello")
-    answer = await talk.turn()
-    name = answer.items[0].id
-    for ask, param in (
-        (cut("nobody", 1), "item_id"),
-        (cut("u1", 1), "item_id"),
-        (cut(name, 10_000), "text_end"),
+    response = await talk.turn()
+    name = response.items[0].id
+    for command, param in (
+        (truncate_at("unknown", 1), "item_id"),
+        (truncate_at("u1", 1), "item_id"),
+        (truncate_at(name, 10_000), "text_end"),
         (TruncateItem(name, 1, text_end=0), "content_index"),
     ):
         with pytest.raises(Refusal) as caught:
-            await talk.session.execute(ask)
+            await talk.session.execute(command)
         assert caught.value.param == param
     await talk.respond(None)
     started = await talk.ears.until(OutputItemStarted, 2)
     assert isinstance(started, OutputItemStarted)
     with pytest.raises(Refusal, match="still being generated"):
-        await talk.session.execute(cut(started.item.id, 0))
+        await talk.session.execute(truncate_at(started.item.id, 0))
     await talk.session.execute(CancelResponse())
     await talk.ended()
     await talk.turn()

@@ -1,8 +1,8 @@
-"""A spoken conversation on the bundled model: words as they are recognised, with second thoughts;
-answers that are interrupted and cut to what was heard.
+"""A voice conversation on the bundled model: partial transcripts that are revised, and responses
+that are interrupted and truncated to the part that was played.
 
-What each answer says is what one fresh prefill of the same ids would; after a commit only the end
-of what was said is computed; the history is never computed again.
+Each response equals one after a fresh prefill of the same ids; after a commit only the end of the
+transcript is prefilled; the history is never prefilled again.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ from continuo.realtime.store import open_store
 from tests.support.sessions import Ears
 
 PARTIAL_S = 0.15
-REVISED = 0.2
-ANSWER_TOKENS = 32
-SPOKEN = (
+REVISED_RATIO = 0.2
+RESPONSE_TOKENS = 32
+UTTERANCES = (
     "hello there how are you doing today",
     "my name is Mira and I live near the sea",
     "please tell me a story about a small boat",
@@ -57,66 +57,68 @@ class Voice:
         self.session = session
         self.ears = ears
         self.source = source
-        self.answers = 0
+        self.responses = 0
 
     async def speak(self, words: Sequence[str]) -> None:
-        """A recogniser's partial transcripts; some are taken back by the next."""
+        """Send partial transcripts as a speech recogniser does; some are revised by the next."""
         for count in range(1, len(words) + 1):
-            heard = words[:count]
-            if count < len(words) and self.source.random() < REVISED:
-                heard = [*heard[:-1], self.source.choice(("with", "tall", "flour", "sum"))]
-            await self.session.execute(ReplaceText(" ".join(heard)))
+            partial = words[:count]
+            if count < len(words) and self.source.random() < REVISED_RATIO:
+                partial = [*partial[:-1], self.source.choice(("with", "tall", "flour", "sum"))]
+            await self.session.execute(ReplaceText(" ".join(partial)))
             await asyncio.sleep(PARTIAL_S)
 
-    async def fresh_answer(self, tokens: int) -> list[int]:
-        """What the model says to the same ids where nothing of them is known: another scope."""
-        asked, header = self.session.conversation.render_header()
+    async def reference_ids(self, tokens: int) -> list[int]:
+        """The ids of a response to the same prompt in another cache scope, so without cached KV."""
+        prompt, header = self.session.conversation.render_header()
         sampling = Sampling(max_tokens=tokens, ignore_eos=True)
         turn = await self.engine.complete(
-            [*asked.ids(), *header], sampling, cache_scope=generate_id("x")
+            [*prompt.ids(), *header], sampling, cache_scope=generate_id("x")
         )
-        said = [id async for piece in turn for id in piece.ids]
+        ids = [id async for piece in turn for id in piece.ids]
         assert turn.ended is not None
-        assert turn.ended.cached_tokens == 0, "it was fresh"
-        return said
+        assert turn.ended.cached_tokens == 0, "the reference found cached KV"
+        return ids
 
     async def respond(self, tokens: int, *, interrupted: bool) -> Response:
-        """The whole answer, or as far as it had come at some moment."""
+        """A whole response, or one cancelled after a random number of deltas."""
         before = self.deltas
-        wish = GenerationSettings(max_output_tokens=tokens, sampling=Sampling(ignore_eos=True))
-        await self.session.execute(CreateSessionResponse(settings=wish))
-        self.answers += 1
+        settings = GenerationSettings(max_output_tokens=tokens, sampling=Sampling(ignore_eos=True))
+        await self.session.execute(CreateSessionResponse(settings=settings))
+        self.responses += 1
         if interrupted:
             after = self.source.randrange(1, 12)
             while self.deltas < before + after and not self.ended:
                 await asyncio.sleep(0.002)
-            with contextlib.suppress(Refusal):  # it has ended by itself
+            with contextlib.suppress(Refusal):  # if the response has ended before
                 await self.session.execute(CancelResponse())
-        tell = await self.ears.until(ResponseEnded, self.answers)
-        assert isinstance(tell, ResponseEnded)
-        return tell.answer
+        event = await self.ears.until(ResponseEnded, self.responses)
+        assert isinstance(event, ResponseEnded)
+        return event.answer
 
     @property
     def deltas(self) -> int:
-        return sum(isinstance(tell, TextDelta) for tell in self.ears.heard)
+        return sum(isinstance(event, TextDelta) for event in self.ears.heard)
 
     @property
     def ended(self) -> bool:
-        return sum(isinstance(tell, ResponseEnded) for tell in self.ears.heard) == self.answers
+        return sum(isinstance(event, ResponseEnded) for event in self.ears.heard) == self.responses
 
-    async def cut(self, answer: Response) -> None:
-        """To what was heard of it."""
-        (item,) = answer.items
+    async def truncate(self, response: Response) -> None:
+        """Truncate the response at a random position."""
+        (item,) = response.items
         assert isinstance(item, MessageItem)
         text = item.parts[0].text
-        heard = self.source.randrange(1, len(text) + 1)
-        await self.session.execute(TruncateItem(item.id, 0, text_end=heard))
-        cut = self.session.conversation.find(item.id)
-        assert isinstance(cut, MessageItem)
-        assert cut.parts[0].text == text[:heard]
+        end = self.source.randrange(1, len(text) + 1)
+        await self.session.execute(TruncateItem(item.id, 0, text_end=end))
+        truncated = self.session.conversation.find(item.id)
+        assert isinstance(truncated, MessageItem)
+        assert truncated.parts[0].text == text[:end]
 
-    def sampled(self, answer: Response) -> list[int]:
-        spans = [span for span in self.session.conversation.spans if span.response_id == answer.id]
+    def sampled(self, response: Response) -> list[int]:
+        spans = [
+            span for span in self.session.conversation.spans if span.response_id == response.id
+        ]
         return list(spans[0].sampled_ids or ())
 
 
@@ -137,33 +139,33 @@ async def voice(request: pytest.FixtureRequest) -> AsyncIterator[Voice]:
 
 
 @pytest.mark.timeout(300)
-async def test_a_spoken_conversation(voice: Voice) -> None:
-    prefilled, known = list[int](), 0
-    for number, line in enumerate(SPOKEN):
-        interrupted = 0 < number < len(SPOKEN) - 1
+async def test_voice_conversation_prefills_only_new_tokens(voice: Voice) -> None:
+    prefilled, cached = list[int](), 0
+    for number, line in enumerate(UTTERANCES):
+        interrupted = 0 < number < len(UTTERANCES) - 1
         await voice.speak(line.split())
         await voice.session.execute(CommitText(generate_id("item")))
-        expected = await voice.fresh_answer(ANSWER_TOKENS)
-        answer = await voice.respond(ANSWER_TOKENS, interrupted=interrupted)
-        said = voice.sampled(answer)
-        assert said, "something was said"
-        assert said == expected[: len(said)]
-        assert interrupted or said == expected
-        usage = answer.usage
+        expected = await voice.reference_ids(RESPONSE_TOKENS)
+        response = await voice.respond(RESPONSE_TOKENS, interrupted=interrupted)
+        ids = voice.sampled(response)
+        assert ids, "the response is empty"
+        assert ids == expected[: len(ids)]
+        assert interrupted or ids == expected
+        usage = response.usage
         assert usage is not None
         prefilled.append(usage.input_tokens - usage.cached_tokens)
-        assert usage.cached_tokens >= known - 1, "the history is not computed again"
-        known = usage.input_tokens
+        assert usage.cached_tokens >= cached - 1, "a part of the history was prefilled again"
+        cached = usage.input_tokens
         if interrupted:
-            await voice.cut(answer)
+            await voice.truncate(response)
     assert statistics.median(prefilled) <= 8, prefilled
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("voice", [0], indirect=True)
-async def test_five_hundred_turns_just_go_on(voice: Voice) -> None:
-    """The bundled model reads 2,048 tokens; what does not fit is dropped, and stays retrievable."""
-    limit, dropped = voice.engine.ready.max_model_len, 0
+async def test_five_hundred_turns_continue_beyond_the_context_window(voice: Voice) -> None:
+    """The context window is 2,048 tokens; older items leave the window and can still be fetched."""
+    limit, out_of_window = voice.engine.ready.max_model_len, 0
     for number in range(500):
         item = MessageItem(
             id=f"u{number}",
@@ -171,16 +173,16 @@ async def test_five_hundred_turns_just_go_on(voice: Voice) -> None:
             parts=(ContentPart("input_text", f"What is {number} plus 1?"),),
         )
         await voice.session.execute(AddItem(item))
-        again = len(voice.session.conversation.out_of_window) > dropped
-        dropped = len(voice.session.conversation.out_of_window)
-        expected = await voice.fresh_answer(8) if again else None
-        answer = await voice.respond(8, interrupted=False)
+        rewound = len(voice.session.conversation.out_of_window) > out_of_window
+        out_of_window = len(voice.session.conversation.out_of_window)
+        expected = await voice.reference_ids(8) if rewound else None
+        response = await voice.respond(8, interrupted=False)
         voice.ears.heard.clear()
-        voice.answers = 0
-        assert answer.status == "incomplete", "it says what it was allowed to"
+        voice.responses = 0
+        assert response.status == "incomplete", "max_output_tokens does not end the response"
         assert voice.session.conversation.length <= limit
-        assert expected is None or voice.sampled(answer) == expected
+        assert expected is None or voice.sampled(response) == expected
     conversation = voice.session.conversation
-    assert dropped > 500, "most of it has left the context"
+    assert out_of_window > 500, "most items are still in the context window"
     assert sum(1 for _ in conversation.items()) == 1000
     assert conversation.find("u0") is not None

@@ -1,4 +1,4 @@
-"""MessagePack frames: the same events, under the subprotocol realtime.msgpack."""
+"""MessagePack frames: the events of the Realtime API under the subprotocol `realtime.msgpack`."""
 
 import asyncio
 import contextlib
@@ -39,30 +39,30 @@ pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=[event["type"] for event in EVENTS])
-def test_both_codecs_read_the_same(event: dict[str, Any]) -> None:
+def test_both_codecs_decode_the_same_events(event: dict[str, Any]) -> None:
     assert MSGPACK.decode(pack(event)) == JSON.decode(msgspec.json.encode(event))
     assert MSGPACK.extract_event_id(pack(event)) == event.get("event_id")
 
 
-def test_both_codecs_write_the_same() -> None:
-    odd = '{"type": "object", "x": [1.5, null, 1180591620717411303424]}'
-    tool = Tool(name="f", parameters=odd)
+def test_both_codecs_encode_the_same_events() -> None:
+    schema = '{"type": "object", "x": [1.5, null, 1180591620717411303424]}'
+    tool = Tool(name="f", parameters=schema)
     item = MessageItem(id="m", role="user", parts=(ContentPart("input_text", "\u00e9\U0001f9ff"),))
-    voice = Encoder("sess_x", "demo")
-    for tell in (
+    encoder = Encoder("sess_x", "demo")
+    for emitted in (
         SessionOpened(GenerationSettings(tools=(tool,))),
         SessionConfigured(GenerationSettings(tools=(tool,)), Rewind(1, 2)),
         ItemAdded(item, None),
         TextDelta("resp_x", 0, "m", "words"),
         ResponseEnded(Response(id="resp_x", conversation=None, settings=GenerationSettings())),
     ):
-        for event in voice.encode(tell, str):
-            said = msgspec.json.decode(JSON.encode(event))
-            assert unpack(MSGPACK.encode(event)) == said
+        for event in encoder.encode(emitted, str):
+            expected = msgspec.json.decode(JSON.encode(event))
+            assert unpack(MSGPACK.encode(event)) == expected
 
 
-def readable() -> list[tuple[str, str, str | None]]:
-    """Of the bad frames, those that MessagePack can say."""
+def packable() -> list[tuple[str, str, str | None]]:
+    """The bad frames of the JSON codec that MessagePack can represent."""
     found: list[tuple[str, str, str | None]] = []
     for frame, code, param, _ in BAD:
         with contextlib.suppress(msgspec.DecodeError, RecursionError, OverflowError):
@@ -71,8 +71,10 @@ def readable() -> list[tuple[str, str, str | None]]:
     return found
 
 
-@pytest.mark.parametrize(("frame", "code", "param"), readable())
-def test_a_bad_packed_frame_is_explained(frame: str, code: str, param: str | None) -> None:
+@pytest.mark.parametrize(("frame", "code", "param"), packable())
+def test_invalid_msgpack_event_is_refused_with_code_and_param(
+    frame: str, code: str, param: str | None
+) -> None:
     with pytest.raises(BadFrame) as caught:
         MSGPACK.decode(pack(msgspec.json.decode(frame)))
     assert caught.value.code == code
@@ -83,13 +85,13 @@ def test_a_bad_packed_frame_is_explained(frame: str, code: str, param: str | Non
 
 
 def with_parameters(packed: bytes) -> bytes:
-    """A session.update whose tool has these bytes for a schema."""
+    """A session.update whose tool has these bytes as its schema."""
     tool = {"type": "function", "name": "f", "parameters": msgspec.Raw(packed)}
     return pack({"type": "session.update", "session": {"type": "realtime", "tools": [tool]}})
 
 
 @pytest.mark.parametrize(
-    ("frame", "words"),
+    ("frame", "message"),
     [
         (b"", "truncated"),
         (b"\xc1", "malformed"),
@@ -102,8 +104,8 @@ def with_parameters(packed: bytes) -> bytes:
         (with_parameters(b"\x81\xa1a\x81\x80\xc0"), "MessagePack"),
     ],
 )
-def test_what_is_no_messagepack_event_is_refused(frame: bytes, words: str) -> None:
-    with pytest.raises(BadFrame, match=words) as caught:
+def test_malformed_msgpack_is_refused(frame: bytes, message: str) -> None:
+    with pytest.raises(BadFrame, match=message) as caught:
         MSGPACK.decode(frame)
     assert caught.value.code == "invalid_msgpack"
 
@@ -117,8 +119,8 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-def taken(frame: bytes) -> None:
-    """As an event that can be heard, or refused."""
+def decode_or_refuse(frame: bytes) -> None:
+    """Decode a frame to a command; only Refusal may be raised."""
     with contextlib.suppress(Refusal):
         decode_command(
             MSGPACK.decode(frame), GenerationSettings(), GenerationSettings(), generate_id
@@ -127,26 +129,28 @@ def taken(frame: bytes) -> None:
 
 @given(st.binary())
 @example(b"\xdd\xff\xff\xff\xff")
-def test_any_bytes_are_an_event_or_refused(frame: bytes) -> None:
-    taken(frame)
+def test_any_bytes_are_decoded_or_refused(frame: bytes) -> None:
+    decode_or_refuse(frame)
     MSGPACK.extract_event_id(frame)
 
 
 @given(st.sampled_from(EVENTS), st.sampled_from(["session", "item", "response", "text"]), VALUES)
-def test_any_value_is_heard_or_refused(event: dict[str, Any], key: str, value: object) -> None:
-    taken(pack({**event, key: value}))
+def test_any_value_in_an_event_is_decoded_or_refused(
+    event: dict[str, Any], key: str, value: object
+) -> None:
+    decode_or_refuse(pack({**event, key: value}))
     inner = event.get(key)
     if isinstance(inner, dict):
-        for place in inner:
-            taken(pack({**event, key: {**inner, place: value}}))
+        for field in inner:
+            decode_or_refuse(pack({**event, key: {**inner, field: value}}))
 
 
 @given(VALUES)
-def test_any_schema_is_heard_or_refused(value: object) -> None:
-    taken(with_parameters(pack({"a": value})))
+def test_any_tool_schema_is_decoded_or_refused(value: object) -> None:
+    decode_or_refuse(with_parameters(pack({"a": value})))
 
 
-def many(count: int, value: bytes) -> bytes:
+def frame_of_values(count: int, value: bytes) -> bytes:
     array = b"\xdd" + count.to_bytes(4, "big") + value * count
     return pack({"event_id": "e", "type": "response.cancel", "x": msgspec.Raw(array)})
 
@@ -154,39 +158,39 @@ def many(count: int, value: bytes) -> bytes:
 @pytest.mark.parametrize(
     "value", [b"\xc0", b"\xcd\x01\x02", b"\xa2hi", b"\x81\xa1a\x05", b"\xc4\x01x"]
 )
-def test_too_many_packed_values_are_refused_before_they_are_made(value: bytes) -> None:
+def test_frame_of_too_many_values_is_refused_before_it_is_decoded(value: bytes) -> None:
     with pytest.raises(BadFrame, match="the limit is 32,768") as caught:
-        MSGPACK.decode(many(2 * FRAME_VALUES_MAX, value))
+        MSGPACK.decode(frame_of_values(2 * FRAME_VALUES_MAX, value))
     assert (caught.value.code, caught.value.event_id) == ("frame_too_large", "e")
-    MSGPACK.decode(many(FRAME_VALUES_MAX // 2, value))
+    MSGPACK.decode(frame_of_values(FRAME_VALUES_MAX // 2, value))
 
 
-def test_a_long_packed_text_is_one_value() -> None:
+def test_long_msgpack_text_counts_as_one_value() -> None:
     MSGPACK.decode(pack({"type": "input_text_buffer.append", "text": "\xcd\x01" * 200_000}))
 
 
-# ---------------------------------------------------------------- the wire
+# ---------------------------------------------------------------- over a socket
 
 
-def dial(running: Running) -> Any:
+def connect_with_msgpack(running: Running) -> Any:
     offered = [Subprotocol("realtime.msgpack"), Subprotocol("realtime")]
     return connect(running.url, additional_headers=BEARER, subprotocols=offered)
 
 
 async def recv(socket: ClientConnection) -> dict[str, Any]:
     frame = await asyncio.wait_for(socket.recv(), 20)
-    assert isinstance(frame, bytes), "binary frames only"
+    assert isinstance(frame, bytes), "a text frame"
     return unpack(frame)
 
 
-async def until(socket: ClientConnection, kind: str) -> dict[str, Any]:
+async def wait_for(socket: ClientConnection, kind: str) -> dict[str, Any]:
     while (event := await recv(socket))["type"] != kind:
         pass
     return event
 
 
-async def code(socket: ClientConnection) -> int:
-    """The code it is closed with, whatever it says before."""
+async def close_code(socket: ClientConnection) -> int:
+    """Read up to the close frame. Returns its code."""
     try:
         while True:
             await recv(socket)
@@ -194,55 +198,58 @@ async def code(socket: ClientConnection) -> int:
         return end.rcvd.code if end.rcvd else 1006
 
 
-async def test_a_conversation_in_messagepack(running: Running) -> None:
-    async with dial(running) as socket:
+async def test_conversation_over_msgpack_frames(running: Running) -> None:
+    async with connect_with_msgpack(running) as socket:
         assert socket.subprotocol == "realtime.msgpack"
         assert (await recv(socket))["type"] == "session.created"
         session = {"type": "realtime", "instructions": "be kind", "tools": [TOOL]}
         await socket.send(pack({"type": "session.update", "session": session}))
-        updated = await until(socket, "session.updated")
+        updated = await wait_for(socket, "session.updated")
         assert updated["session"]["tools"][0]["parameters"] == TOOL["parameters"]
         content = [{"type": "input_text", "text": "hello"}]
         item = {"type": "message", "role": "user", "content": content}
         await socket.send(pack({"type": "conversation.item.create", "item": item}))
-        await until(socket, "conversation.item.done")
+        await wait_for(socket, "conversation.item.done")
         await socket.send(pack({"type": "response.create", "response": {"max_output_tokens": 5}}))
-        said = ""
+        streamed = ""
         while (event := await recv(socket))["type"] != "response.done":
-            said += event.get("delta", "")
-        (answer,) = event["response"]["output"]
-        assert answer["content"] == [{"type": "output_text", "text": said}]
+            streamed += event.get("delta", "")
+        (item,) = event["response"]["output"]
+        assert item["content"] == [{"type": "output_text", "text": streamed}]
 
 
-async def test_a_bad_packed_frame_leaves_the_connection_good(running: Running) -> None:
-    async with dial(running) as socket:
+async def test_connection_stays_usable_after_a_bad_msgpack_frame(running: Running) -> None:
+    async with connect_with_msgpack(running) as socket:
         await recv(socket)
         for frame in (b"\xc1", pack({"type": "x.y", "event_id": "e"}), b"\xc0" * 1_100_000):
             await socket.send(frame)
-        errors = [(await until(socket, "error"))["error"] for _ in range(3)]
-        told = [error["code"] for error in errors]
-        assert told == ["invalid_msgpack", "invalid_value", "frame_too_large"]
+        errors = [(await wait_for(socket, "error"))["error"] for _ in range(3)]
+        assert [error["code"] for error in errors] == [
+            "invalid_msgpack",
+            "invalid_value",
+            "frame_too_large",
+        ]
         assert errors[1]["event_id"] == "e"
         await socket.send(pack({"type": "input_audio_buffer.clear"}))
-        await until(socket, "input_audio_buffer.cleared")
+        await wait_for(socket, "input_audio_buffer.cleared")
 
 
-async def test_frames_that_are_never_messagepack_close(running: Running) -> None:
-    async with dial(running) as socket:
+async def test_consecutive_bad_msgpack_frames_close_the_connection(running: Running) -> None:
+    async with connect_with_msgpack(running) as socket:
         for _ in range(32):
             await socket.send(b"\xc1")
-        assert await code(socket) == 1007
+        assert await close_code(socket) == 1007
 
 
-async def test_a_text_frame_closes_where_messagepack_was_agreed(running: Running) -> None:
-    async with dial(running) as socket:
+async def test_text_frame_closes_a_msgpack_connection(running: Running) -> None:
+    async with connect_with_msgpack(running) as socket:
         await socket.send('{"type": "response.cancel"}')
-        assert await code(socket) == 1003
+        assert await close_code(socket) == 1003
 
 
-async def test_an_unknown_model_is_said_in_messagepack(running: Running) -> None:
+async def test_unknown_model_is_reported_in_msgpack(running: Running) -> None:
     offered = [Subprotocol("realtime.msgpack")]
     url = f"{running.url}?model=gpt-9"
     async with connect(url, additional_headers=BEARER, subprotocols=offered) as socket:
         assert (await recv(socket))["error"]["code"] == "model_not_found"
-        assert await code(socket) == 1008
+        assert await close_code(socket) == 1008

@@ -1,4 +1,5 @@
-"""What waits for a slow reader: merged, bounded, and given up on in the end."""
+"""The outbox of a slow reader: deltas are merged, bytes are bounded, and the connection is closed
+if the backlog lasts."""
 
 import asyncio
 import json
@@ -50,7 +51,7 @@ def drain(backlog: Backlog) -> list[dict[str, str]]:
     return [json.loads(frame) for frame in iter(backlog.pop, None)]
 
 
-def test_text_of_one_item_is_merged() -> None:
+def test_consecutive_deltas_of_one_item_are_merged() -> None:
     backlog = Backlog()
     for event in (delta(1, "a"), delta(2, "b"), delta(3, "c", "item_b"), argument(4, "{")):
         backlog.put(event)
@@ -62,7 +63,7 @@ def test_text_of_one_item_is_merged() -> None:
     ]
 
 
-def test_other_events_keep_their_place() -> None:
+def test_deltas_are_not_merged_across_other_events() -> None:
     backlog = Backlog()
     for event in (delta(1, "a"), AudioCleared(event_id="event_2"), delta(3, "b")):
         backlog.put(event)
@@ -78,12 +79,12 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_nothing_is_lost_reordered_or_miscounted(events: list[ServerEvent | None]) -> None:
-    """None: one frame is taken."""
+def test_backlog_loses_reorders_and_miscounts_nothing(events: list[ServerEvent | None]) -> None:
+    """Events are put into the backlog; for None, one frame is taken from it."""
     backlog, sent, put = Backlog(), list[tuple[str, str]](), list[tuple[str, str]]()
 
-    def note(into: list[tuple[str, str]], key: str, text: str) -> None:
-        """Texts of one item in a row count as one."""
+    def record(into: list[tuple[str, str]], key: str, text: str) -> None:
+        """Append a text, or extend the last one if it is of the same item."""
         if into and into[-1][0] == key and text:
             into[-1] = (key, into[-1][1] + text)
         elif text or key == "deleted":
@@ -93,7 +94,9 @@ def test_nothing_is_lost_reordered_or_miscounted(events: list[ServerEvent | None
         frame = backlog.pop()
         if frame is not None:
             event = json.loads(frame)
-            note(sent, event["item_id"] if "delta" in event else "deleted", event.get("delta", ""))
+            record(
+                sent, event["item_id"] if "delta" in event else "deleted", event.get("delta", "")
+            )
 
     for event in events:
         match event:
@@ -101,7 +104,7 @@ def test_nothing_is_lost_reordered_or_miscounted(events: list[ServerEvent | None
                 take()
             case TextDelta() | ArgumentsDelta():
                 backlog.put(event)
-                note(put, event.item_id, event.delta)
+                record(put, event.item_id, event.delta)
             case _:
                 backlog.put(event)
                 put.append(("deleted", ""))
@@ -117,7 +120,7 @@ def test_nothing_is_lost_reordered_or_miscounted(events: list[ServerEvent | None
 SMALL = Limits(outbox_bytes_max=1000, outbox_over_limit_s_max=0.05)
 
 
-async def test_what_is_put_is_sent() -> None:
+async def test_outbox_sends_events_in_order() -> None:
     socket = FakeSocket()
     outbox = Outbox(socket, Limits())
     running = asyncio.create_task(outbox.run())
@@ -130,7 +133,7 @@ async def test_what_is_put_is_sent() -> None:
         await running
 
 
-async def test_a_reader_that_is_behind_gets_merged_text() -> None:
+async def test_slow_reader_gets_merged_deltas() -> None:
     socket = FakeSocket()
     socket.reading.clear()
     outbox = Outbox(socket, Limits())
@@ -145,7 +148,7 @@ async def test_a_reader_that_is_behind_gets_merged_text() -> None:
     running.cancel()
 
 
-async def test_over_the_bound_nobody_is_read_from() -> None:
+async def test_reading_pauses_while_the_outbox_is_over_its_limit() -> None:
     socket = FakeSocket()
     socket.reading.clear()
     outbox = Outbox(socket, Limits(outbox_bytes_max=1000))
@@ -162,7 +165,7 @@ async def test_over_the_bound_nobody_is_read_from() -> None:
     running.cancel()
 
 
-async def test_over_the_bound_for_too_long_is_a_hangup() -> None:
+async def test_outbox_over_its_limit_for_too_long_closes_the_connection() -> None:
     socket = FakeSocket()
     socket.reading.clear()
     outbox = Outbox(socket, SMALL)
@@ -174,7 +177,7 @@ async def test_over_the_bound_for_too_long_is_a_hangup() -> None:
     assert caught.value.code == CloseCode.TRY_AGAIN_LATER
 
 
-async def test_far_over_the_bound_is_a_hangup_at_once() -> None:
+async def test_outbox_far_over_its_limit_closes_at_once() -> None:
     socket = FakeSocket()
     socket.reading.clear()
     outbox = Outbox(socket, Limits(outbox_bytes_max=1000, outbox_over_limit_s_max=1e6))
@@ -186,7 +189,7 @@ async def test_far_over_the_bound_is_a_hangup_at_once() -> None:
         await asyncio.wait_for(running, 5)
 
 
-async def test_a_reader_who_catches_up_is_forgiven() -> None:
+async def test_reader_that_catches_up_stays_connected() -> None:
     socket = FakeSocket()
     outbox = Outbox(socket, SMALL)
     running = asyncio.create_task(outbox.run())
@@ -201,10 +204,10 @@ async def test_a_reader_who_catches_up_is_forgiven() -> None:
     running.cancel()
 
 
-def test_every_close_code_is_explained() -> None:
+def test_every_close_code_has_an_explanation() -> None:
     assert set(EXPLANATIONS) == set(CloseCode)
-    again = {code for code, (_, retry) in EXPLANATIONS.items() if retry}
-    assert again == {1011, 1012, 1013}, "what the SDKs reconnect on"
+    retried = {code for code, (_, retry) in EXPLANATIONS.items() if retry}
+    assert retried == {1011, 1012, 1013}, "other than the codes on which the SDKs reconnect"
 
 
 def test_every_close_code_is_used() -> None:

@@ -1,4 +1,4 @@
-"""Frames to events: what is said about each kind of bad frame, and that nothing else can happen."""
+"""Decoding of Realtime frames: the error for each kind of bad frame; no input raises another."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ GOOD: dict[str, str] = {
 
 
 @pytest.mark.parametrize("type", client_events.EVENT_TYPES)
-def test_every_event_of_the_protocol_parses(type: str) -> None:
+def test_every_client_event_of_the_protocol_is_decoded(type: str) -> None:
     event = decode_frame(
         f'{{"event_id": "e", "type": "{type}", {GOOD[type]}, "tomorrow": {{"x": []}}}}'
     )
@@ -135,21 +135,23 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("frame", "code", "param", "words"), BAD)
-def test_a_bad_frame_is_explained(frame: str, code: str, param: str | None, words: str) -> None:
+@pytest.mark.parametrize(("frame", "code", "param", "message"), BAD)
+def test_bad_frame_is_refused_with_code_and_param(
+    frame: str, code: str, param: str | None, message: str
+) -> None:
     with pytest.raises(BadFrame) as caught:
         decode_frame(frame)
     refusal = caught.value
     assert refusal.code == code
-    assert re.search(words, refusal.message), refusal.message
+    assert re.search(message, refusal.message), refusal.message
     if param is not None:
         assert refusal.param == param
         assert param in refusal.message
     if '"e1"' in frame:
-        assert refusal.event_id == "e1", "the client can match it with what it sent"
+        assert refusal.event_id == "e1", "the client cannot match the error with its event"
 
 
-def test_the_limit_itself_is_not_over_it() -> None:
+def test_values_at_their_limit_are_accepted() -> None:
     assert isinstance(decode_frame(text(512 * 1024)), client_events.ItemCreate)
     event = decode_frame(session(f'"type": "realtime", "stop": {json.dumps(["x" * 256] * 16)}'))
     assert isinstance(event, client_events.SessionUpdate)
@@ -167,7 +169,7 @@ def test_the_limit_itself_is_not_over_it() -> None:
         ("[" * 5_000 + '"event_id": "e"', "e"),
     ],
 )
-def test_the_event_id_is_found_in_what_is_left(frame: str, event_id: str | None) -> None:
+def test_event_id_is_extracted_from_malformed_frames(frame: str, event_id: str | None) -> None:
     assert extract_event_id(frame) == event_id
 
 
@@ -195,14 +197,14 @@ EVENTS = st.fixed_dictionaries(
 
 
 @given(st.binary() | st.text())
-def test_any_bytes_are_an_event_or_a_bad_frame(frame: bytes | str) -> None:
+def test_random_bytes_are_refused_as_a_bad_frame(frame: bytes | str) -> None:
     with pytest.raises(BadFrame) as caught:
         decode_frame(frame)
     assert caught.value.message
 
 
 @given(EVENTS, st.data())
-def test_nearly_events_are_events_or_bad_frames(event: object, data: st.DataObject) -> None:
+def test_mutated_events_are_decoded_or_refused(event: object, data: st.DataObject) -> None:
     frame = json.dumps(event)
     at = data.draw(st.integers(0, len(frame)))
     mutated = (
@@ -218,7 +220,7 @@ def test_nearly_events_are_events_or_bad_frames(event: object, data: st.DataObje
             )
 
 
-def test_what_is_quoted_is_short() -> None:
+def test_values_quoted_in_errors_are_shortened() -> None:
     for value in ("x" * 100_000, "x\n" * 50_000):
         with pytest.raises(BadFrame) as caught:
             decode_frame(json.dumps({"type": value}))

@@ -1,4 +1,4 @@
-"""Whatever a client sends over the Responses API or as a chat, it is understood or explained."""
+"""Decoding of Responses and chat requests: any input is decoded or refused with a message."""
 
 import json
 import random
@@ -57,7 +57,7 @@ ODD: tuple[Any, ...] = (None, "", "x", 0, -1, 1e99, True, [], {}, [[]], {"type":
 
 
 def mutated(value: Any, rng: random.Random) -> Any:
-    """With something odd somewhere."""
+    """A copy with keys removed and parts replaced by odd values at random."""
     if rng.random() < 0.15:
         return rng.choice(ODD)
     match value:
@@ -69,19 +69,19 @@ def mutated(value: Any, rng: random.Random) -> Any:
             return value
 
 
-def understood(event: client_events.ClientEvent) -> None:
+def decode(event: client_events.ClientEvent) -> None:
     match event:
         case client_events.ResponseCreate():
-            asked = responses_api.decode_command(event, GenerationSettings(), "demo", generate_id)
-            assert isinstance(asked, CreateResponse)
+            command = responses_api.decode_command(event, GenerationSettings(), "demo", generate_id)
+            assert isinstance(command, CreateResponse)
         case client_events.ResponseSteer(input=raw):
             responses_api.decode_steering_input(decode_input(raw), generate_id)
         case client_events.ResponseCancel():
             pass
 
 
-def explained(call: Callable[[], object]) -> bool:
-    """It is understood, or refused in words."""
+def is_decoded_or_refused(call: Callable[[], object]) -> bool:
+    """Returns False if `call` raises a Refusal without a full sentence or a code."""
     try:
         call()
     except Refusal as refusal:
@@ -90,44 +90,44 @@ def explained(call: Callable[[], object]) -> bool:
 
 
 @given(st.integers(0, 2**32), st.sampled_from(FRAMES))
-def test_odd_frames_are_understood_or_explained(seed: int, frame: dict[str, Any]) -> None:
+def test_mutated_frames_are_decoded_or_refused(seed: int, frame: dict[str, Any]) -> None:
     text = json.dumps(mutated(frame, random.Random(seed)))
-    assert explained(lambda: understood(decode_frame(text)))
-    lane = extract_stream_id(text)
-    assert lane is None or 0 < len(lane) <= 128
+    assert is_decoded_or_refused(lambda: decode(decode_frame(text)))
+    stream_id = extract_stream_id(text)
+    assert stream_id is None or 0 < len(stream_id) <= 128
 
 
 @given(st.text())
-def test_any_text_is_understood_or_explained(text: str) -> None:
+def test_any_text_is_decoded_or_refused(text: str) -> None:
     for frame in (text, '{"type": "response.create", "input": ' + text):
-        assert explained(lambda frame=frame: understood(decode_frame(frame)))
+        assert is_decoded_or_refused(lambda frame=frame: decode(decode_frame(frame)))
 
 
 @given(st.integers(0, 2**32))
-def test_odd_chats_are_understood_or_explained(seed: int) -> None:
+def test_mutated_chats_are_decoded_or_refused(seed: int) -> None:
     body = json.dumps(mutated(CHAT, random.Random(seed))).encode()
-    assert explained(
+    assert is_decoded_or_refused(
         lambda: chat_api.decode_command(
             chat_api.decode_body(body), GenerationSettings(), generate_id
         )
     )
 
 
-def test_what_is_well_formed_is_understood() -> None:
+def test_well_formed_requests_are_decoded() -> None:
     for frame in FRAMES:
-        understood(decode_frame(json.dumps(frame)))
-    asked = chat_api.decode_command(
+        decode(decode_frame(json.dumps(frame)))
+    command = chat_api.decode_command(
         chat_api.decode_body(json.dumps(CHAT).encode()), GenerationSettings(), generate_id
     )
-    assert [type(item).__name__ for item in asked.input] == [
+    assert [type(item).__name__ for item in command.input] == [
         "FunctionCallItem",
         "FunctionCallOutputItem",
     ]
-    assert asked.settings.instructions == "x"
-    grammar = asked.settings.sampling.grammar
+    assert command.settings.instructions == "x"
+    grammar = command.settings.sampling.grammar
     assert grammar is not None
     assert grammar.kind == "json_schema"
-    told = msgspec.json.decode(
+    decoded = msgspec.json.decode(
         msgspec.json.encode([ResponseSteered("a", "b")]), type=list[ResponseEvent]
     )
-    assert told == [ResponseSteered("a", "b")], "what is told can be kept"
+    assert decoded == [ResponseSteered("a", "b")], "the event does not survive encoding"
