@@ -77,7 +77,7 @@ async def test_fragmented_message_is_received_as_one(running: Running) -> None:
 
 
 @pytest.mark.parametrize(("extra", "code"), [(1024, None), (2 * 1024 * 1024, 1009)])
-async def test_frame_over_twice_the_limit_closes_with_1009(
+async def test_frame_over_the_limit_is_an_error_and_over_twice_closes(
     running: Running, extra: int, code: int | None
 ) -> None:
     async with connect(running.url, additional_headers=BEARER) as socket:
