@@ -67,7 +67,7 @@ class ResponsesConnection:
         return event
 
     async def receive_until(self, *kinds: str) -> list[Event]:
-        """Return the events up to one of `kinds`, by default the end of the response, without gaps."""
+        """Return the events up to one of `kinds`, or to the end; their numbers have no gap."""
         events = [await self.recv()]
         while events[-1]["type"] not in (kinds or ENDS):
             assert events[-1]["type"] != "error", events[-1]
@@ -185,26 +185,24 @@ async def a_warm_up_is_prefilled(client: Client) -> None:
 async def lanes_beside_each_other(client: Client) -> None:
     async with connect_responses(client) as connection:
         first = await connection.run_turn("hello")
-        lanes = ("a", "b", "c")
-        for lane in lanes:
+        stream_ids = ("a", "b", "c")
+        for stream_id in stream_ids:
             await connection.create(
-                input=f"Tell me about {lane}.",
+                input=f"Tell me about {stream_id}.",
                 previous_response_id=first["id"],
-                stream_id=lane,
+                stream_id=stream_id,
                 max_output_tokens=12,
             )
-        events: dict[str, list[Event]] = {lane: [] for lane in lanes}
-        while sum(lane[-1]["type"] in ENDS for lane in events.values() if lane) < len(lanes):
+        streams: dict[str, list[Event]] = {stream_id: [] for stream_id in stream_ids}
+        while sum(events[-1]["type"] in ENDS for events in streams.values() if events) < 3:
             event = await connection.recv()
-            events[event["stream_id"]].append(event)
-        for lane in events.values():
-            assert [event["sequence_number"] for event in lane] == list(range(len(lane)))
+            streams[event["stream_id"]].append(event)
+        for events in streams.values():
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
         await connection.create(input="one", stream_id="a", max_output_tokens=4)
         await connection.create(input="two", stream_id="a", max_output_tokens=4)
-        one, two = (
-            (await connection.receive_until())[0]["response"],
-            (await connection.receive_until())[0]["response"],
-        )
+        one = (await connection.receive_until())[0]["response"]
+        two = (await connection.receive_until())[0]["response"]
         assert one["id"] != two["id"], "responses of one stream run one after the other"
 
 
