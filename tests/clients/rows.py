@@ -108,7 +108,7 @@ def contains(value: Any, expected: Any) -> bool:
         case dict():
             return all(key in value and contains(value[key], expected[key]) for key in expected)
         case list():
-            return all(contains(inner, want) for inner, want in zip(value, expected, strict=False))
+            return all(contains(inner, item) for inner, item in zip(value, expected, strict=False))
         case _:
             return value == expected
 

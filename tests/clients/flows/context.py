@@ -3,7 +3,7 @@
 from tests.clients.flows.talk import Client, flow, user
 
 TURNS = 25
-"""More than the context holds."""
+"""More turns than the context holds."""
 
 
 @flow

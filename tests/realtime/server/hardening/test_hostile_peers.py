@@ -231,7 +231,7 @@ async def disconnect_peers(running: Running, part: bytes, how: str) -> None:
 async def test_peer_that_answers_no_ping_is_disconnected(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The peer is alive, as behind a network path that drops both directions."""
+    """The server sees the same on a network path that drops both directions."""
     monkeypatch.setattr(web_server, "PING_S", 0.1)
     async with serve(bench, GatewaySettings(limits=SHORT_LIVED)) as running:
         peer = await Peer.connect(running.port)

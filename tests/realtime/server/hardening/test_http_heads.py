@@ -127,7 +127,7 @@ async def test_head_at_the_bounds_and_its_body_are_accepted(running: Running) ->
 
 
 async def test_chunked_body_does_not_count_as_head(running: Running) -> None:
-    """Neither do the sizes and extensions that frame the chunks."""
+    """Sizes and extensions of the chunks do not count either."""
     start = (
         b"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
         b"Authorization: Bearer %s\r\n\r\n2\r\n{}\r\n" % KEY.encode()
