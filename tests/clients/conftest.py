@@ -1,4 +1,4 @@
-"""A real server process, and the real OpenAI SDK in a virtual environment of its own."""
+"""Fixtures: a real server process, and the real OpenAI SDKs in environments of their own."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ENVIRON = {"CONTINUO_API_KEY": KEY}
 NODE = Path(__file__).with_name("node")
 NODE_MIN = 20
 LIMITS = ("--requests-per-minute", "1000000", "--tokens-per-minute", "1000000000")
-"""Never reached, but told."""
+"""Rate limits that are reported and never reached."""
 
 
 class Server(NamedTuple):
@@ -31,7 +31,7 @@ class Server(NamedTuple):
 
 
 def start(*options: str, env: dict[str, str] | None = None) -> Server:
-    """Starts `continuo serve` and returns when it listens."""
+    """Start `continuo serve`. Returns when the server listens."""
     process = subprocess.Popen(
         [sys.executable, "-m", "continuo.realtime.server.cli", "serve", "--port", "0", *options],
         cwd=ROOT,
@@ -53,15 +53,15 @@ def stop(server: Server) -> int:
 
 @pytest.fixture(scope="session")
 def model() -> str:
-    """Another one than the bundled runs all but what only that can do."""
+    """The model under test; tests that only the bundled model can pass skip others."""
     return os.environ.get("CONTINUO_TEST_MODEL", "demo")
 
 
 @pytest.fixture(scope="session")
 def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Of two tenants."""
+    """Run a server with two tenants."""
     keys = tmp_path_factory.mktemp("keys") / "keys.txt"
-    keys.write_text(f"# somebody else\n{OTHER_KEY} = other\n")
+    keys.write_text(f"# another tenant\n{OTHER_KEY} = other\n")
     options = ("--model", model, "--served-model-name", "demo", "--api-keys-file", str(keys))
     running = start(*options, *LIMITS, env=ENVIRON)
     yield running
@@ -70,9 +70,9 @@ def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Its own authority, for localhost: (certificate, key)."""
+    """Create a self-signed certificate for localhost. Returns (certificate, key)."""
     if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl here")
+        pytest.skip("openssl is not installed")
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     subprocess.run(
@@ -87,16 +87,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return certificate, key
 
 
-class Told(TypedDict):
-    """Of one flow: what went wrong, and the frames, each with the number of its connection and who
-    sent it, C or S."""
+class FlowResult(TypedDict):
+    """Error and frames of one flow; each frame with the number of its connection and its sender, C
+    for client or S for server."""
 
     problem: str | None
     transcript: list[tuple[int, str, str]]
 
 
 @pytest.fixture(scope="session")
-def flows(server: Server) -> dict[str, Told]:
+def flows(server: Server) -> dict[str, FlowResult]:
     assert SDK.exists(), "make test prepares .venv-openai"
     run = subprocess.run(
         [SDK, "-m", "tests.clients.flows", KEY, f"main={server.url}"],
@@ -111,25 +111,25 @@ def flows(server: Server) -> dict[str, Told]:
 
 @pytest.fixture(scope="session")
 def node() -> list[str]:
-    """How Node is run here, the packages being in place."""
+    """Install the packages of the Node flows. Returns the command that runs Node."""
     program = shutil.which("node")
     if program is None or shutil.which("npm") is None:
-        pytest.skip("there is no Node here (node and npm)")
+        pytest.skip("node and npm are not installed")
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     major = int(version.stdout.removeprefix("v").partition(".")[0])
     if major < NODE_MIN:
-        pytest.skip(f"Node is {version.stdout.strip()} here; the SDK needs {NODE_MIN}")
+        pytest.skip(f"the SDK needs Node {NODE_MIN}, and this is {version.stdout.strip()}")
     lock, installed = NODE / "package-lock.json", NODE / "node_modules/.package-lock.json"
     if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
         install = ["npm", "ci", "--ignore-scripts"]
         run = subprocess.run(install, cwd=NODE, capture_output=True, text=True, timeout=300)
         if run.returncode:
             pytest.skip(f"npm could not install the SDK: {run.stderr.strip()[-300:]}")
-    # From 22 on the WebSocket of browsers is there by itself.
+    # Node 22 and later have the WebSocket of browsers by default.
     return [program, *(["--experimental-websocket"] if major < 22 else [])]
 
 
 @pytest.fixture(scope="session")
 def record(request: pytest.FixtureRequest) -> bool:
-    """Whether transcripts are written, not compared."""
+    """Whether transcripts are written instead of compared."""
     return bool(request.config.getoption("--record"))

@@ -1,4 +1,4 @@
-"""A connection that is cut again and again, and what a client has heard in spite of it."""
+"""A proxy that cuts connections, and the events that a client receives nevertheless."""
 
 import asyncio
 import json
@@ -11,14 +11,16 @@ from typing import Any
 Event = dict[str, Any]
 
 
-class Wire:
-    """Carries bytes between a client and a server, and cuts them off now and then: after so many
-    bytes of the server, in the middle of a frame or not."""
+class CuttingProxy:
+    """A TCP proxy that cuts its first connections, each after a number of bytes of the server.
+
+    A cut may fall into the middle of a frame. Connections are cut in the reverse order of `cuts`.
+    """
 
     def __init__(self, port: int, cuts: list[int]) -> None:
         self._port = port
         self._cuts = cuts
-        self.cut = 0
+        self.cut_count = 0
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[int]:
@@ -27,13 +29,13 @@ class Wire:
         server.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", self._port)
-        going = asyncio.create_task(_pipe(reader, back))
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
+        upstream = asyncio.create_task(_pipe(reader, to_server))
         limit = self._cuts.pop() if self._cuts else None
-        await _pipe(there, writer, limit)
-        self.cut += limit is not None
-        going.cancel()
-        for end in (writer, back):
+        await _pipe(from_server, writer, limit)
+        self.cut_count += limit is not None
+        upstream.cancel()
+        for end in (writer, to_server):
             end.transport.abort()
 
 
@@ -48,12 +50,12 @@ async def _pipe(
         limit = None if limit is None else limit - len(data)
 
 
-async def heard_by(
+async def run_client(
     *command: str | Path,
     on_event: Callable[[Event], None] = lambda event: None,
     env: dict[str, str] | None = None,
 ) -> list[Event]:
-    """By a client that prints each as a line of JSON."""
+    """Run a client that prints each event as a line of JSON. Returns the events."""
     client = await asyncio.create_subprocess_exec(
         *command,
         stdout=asyncio.subprocess.PIPE,
@@ -70,14 +72,14 @@ async def heard_by(
     return events
 
 
-def text(events: list[Event]) -> str:
-    """What was heard, each word once."""
+def received_text(events: list[Event]) -> str:
+    """Return the text of the only response, whose deltas arrived exactly once."""
     kinds = [event["type"] for event in events]
     assert kinds.count("session.created") == kinds.count("response.created") == 1
     assert "error" not in kinds
-    heard = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+    text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
     (done,) = (event["text"] for event in events if event["type"] == "response.output_text.done")
-    assert heard == done
+    assert text == done
     ids = [event["event_id"] for event in events]
-    assert len({*ids}) == len(ids), "nothing came twice"
-    return heard
+    assert len({*ids}) == len(ids), "no event was received twice"
+    return text

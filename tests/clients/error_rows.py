@@ -1,4 +1,4 @@
-"""The rows of conformance.md about what goes wrong, and the flow that meets each."""
+"""The rows of conformance.md about failures, each with the flow that covers it."""
 
 ERRORS = {
     "error 400 previous_response_not_found": "a_response_nobody_knows",
@@ -15,10 +15,10 @@ ERRORS = {
     "TCP abort": "a_connection_that_is_cut",
 }
 _PYTHON_ONLY = {"response.done failed"}
-"""openai-node speaks Realtime over TLS alone, which these servers do not."""
+"""openai-node connects to Realtime only over TLS, which these servers do not have."""
 
 
 def errors_of(client: str) -> dict[str, str]:
-    """Those that this client meets."""
+    """Return the rows that this client covers, with their flows."""
     only = set[str]() if client == "python" else _PYTHON_ONLY
     return {row: flow for row, flow in ERRORS.items() if row not in only}

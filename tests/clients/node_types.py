@@ -1,11 +1,11 @@
-"""What openai-node was told, held against its own types: TypeScript that compiles, or does not."""
+"""Check frames that openai-node received against its own types by compiling TypeScript."""
 
 import json
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tests.clients.conftest import NODE, Told
+from tests.clients.conftest import NODE, FlowResult
 from tests.clients.transcripts import CHUNK, Entry
 
 HEAD = """\
@@ -17,15 +17,15 @@ import type {
 import type { ChatCompletion, ChatCompletionChunk } from 'openai/resources/chat/completions';
 import type { Model } from 'openai/resources/models';
 
-/** As it is on the wire; the SDK itself puts `output_text` in. */
+/** The type on the wire; the SDK itself adds `output_text`. */
 type Wire<T> = T extends readonly (infer U)[] ? readonly Wire<U>[]
   : T extends object ? { [K in keyof T as K extends 'output_text' ? never : K]: Wire<T[K]> }
   : T;
-declare function said<const V>(value: V): V;
+declare function frame<const V>(value: V): V;
 declare function is<T>(value: Wire<T>): void;
-const nothing = said({ type: 'session.created', event_id: 'event_1' });
-// @ts-expect-error: it has no session
-is<RealtimeServerEvent>(nothing);
+const incomplete = frame({ type: 'session.created', event_id: 'event_1' });
+// @ts-expect-error: the event has no session
+is<RealtimeServerEvent>(incomplete);
 """
 OPTIONS = {
     "module": "preserve",
@@ -38,13 +38,12 @@ OPTIONS = {
     "target": "es2022",
     "types": [],
 }
-"""Null passes for absent: `usage` of a response that has begun is null, as OpenAI's documentation
-shows it, and those types do not know that."""
-OURS = ("input_text_buffer.", "session.closed")
-"""Events that the SDK does not know."""
+"""Null counts as absent, because OpenAI documents `usage` of a response in progress as null, which
+the types of the SDK do not allow."""
+EXTENSIONS = ("input_text_buffer.", "session.closed")
+"""Extension events, unknown to the SDK."""
 CANCELLED, STEERED = '"reason":"cancelled"', '"reason":"steered"'
-"""Clients expect the first after `response.cancel`, which the SDK does not know; it knows the other
-of the kind."""
+"""Clients expect the first reason after `response.cancel`; the SDK knows only the second."""
 BODIES = {
     "POST /v1/realtime/client_secrets": "ClientSecretCreateResponse",
     "POST /v1/responses": "Response",
@@ -54,9 +53,9 @@ BODIES = {
 }
 
 
-def check(node: list[str], told: dict[str, Told], folder: Path) -> int:
-    """How many frames were held against a type."""
-    checks = _source(told)
+def check(node: list[str], results: dict[str, FlowResult], folder: Path) -> int:
+    """Compile all frames against their types. Returns the number of frames."""
+    checks = _source(results)
     (folder / "frames.ts").write_text(HEAD + "".join(checks))
     (folder / "node_modules").symlink_to(NODE / "node_modules")
     (folder / "tsconfig.json").write_text(json.dumps({"compilerOptions": OPTIONS}))
@@ -67,9 +66,9 @@ def check(node: list[str], told: dict[str, Told], folder: Path) -> int:
     return len(checks)
 
 
-def _source(told: dict[str, Told]) -> list[str]:
+def _source(results: dict[str, FlowResult]) -> list[str]:
     checks: list[str] = []
-    for flow in told.values():
+    for flow in results.values():
         by_number: dict[int, list[Entry]] = {}
         for entry in flow["transcript"]:
             by_number.setdefault(entry[0], []).append(entry)
@@ -79,21 +78,21 @@ def _source(told: dict[str, Told]) -> list[str]:
 
 
 def _checks(exchange: list[Entry], first: int) -> Iterator[str]:
-    _, side, asked = exchange[0]
+    _, side, start = exchange[0]
     frames = [frame for _, side, frame in exchange if side == "S" and frame.startswith("{")]
-    if side == "S" and "event_id" in asked:
+    if side == "S" and "event_id" in start:
         types = [(frame, "RealtimeServerEvent") for frame in frames]
-    elif side == "S" or asked.startswith("{"):
+    elif side == "S" or start.startswith("{"):
         types = [(frame, "ResponsesServerEvent") for frame in frames]
     else:
-        types = list(_bodies(asked, frames))
-    known = [(frame, type) for frame, type in types if not _is_ours(frame)]
+        types = list(_bodies(start, frames))
+    known = [(frame, type) for frame, type in types if not _is_extension(frame)]
     for n, (frame, type) in enumerate(known, first):
-        yield f"const s{n} = said({frame.replace(CANCELLED, STEERED)});\nis<{type}>(s{n});\n"
+        yield f"const s{n} = frame({frame.replace(CANCELLED, STEERED)});\nis<{type}>(s{n});\n"
 
 
-def _bodies(asked: str, frames: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """What is answered over HTTP; errors have no type."""
+def _bodies(request_line: str, frames: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield response bodies over HTTP with their types; errors have no type."""
     for frame in frames:
         event = json.loads(frame)
         if "type" in event:
@@ -101,9 +100,9 @@ def _bodies(asked: str, frames: Iterable[str]) -> Iterator[tuple[str, str]]:
         elif event.get("object") == CHUNK:
             yield frame, "ChatCompletionChunk"
         elif "error" not in event or "object" in event:
-            found = [type for path, type in BODIES.items() if asked.startswith(path)]
+            found = [type for path, type in BODIES.items() if request_line.startswith(path)]
             yield from ((frame, type) for type in found)
 
 
-def _is_ours(frame: str) -> bool:
-    return json.loads(frame).get("type", "").startswith(OURS)
+def _is_extension(frame: str) -> bool:
+    return json.loads(frame).get("type", "").startswith(EXTENSIONS)

@@ -21,7 +21,7 @@ CLIENT_EVENTS: dict[str, tuple[str, ...]] = {
     "input_text_buffer.commit": ("input_text_buffer.committed", "conversation.item.added"),
     "session.close": ("session.closed", "close 1000"),
 }
-"""What a client says, and what comes back somewhere behind it."""
+"""Events of clients, each with the replies that follow somewhere after it."""
 
 _OUTPUT = ("response_id", "output_index")
 _PART = ("response_id", "item_id", "output_index", "content_index")
@@ -55,7 +55,7 @@ SERVER_EVENTS: dict[str, tuple[str, ...]] = {
     "rate_limits.updated": ("rate_limits",),
     "error": ("error.type", "error.code", "error.message", "error.param?", "error.event_id?"),
 }
-"""What the server says, and what must be in it (`rows.find`)."""
+"""Events of the server, each with the paths of its fields (`rows.find`)."""
 
 REALTIME = Api(
     CLIENT_EVENTS,

@@ -7,16 +7,16 @@ CLIENT_EVENTS: dict[str, tuple[str, ...]] = {
     "response.cancel": ("response.incomplete: cancelled",),
     "response.steer": ("response.steer.accepted", "response.incomplete: steered"),
 }
-"""What a client says, and what comes back somewhere behind it."""
+"""Events of clients, each with the replies that follow somewhere after it."""
 
 _PART = ("item_id", "output_index", "content_index")
-_BEGUN = (
+_STARTED = (
     *("id", "object", "access_programs: null", "created_at", "status", "model", "output"),
     *("parallel_tool_calls", "tool_choice", "tools", "temperature", "top_p", "metadata"),
     *("instructions?", "previous_response_id?", "store"),
 )
 _ENDED = (
-    *_BEGUN,
+    *_STARTED,
     *("usage.input_tokens", "usage.output_tokens", "usage.total_tokens"),
     *("usage.input_tokens_details.cached_tokens", "usage.input_tokens_details.cache_write_tokens"),
     "usage.output_tokens_details.reasoning_tokens",
@@ -27,7 +27,7 @@ def _response(*fields: str) -> tuple[str, ...]:
     return tuple(f"response.{field}" for field in fields)
 
 
-_RUNNING = _response(*_BEGUN, "error: null", "incomplete_details: null", "usage: null")
+_RUNNING = _response(*_STARTED, "error: null", "incomplete_details: null", "usage: null")
 SERVER_EVENTS: dict[str, tuple[str, ...]] = {
     "response.created": _RUNNING,
     "response.in_progress": _RUNNING,
@@ -49,7 +49,7 @@ SERVER_EVENTS: dict[str, tuple[str, ...]] = {
     "response.steer.failed": ("error.code", "error.message", "steer.input"),
     "error": ("status", "error.type", "error.message", "error.code", "error.param?"),
 }
-"""What the server says, and what must be in it (`rows.find`)."""
+"""Events of the server, each with the paths of its fields (`rows.find`)."""
 UNNUMBERED = {"error", "response.steer.failed"}
 
 RESPONSES = Api(

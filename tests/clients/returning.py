@@ -1,7 +1,7 @@
-"""One answer heard by the real openai SDK, unmodified, that comes back to its session whenever its
-connection is cut. Runs in .venv-openai: python returning.py URL KEY SEED.
+"""Receive one response with the unmodified openai SDK, resuming the session after each disconnect.
 
-Prints each event as a line of JSON, as it comes.
+Runs in .venv-openai: python returning.py URL KEY SEED. Prints each event as a line of JSON when it
+arrives.
 """
 # pyright: reportMissingImports=false
 
@@ -16,11 +16,11 @@ async def main(url: str, key: str, seed: int) -> None:
     client = AsyncOpenAI(base_url=url, api_key=key)
     session_id = last = ""
 
-    def again(event: Any) -> Any:
+    def resume(event: Any) -> Any:
         return {"extra_query": {"model": "demo", "session_id": session_id, "last_event_id": last}}
 
     async with client.realtime.connect(
-        model="demo", on_reconnecting=again, max_retries=100, initial_delay=0.05, max_delay=0.5
+        model="demo", on_reconnecting=resume, max_retries=100, initial_delay=0.05, max_delay=0.5
     ) as connection:
         async for event in connection:
             print(event.to_json(indent=None), flush=True)
@@ -31,10 +31,10 @@ async def main(url: str, key: str, seed: int) -> None:
                     content = [{"type": "input_text", "text": "Tell me a short story."}]
                     item = {"type": "message", "role": "user", "content": content}
                     await connection.conversation.item.create(item=item, event_id="mine-1")
-                    wish = {"max_output_tokens": 200, "ignore_eos": True}
-                    wish |= {"temperature": 0.8, "seed": seed}
+                    response = {"max_output_tokens": 200, "ignore_eos": True}
+                    response |= {"temperature": 0.8, "seed": seed}
                     await connection.send(
-                        {"type": "response.create", "response": wish, "event_id": "mine-2"}
+                        {"type": "response.create", "response": response, "event_id": "mine-2"}
                     )
                 case "response.done":
                     return

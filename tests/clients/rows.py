@@ -1,5 +1,7 @@
-"""Where the rows of the protocol are looked for: in the recorded transcripts of real clients, which
-every run of their flows is compared with."""
+"""Recorded transcripts of real clients, in which the rows of the protocol are looked for.
+
+Every run of the flows is compared with these transcripts.
+"""
 
 import functools
 import itertools
@@ -21,12 +23,13 @@ class Line(NamedTuple):
 Connection = list[Line]
 
 
-class Wire(NamedTuple):
-    """One API as one client has spoken it."""
+class Recording(NamedTuple):
+    """The recorded connections of one client to one API."""
 
     connections: list[Connection]
 
-    def said(self, side: str, kind: str) -> list[Line]:
+    def lines(self, side: str, kind: str) -> list[Line]:
+        """Return the frames of one kind that one side sent."""
         return [
             line
             for lines in self.connections
@@ -34,15 +37,15 @@ class Wire(NamedTuple):
             if (line.side, line.kind) == (side, kind)
         ]
 
-    def behind(self, kind: str) -> Iterator[list[Line]]:
-        """What the server says after an event of a client, each time."""
+    def replies_after(self, kind: str) -> Iterator[list[Line]]:
+        """Yield the frames of the server after each event of this kind."""
         for lines in self.connections:
             for number, line in enumerate(lines):
                 if (line.side, line.kind) == ("C", kind):
                     yield [later for later in lines[number + 1 :] if later.side == "S"]
 
-    def answered(self, kind: str, reply: str) -> Iterator[dict[str, Any]]:
-        """What a client said that was answered by `reply` next."""
+    def requests_answered_by(self, kind: str, reply: str) -> Iterator[dict[str, Any]]:
+        """Yield the events of the client that `reply` follows immediately."""
         for lines in self.connections:
             for line, later in itertools.pairwise(lines):
                 if (line.side, line.kind, later.kind) == ("C", kind, reply):
@@ -50,17 +53,17 @@ class Wire(NamedTuple):
 
 
 class Api(NamedTuple):
-    """Its rows: what a client says and what comes back somewhere behind it, and what the server
-    says and what must be in it."""
+    """The rows of one API: the replies somewhere after each event of a client, and the fields of
+    each event of the server."""
 
     client_events: Mapping[str, tuple[str, ...]]
     server_events: Mapping[str, tuple[str, ...]]
-    """Each a path (`find`)."""
+    """Each field is a path (`find`)."""
     server_first: bool
-    """With an event that has an id; the other API has none."""
+    """Whether the server sends the first event, which then has an event id."""
 
-    def of(self, client: str) -> Wire:
-        return Wire(
+    def of(self, client: str) -> Recording:
+        return Recording(
             [
                 lines
                 for lines in exchanges(client)
@@ -69,8 +72,8 @@ class Api(NamedTuple):
         )
 
 
-def says(line: Line) -> set[str]:
-    """How a reply is named in the tables."""
+def event_names(line: Line) -> set[str]:
+    """Return the names of a reply in the tables: its type, and its type with status or code."""
     match line.event:
         case {"type": "response.done", "response": {"status": more}}:
             return {line.kind, f"{line.kind}: {more}"}
@@ -86,8 +89,8 @@ Found = Literal["there", "null", "missing"]
 
 
 def find(event: Any, path: str) -> Found:
-    """What `path` leads to: `a.b` is there, never null; `a?.b` may be null at a, as it is allowed
-    to be; `a.b: null` is there and is null, always."""
+    """Look up `path`: `a.b` must be present and not null, `a?.b` may be null at a, and `a.b: null`
+    must be present and null."""
     keys, _, null = path.partition(": ")
     for key in keys.split("."):
         name = key.removesuffix("?")
@@ -99,20 +102,20 @@ def find(event: Any, path: str) -> Found:
     return "there" if (event is None) == bool(null) else "missing"
 
 
-def holds(value: Any, wanted: Any) -> bool:
-    """All that is wanted, and maybe more."""
-    match wanted:
+def contains(value: Any, expected: Any) -> bool:
+    """Whether `value` has everything in `expected`, and possibly more."""
+    match expected:
         case dict():
-            return all(key in value and holds(value[key], wanted[key]) for key in wanted)
+            return all(key in value and contains(value[key], expected[key]) for key in expected)
         case list():
-            return all(holds(inner, want) for inner, want in zip(value, wanted, strict=False))
+            return all(contains(inner, item) for inner, item in zip(value, expected, strict=False))
         case _:
-            return value == wanted
+            return value == expected
 
 
 @functools.cache
 def exchanges(client: str) -> list[Connection]:
-    """Every recorded connection, and every exchange over HTTP."""
+    """Return every recorded connection and every exchange over HTTP."""
     found: list[Connection] = []
     for path in sorted((GOLDEN / client).rglob("*.txt")):
         lines = (text.split(" ", 2) for text in path.read_text().splitlines())

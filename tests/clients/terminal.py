@@ -1,4 +1,4 @@
-"""`continuo chat` as somebody at a keyboard sees it."""
+"""`continuo chat` in a pseudoterminal."""
 
 import os
 import pty
@@ -31,13 +31,13 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def until(self, pattern: str) -> None:
-        """Reads on until the pattern stands in what came since the last one."""
+        """Read until the output after the previous match contains the pattern."""
         while True:
             if found := re.search(pattern, self.shown):
                 self.shown = self.shown[found.end() :]
                 return
             ready, _, _ = select.select([self.master], [], [], 60)
-            assert ready, f"{pattern!r} did not come; there is {self.shown!r}"
+            assert ready, f"expected {pattern!r}, the output is {self.shown!r}"
             self.shown += os.read(self.master, 4096).decode(errors="replace")
 
     def close(self) -> int:

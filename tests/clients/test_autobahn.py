@@ -1,9 +1,9 @@
-"""Autobahn's test suite against the WebSocket below all of ours, as the server is set up.
+"""Autobahn's test suite against the WebSocket of the web server.
 
-Its cases want an echo, so that is what stands behind the same uvicorn, protocol and limits. It runs
-under Python 2.7 alone: CONTINUO_AUTOBAHN names one that has autobahntestsuite 0.8.2.
+Its cases require an echo server, which runs behind the same uvicorn, protocol and limits. The suite
+requires Python 2.7: CONTINUO_AUTOBAHN names one with autobahntestsuite 0.8.2.
 
-Left out: 9 (messages of up to 16 MiB; ours end at 2), 12 and 13 (compression, which we refuse).
+Excluded: 9 (messages of up to 16 MiB; the limit is 2 MiB), 12 and 13 (compression, not supported).
 """
 
 import asyncio
@@ -30,13 +30,12 @@ run()
 """
 CASES = 247
 ALLOWED = {"OK", "INFORMATIONAL", "NON-STRICT"}
-"""Not strict, as the suite allows: in 3, 4 and 5.15 a message that arrives together with a
-violation behind it is not answered any more; in 6.4 bytes that are no text are found when the
-message is whole."""
+"""The suite allows non-strict behaviour: in 3, 4 and 5.15 a message that arrives together with a
+later violation is not answered; in 6.4 invalid UTF-8 is detected when the message is complete."""
 EXPLAINED = {
-    "7.1.5": "a close inside of a message in pieces is called a violation, 1002, and not echoed",
+    "7.1.5": "a close frame inside a fragmented message is answered with 1002 instead of an echo",
 }
-"""Cases that fail, and why."""
+"""Cases that fail, with the reason."""
 
 
 async def echo(websocket: WebSocket) -> None:
@@ -49,7 +48,7 @@ async def echo(websocket: WebSocket) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_autobahn(tmp_path: Path) -> None:
+async def test_autobahn_cases_pass(tmp_path: Path) -> None:
     if not PYTHON:
         pytest.skip("CONTINUO_AUTOBAHN names no Python 2.7 with autobahntestsuite 0.8.2")
     listening = asyncio.Event()
@@ -62,12 +61,12 @@ async def test_autobahn(tmp_path: Path) -> None:
         report = await asyncio.wait_for(_run(tmp_path, url), 500)
         server.should_exit = True
         await asyncio.wait_for(serving, 20)
-    odd = {
+    deviations = {
         name: f"{case['behavior']}, close {case['behaviorClose']}"
         for name, case in report.items()
         if {case["behavior"], case["behaviorClose"]} - ALLOWED
     }
-    assert {name: how for name, how in odd.items() if name not in EXPLAINED} == {}
+    assert {name: how for name, how in deviations.items() if name not in EXPLAINED} == {}
     assert len(report) == CASES
 
 

@@ -1,4 +1,4 @@
-"""The commands, as a person or a script uses them."""
+"""The commands of `continuo`, in a terminal and in scripts."""
 
 import os
 import re
@@ -14,12 +14,12 @@ from tests.clients.conftest import KEY, ROOT, Server, start, stop
 from tests.clients.terminal import CONTINUO, Terminal
 
 
-def run(*arguments: str, said: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*CONTINUO, *arguments],
         cwd=ROOT,
         env={**os.environ, **environ},
-        input=said,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=120,
@@ -33,7 +33,7 @@ def address(server: Server) -> str:
 # ---------------------------------------------------------------- help, models, bench
 
 
-def test_help_shows_the_commands() -> None:
+def test_help_lists_the_commands() -> None:
     shown = run("--help").stdout
     for command in ("serve", "chat", "bench", "models"):
         assert re.search(rf"^\s+{command}\s+\w", shown, re.MULTILINE)
@@ -42,7 +42,7 @@ def test_help_shows_the_commands() -> None:
     assert "unrecognized" in run("serve", "--prot", "1").stderr
 
 
-def test_models_lists_the_bundled_one() -> None:
+def test_models_lists_the_bundled_model() -> None:
     listed = run("models")
     assert listed.returncode == 0
     assert listed.stdout.startswith("demo")
@@ -51,7 +51,7 @@ def test_models_lists_the_bundled_one() -> None:
 # ---------------------------------------------------------------- serve
 
 
-def test_a_taken_port_is_said_before_the_model_loads() -> None:
+def test_port_in_use_is_reported_before_the_model_loads() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -64,7 +64,7 @@ def test_a_taken_port_is_said_before_the_model_loads() -> None:
     assert "--port" in refused.stderr
 
 
-def test_everyone_is_not_let_in_by_accident() -> None:
+def test_serve_beyond_loopback_requires_a_key() -> None:
     refused = run("serve", "--host", "0.0.0.0")
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1
@@ -72,24 +72,24 @@ def test_everyone_is_not_let_in_by_accident() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (("--ssl-certfile", "/no/such.pem"), "/no/such.pem: cannot be used"),
         (("--ssl-certfile", __file__), "cannot be used"),
         (("--ssl-keyfile", "/no/such.pem"), "without --ssl-certfile"),
     ],
 )
-def test_a_certificate_that_is_none_is_said_before_the_model_loads(
-    options: tuple[str, str], words: str
+def test_invalid_certificate_is_reported_before_the_model_loads(
+    options: tuple[str, str], message: str
 ) -> None:
     refused = run("serve", "--port", "0", *options)
     assert (refused.returncode, refused.stdout) == (1, "")
     (line,) = refused.stderr.splitlines()
-    assert words in line
+    assert message in line
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "*.safetensors"])
-def test_a_broken_model_folder_is_one_line(tmp_path: Path, model: str, missing: str) -> None:
+def test_broken_model_folder_is_a_one_line_error(tmp_path: Path, model: str, missing: str) -> None:
     source = ROOT / "engine/bundled/demo" if model == "demo" else Path(model)
     for file in source.iterdir():
         if not file.match(missing):
@@ -101,7 +101,7 @@ def test_a_broken_model_folder_is_one_line(tmp_path: Path, model: str, missing: 
     assert missing.strip("*") in line
 
 
-def test_a_model_without_a_chat_template_says_so(tmp_path: Path, model: str) -> None:
+def test_model_without_a_chat_template_is_a_one_line_error(tmp_path: Path, model: str) -> None:
     source = ROOT / "engine/bundled/demo" if model == "demo" else Path(model)
     for file in source.iterdir():
         if "template" in file.name:
@@ -116,7 +116,7 @@ def test_a_model_without_a_chat_template_says_so(tmp_path: Path, model: str) -> 
     assert "no chat template" in line
 
 
-def test_it_stops_cleanly_while_somebody_is_answered(model: str) -> None:
+def test_server_stops_cleanly_during_a_response(model: str) -> None:
     running = start("--model", model, "--served-model-name", "demo")
     chat = subprocess.Popen(
         [*CONTINUO, "chat", "--url", address(running)],
@@ -133,12 +133,12 @@ def test_it_stops_cleanly_while_somebody_is_answered(model: str) -> None:
     assert chat.stdout.read(1)
     running.process.send_signal(signal.SIGINT)
     assert running.process.wait(30) == 0
-    _, told = chat.communicate(timeout=30)
+    _, stderr = chat.communicate(timeout=30)
     assert chat.returncode == 1
-    assert "1012" in told
+    assert "1012" in stderr
 
 
-def test_it_stops_while_it_loads(model: str) -> None:
+def test_server_stops_while_it_loads(model: str) -> None:
     process = subprocess.Popen(
         [*CONTINUO, "serve", "--port", "0", "--model", model],
         cwd=ROOT,
@@ -152,19 +152,19 @@ def test_it_stops_while_it_loads(model: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGTERM, 2), (signal.SIGINT, 1)])
-def test_it_stops_cleanly_when_all_its_processes_are_told(
+def test_server_stops_cleanly_when_all_processes_are_signalled(
     model: str, number: signal.Signals, times: int
 ) -> None:
-    """By a terminal or a supervisor; there may be a `make` between, that passes the word on."""
+    """A terminal or supervisor signals every process; a `make` between them forwards the signal."""
     running = start("--model", model)
-    mine = children(running.process.pid)
-    assert len(mine) == 1, "its engine"
-    for pid in [*mine, *[running.process.pid] * times]:
+    engines = children(running.process.pid)
+    assert len(engines) == 1, "one engine process"
+    for pid in [*engines, *[running.process.pid] * times]:
         os.kill(pid, number)
     assert running.process.wait(30) == 0
 
 
-def test_make_is_not_told_of_an_error(tmp_path: Path, model: str) -> None:
+def test_make_reports_no_error_when_the_server_stops(tmp_path: Path, model: str) -> None:
     recipe = f"@{sys.executable} -m continuo.realtime.server.cli serve --port 0 --model {model}"
     (tmp_path / "Makefile").write_text(f"demo:\n\t{recipe} --store memory\n")
     make = subprocess.Popen(
@@ -196,45 +196,47 @@ def children(pid: int) -> list[int]:
 # ---------------------------------------------------------------- chat
 
 
-def test_chat_from_a_pipe_prints_answers_alone(server: Server) -> None:
-    talked = run(
+def test_chat_with_piped_input_prints_responses_only(server: Server) -> None:
+    chat = run(
         "chat",
         "--url",
         address(server),
         "--temperature",
         "0",
-        said="hello\n\n",
+        stdin="hello\n\n",
         CONTINUO_API_KEY=KEY,
     )
-    assert talked.returncode == 0, talked.stderr
-    assert talked.stdout.endswith("\n")
-    assert "you>" not in talked.stdout
-    assert talked.stderr == ""
+    assert chat.returncode == 0, chat.stderr
+    assert chat.stdout.endswith("\n")
+    assert "you>" not in chat.stdout
+    assert chat.stderr == ""
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--api-key", "wrong"], "not valid"),
         (["--api-key", KEY, "--model", "gpt-9"], "'gpt-9' does not exist"),
         (["--api-key", KEY, "--temperature", "5"], "session.temperature"),
     ],
 )
-def test_chat_says_what_is_wrong(server: Server, arguments: list[str], words: str) -> None:
-    refused = run("chat", "--url", address(server), *arguments, said="hello\n")
+def test_chat_reports_a_wrong_key_model_or_setting(
+    server: Server, arguments: list[str], message: str
+) -> None:
+    refused = run("chat", "--url", address(server), *arguments, stdin="hello\n")
     assert refused.returncode == 1
-    assert words in refused.stderr
+    assert message in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
-def test_chat_without_a_server_says_how_to_start_one() -> None:
+def test_chat_without_a_server_prints_how_to_start_one() -> None:
     refused = run("chat", "--url", "ws://127.0.0.1:9")
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert "continuo serve" in line
 
 
-def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(server: Server) -> None:
+def test_ctrl_c_cancels_the_response_and_ctrl_d_quits(server: Server) -> None:
     terminal = Terminal("--url", address(server), "--api-key", KEY)
     terminal.until("Talking to demo")
     terminal.until("you> ")
@@ -252,7 +254,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(server: Server) -> None:
     assert terminal.close() == 0
 
 
-def test_chat_ends_when_the_server_goes_away(model: str) -> None:
+def test_chat_ends_when_the_server_stops(model: str) -> None:
     running = start("--model", model)
     terminal = Terminal("--url", address(running))
     terminal.until("you> ")
@@ -261,8 +263,8 @@ def test_chat_ends_when_the_server_goes_away(model: str) -> None:
     assert terminal.close() == 1
 
 
-def test_chat_goes_on_where_it_was_when_its_server_is_killed(tmp_path: Path, model: str) -> None:
-    """What is said while there is none is heard by the next one, which knows the conversation."""
+def test_chat_resumes_after_its_server_is_killed(tmp_path: Path, model: str) -> None:
+    """Input during an outage is sent to the next server, which has the conversation."""
     store = ("--store", f"sqlite:///{tmp_path / 'store.db'}")
     running = start("--model", model, "--temperature", "0", *store)
     port = address(running).rpartition(":")[2]

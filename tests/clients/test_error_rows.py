@@ -1,6 +1,6 @@
-"""What goes wrong, each row of it met by both SDKs: one test a row.
+"""Failures as both SDKs receive them: one test per row of conformance.md.
 
-Every kind of server is one on its own, with a real engine on a device of digests; the flows are in
+Each kind of server runs alone, with a real engine on a null device; the flows are in
 `flows/failing.py` and `node/failing.mjs`.
 """
 
@@ -25,8 +25,8 @@ from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.store import Store, StoredResponse
 from tests.clients import node_types, transcripts
-from tests.clients.conftest import KEY, NODE, ROOT, SDK, Told
-from tests.clients.cutting import Wire
+from tests.clients.conftest import KEY, NODE, ROOT, SDK, FlowResult
+from tests.clients.cutting import CuttingProxy
 from tests.clients.error_rows import ERRORS, errors_of
 from tests.clients.rows import CLIENTS
 from tests.realtime.conftest import chat_folder
@@ -36,38 +36,36 @@ from tests.support.sessions import store_of
 from tests.support.web_servers import listening
 
 
-class Fragile(DigestRunner):
-    """A step that reads the same id twice, one behind the other, fails, if the id is `poison`."""
+class FailingRunner(DigestRunner):
+    """A null device on which a step with the same `poison` id twice in succession fails."""
 
     def launch(self, batch: Batch) -> BatchResult:
         for row in batch.rows:
             pairs = zip(row.ids, row.ids[1:], strict=False)
             if any(first == second and first in self.poison for first, second in pairs):
-                raise RuntimeError("the device is on fire")
+                raise RuntimeError("the device has failed")
         return super().launch(batch)
 
 
-class Opening(ReadinessGate):
-    """Opens itself when it has sent away so many."""
+class SelfOpeningGate(ReadinessGate):
+    """A readiness gate that opens after a number of refusals."""
 
-    def __init__(
-        self, behind: Starlette, engine: EngineClient, store: Store, sent_away: int
-    ) -> None:
+    def __init__(self, app: Starlette, engine: EngineClient, store: Store, refusals: int) -> None:
         super().__init__(wait_s_max=0.01)
-        self._behind = behind
+        self._app_when_ready = app
         self._engine = engine
-        self._kept = store
-        self._left = sent_away
+        self._store_when_ready = store
+        self._refusals_left = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().__call__(scope, receive, send)
-        self._left -= 1
-        if self._left == 0:
-            self.set_app(self._behind, self._engine, self._kept)
+        self._refusals_left -= 1
+        if self._refusals_left == 0:
+            self.set_app(self._app_when_ready, self._engine, self._store_when_ready)
 
 
 class WithoutWebSockets:
-    """A way there that does not carry them."""
+    """Middleware that refuses WebSockets, like a proxy that does not carry them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -80,8 +78,8 @@ class WithoutWebSockets:
             await self._app(scope, receive, send)
 
 
-class OnlyTheFirstIsBrief:
-    """Connections after the first may last as long as usual."""
+class OnlyFirstConnectionExpires:
+    """Middleware that restores the usual limits after the first connection."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -95,7 +93,7 @@ class OnlyTheFirstIsBrief:
 
 
 class BuggyStore:
-    """A store that has a bug where it is asked for one response."""
+    """A bug in the store: looking up one response id raises."""
 
     def __init__(self, store: Store) -> None:
         self._find_response = store.find_response
@@ -107,8 +105,8 @@ class BuggyStore:
         return await self._find_response(response_id)
 
 
-class Street:
-    """The servers, each with an engine of its own, to the end of the `stack`."""
+class ServerFleet:
+    """Servers, each with an engine of its own, that run until the `stack` closes."""
 
     def __init__(self, stack: contextlib.AsyncExitStack, folder: Path) -> None:
         self._stack = stack
@@ -117,7 +115,7 @@ class Street:
 
     async def build(self, limits: Limits | None = None) -> tuple[Starlette, Bench, Store]:
         geometry = Geometry(256, 4, 400, VOCABULARY, 64, 0, 0)
-        engine = engine_on(self._folder, lambda: Fragile(geometry, step_s=0.002))
+        engine = engine_on(self._folder, lambda: FailingRunner(geometry, step_s=0.002))
         bench = await self._stack.enter_async_context(engine)
         store = await store_of(bench)
         return build_app(bench.engine, self._settings(limits or Limits()), store), bench, store
@@ -126,13 +124,13 @@ class Street:
         self,
         name: str,
         app: Starlette,
-        front: ReadinessGate | None = None,
+        gate: ReadinessGate | None = None,
         cuts: list[int] | None = None,
     ) -> None:
-        serving = listening(front or app, app.state.registry, self._settings(Limits()))
+        serving = listening(gate or app, app.state.registry, self._settings(Limits()))
         port = (await self._stack.enter_async_context(serving)).port
         if cuts is not None:
-            port = await self._stack.enter_async_context(Wire(port, cuts).open())
+            port = await self._stack.enter_async_context(CuttingProxy(port, cuts).open())
         self.servers.append(f"{name}=http://127.0.0.1:{port}/v1")
 
     def _settings(self, limits: Limits) -> GatewaySettings:
@@ -140,73 +138,77 @@ class Street:
 
 
 @contextlib.asynccontextmanager
-async def street(folder: Path) -> AsyncIterator[list[str]]:
-    """Their names and where they are."""
+async def running_servers(folder: Path) -> AsyncIterator[list[str]]:
+    """Run every kind of server. Yields their names and addresses."""
     async with contextlib.AsyncExitStack() as stack:
-        street = Street(stack, folder)
-        app, _, _ = await street.build()
-        await street.open("plain", app)
-        app, bench, store = await street.build(
+        fleet = ServerFleet(stack, folder)
+        app, _, _ = await fleet.build()
+        await fleet.open("plain", app)
+        app, bench, store = await fleet.build(
             Limits(requests_per_minute=1_000_000, tokens_per_minute=1_000_000_000)
         )
         bench.runner.poison = {bench.engine.text.encode("@")[0]}
         BuggyStore(store)
-        await street.open("broken", app)
-        app, _, _ = await street.build(Limits(tokens_per_minute=1))
-        await street.open("limited", app)
-        app, _, _ = await street.build(Limits(connection_lifetime_s=0.2))
-        app.add_middleware(OnlyTheFirstIsBrief)
-        await street.open("brief", app)
-        app, _, _ = await street.build()
+        await fleet.open("broken", app)
+        app, _, _ = await fleet.build(Limits(tokens_per_minute=1))
+        await fleet.open("limited", app)
+        app, _, _ = await fleet.build(Limits(connection_lifetime_s=0.2))
+        app.add_middleware(OnlyFirstConnectionExpires)
+        await fleet.open("brief", app)
+        app, _, _ = await fleet.build()
         app.add_middleware(WithoutWebSockets)
-        await street.open("without_websockets", app)
-        app, bench, store = await street.build()
-        await street.open("starting", app, Opening(app, bench.engine, store, 3))
-        app, _, _ = await street.build()
-        await street.open("cut", app, cuts=[6000])
-        yield street.servers
+        await fleet.open("without_websockets", app)
+        app, bench, store = await fleet.build()
+        await fleet.open("starting", app, SelfOpeningGate(app, bench.engine, store, 3))
+        app, _, _ = await fleet.build()
+        await fleet.open("cut", app, cuts=[6000])
+        yield fleet.servers
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=CLIENTS)
-async def heard(
+async def results_of_client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, dict[str, Told]]:
-    """Which client, and what it says of each flow."""
+) -> tuple[str, dict[str, FlowResult]]:
+    """Run the flows of one client. Returns the client and the results of its flows."""
     command = {
         "python": lambda: [SDK, "-m", "tests.clients.flows"],
         "node": lambda: [*request.getfixturevalue("node"), NODE / "flows.mjs"],
     }[request.param]()
-    async with street(chat_folder(tmp_path_factory.mktemp("chatty"))) as servers:
+    async with running_servers(chat_folder(tmp_path_factory.mktemp("chatty"))) as servers:
         client = await asyncio.create_subprocess_exec(
             *command, KEY, *servers, cwd=ROOT, stdout=asyncio.subprocess.PIPE
         )
-        told, _ = await client.communicate()
+        output, _ = await client.communicate()
     assert client.returncode == 0
-    return request.param, json.loads(told)
+    return request.param, json.loads(output)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("row", ERRORS)
-def test_row(row: str, heard: tuple[str, dict[str, Told]], record: bool) -> None:
-    client, told = heard
+def test_failure_matches_the_recorded_transcript(
+    row: str, results_of_client: tuple[str, dict[str, FlowResult]], record: bool
+) -> None:
+    client, results = results_of_client
     name = errors_of(client).get(row)
     if name is None:
-        pytest.skip("not over plain HTTP; see error_rows")
-    assert told[name]["problem"] is None, told[name]["problem"]
-    transcripts.check(client, name, told[name]["transcript"], record=record)
+        pytest.skip("openai-node connects to Realtime only over TLS; see error_rows")
+    assert results[name]["problem"] is None, results[name]["problem"]
+    transcripts.check(client, name, results[name]["transcript"], record=record)
 
 
 @pytest.mark.timeout(300)
-def test_every_frame_is_of_the_sdks_own_types(
-    heard: tuple[str, dict[str, Told]], request: pytest.FixtureRequest, tmp_path: Path
+def test_every_frame_matches_the_types_of_the_sdk(
+    results_of_client: tuple[str, dict[str, FlowResult]],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
 ) -> None:
-    client, told = heard
+    client, results = results_of_client
     if client == "python":
-        pytest.skip("its flows do that themselves")
-    assert node_types.check(request.getfixturevalue("node"), told, tmp_path) > 100
+        pytest.skip("the flows of openai-python validate each frame themselves")
+    assert node_types.check(request.getfixturevalue("node"), results, tmp_path) > 100
 
 
 @pytest.mark.timeout(300)
-def test_no_flow_is_forgotten(heard: tuple[str, dict[str, Told]]) -> None:
-    client, told = heard
-    assert sorted(told) == sorted(errors_of(client).values())
+def test_every_flow_is_run(results_of_client: tuple[str, dict[str, FlowResult]]) -> None:
+    client, results = results_of_client
+    assert sorted(results) == sorted(errors_of(client).values())

@@ -1,11 +1,11 @@
-"""Each event of the Realtime API, and of the Responses API over a WebSocket, seen on the wire of
-both SDKs: one test a row."""
+"""Events of the Realtime API and of the Responses API over a WebSocket, in the transcripts of both
+SDKs: one test per row of conformance.md."""
 
 import pytest
 
 from tests.clients.realtime_rows import REALTIME
 from tests.clients.response_rows import RESPONSES
-from tests.clients.rows import CLIENTS, Found, find, says
+from tests.clients.rows import CLIENTS, Found, event_names, find
 
 APIS = {"realtime": REALTIME, "responses": RESPONSES}
 
@@ -15,10 +15,13 @@ APIS = {"realtime": REALTIME, "responses": RESPONSES}
     ("api", "kind"),
     [(api, kind) for api, rows in APIS.items() for kind in rows.client_events],
 )
-def test_client_event(api: str, kind: str, client: str) -> None:
+def test_client_event_is_sent_and_answered(api: str, kind: str, client: str) -> None:
     wanted = set(APIS[api].client_events[kind])
-    replies = [set[str]().union(*map(says, later)) for later in APIS[api].of(client).behind(kind)]
-    assert replies, f"no client has said {kind}"
+    replies = [
+        set[str]().union(*map(event_names, later))
+        for later in APIS[api].of(client).replies_after(kind)
+    ]
+    assert replies, f"no client has sent {kind}"
     assert any(wanted <= replied for replied in replies)
 
 
@@ -27,28 +30,28 @@ def test_client_event(api: str, kind: str, client: str) -> None:
     ("api", "kind"),
     [(api, kind) for api, rows in APIS.items() for kind in rows.server_events],
 )
-def test_server_event(api: str, kind: str, client: str) -> None:
-    seen = APIS[api].of(client).said("S", kind)
-    assert seen, f"the server has not said {kind}"
+def test_server_event_has_its_fields(api: str, kind: str, client: str) -> None:
+    lines = APIS[api].of(client).lines("S", kind)
+    assert lines, f"the server has not sent {kind}"
     for path in APIS[api].server_events[kind]:
-        found = {find(line.event, path): line.event for line in seen}
+        found = {find(line.event, path): line.event for line in lines}
         assert "missing" not in found, f"{path} of {found['missing']}"
-        assert "there" in found, f"{path} is null each time"
+        assert "there" in found, f"{path} is always null"
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("api", APIS)
-def test_nothing_else_is_said(api: str, client: str) -> None:
-    """Beside these rows, and what answers an addition."""
+def test_server_sends_no_event_outside_the_tables(api: str, client: str) -> None:
+    """Besides these rows, the server sends only replies to extension events."""
     rows = APIS[api]
     answers = {name for replies in rows.client_events.values() for name in replies}
-    said = {
+    sent = {
         line.kind
         for lines in rows.of(client).connections
         for line in lines
         if line.side == "S" and line.event
     }
-    assert said - {*rows.server_events, *answers} == set()
+    assert sent - {*rows.server_events, *answers} == set()
 
 
 @pytest.mark.parametrize(
@@ -66,5 +69,5 @@ def test_nothing_else_is_said(api: str, client: str) -> None:
         ({"a": None}, "a.b: null", "missing"),
     ],
 )
-def test_null_is_allowed_where_it_is_named(event: object, path: str, found: Found) -> None:
+def test_find_allows_null_only_where_the_path_does(event: object, path: str, found: Found) -> None:
     assert find(event, path) == found

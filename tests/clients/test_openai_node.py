@@ -1,7 +1,7 @@
-"""The real OpenAI SDK for Node against a real server with TLS: one test a flow of
+"""The real OpenAI SDK for Node against a real server with TLS: one test per flow of
 `node/realtime.mjs` and `node/responses.mjs`.
 
-It connects with `wss:` alone, so the server has a certificate made for the run.
+The SDK connects only with `wss:`, so the server has a certificate made for the run.
 """
 
 import json
@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.clients import node_types, transcripts
-from tests.clients.conftest import KEY, NODE, Server, Told, start, stop
-from tests.clients.cutting import Wire, heard_by, text
+from tests.clients.conftest import KEY, NODE, FlowResult, Server, start, stop
+from tests.clients.cutting import CuttingProxy, received_text, run_client
 from tests.clients.error_rows import errors_of
 from tests.clients.parallel_rows import PARALLEL
 
@@ -30,10 +30,10 @@ BUNDLED_ONLY = {
     "what_cannot_steer_comes_back",
 }
 NOT_RECORDED = {"a_wrong_key", "lanes_have_a_bound", "what_cannot_steer_comes_back"}
-"""Nothing is said, or what no two runs say alike."""
+"""Flows without frames, or with frames that differ from run to run."""
 RECORDED = [name for name in NAMES if name not in NOT_RECORDED]
 STREAMS = {"lanes_beside_each_other"}
-"""Flows with responses that are made beside each other."""
+"""Flows with concurrent responses."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,9 @@ def secure(model: str, certificate: tuple[Path, Path]) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def node_flows(node: list[str], secure: Server, certificate: tuple[Path, Path]) -> dict[str, Told]:
+def node_flows(
+    node: list[str], secure: Server, certificate: tuple[Path, Path]
+) -> dict[str, FlowResult]:
     assert secure.url.startswith("https://")
     run = subprocess.run(
         [*node, "flows.mjs", KEY, f"main={secure.url}"],
@@ -62,15 +64,17 @@ def node_flows(node: list[str], secure: Server, certificate: tuple[Path, Path]) 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
-def test_flow(name: str, node_flows: dict[str, Told], model: str) -> None:
+def test_flow_succeeds(name: str, node_flows: dict[str, FlowResult], model: str) -> None:
     if model != "demo" and name in BUNDLED_ONLY:
-        pytest.skip("only the bundled model can")
+        pytest.skip("only the bundled model passes this flow")
     assert node_flows[name]["problem"] is None, node_flows[name]["problem"]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RECORDED)
-def test_transcript(name: str, node_flows: dict[str, Told], model: str, record: bool) -> None:
+def test_transcript_matches_the_recorded_one(
+    name: str, node_flows: dict[str, FlowResult], model: str, record: bool
+) -> None:
     if model != "demo":
         pytest.skip("the recorded transcripts are of the bundled model")
     transcript = node_flows[name]["transcript"]
@@ -80,34 +84,36 @@ def test_transcript(name: str, node_flows: dict[str, Told], model: str, record: 
 
 
 @pytest.mark.timeout(600)
-def test_every_frame_is_of_the_sdks_own_types(
-    node: list[str], node_flows: dict[str, Told], tmp_path: Path
+def test_every_frame_matches_the_types_of_the_sdk(
+    node: list[str], node_flows: dict[str, FlowResult], tmp_path: Path
 ) -> None:
     assert node_types.check(node, node_flows, tmp_path) > 300
 
 
-def test_no_flow_is_forgotten(node_flows: dict[str, Told]) -> None:
+def test_every_flow_is_run(node_flows: dict[str, FlowResult]) -> None:
     assert sorted(node_flows) == sorted(NAMES)
     recorded = {path.stem for path in (transcripts.GOLDEN / "node").iterdir()}
     assert recorded == {*RECORDED, *errors_of("node").values(), *PARALLEL}
 
 
 @pytest.mark.timeout(200)
-async def test_cut_again_and_again_over_tls(
+async def test_response_survives_repeated_disconnects_over_tls(
     node: list[str], secure: Server, certificate: tuple[Path, Path]
 ) -> None:
-    """The same seed gives the same text, cut or not."""
+    """The same seed gives the same text, with and without cuts."""
 
-    async def hear(port: int) -> str:
+    async def receive_response(port: int) -> str:
         url = f"https://127.0.0.1:{port}/v1"
-        trust = {"NODE_EXTRA_CA_CERTS": str(certificate[0])}
-        return text(await heard_by(*node, NODE / "returning.mjs", url, KEY, "7", env=trust))
+        environ = {"NODE_EXTRA_CA_CERTS": str(certificate[0])}
+        return received_text(
+            await run_client(*node, NODE / "returning.mjs", url, KEY, "7", env=environ)
+        )
 
     port = urlsplit(secure.url).port
     assert port is not None
-    whole = await hear(port)
+    expected = await receive_response(port)
     chance = random.Random(7)
-    wire = Wire(port, [chance.randrange(4000, 11000) for _ in range(8)])
-    async with wire.open() as through:
-        assert await hear(through) == whole
-    assert wire.cut >= 4, "it was cut"
+    proxy = CuttingProxy(port, [chance.randrange(4000, 11000) for _ in range(8)])
+    async with proxy.open() as proxy_port:
+        assert await receive_response(proxy_port) == expected
+    assert proxy.cut_count >= 4, "the connection was cut"

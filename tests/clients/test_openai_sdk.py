@@ -1,4 +1,4 @@
-"""The real OpenAI SDK for Python against a real server: one test a flow of `flows`."""
+"""The real OpenAI SDK for Python against a real server: one test per flow of `flows`."""
 
 import ast
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients import transcripts
-from tests.clients.conftest import Told
+from tests.clients.conftest import FlowResult
 from tests.clients.error_rows import errors_of
 from tests.clients.parallel_rows import PARALLEL
 
@@ -34,7 +34,7 @@ def _is_flow(function: ast.AsyncFunctionDef) -> bool:
 
 
 def names() -> list[str]:
-    """Read from the source: this environment cannot import it."""
+    """Return the names of all flows, read from their source; the SDK is not installed here."""
     found: list[str] = []
     for node in (node for source in SOURCES for node in ast.parse(source.read_text()).body):
         if isinstance(node, ast.AsyncFunctionDef) and _is_flow(node):
@@ -48,9 +48,9 @@ def names() -> list[str]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", names())
-def test_flow(name: str, flows: dict[str, Told], model: str) -> None:
+def test_flow_succeeds(name: str, flows: dict[str, FlowResult], model: str) -> None:
     if model != "demo" and name in BUNDLED_ONLY:
-        pytest.skip("only the bundled model can")
+        pytest.skip("only the bundled model passes this flow")
     assert flows[name]["problem"] is None, flows[name]["problem"]
 
 
@@ -62,28 +62,30 @@ NOT_RECORDED = {
     "lanes_have_a_bound",
     "what_cannot_steer_comes_back",
 }
-"""Nothing is said, or too much, or what no two runs say alike."""
+"""Flows without frames, with too many, or with frames that differ from run to run."""
 STREAMS = {"lanes_beside_each_other", "responses_beside_the_conversation_share_its_kv"}
-"""Flows with responses that are made beside each other."""
-HOT = {"a_strict_schema_is_followed_however_hot", "at_most_one_call"}
-"""What is drawn at a high temperature may differ from one machine to the next."""
+"""Flows with concurrent responses."""
+HIGH_TEMPERATURE = {"a_strict_schema_is_followed_however_hot", "at_most_one_call"}
+"""Flows at a high temperature, whose calls may differ from one machine to the next."""
 RECORDED = [name for name in names() if name not in NOT_RECORDED]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RECORDED)
-def test_transcript(name: str, flows: dict[str, Told], model: str, record: bool) -> None:
+def test_transcript_matches_the_recorded_one(
+    name: str, flows: dict[str, FlowResult], model: str, record: bool
+) -> None:
     if model != "demo":
         pytest.skip("the recorded transcripts are of the bundled model")
     transcript = flows[name]["transcript"]
     if name in STREAMS:
         transcript = transcripts.by_stream(transcript)
-    if name in HOT:
-        transcript = transcripts.cooled(transcript)
+    if name in HIGH_TEMPERATURE:
+        transcript = transcripts.mask_calls(transcript)
     transcripts.check("python", name, transcript, record=record)
 
 
-def test_no_flow_is_forgotten(flows: dict[str, Told]) -> None:
+def test_every_flow_is_run(flows: dict[str, FlowResult]) -> None:
     assert sorted(flows) == sorted(names())
     recorded = {path.stem for path in (transcripts.GOLDEN / "python").iterdir()}
     assert recorded == {*RECORDED, *errors_of("python").values(), *PARALLEL}

@@ -1,12 +1,12 @@
-"""Each key, item and refusal of the Responses API over a WebSocket, seen on the wire of both
-SDKs: one test a row."""
+"""Keys, items and refusals of the Responses API over a WebSocket in the transcripts of both SDKs,
+one test per row."""
 
 from typing import Any
 
 import pytest
 
 from tests.clients.response_rows import RESPONSES
-from tests.clients.rows import CLIENTS, exchanges, says
+from tests.clients.rows import CLIENTS, event_names, exchanges
 
 STEERED = ("response.steer.accepted", "response.steer.pending", "response.steer.failed")
 CREATE_KEYS = (
@@ -15,7 +15,7 @@ CREATE_KEYS = (
     *("max_output_tokens", "metadata", "prompt_cache_key", "service_tier", "truncation"),
     *("client_metadata", "generate", "stream_id", "stream", "background"),
 )
-"""What real clients send, whether or not we have a use for it."""
+"""Keys that real clients send, including those that the server ignores."""
 INPUT_ITEMS: dict[str, dict[str, Any]] = {
     "a message without a type": {"role": "user", "content": "hello"},
     "function_call": {"type": "function_call"},
@@ -27,36 +27,38 @@ INPUT_ITEMS: dict[str, dict[str, Any]] = {
 SKIPPED_TOOLS = ("namespace", "web_search")
 REASONS = ("max_output_tokens", "cancelled", "steered")
 REFUSALS = ("previous_response_not_found", "context_length_exceeded", "response_not_active")
-LEAST = {"python": 10, "node": 3}
-"""Connections."""
+CONNECTIONS_MIN = {"python": 10, "node": 3}
+"""Fewest connections in the transcripts of each client."""
 RESERVED = {"raw", "close", "event", "reconnecting", "reconnected", "open"}
-"""openai-node uses these names itself."""
+"""Names that openai-node uses for events of its own."""
 
 
-def asked(client: str) -> list[dict[str, Any]]:
-    """What was answered by a response."""
-    return list(RESPONSES.of(client).answered("response.create", "response.created"))
+def requests_of(client: str) -> list[dict[str, Any]]:
+    """Return the requests that a response answered."""
+    return list(RESPONSES.of(client).requests_answered_by("response.create", "response.created"))
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("kind", STEERED)
-def test_answer_to_steering(kind: str, client: str) -> None:
-    behind = RESPONSES.of(client).behind("response.steer")
-    assert any(line.kind == kind for later in behind for line in later)
+def test_steer_event_is_answered(kind: str, client: str) -> None:
+    replies = RESPONSES.of(client).replies_after("response.steer")
+    assert any(line.kind == kind for later in replies for line in later)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("key", CREATE_KEYS)
-def test_key_of_create(key: str, client: str) -> None:
-    assert any(key in said for said in asked(client))
+def test_create_key_is_accepted(key: str, client: str) -> None:
+    assert any(key in request for request in requests_of(client))
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("name", INPUT_ITEMS)
-def test_input_item(name: str, client: str) -> None:
+def test_input_item_is_accepted(name: str, client: str) -> None:
     wanted = INPUT_ITEMS[name].items()
-    inputs = [said["input"] for said in asked(client) if isinstance(said["input"], list)]
-    items = [item for given in inputs for item in given]
+    inputs = [
+        request["input"] for request in requests_of(client) if isinstance(request["input"], list)
+    ]
+    items = [item for input in inputs for item in input]
     found = [
         item
         for item in items
@@ -69,49 +71,51 @@ def test_input_item(name: str, client: str) -> None:
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("kind", SKIPPED_TOOLS)
-def test_tool_that_is_skipped(kind: str, client: str) -> None:
-    assert any(tool["type"] == kind for said in asked(client) for tool in said.get("tools", ()))
+def test_unsupported_tool_is_skipped(kind: str, client: str) -> None:
+    assert any(
+        tool["type"] == kind for request in requests_of(client) for tool in request.get("tools", ())
+    )
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("reason", REASONS)
-def test_reason_of_an_incomplete_response(reason: str, client: str) -> None:
-    ended = RESPONSES.of(client).said("S", "response.incomplete")
-    assert any(f"response.incomplete: {reason}" in says(line) for line in ended)
+def test_incomplete_response_has_its_reason(reason: str, client: str) -> None:
+    ended = RESPONSES.of(client).lines("S", "response.incomplete")
+    assert any(f"response.incomplete: {reason}" in event_names(line) for line in ended)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("code", REFUSALS)
-def test_refusal(code: str, client: str) -> None:
-    errors = RESPONSES.of(client).said("S", "error")
+def test_refusal_is_an_error_with_status_400(code: str, client: str) -> None:
+    errors = RESPONSES.of(client).lines("S", "error")
     refused = [line.event for line in errors if line.event["error"]["code"] == code]
     assert refused
     assert all(event["status"] == 400 for event in refused)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_lanes_are_named_in_every_event(client: str) -> None:
-    lanes = {
+def test_events_name_their_stream(client: str) -> None:
+    streams = {
         line.event["stream_id"]
         for lines in RESPONSES.of(client).connections
         for line in lines
         if "stream_id" in line.event
     }
-    assert {"a", "b", "c"} <= lanes
+    assert {"a", "b", "c"} <= streams
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_nothing_is_said_before_it_is_asked_for(client: str) -> None:
-    """But that the connection is over."""
-    over = "error: websocket_connection_limit_reached"
+def test_client_sends_the_first_frame(client: str) -> None:
+    """Only a connection at its limit begins with an error of the server."""
+    expired = "error: websocket_connection_limit_reached"
     first = [lines[0] for lines in RESPONSES.of(client).connections]
-    asked = [line for line in first if over not in says(line)]
-    assert len(asked) > LEAST[client]
-    assert {line.kind for line in asked} <= {*RESPONSES.client_events}
-    assert {line.side for line in asked} == {"C"}
+    requests = [line for line in first if expired not in event_names(line)]
+    assert len(requests) > CONNECTIONS_MIN[client]
+    assert {line.kind for line in requests} <= {*RESPONSES.client_events}
+    assert {line.side for line in requests} == {"C"}
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_no_event_has_a_reserved_name(client: str) -> None:
+def test_no_event_type_is_reserved_by_openai_node(client: str) -> None:
     kinds = {line.kind for lines in exchanges(client) for line in lines if line.side == "S"}
     assert not RESERVED & kinds

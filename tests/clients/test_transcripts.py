@@ -1,17 +1,17 @@
-"""Transcripts of responses beside each other: any mixture of the same streams is the same."""
+"""Transcripts of concurrent responses: every interleaving of the same streams is equal."""
 
 import json
 import random
 
-from tests.clients.transcripts import Entry, by_stream, level
+from tests.clients.transcripts import Entry, by_stream, normalize
 
-ASK: Entry = (1, "C", json.dumps({"type": "response.create"}))
+CREATE: Entry = (1, "C", json.dumps({"type": "response.create"}))
 
 
-def stream(lane: str) -> list[list[Entry]]:
-    """What stands together is not torn apart: limits are told right behind their response."""
-    id = f"resp_{random.Random(lane).randbytes(10).hex()}"
-    created = {"type": "response.created", "response": {"id": id, "metadata": {"lane": lane}}}
+def stream(name: str) -> list[list[Entry]]:
+    """Return the events of a stream in groups that stay together, such as response and limits."""
+    id = f"resp_{random.Random(name).randbytes(10).hex()}"
+    created = {"type": "response.created", "response": {"id": id, "metadata": {"lane": name}}}
     text = {"type": "response.output_text.done", "response_id": id, "text": "x"}
     done = {"type": "response.done", "response": {"id": id}}
     limits = {"type": "rate_limits.updated"}
@@ -21,22 +21,23 @@ def stream(lane: str) -> list[list[Entry]]:
     ]
 
 
-def mixed(source: random.Random, *lanes: str) -> list[Entry]:
-    told, left = [ASK], [stream(lane) for lane in lanes]
-    while left := [entries for entries in left if entries]:
-        told += source.choice(left).pop(0)
-    return [*told, ASK]
+def interleaved(source: random.Random, *names: str) -> list[Entry]:
+    entries, left = [CREATE], [stream(name) for name in names]
+    while left := [groups for groups in left if groups]:
+        entries += source.choice(left).pop(0)
+    return [*entries, CREATE]
 
 
-def test_any_mixture_is_the_same() -> None:
-    mixtures = [mixed(random.Random(n), "a", "b", "c") for n in range(50)]
-    assert len(set(map(level, mixtures))) > 1
-    assert len({level(by_stream(mixture)) for mixture in mixtures}) == 1
+def test_interleaving_of_streams_does_not_matter() -> None:
+    interleavings = [interleaved(random.Random(n), "a", "b", "c") for n in range(50)]
+    assert len(set(map(normalize, interleavings))) > 1
+    assert len({normalize(by_stream(each)) for each in interleavings}) == 1
 
 
-def test_another_order_within_a_stream_is_not() -> None:
+def test_order_within_a_stream_matters() -> None:
     created, text, done = stream("a")
-    straight, bent = (
-        [ASK, *first, *second, *done, ASK] for first, second in ((created, text), (text, created))
+    in_order, out_of_order = (
+        [CREATE, *first, *second, *done, CREATE]
+        for first, second in ((created, text), (text, created))
     )
-    assert level(by_stream(straight)) != level(by_stream(bent))
+    assert normalize(by_stream(in_order)) != normalize(by_stream(out_of_order))

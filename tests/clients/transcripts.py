@@ -1,14 +1,15 @@
-"""A conversation as it was on the wire, and as a reader can compare it with another run.
+"""Transcripts of conversations on the wire, normalized so that runs can be compared.
 
-An exchange over HTTP stands like a connection: what is asked for and the body, the status and the
-answer, or its events.
+An exchange over HTTP is recorded like a connection: method and path, the request body, the status,
+and the response body or its events.
 
-What differs from run to run is levelled: ids are numbered as they come, the model's words, counts
-and times are "…" or 0, and of the pieces of one text only the first stays, for how many there are
-depends on how fast they are read. What is left is who says what when, and every field of it.
+Differences between runs are normalized: ids are numbered in order of appearance, generated text,
+counts and times are "…" or 0, and only the first delta of a text is kept, because the number of
+deltas depends on how fast they are read. The order of the frames of both sides and all their fields
+remain.
 
-Responses that are made beside each other are streams: each is promised its own order, and none
-among them. Such a transcript is compared stream by stream.
+Concurrent responses are streams: each stream has an order of its own, and streams have none among
+each other. Such a transcript is compared stream by stream.
 """
 
 import itertools
@@ -19,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 GOLDEN = Path(__file__).with_name("golden")
-SHORT = 160
-"""Characters; longer texts are described."""
+SHORT_CHARS_MAX = 160
+"""Longer texts are replaced by their beginning and their length."""
 ELLIPSIS = "…"
 CHUNK = "chat.completion.chunk"
-"""Of those that look alike beside each other the first stays."""
+"""The kind of event of which only the first of adjacent equal ones is kept."""
 _ID = re.compile(r"\b(sess|conv|item|resp|call|ek|steer|chatcmpl)[_-][0-9A-Za-z_-]*[0-9a-f]{20}\b")
 _WAIT = re.compile(r"Try again in [0-9.]+ s")
 _COUNTED = ("event_id", "sequence_number")
 _COUNTS = {"usage", "rewind", "rate_limits", "kv"}
-_LEVELLED = {
+_MASKED = {
     "completed_at",
     "created",
     "created_at",
@@ -45,8 +46,8 @@ Entry = tuple[int, str, str]
 
 
 def by_stream(transcript: Iterable[Entry]) -> list[Entry]:
-    """What the server says between two frames of the client, each stream's events together. Which
-    stream stands first is a matter of what it says."""
+    """Group the server's events between two frames of the client by stream, in the order of their
+    normalized text."""
     ordered: list[Entry] = []
     for _, together in itertools.groupby(transcript, lambda entry: entry[:2]):
         streams: dict[str, list[Entry]] = {}
@@ -54,48 +55,48 @@ def by_stream(transcript: Iterable[Entry]) -> list[Entry]:
         for entry in together:
             at = _stream(entry, at)
             streams.setdefault(at, []).append(entry)
-        ordered += itertools.chain(*sorted(streams.values(), key=level))
+        ordered += itertools.chain(*sorted(streams.values(), key=normalize))
     return ordered
 
 
-def cooled(transcript: Iterable[Entry]) -> list[Entry]:
-    """Without what a hot model chooses: the tool it calls, and with what."""
+def mask_calls(transcript: Iterable[Entry]) -> list[Entry]:
+    """Mask names and arguments of calls, which a model at a high temperature chooses."""
 
-    def cool(value: Any) -> Any:
+    def masked(value: Any) -> Any:
         match value:
             case {"name": _, "arguments": _}:
                 return {**value, "name": ELLIPSIS, "arguments": ELLIPSIS}
             case dict():
-                return {key: cool(inner) for key, inner in value.items()}
+                return {key: masked(inner) for key, inner in value.items()}
             case list():
-                return [cool(inner) for inner in value]
+                return [masked(inner) for inner in value]
             case _:
                 return value
 
     return [
-        (number, side, json.dumps(cool(json.loads(frame))) if frame.startswith("{") else frame)
+        (number, side, json.dumps(masked(json.loads(frame))) if frame.startswith("{") else frame)
         for number, side, frame in transcript
     ]
 
 
 def _stream(entry: Entry, before: str) -> str:
-    """The lane, or the response; what names none belongs to what was said `before`."""
+    """Return the id of an event's stream or response, or `before` if the event names neither."""
     _, side, frame = entry
     if side == "C" or not frame.startswith("{"):
         return ""
     event = json.loads(frame)
-    made = event.get("response", {}).get("id", before)
-    return event.get("stream_id") or event.get("response_id") or made
+    created = event.get("response", {}).get("id", before)
+    return event.get("stream_id") or event.get("response_id") or created
 
 
-def level(transcript: Iterable[Entry]) -> str:
-    """One line a frame."""
+def normalize(transcript: Iterable[Entry]) -> str:
+    """Return the normalized transcript, one line per frame."""
     ids: dict[str, str] = {}
     return "".join(f"{line}\n" for line in _lines(transcript, ids))
 
 
 def _lines(transcript: Iterable[Entry], ids: dict[str, str]) -> Iterator[str]:
-    begun: set[tuple[int, str]] = set()
+    started: set[tuple[int, str]] = set()
     before = ""
     for number, side, frame in transcript:
         event = _parsed(frame)
@@ -103,10 +104,10 @@ def _lines(transcript: Iterable[Entry], ids: dict[str, str]) -> Iterator[str]:
             yield f"{number} {side} {_named(_short(frame), ids)}"
             continue
         if side == "S" and event.get("type", "").endswith(".delta"):
-            if (number, event["item_id"]) in begun:
+            if (number, event["item_id"]) in started:
                 continue
-            begun.add((number, event["item_id"]))
-        event = _said(event) if side == "S" else _resent(event)
+            started.add((number, event["item_id"]))
+        event = _normalized_event(event) if side == "S" else _normalized_request(event)
         line = f"{number} {side} {_named(json.dumps(_shortened(event), ensure_ascii=False), ids)}"
         if event.get("object") != CHUNK or line != before:
             yield line
@@ -114,7 +115,7 @@ def _lines(transcript: Iterable[Entry], ids: dict[str, str]) -> Iterator[str]:
 
 
 def _parsed(frame: str) -> dict[str, Any] | None:
-    """None: it is no JSON object."""
+    """Parse a frame. Returns None if it is no JSON object."""
     try:
         event = json.loads(frame)
     except ValueError:
@@ -122,41 +123,41 @@ def _parsed(frame: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def _said(event: Any) -> Any:
-    """An event of the server without what a model, a clock or chance decide."""
+def _normalized_event(event: Any) -> Any:
+    """Mask what a model, a clock or chance decides in an event of the server."""
     event = {**event, **{key: ELLIPSIS for key in _COUNTED if key in event}}
     if event.get("type", "").startswith("response."):
         event |= {key: ELLIPSIS for key in ("delta", "text") if key in event}
         if "part" in event:
             event["part"] = {**event["part"], "text": ELLIPSIS}
-    return _levelled(event)
+    return _normalized(event)
 
 
-def _resent(event: Any) -> Any:
-    """What a client says, without what the model had said before: a chat has its whole history."""
+def _normalized_request(event: Any) -> Any:
+    """Mask earlier output of the model in a request: a chat has its whole history."""
     if "messages" not in event:
         return event
-    return {**event, "messages": [_levelled(message) for message in event["messages"]]}
+    return {**event, "messages": [_normalized(message) for message in event["messages"]]}
 
 
-def _levelled(value: Any, *, counts: bool = False) -> Any:
+def _normalized(value: Any, *, counts: bool = False) -> Any:
     match value:
         case {"role": "assistant", "content": [*parts], **rest}:
-            said = [{**part, "text": ELLIPSIS} for part in parts]
-            return {**_levelled(rest), "role": "assistant", "content": said}
+            masked = [{**part, "text": ELLIPSIS} for part in parts]
+            return {**_normalized(rest), "role": "assistant", "content": masked}
         case {"delta": dict(piece), **rest}:
-            return {**_levelled(rest), "delta": _piece(piece)}
+            return {**_normalized(rest), "delta": _piece(piece)}
         case {"role": "assistant", "content": str(), **rest}:
-            return {**_levelled(rest), "role": "assistant", "content": ELLIPSIS}
+            return {**_normalized(rest), "role": "assistant", "content": ELLIPSIS}
         case dict():
             return {
                 key: ELLIPSIS
-                if key in _LEVELLED and inner is not None
-                else _levelled(inner, counts=counts or key in _COUNTS)
+                if key in _MASKED and inner is not None
+                else _normalized(inner, counts=counts or key in _COUNTS)
                 for key, inner in value.items()
             }
         case list():
-            return [_levelled(inner, counts=counts) for inner in value]
+            return [_normalized(inner, counts=counts) for inner in value]
         case int() | float() if counts:
             return 0
         case _:
@@ -164,13 +165,13 @@ def _levelled(value: Any, *, counts: bool = False) -> Any:
 
 
 def _piece(delta: dict[str, Any]) -> dict[str, Any]:
-    """What one chunk of a chat completion adds."""
+    """Mask the content and arguments that one chunk of a chat completion adds."""
     calls = [
         {**call, "function": {**call["function"], "arguments": ELLIPSIS}}
         for call in delta.get("tool_calls", ())
     ]
-    said = {"content": ELLIPSIS} if "content" in delta else {}
-    return {**delta, **said, **({"tool_calls": calls} if calls else {})}
+    content = {"content": ELLIPSIS} if "content" in delta else {}
+    return {**delta, **content, **({"tool_calls": calls} if calls else {})}
 
 
 def _named(line: str, ids: dict[str, str]) -> str:
@@ -195,7 +196,7 @@ def _shortened(value: Any) -> Any:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= SHORT else f"{text[:20]}… ({len(text):,} characters)"
+    return text if len(text) <= SHORT_CHARS_MAX else f"{text[:20]}… ({len(text):,} characters)"
 
 
 def golden(client: str, flow: str) -> Path:
@@ -203,8 +204,8 @@ def golden(client: str, flow: str) -> Path:
 
 
 def check(client: str, flow: str, transcript: Iterable[Entry], *, record: bool) -> None:
-    """Against the recorded one; `record` writes it instead."""
-    path, now = golden(client, flow), level(transcript)
+    """Compare a transcript with the recorded one, or write it with `record`."""
+    path, now = golden(client, flow), normalize(transcript)
     if record:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(now)

@@ -1,5 +1,5 @@
-"""A model that can hold a conversation and is not one: a small tokenizer with a chat template, and
-the real engine on a device of digests."""
+"""Fixtures of the gateway's tests: a small tokenizer with a chat template, and the real engine on a
+null device."""
 
 import json
 import string
@@ -32,13 +32,16 @@ TEMPLATE = (
 
 
 def chat_folder(folder: Path, *, bytes: bool = False, endless: bool = False) -> Path:
-    """One id a character; 0 ends a message. No more ids than the device of digests draws; with
-    `bytes` others beside those, one each for every other byte; with `endless` what ends a message
-    is one of those others."""
+    """Write a tokenizer with one id per character, in which id 0 ends a message, into `folder`.
+
+    The vocabulary is that of the null device. With `bytes`, further ids follow, one for every
+    remaining byte; with `endless`, so do the special tokens, and the null device, which draws no
+    such id, never ends a message.
+    """
     characters = "\n " + string.ascii_letters + string.digits + ".,:;!?'\"-_+*/=()[]{}<>|@#"
-    spelt = [character.replace(" ", "Ġ").replace("\n", "Ċ") for character in characters]
+    spelled = [character.replace(" ", "Ġ").replace("\n", "Ċ") for character in characters]
     special = ["<|im_end|>", "<|im_start|>"]
-    names = spelt if endless else [*special, *spelt]
+    names = spelled if endless else [*special, *spelled]
     names += [f"~{n}" for n in range(VOCABULARY - len(names))]
     if bytes:
         names += sorted({*ByteLevel.alphabet()} - {*names})
@@ -69,7 +72,7 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def redis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RedisProcess]:
-    """One server for the tests that do it no harm."""
+    """Run one Redis server for all tests that neither stop nor reconfigure it."""
     if PROGRAM is None:
         pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
     process = RedisProcess(tmp_path_factory.mktemp("redis"))
@@ -91,7 +94,7 @@ async def talk(bench: Bench) -> AsyncIterator[Talk]:
     talk = await open_talk(bench)
     yield talk
     await talk.session.close()
-    assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
+    assert await bench.engine.list_sessions() == [], "every session is closed in the engine"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Limits a minute: what a client is told of them, and what happens at them."""
+"""Rate limits per minute: their token buckets, and how clients see them on the wire."""
 
 import asyncio
 import json
@@ -26,76 +26,76 @@ class Clock:
         return self.now_s
 
 
-def allowance(clock: Clock, requests: int = 0, tokens: int = 0) -> TenantRateLimits:
+def tenant_limits(clock: Clock, requests: int = 0, tokens: int = 0) -> TenantRateLimits:
     limits = Limits(requests_per_minute=requests, tokens_per_minute=tokens)
     return RateLimits(limits, clock).for_tenant("acme")
 
 
-def begin(allowed: TenantRateLimits) -> None:
-    with allowed.charge_request():
+def begin(tenant: TenantRateLimits) -> None:
+    with tenant.charge_request():
         pass
 
 
-def remaining(allowed: TenantRateLimits) -> dict[str, int]:
-    return {level.name: level.remaining for level in allowed.levels()}
+def remaining(tenant: TenantRateLimits) -> dict[str, int]:
+    return {level.name: level.remaining for level in tenant.levels()}
 
 
 # ---------------------------------------------------------------- the buckets
 
 
-def test_requests_fill_up_again() -> None:
+def test_requests_refill_at_their_rate_up_to_the_limit() -> None:
     clock = Clock()
-    allowed = allowance(clock, requests=6)
+    tenant = tenant_limits(clock, requests=6)
     for left in (5, 4, 3, 2, 1, 0):
-        begin(allowed)
-        assert remaining(allowed) == {"requests": left}
+        begin(tenant)
+        assert remaining(tenant) == {"requests": left}
     with pytest.raises(
         Refusal, match=r"6 requests a minute is reached. Try again in 10.0 s"
-    ) as told:
-        begin(allowed)
-    assert (told.value.code, told.value.retry_after_s) == ("rate_limit_exceeded", 10)
-    (level,) = allowed.levels()
+    ) as refusal:
+        begin(tenant)
+    assert (refusal.value.code, refusal.value.retry_after_s) == ("rate_limit_exceeded", 10)
+    (level,) = tenant.levels()
     assert (level.limit_per_minute, level.reset_s) == (6, 60)
     clock.now_s = 10
-    begin(allowed)
+    begin(tenant)
     clock.now_s = 1000
-    assert remaining(allowed) == {"requests": 6}, "no more than a minute's"
+    assert remaining(tenant) == {"requests": 6}, "at most the limit of one minute"
 
 
-def test_tokens_are_those_computed_and_may_be_owed() -> None:
+def test_only_computed_tokens_count_and_may_exceed_the_limit() -> None:
     clock = Clock()
-    allowed = allowance(clock, tokens=60)
-    begin(allowed)
-    allowed.charge_usage(Usage(input_tokens=100, cached_tokens=90, output_tokens=5))
-    assert remaining(allowed) == {"tokens": 45}
-    allowed.charge_usage(Usage(output_tokens=55))
-    assert remaining(allowed) == {"tokens": 0}
-    with pytest.raises(Refusal) as told:
-        begin(allowed)
-    assert told.value.retry_after_s == 11, "ten are owed, and one is needed"
+    tenant = tenant_limits(clock, tokens=60)
+    begin(tenant)
+    tenant.charge_usage(Usage(input_tokens=100, cached_tokens=90, output_tokens=5))
+    assert remaining(tenant) == {"tokens": 45}
+    tenant.charge_usage(Usage(output_tokens=55))
+    assert remaining(tenant) == {"tokens": 0}
+    with pytest.raises(Refusal) as refusal:
+        begin(tenant)
+    assert refusal.value.retry_after_s == 11, "ten tokens over the limit, and one needed"
     clock.now_s = 11
-    begin(allowed)
-    allowed.charge_usage(None)
+    begin(tenant)
+    tenant.charge_usage(None)
 
 
-def test_what_does_not_begin_costs_nothing() -> None:
-    allowed = allowance(Clock(), requests=1)
-    with pytest.raises(KeyError), allowed.charge_request():
+def test_request_that_fails_to_begin_is_not_charged() -> None:
+    tenant = tenant_limits(Clock(), requests=1)
+    with pytest.raises(KeyError), tenant.charge_request():
         raise KeyError
-    assert remaining(allowed) == {"requests": 1}
+    assert remaining(tenant) == {"requests": 1}
 
 
-def test_without_limits_nothing_is_refused_or_told() -> None:
-    allowed = allowance(Clock())
+def test_no_limits_means_no_refusals_and_no_levels() -> None:
+    tenant = tenant_limits(Clock())
     for _ in range(1000):
-        begin(allowed)
-    allowed.charge_usage(Usage(output_tokens=10**9))
-    assert allowed.levels() == []
+        begin(tenant)
+    tenant.charge_usage(Usage(output_tokens=10**9))
+    assert tenant.levels() == []
 
 
-def test_the_options() -> None:
-    made = make_serve_settings({"requests_per_minute": 5, "tokens_per_minute": 700}).limits
-    assert (made.requests_per_minute, made.tokens_per_minute) == (5, 700)
+def test_rate_limit_options_are_read_and_validated() -> None:
+    limits = make_serve_settings({"requests_per_minute": 5, "tokens_per_minute": 700}).limits
+    assert (limits.requests_per_minute, limits.tokens_per_minute) == (5, 700)
     assert make_serve_settings({}).limits.requests_per_minute == 0
     with pytest.raises(SetupError, match="--tokens-per-minute -1: expected 0 to"):
         make_serve_settings({"tokens_per_minute": -1})
@@ -115,21 +115,21 @@ async def running(bench: Bench) -> AsyncIterator[Running]:
         yield running
 
 
-async def until(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
+async def receive_until(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
     while (event := await first(socket))["type"] not in kinds:
         pass
     return event
 
 
-async def answer(socket: ClientConnection) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The response and the limits after it; or the error, twice."""
+async def respond(socket: ClientConnection) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the response and the limits after it, or the error twice."""
     response = {"max_output_tokens": 4, "ignore_eos": True}
     await socket.send(json.dumps({"type": "response.create", "response": response}))
-    done = await until(socket, "response.done", "error")
+    done = await receive_until(socket, "response.done", "error")
     if done["type"] == "error":
         return done["error"], done["error"]
-    told = await until(socket, "rate_limits.updated")
-    return done["response"], {level["name"]: level for level in told["rate_limits"]}
+    updated = await receive_until(socket, "rate_limits.updated")
+    return done["response"], {level["name"]: level for level in updated["rate_limits"]}
 
 
 async def post(running: Running, path: str, body: object) -> tuple[int, dict[str, str], Any]:
@@ -145,25 +145,27 @@ async def post(running: Running, path: str, body: object) -> tuple[int, dict[str
     return int(status.split()[1]), headers, json.loads(text)
 
 
-async def test_rate_limits_are_told_and_kept(running: Running) -> None:
+async def test_rate_limits_are_reported_and_enforced_per_tenant(running: Running) -> None:
     async with (
         connect(running.url, additional_headers=ONE) as socket,
-        connect(running.url, additional_headers=ONE) as same,
+        connect(running.url, additional_headers=ONE) as second,
         connect(running.url, additional_headers=TWO) as other,
     ):
-        response, told = await answer(socket)
+        response, limits = await respond(socket)
         usage = response["usage"]
         computed = usage["total_tokens"] - usage["input_token_details"]["cached_tokens"]
-        assert (told["requests"]["limit"], told["tokens"]["limit"]) == (2, 100_000)
-        assert told["requests"]["remaining"] == 1
-        assert 0 < told["requests"]["reset_seconds"] <= 30
-        assert told["tokens"]["remaining"] >= 100_000 - computed
-        await answer(same)
-        error, _ = await answer(socket)
+        assert (limits["requests"]["limit"], limits["tokens"]["limit"]) == (2, 100_000)
+        assert limits["requests"]["remaining"] == 1
+        assert 0 < limits["requests"]["reset_seconds"] <= 30
+        assert limits["tokens"]["remaining"] >= 100_000 - computed
+        await respond(second)
+        error, _ = await respond(socket)
         assert error["code"] == "rate_limit_exceeded"
         assert "2 requests a minute" in error["message"]
         assert "Try again in" in error["message"]
-        assert (await answer(other))[0]["status"] == "incomplete", "limits are a tenant's own"
+        assert (await respond(other))[0]["status"] == "incomplete", (
+            "each tenant has limits of its own"
+        )
         for path, body in (
             ("/v1/responses", {"model": "demo", "input": "hi"}),
             (
@@ -176,12 +178,12 @@ async def test_rate_limits_are_told_and_kept(running: Running) -> None:
             assert 1 <= int(headers["retry-after"]) <= 30
 
 
-async def test_a_refused_response_leaves_the_session_good(running: Running) -> None:
+async def test_session_stays_usable_after_a_rate_limited_response(running: Running) -> None:
     async with connect(running.url, additional_headers=ONE) as socket:
         for _ in range(2):
-            await answer(socket)
-        assert (await answer(socket))[0]["code"] == "rate_limit_exceeded"
+            await respond(socket)
+        assert (await respond(socket))[0]["code"] == "rate_limit_exceeded"
         content = [{"type": "input_text", "text": "hello"}]
         item = {"type": "message", "role": "user", "content": content}
         await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
-        await until(socket, "conversation.item.done")
+        await receive_until(socket, "conversation.item.done")

@@ -1,5 +1,7 @@
-"""Prints a JSON object: of each flow of the servers that are named what went wrong, or null, and
-its transcript."""
+"""Run the flows of the named servers and print their results as one JSON object.
+
+The result of a flow is its traceback, or null if it succeeded, and its transcript.
+."""
 
 import asyncio
 import importlib
@@ -17,7 +19,7 @@ async def main(key: str, *servers: str) -> None:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.name != "__main__":
             importlib.import_module(f"tests.clients.flows.{module.name}")
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     urls = dict(server.split("=", 1) for server in servers)
     for name, run in FLOWS.items():
         url = urls.get(SERVERS.get(name, "main"))
@@ -28,8 +30,8 @@ async def main(key: str, *servers: str) -> None:
             await asyncio.wait_for(run(client), 120)
         except Exception:
             problem = traceback.format_exc(limit=-4)
-        told[name] = {"problem": problem, "transcript": client.transcript}
-    print(json.dumps(told))
+        results[name] = {"problem": problem, "transcript": client.transcript}
+    print(json.dumps(results))
 
 
 asyncio.run(main(*sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Frames that are wrong: an error that names the field, and the connection goes on."""
+"""Flows of invalid frames: an error names the field, and the connection stays usable."""
 # pyright: reportMissingImports=false
 
 import json
@@ -88,14 +88,14 @@ BAD: dict[str, tuple[str, str, str | None]] = {
 
 def bad_input(frame: str, code: str, param: str | None) -> Callable[[Client], Awaitable[None]]:
     async def run(client: Client) -> None:
-        async with client.talk() as talk:
-            await talk.say("hello")
-            await talk.send_raw(frame)
-            error = (await talk.expect("error"))["error"]
+        async with client.connect_realtime() as connection:
+            await connection.add_message("hello")
+            await connection.send_raw(frame)
+            error = (await connection.expect("error"))["error"]
             assert (error["code"], error["param"]) == (code, param), error
             if code != "invalid_type" or param is not None:
                 assert error["event_id"] == "bad", error
-            await talk.usable()
+            await connection.check_usable()
 
     return run
 
@@ -106,16 +106,16 @@ for name, (frame, code, param) in BAD.items():
 
 @flow
 async def a_frame_over_twice_the_limit_closes(client: Client) -> None:
-    async with client.talk() as talk:
-        with suppress(ConnectionClosed):  # hung up on in the middle of it
-            await talk.send_raw("x" * 2_200_000)
-        assert await talk.closed() == 1009
+    async with client.connect_realtime() as connection:
+        with suppress(ConnectionClosed):  # the server closes before the frame is sent
+            await connection.send_raw("x" * 2_200_000)
+        assert await connection.close_code() == 1009
 
 
 @flow
 async def frames_that_are_never_json_close(client: Client) -> None:
-    async with client.talk() as talk:
+    async with client.connect_realtime() as connection:
         for _ in range(32):
-            await talk.send_raw("hello?")
-        await talk.expect(*["error"] * 32)
-        assert await talk.closed() == 1007
+            await connection.send_raw("hello?")
+        await connection.expect(*["error"] * 32)
+        assert await connection.close_code() == 1007

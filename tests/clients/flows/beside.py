@@ -1,13 +1,13 @@
-"""Responses beside the conversation."""
+"""Flows of out-of-band responses."""
 
 from tests.clients.flows.talk import LONG, Client, flow, user
 
 
 @flow
 async def a_response_beside_the_conversation(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.say("hello")
-        events = await talk.answer(
+    async with client.connect_realtime() as connection:
+        await connection.add_message("hello")
+        events = await connection.create_response(
             conversation="none",
             input=[user("what is this about?")],
             metadata={"purpose": "label"},
@@ -18,49 +18,57 @@ async def a_response_beside_the_conversation(client: Client) -> None:
         assert done["conversation_id"] is None
         assert done["metadata"] == {"purpose": "label"}
         item_id = done["output"][0]["id"]
-        await talk.send(type="conversation.item.retrieve", item_id=item_id)
-        assert (await talk.expect("error"))["error"]["code"] == "item_retrieve_invalid_item_id"
-        empty = (await talk.answer(conversation="none", input=[], max_output_tokens=2))[-1]
-        both = (await talk.answer(conversation="none", max_output_tokens=2))[-1]
+        await connection.send(type="conversation.item.retrieve", item_id=item_id)
+        error = (await connection.expect("error"))["error"]
+        assert error["code"] == "item_retrieve_invalid_item_id"
+        empty = (
+            await connection.create_response(conversation="none", input=[], max_output_tokens=2)
+        )[-1]
+        both = (await connection.create_response(conversation="none", max_output_tokens=2))[-1]
         tokens = [event["response"]["usage"]["input_tokens"] for event in (empty, both)]
         assert tokens[0] < tokens[1], "an empty input is an empty context"
 
 
 @flow
 async def responses_beside_the_conversation_share_its_kv(client: Client) -> None:
-    async with client.talk() as talk:
-        spent = (await talk.ask("tell me a story", max_output_tokens=40))["usage"]["total_tokens"]
+    async with client.connect_realtime() as connection:
+        story = await connection.run_turn("tell me a story", max_output_tokens=40)
+        spent = story["usage"]["total_tokens"]
         references = [
             {"type": "item_reference", "id": event["item"]["id"]}
-            for event in [await talk.say("and now?")]
+            for event in [await connection.add_message("and now?")]
         ]
-        beside = (await talk.answer(conversation="none", max_output_tokens=2))[-1]["response"]
-        assert beside["usage"]["input_token_details"]["cached_tokens"] >= spent - 1
-        alone = await talk.answer(conversation="none", input=references, max_output_tokens=2)
+        out_of_band = (await connection.create_response(conversation="none", max_output_tokens=2))[
+            -1
+        ]["response"]
+        assert out_of_band["usage"]["input_token_details"]["cached_tokens"] >= spent - 1
+        alone = await connection.create_response(
+            conversation="none", input=references, max_output_tokens=2
+        )
         assert alone[-1]["response"]["usage"]["input_tokens"] < spent
         for n in range(3):
-            await talk.connection.response.create(
+            await connection.sdk.response.create(
                 response={"conversation": "none", "metadata": {"n": str(n)}, "max_output_tokens": 2}
             )
-        seen = set()
-        while len(seen) < 3:
-            response = (await talk.until("response.done"))[-1]["response"]
-            seen.add(response["metadata"]["n"])
-        await talk.expect("rate_limits.updated")
-        await talk.usable()
+        ended = set()
+        while len(ended) < 3:
+            response = (await connection.receive_until("response.done"))[-1]["response"]
+            ended.add(response["metadata"]["n"])
+        await connection.expect("rate_limits.updated")
+        await connection.check_usable()
 
 
 @flow
 async def a_response_beside_a_running_one(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.say("tell me a story")
-        await talk.send(type="response.create", response=LONG)
-        main = (await talk.until("response.output_text.delta"))[0]["response"]["id"]
-        await talk.connection.response.create(
+    async with client.connect_realtime() as connection:
+        await connection.add_message("tell me a story")
+        await connection.send(type="response.create", response=LONG)
+        main = (await connection.receive_until("response.output_text.delta"))[0]["response"]["id"]
+        await connection.sdk.response.create(
             response={"conversation": "none", "input": [user("hi")], "max_output_tokens": 2}
         )
-        ended = (await talk.until("response.done"))[-1]["response"]
+        ended = (await connection.receive_until("response.done"))[-1]["response"]
         assert ended["id"] != main
-        await talk.send(type="response.cancel")
-        ended = (await talk.until("response.done"))[-1]["response"]
+        await connection.send(type="response.cancel")
+        ended = (await connection.receive_until("response.done"))[-1]["response"]
         assert (ended["id"], ended["status"]) == (main, "cancelled")

@@ -1,8 +1,8 @@
-"""Calls that must be made, or must not, and the schemas they follow."""
+"""Flows of required and forbidden tool calls, and of the schemas that calls follow."""
 
 import json
 
-from tests.clients.flows.talk import Client, Talk, flow
+from tests.clients.flows.talk import Client, RealtimeConnection, flow
 
 WEATHER = {
     "type": "function",
@@ -33,17 +33,17 @@ LIGHT = {
 }
 
 
-async def with_tools(talk: Talk, **session: object) -> None:
-    wish = {"type": "realtime", "tools": [WEATHER, LIGHT], **session}
-    await talk.connection.session.update(session=wish)
-    said = (await talk.expect("session.updated"))["session"]
-    assert said["tools"] == [WEATHER, LIGHT]
+async def with_tools(connection: RealtimeConnection, **session: object) -> None:
+    settings = {"type": "realtime", "tools": [WEATHER, LIGHT], **session}
+    await connection.sdk.session.update(session=settings)
+    updated = (await connection.expect("session.updated"))["session"]
+    assert updated["tools"] == [WEATHER, LIGHT]
     for key, value in session.items():
-        assert said[key] == value
+        assert updated[key] == value
 
 
 def calls_of(events: list[dict]) -> list[tuple[str, dict]]:
-    """Each follows its schema, and its deltas are what it says."""
+    """Return the calls of a response; each follows its schema and equals its deltas."""
     done = events[-1]["response"]
     assert done["status"] == "completed", done
     calls = []
@@ -71,110 +71,119 @@ def calls_of(events: list[dict]) -> list[tuple[str, dict]]:
 
 @flow
 async def a_call_is_required(client: Client) -> None:
-    async with client.talk() as talk:
-        await with_tools(talk, tool_choice="required")
-        await talk.say("Hello, how are you?")
-        assert calls_of(await talk.answer(max_output_tokens=300))
+    async with client.connect_realtime() as connection:
+        await with_tools(connection, tool_choice="required")
+        await connection.add_message("Hello, how are you?")
+        assert calls_of(await connection.create_response(max_output_tokens=300))
 
 
 @flow
 async def a_named_tool_is_called(client: Client) -> None:
-    async with client.talk() as talk:
-        await with_tools(talk)
+    async with client.connect_realtime() as connection:
+        await with_tools(connection)
         for name in ("set_light", "get_weather"):
-            await talk.say("What is the weather in Rome?")
+            await connection.add_message("What is the weather in Rome?")
             choice = {"type": "function", "name": name}
-            ((called, _),) = calls_of(await talk.answer(tool_choice=choice))
+            ((called, _),) = calls_of(await connection.create_response(tool_choice=choice))
             assert called == name
 
 
 @flow
 async def a_chosen_tool_that_goes_takes_the_choice_along(client: Client) -> None:
-    async with client.talk() as talk:
+    async with client.connect_realtime() as connection:
         choice = {"type": "function", "name": "get_weather"}
-        await with_tools(talk, tool_choice=choice)
-        await talk.say("Hello, how are you?")
-        done = (await talk.answer(tools=[LIGHT], max_output_tokens=40))[-1]["response"]
+        await with_tools(connection, tool_choice=choice)
+        await connection.add_message("Hello, how are you?")
+        events = await connection.create_response(tools=[LIGHT], max_output_tokens=40)
+        done = events[-1]["response"]
         assert [item["type"] for item in done["output"]] == ["message"]
-        await talk.send(type="session.update", session={"type": "realtime", "tools": [LIGHT]})
-        said = (await talk.expect("session.updated"))["session"]
-        assert (said["tools"], said["tool_choice"]) == ([LIGHT], "auto")
-        done = await talk.ask("Hello, how are you?", max_output_tokens=40)
+        await connection.send(type="session.update", session={"type": "realtime", "tools": [LIGHT]})
+        updated = (await connection.expect("session.updated"))["session"]
+        assert (updated["tools"], updated["tool_choice"]) == ([LIGHT], "auto")
+        done = await connection.run_turn("Hello, how are you?", max_output_tokens=40)
         assert [item["type"] for item in done["output"]] == ["message"]
 
 
 @flow
 async def at_most_one_call(client: Client) -> None:
-    async with client.talk() as talk:
-        await with_tools(talk, tool_choice="required", parallel_tool_calls=False)
+    async with client.connect_realtime() as connection:
+        await with_tools(connection, tool_choice="required", parallel_tool_calls=False)
         for seed in range(4):
-            await talk.say("The weather in Rome and Paris, and light in the kitchen, please.")
-            events = await talk.answer(temperature=1.5, seed=seed, max_output_tokens=300)
+            await connection.add_message(
+                "The weather in Rome and Paris, and light in the kitchen, please."
+            )
+            events = await connection.create_response(
+                temperature=1.5, seed=seed, max_output_tokens=300
+            )
             assert len(calls_of(events)) == 1
 
 
 @flow
 async def a_strict_schema_is_followed_however_hot(client: Client) -> None:
-    async with client.talk() as talk:
-        await with_tools(talk, tool_choice={"type": "function", "name": "set_light"})
+    async with client.connect_realtime() as connection:
+        await with_tools(connection, tool_choice={"type": "function", "name": "set_light"})
         for seed in range(5):
-            await talk.say("hello")
-            calls_of(await talk.answer(temperature=2.0, seed=seed))
+            await connection.add_message("hello")
+            calls_of(await connection.create_response(temperature=2.0, seed=seed))
 
 
 @flow
 async def no_call_where_none_may_be(client: Client) -> None:
-    async with client.talk() as talk:
-        await with_tools(talk)
-        await talk.say("What is the weather in Rome?")
-        done = (await talk.answer(tool_choice="none", max_output_tokens=40))[-1]["response"]
+    async with client.connect_realtime() as connection:
+        await with_tools(connection)
+        await connection.add_message("What is the weather in Rome?")
+        events = await connection.create_response(tool_choice="none", max_output_tokens=40)
+        done = events[-1]["response"]
         assert [item["type"] for item in done["output"]] == ["message"]
 
 
 @flow
 async def a_schema_that_cannot_be_enforced_is_refused(client: Client) -> None:
-    async with client.talk() as talk:
-        await with_tools(talk)
+    async with client.connect_realtime() as connection:
+        await with_tools(connection)
         parameters = {"type": "object", "not": {"required": ["city"]}}
         strict = {**WEATHER, "strict": True, "parameters": parameters}
-        await talk.send(type="session.update", session={"type": "realtime", "tools": [strict]})
-        error = (await talk.expect("error"))["error"]
+        await connection.send(
+            type="session.update", session={"type": "realtime", "tools": [strict]}
+        )
+        error = (await connection.expect("error"))["error"]
         assert (error["code"], error["param"]) == ("invalid_function_parameters", "session.tools")
         assert "not" in error["message"]
-        await talk.send(type="response.create", response={"tools": [strict]})
-        assert (await talk.expect("error"))["error"]["param"] == "response.tools"
+        await connection.send(type="response.create", response={"tools": [strict]})
+        assert (await connection.expect("error"))["error"]["param"] == "response.tools"
         loose = {**WEATHER, "parameters": parameters}
-        await talk.connection.session.update(session={"type": "realtime", "tools": [loose]})
-        assert (await talk.expect("session.updated"))["session"]["tools"] == [loose]
-        await talk.usable()
+        await connection.sdk.session.update(session={"type": "realtime", "tools": [loose]})
+        assert (await connection.expect("session.updated"))["session"]["tools"] == [loose]
+        await connection.check_usable()
 
 
 @flow
 async def a_calls_kv_stays_warm(client: Client) -> None:
-    """While the tool runs nothing is lost: what follows its result is all that is computed."""
-    async with client.talk() as talk:
-        await with_tools(talk, tool_choice="required", parallel_tool_calls=False)
-        await talk.say("What is the weather in Rome?")
-        asked = (await talk.answer(max_output_tokens=300))[-1]["response"]
-        (call,) = asked["output"]
+    """KV is kept while the tool runs: only its result and what follows are computed."""
+    async with client.connect_realtime() as connection:
+        await with_tools(connection, tool_choice="required", parallel_tool_calls=False)
+        await connection.add_message("What is the weather in Rome?")
+        calling = (await connection.create_response(max_output_tokens=300))[-1]["response"]
+        (call,) = calling["output"]
         item = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
-        await talk.send(type="conversation.item.create", item=item)
-        await talk.expect("conversation.item.added", "conversation.item.done")
-        done = (await talk.answer(tool_choice="none", max_output_tokens=20))[-1]["response"]
+        await connection.send(type="conversation.item.create", item=item)
+        await connection.expect("conversation.item.added", "conversation.item.done")
+        events = await connection.create_response(tool_choice="none", max_output_tokens=20)
+        done = events[-1]["response"]
         cached = done["usage"]["input_token_details"]["cached_tokens"]
-        before, now = asked["usage"]["total_tokens"], done["usage"]["input_tokens"]
+        before, now = calling["usage"]["total_tokens"], done["usage"]["input_tokens"]
         assert now - 40 < before - 1 <= cached < now, (before, cached, now)
 
 
 @flow
 async def a_strict_tool_is_called_where_the_model_likes(client: Client) -> None:
-    """`auto`: text stays free, a call follows its schema."""
-    async with client.talk() as talk:
+    """With `auto`, text is unconstrained and a call follows its schema."""
+    async with client.connect_realtime() as connection:
         strict = {**WEATHER, "strict": True}
-        await talk.connection.session.update(session={"type": "realtime", "tools": [strict]})
-        await talk.expect("session.updated")
-        await talk.say("Hello!")
-        hello = (await talk.answer(max_output_tokens=60))[-1]["response"]
+        await connection.sdk.session.update(session={"type": "realtime", "tools": [strict]})
+        await connection.expect("session.updated")
+        await connection.add_message("Hello!")
+        hello = (await connection.create_response(max_output_tokens=60))[-1]["response"]
         assert [item["type"] for item in hello["output"]] == ["message"]
-        await talk.say("What is the weather in Rome?")
-        assert calls_of(await talk.answer()) == [("get_weather", {"city": "Rome"})]
+        await connection.add_message("What is the weather in Rome?")
+        assert calls_of(await connection.create_response()) == [("get_weather", {"city": "Rome"})]

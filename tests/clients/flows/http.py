@@ -1,5 +1,7 @@
-"""HTTP below the SDK: what goes over it, both ways, is written down, and what the server says is
-validated against the SDK's own types, which the SDK itself does not."""
+"""HTTP transport below the SDK that records both directions and validates response bodies.
+
+The SDK itself does not validate what it receives against its types.
+"""
 # pyright: reportMissingImports=false
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -12,8 +14,8 @@ from openai.types.realtime import ClientSecretCreateResponse
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-Note = Callable[[str, str], None]
-"""Takes "C" or "S", and what it says."""
+Recorder = Callable[[str, str], None]
+"""Takes the side, "C" or "S", and the frame, status or body that it sent."""
 BODIES: dict[str, Any] = {
     "POST /v1/realtime/client_secrets": ClientSecretCreateResponse,
     "POST /v1/responses": Response,
@@ -27,37 +29,36 @@ EVENTS: dict[str, Any] = {
     "POST /v1/chat/completions": ChatCompletionChunk,
 }
 CANCELLED, STEERED = '"reason":"cancelled"', '"reason":"steered"'
-"""Clients expect the first after `response.cancel`, which the SDK does not know; it knows the other
-of the kind."""
+"""Clients expect the first reason after `response.cancel`; the SDK knows only the second."""
 
 
 class RecordedHttp(httpx2.AsyncBaseTransport):
-    """`exchange` begins the record of one: what is asked, then the status, then the body, or each
-    event of a stream."""
+    """A transport that records each request: method and path, status, then the body or each event
+    of a stream. `begin_exchange` begins such a record."""
 
-    def __init__(self, exchange: Callable[[], Note]) -> None:
-        self._exchange = exchange
+    def __init__(self, begin_exchange: Callable[[], Recorder]) -> None:
+        self._begin_exchange = begin_exchange
         self._wire = httpx2.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        note = self._exchange()
-        asked = f"{request.method} {request.url.raw_path.decode()}"
-        note("C", asked)
+        record = self._begin_exchange()
+        request_line = f"{request.method} {request.url.raw_path.decode()}"
+        record("C", request_line)
         body = await request.aread()
         if body:
-            note("C", body.decode())
+            record("C", body.decode())
         response = await self._wire.handle_async_request(request)
-        again = ", Retry-After" if "Retry-After" in response.headers else ""
-        note("S", f"{response.status_code}{again}")
+        retry_after = ", Retry-After" if "Retry-After" in response.headers else ""
+        record("S", f"{response.status_code}{retry_after}")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         events = response.headers.get("Content-Type", "").startswith("text/event-stream")
         return httpx2.Response(
             response.status_code,
             headers=response.headers,
-            stream=Noted(
+            stream=RecordedBody(
                 response.stream,
-                note,
-                _type(asked, EVENTS if events else BODIES) if response.is_success else None,
+                record,
+                _type(request_line, EVENTS if events else BODIES) if response.is_success else None,
                 b"\n\n" if events else b"",
             ),
             extensions=response.extensions,
@@ -67,42 +68,42 @@ class RecordedHttp(httpx2.AsyncBaseTransport):
         await self._wire.aclose()
 
 
-class Noted(httpx2.AsyncByteStream):
-    """A body; where there is an `end` of an event, event by event."""
+class RecordedBody(httpx2.AsyncByteStream):
+    """A response body that records itself: event by event if events have an `end`, else whole."""
 
     def __init__(
         self,
         body: httpx2.AsyncByteStream,
-        note: Note,
+        record: Recorder,
         type: TypeAdapter[Any] | None,
         end: bytes,
     ) -> None:
         self._body = body
-        self._write = note
+        self._write = record
         self._type = type
         self._end = end
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        said = b""
+        buffer = b""
         async for chunk in self._body:
-            said += chunk
-            while self._end and self._end in said:
-                event, _, said = said.partition(self._end)
-                self._note(event.rpartition(b"data: ")[2].decode())
+            buffer += chunk
+            while self._end and self._end in buffer:
+                event, _, buffer = buffer.partition(self._end)
+                self._record(event.rpartition(b"data: ")[2].decode())
             yield chunk
-        if said:
-            self._note(said.decode())
+        if buffer:
+            self._record(buffer.decode())
 
-    def _note(self, said: str) -> None:
-        self._write("S", said)
-        if self._type is not None and said.startswith("{") and not said.startswith('{"error"'):
-            self._type.validate_json(said.replace(CANCELLED, STEERED))
+    def _record(self, text: str) -> None:
+        self._write("S", text)
+        if self._type is not None and text.startswith("{") and not text.startswith('{"error"'):
+            self._type.validate_json(text.replace(CANCELLED, STEERED))
 
     async def aclose(self) -> None:
         await self._body.aclose()
 
 
-def _type(asked: str, types: Mapping[str, Any]) -> TypeAdapter[Any] | None:
-    """Of what is answered, where there is one."""
-    found = [type for path, type in types.items() if asked.startswith(path)]
+def _type(request_line: str, types: Mapping[str, Any]) -> TypeAdapter[Any] | None:
+    """Return the SDK's type of the response to a request, or None if the SDK has none."""
+    found = [type for path, type in types.items() if request_line.startswith(path)]
     return TypeAdapter(found[0]) if found else None

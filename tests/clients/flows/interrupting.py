@@ -1,16 +1,16 @@
-"""Answers that are stopped, and cut to what was heard."""
+"""Flows of cancelled responses and truncated items."""
 
 from tests.clients.flows.talk import Client, flow, kinds, text_of
 
 
 @flow
 async def cancel_in_the_middle_of_an_answer(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.say("tell me a story")
-        await talk.connection.response.create()
-        events = await talk.until("response.output_text.delta")
-        await talk.connection.response.cancel()
-        events += await talk.until("response.done")
+    async with client.connect_realtime() as connection:
+        await connection.add_message("tell me a story")
+        await connection.sdk.response.create()
+        events = await connection.receive_until("response.output_text.delta")
+        await connection.sdk.response.cancel()
+        events += await connection.receive_until("response.done")
         done = events[-1]["response"]
         assert done["status"] == "cancelled", done
         assert done["status_details"] == {"type": "cancelled", "reason": "client_cancelled"}
@@ -23,110 +23,113 @@ async def cancel_in_the_middle_of_an_answer(client: Client) -> None:
         ]
         item = done["output"][0]
         assert item["status"] == "incomplete"
-        said = "".join(event.get("delta", "") for event in events)
-        assert text_of(done) == said
-        await talk.expect("rate_limits.updated")
-        following = await talk.ask("hello", max_output_tokens=4)
+        text = "".join(event.get("delta", "") for event in events)
+        assert text_of(done) == text
+        await connection.expect("rate_limits.updated")
+        following = await connection.run_turn("hello", max_output_tokens=4)
         spent = done["usage"]["total_tokens"]
-        assert following["usage"]["input_tokens"] > spent, "what was said stays in the history"
+        assert following["usage"]["input_tokens"] > spent, "the cancelled text stays in the history"
 
 
 @flow
 async def cancel_by_a_wrong_id(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.say("tell me a story")
-        await talk.connection.response.create()
-        await talk.until("response.output_text.delta")
-        await talk.send(type="response.cancel", response_id="resp_unknown", event_id="c1")
+    async with client.connect_realtime() as connection:
+        await connection.add_message("tell me a story")
+        await connection.sdk.response.create()
+        await connection.receive_until("response.output_text.delta")
+        await connection.send(type="response.cancel", response_id="resp_unknown", event_id="c1")
         error = None
         while error is None:
-            event = await talk.recv()
+            event = await connection.recv()
             assert event["type"] != "response.done"
             error = event.get("error")
         assert (error["code"], error["event_id"]) == ("response_cancel_not_active", "c1")
-        await talk.send(type="response.cancel")
-        assert (await talk.until("response.done"))[-1]["response"]["status"] == "cancelled"
+        await connection.send(type="response.cancel")
+        events = await connection.receive_until("response.done")
+        assert events[-1]["response"]["status"] == "cancelled"
 
 
 @flow
 async def cancel_when_nothing_runs(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.send(type="response.cancel", event_id="c1")
-        error = (await talk.expect("error"))["error"]
+    async with client.connect_realtime() as connection:
+        await connection.send(type="response.cancel", event_id="c1")
+        error = (await connection.expect("error"))["error"]
         assert (error["code"], error["event_id"]) == ("response_cancel_not_active", "c1")
         assert error["message"].startswith("Cancellation failed")
-        await talk.usable()
+        await connection.check_usable()
 
 
 @flow
 async def a_second_response_is_refused(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.say("tell me a story")
-        await talk.connection.response.create()
-        await talk.until("response.output_text.delta")
-        await talk.send(type="response.create", event_id="second")
-        event = await talk.recv()
+    async with client.connect_realtime() as connection:
+        await connection.add_message("tell me a story")
+        await connection.sdk.response.create()
+        await connection.receive_until("response.output_text.delta")
+        await connection.send(type="response.create", event_id="second")
+        event = await connection.recv()
         while event["type"] != "error":
             assert event["type"] != "response.done"
-            event = await talk.recv()
+            event = await connection.recv()
         assert event["error"]["code"] == "conversation_already_has_active_response"
         assert event["error"]["event_id"] == "second"
-        await talk.send(type="response.cancel")
-        await talk.until("rate_limits.updated")
-        await talk.usable()
+        await connection.send(type="response.cancel")
+        await connection.receive_until("rate_limits.updated")
+        await connection.check_usable()
 
 
 @flow
 async def a_truncated_item_is_acknowledged(client: Client) -> None:
-    async with client.talk() as talk:
-        done = await talk.ask("hello", max_output_tokens=4)
+    async with client.connect_realtime() as connection:
+        done = await connection.run_turn("hello", max_output_tokens=4)
         item_id = done["output"][0]["id"]
-        await talk.connection.conversation.item.truncate(
+        await connection.sdk.conversation.item.truncate(
             item_id=item_id, content_index=0, audio_end_ms=100
         )
-        truncated = await talk.expect("conversation.item.truncated")
+        truncated = await connection.expect("conversation.item.truncated")
         assert (truncated["item_id"], truncated["audio_end_ms"]) == (item_id, 100)
-        await talk.usable()
+        await connection.check_usable()
 
 
 @flow
 async def barge_in_keeps_what_was_heard(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.ask("hello", max_output_tokens=8)
-        await talk.say("tell me a long story")
-        await talk.connection.response.create(response={"ignore_eos": True})
-        events = await talk.until("response.output_text.delta")
+    async with client.connect_realtime() as connection:
+        await connection.run_turn("hello", max_output_tokens=8)
+        await connection.add_message("tell me a long story")
+        await connection.sdk.response.create(response={"ignore_eos": True})
+        events = await connection.receive_until("response.output_text.delta")
         while sum(len(event.get("delta", "")) for event in events) < 40:
-            events.append(await talk.recv())
+            events.append(await connection.recv())
         item_id = events[-1]["item_id"]
-        await talk.send(type="response.cancel")
-        await talk.send(
+        await connection.send(type="response.cancel")
+        await connection.send(
             type="conversation.item.truncate", item_id=item_id, content_index=0, text_end=17
         )
-        events += await talk.until("rate_limits.updated")
-        truncated = await talk.expect("conversation.item.truncated")
+        events += await connection.receive_until("rate_limits.updated")
+        truncated = await connection.expect("conversation.item.truncated")
         assert (truncated["text_end"], truncated["audio_end_ms"]) == (17, 0)
-        await talk.connection.conversation.item.retrieve(item_id=item_id)
-        item = (await talk.expect("conversation.item.retrieved"))["item"]
-        said = "".join(event.get("delta", "") for event in events)
-        assert item["content"] == [{"type": "output_text", "text": said[:17]}]
-        usage = (await talk.ask("stop", max_output_tokens=4))["usage"]
+        await connection.sdk.conversation.item.retrieve(item_id=item_id)
+        item = (await connection.expect("conversation.item.retrieved"))["item"]
+        text = "".join(event.get("delta", "") for event in events)
+        assert item["content"] == [{"type": "output_text", "text": text[:17]}]
+        usage = (await connection.run_turn("stop", max_output_tokens=4))["usage"]
         cached = usage["input_token_details"]["cached_tokens"]
-        assert usage["input_tokens"] - cached < 24, "only what is new, and the end of what was cut"
+        assert usage["input_tokens"] - cached < 24, (
+            "only new tokens and the end of the truncated item are computed"
+        )
 
 
 @flow
 async def truncate_needs_to_say_where(client: Client) -> None:
-    async with client.talk() as talk:
-        item_id = (await talk.ask("hello", max_output_tokens=4))["output"][0]["id"]
-        for where, code, param in [
+    async with client.connect_realtime() as connection:
+        item_id = (await connection.run_turn("hello", max_output_tokens=4))["output"][0]["id"]
+        for fields, code, param in [
             ({}, "missing_required_parameter", "audio_end_ms"),
             ({"text_end": 10_000}, "invalid_value", "text_end"),
             ({"text_end": -1}, "integer_below_min_value", "text_end"),
         ]:
-            await talk.send(
-                type="conversation.item.truncate", item_id=item_id, content_index=0, **where
+            await connection.send(
+                type="conversation.item.truncate", item_id=item_id, content_index=0, **fields
             )
-            error = (await talk.expect("error"))["error"]
+            error = (await connection.expect("error"))["error"]
             assert (error["code"], error["param"]) == (code, param), error
-        await talk.usable()
+        await connection.check_usable()

@@ -1,4 +1,4 @@
-"""The Responses API and chat completions over HTTP."""
+"""Flows of the Responses API and chat completions over HTTP."""
 # pyright: reportMissingImports=false
 
 import json
@@ -13,17 +13,17 @@ from tests.clients.flows.responses import WEATHER
 from tests.clients.flows.talk import Client, flow
 
 
-def found(response: Response) -> int:
+def cached(response: Response) -> int:
     assert response.usage is not None
     return response.usage.input_tokens_details.cached_tokens
 
 
-async def refusal(asking: Awaitable[object]) -> tuple[int, str | None]:
+async def refusal(request: Awaitable[object]) -> tuple[int, str | None]:
     try:
-        await asking
+        await request
     except APIStatusError as error:
         return error.status_code, error.code
-    raise AssertionError("it was not refused")
+    raise AssertionError("the request was not refused")
 
 
 @flow
@@ -35,14 +35,14 @@ async def a_response_over_http(client: Client) -> None:
     second = await openai.responses.create(
         model="demo", input="And then?", previous_response_id=first.id
     )
-    assert found(second) >= first.usage.total_tokens - 1
-    again = await openai.responses.retrieve(second.id)
-    assert again.output == second.output
+    assert cached(second) >= first.usage.total_tokens - 1
+    retrieved = await openai.responses.retrieve(second.id)
+    assert retrieved.output == second.output
     await openai.responses.delete(second.id)
-    for lost in (openai.responses.retrieve(second.id), openai.responses.delete(second.id)):
-        assert await refusal(lost) == (404, "response_not_found")
-    on = openai.responses.create(model="demo", input="x", previous_response_id=second.id)
-    assert await refusal(on) == (400, "previous_response_not_found")
+    for request in (openai.responses.retrieve(second.id), openai.responses.delete(second.id)):
+        assert await refusal(request) == (404, "response_not_found")
+    successor = openai.responses.create(model="demo", input="x", previous_response_id=second.id)
+    assert await refusal(successor) == (400, "previous_response_not_found")
     other = openai.responses.create(model="gpt-99", input="x")
     assert await refusal(other) == (404, "model_not_found")
 
@@ -92,7 +92,7 @@ async def a_response_over_http_follows_a_schema(client: Client) -> None:
 
 @flow
 async def json_mode_says_an_object(client: Client) -> None:
-    """A small model says it without end now and then; what has ended is one."""
+    """A small model may generate an endless object; every completed output is a whole one."""
     openai = client.api()
     json_mode: Any = {"type": "json_object"}
     question = "Answer in JSON: which city?"
@@ -100,21 +100,21 @@ async def json_mode_says_an_object(client: Client) -> None:
     for penalty in (1.5, 1.3, 1.4, 1.2):
         if ended:
             break
-        wish: Any = {"model": "demo", "extra_body": {"repetition_penalty": penalty}}
+        fields: Any = {"model": "demo", "extra_body": {"repetition_penalty": penalty}}
         response = await openai.responses.create(
-            input=question, text={"format": json_mode}, max_output_tokens=300, **wish
+            input=question, text={"format": json_mode}, max_output_tokens=300, **fields
         )
-        said = [(response.output_text, response.status == "completed")]
+        outputs = [(response.output_text, response.status == "completed")]
         chat = await openai.chat.completions.create(
             messages=[{"role": "user", "content": question}],
             response_format=json_mode,
             max_tokens=300,
-            **wish,
+            **fields,
         )
         choice = chat.choices[0]
-        said.append((choice.message.content or "", choice.finish_reason == "stop"))
-        assert all(text.lstrip().startswith("{") for text, _ in said)
-        ended += [text for text, whole in said if whole]
+        outputs.append((choice.message.content or "", choice.finish_reason == "stop"))
+        assert all(text.lstrip().startswith("{") for text, _ in outputs)
+        ended += [text for text, whole in outputs if whole]
     assert ended
     assert all(isinstance(json.loads(text), dict) for text in ended)
 
@@ -122,21 +122,21 @@ async def json_mode_says_an_object(client: Client) -> None:
 @flow
 async def a_response_in_the_background(client: Client) -> None:
     openai = client.api()
-    begun = await openai.responses.create(
+    started = await openai.responses.create(
         model="demo",
         input="hello",
         background=True,
         max_output_tokens=1000,
         extra_body={"ignore_eos": True},
     )
-    assert begun.status == "in_progress"
-    async with await openai.responses.retrieve(begun.id, stream=True) as stream:
+    assert started.status == "in_progress"
+    async with await openai.responses.retrieve(started.id, stream=True) as stream:
         async for event in stream:
             if event.type == "response.output_text.delta":
                 break
-    ended = await openai.responses.cancel(begun.id)
+    ended = await openai.responses.cancel(started.id)
     assert ended.incomplete_details is not None
-    assert (await openai.responses.retrieve(begun.id)).status == "incomplete"
+    assert (await openai.responses.retrieve(started.id)).status == "incomplete"
 
 
 @flow
@@ -148,19 +148,19 @@ async def a_chat_completion(client: Client) -> None:
     ]
     first = await openai.chat.completions.create(model="demo", messages=messages)
     assert first.usage is not None
-    said = first.choices[0].message
-    assert (first.choices[0].finish_reason, said.role) == ("stop", "assistant")
-    messages += [said.model_dump(exclude_none=True), {"role": "user", "content": "And then?"}]
+    message = first.choices[0].message
+    assert (first.choices[0].finish_reason, message.role) == ("stop", "assistant")
+    messages += [message.model_dump(exclude_none=True), {"role": "user", "content": "And then?"}]
     second = await openai.chat.completions.create(model="demo", messages=messages)
     assert second.usage is not None
     assert second.usage.prompt_tokens_details is not None
-    assert (second.usage.prompt_tokens_details.cached_tokens or 0) > 0, "its history is found"
+    assert (second.usage.prompt_tokens_details.cached_tokens or 0) > 0, "the history is found in KV"
 
 
 @flow
 async def a_chat_completion_as_a_stream(client: Client) -> None:
     openai = client.api()
-    said, usage, reasons = "", None, []
+    text, usage, reasons = "", None, []
     async for chunk in await openai.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": "hello"}],
@@ -169,9 +169,9 @@ async def a_chat_completion_as_a_stream(client: Client) -> None:
     ):
         usage = chunk.usage or usage
         for choice in chunk.choices:
-            said += choice.delta.content or ""
+            text += choice.delta.content or ""
             reasons.append(choice.finish_reason)
-    assert said
+    assert text
     assert reasons[-1] == "stop"
     assert usage is not None
     assert usage.completion_tokens > 0
@@ -189,9 +189,9 @@ async def a_chat_completion_calls_a_tool(client: Client) -> None:
         async for _ in stream:
             pass
         first = await stream.get_final_completion()
-    said = first.choices[0].message
+    message = first.choices[0].message
     assert first.choices[0].finish_reason == "tool_calls"
-    (called,) = said.tool_calls or []
+    (called,) = message.tool_calls or []
     assert json.loads(called.function.arguments) == {"city": "Rome"}
     messages += [
         {

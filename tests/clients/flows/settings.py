@@ -1,50 +1,52 @@
-"""Settings of sessions and of single responses."""
+"""Flows of settings of sessions and of single responses."""
 
 from tests.clients.flows.talk import Client, flow
 
 
 @flow
 async def instructions_of_one_response(client: Client) -> None:
-    async with client.talk() as talk:
-        plain = await talk.ask("hello", max_output_tokens=2)
-        told = await talk.ask("hello", instructions="word " * 20, max_output_tokens=2)
-        after = await talk.ask("hello", max_output_tokens=2)
-        tokens = [response["usage"]["input_tokens"] for response in (plain, told, after)]
-        assert tokens[0] < tokens[2] < tokens[1], "they are of that response alone"
+    async with client.connect_realtime() as connection:
+        plain = await connection.run_turn("hello", max_output_tokens=2)
+        instructed = await connection.run_turn(
+            "hello", instructions="word " * 20, max_output_tokens=2
+        )
+        after = await connection.run_turn("hello", max_output_tokens=2)
+        tokens = [response["usage"]["input_tokens"] for response in (plain, instructed, after)]
+        assert tokens[0] < tokens[2] < tokens[1], "the instructions count for that response only"
 
 
 @flow
 async def changed_instructions_change_the_history(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.ask("hello", max_output_tokens=2)
-        await talk.connection.session.update(
+    async with client.connect_realtime() as connection:
+        await connection.run_turn("hello", max_output_tokens=2)
+        await connection.sdk.session.update(
             session={"type": "realtime", "instructions": "word " * 20}
         )
-        await talk.expect("session.updated")
-        longer = await talk.ask("hello", max_output_tokens=2)
-        await talk.connection.session.update(session={"type": "realtime", "instructions": ""})
-        await talk.expect("session.updated")
-        shorter = await talk.ask("hello", max_output_tokens=2)
+        await connection.expect("session.updated")
+        longer = await connection.run_turn("hello", max_output_tokens=2)
+        await connection.sdk.session.update(session={"type": "realtime", "instructions": ""})
+        await connection.expect("session.updated")
+        shorter = await connection.run_turn("hello", max_output_tokens=2)
         assert longer["usage"]["input_tokens"] > shorter["usage"]["input_tokens"]
 
 
 @flow
 async def audio_events_are_answered(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.connection.input_audio_buffer.append(audio="AAAA")
-        await talk.connection.input_audio_buffer.clear()
-        await talk.expect("input_audio_buffer.cleared")
-        await talk.send(type="input_audio_buffer.commit", event_id="a1")
-        error = (await talk.expect("error"))["error"]
+    async with client.connect_realtime() as connection:
+        await connection.sdk.input_audio_buffer.append(audio="AAAA")
+        await connection.sdk.input_audio_buffer.clear()
+        await connection.expect("input_audio_buffer.cleared")
+        await connection.send(type="input_audio_buffer.commit", event_id="a1")
+        error = (await connection.expect("error"))["error"]
         assert (error["code"], error["event_id"]) == ("input_audio_buffer_commit_empty", "a1")
-        await talk.connection.output_audio_buffer.clear()
-        await talk.usable()
+        await connection.sdk.output_audio_buffer.clear()
+        await connection.check_usable()
 
 
 @flow
 async def what_clients_send_unasked_is_accepted(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.send(
+    async with client.connect_realtime() as connection:
+        await connection.send(
             type="session.update",
             session={
                 "type": "realtime",
@@ -67,7 +69,7 @@ async def what_clients_send_unasked_is_accepted(client: Client) -> None:
                 "a_key_of_tomorrow": {"deep": [1, 2]},
             },
         )
-        session = (await talk.expect("session.updated"))["session"]
+        session = (await connection.expect("session.updated"))["session"]
         assert session["audio"]["input"]["turn_detection"] is None
         assert session["audio"]["input"]["transcription"] is None
         assert session["audio"]["output"]["voice"] == "marin"
@@ -75,15 +77,15 @@ async def what_clients_send_unasked_is_accepted(client: Client) -> None:
         assert session["parallel_tool_calls"] is False
         assert session["truncation"] == {"type": "retention_ratio", "retention_ratio": 0.8}
         assert session["model"] == "demo"
-        await talk.usable()
+        await connection.check_usable()
 
 
 @flow
 async def what_clients_wish_of_a_response_is_accepted(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.say("hello", role="system")
-        await talk.say("hello")
-        done = await talk.answer(
+    async with client.connect_realtime() as connection:
+        await connection.add_message("hello", role="system")
+        await connection.add_message("hello")
+        done = await connection.create_response(
             conversation="auto",
             instructions=None,
             metadata={"topic": "greeting"},
@@ -102,9 +104,9 @@ async def what_clients_wish_of_a_response_is_accepted(client: Client) -> None:
             {"topic": "greeting"},
             ["text"],
         )
-        said = {"type": "output_text", "text": "hello there"}
-        item = {"type": "message", "role": "assistant", "content": [said]}
-        await talk.send(type="conversation.item.create", item=item)
-        assert (await talk.expect("conversation.item.added"))["item"]["content"] == [said]
-        await talk.expect("conversation.item.done")
-        await talk.usable()
+        part = {"type": "output_text", "text": "hello there"}
+        item = {"type": "message", "role": "assistant", "content": [part]}
+        await connection.send(type="conversation.item.create", item=item)
+        assert (await connection.expect("conversation.item.added"))["item"]["content"] == [part]
+        await connection.expect("conversation.item.done")
+        await connection.check_usable()

@@ -1,4 +1,4 @@
-"""One conversation, whose every frame is validated against the SDK's own types when it arrives."""
+"""A client of the real SDK that validates every frame against the SDK's types when it arrives."""
 # pyright: reportMissingImports=false
 
 import asyncio
@@ -12,7 +12,7 @@ from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 from websockets.exceptions import ConnectionClosed
 
-from tests.clients.flows.http import Note, RecordedHttp
+from tests.clients.flows.http import RecordedHttp, Recorder
 
 Event = dict[str, Any]
 Transcript = list[tuple[int, str, str]]
@@ -24,7 +24,7 @@ OURS = {
     "input_text_buffer.committed": {"type", "event_id", "item_id", "previous_item_id"},
     "session.closed": {"type", "event_id", "reason"},
 }
-"""Events that the SDK does not know: only flows that use our additions may receive them."""
+"""Extension events, unknown to the SDK: only flows that use extensions may receive them."""
 OUR_FIELDS = {
     "session.updated": {"rewind"},
     "conversation.item.added": {"rewind"},
@@ -32,11 +32,11 @@ OUR_FIELDS = {
     "conversation.item.truncated": {"text_end", "rewind"},
 }
 LONG: Event = {"ignore_eos": True, "max_output_tokens": 1000}
-"""A response that is not over before it is cancelled."""
+"""Settings of a response that does not end before it is cancelled."""
 Flow = Callable[["Client"], Awaitable[None]]
 FLOWS: dict[str, Flow] = {}
 SERVERS: dict[str, str] = {}
-"""Of the flows that need another server than most: which."""
+"""The kind of server of each flow that needs a special one."""
 
 
 def flow(run: Flow) -> Flow:
@@ -44,8 +44,8 @@ def flow(run: Flow) -> Flow:
     return run
 
 
-def at(server: str) -> Callable[[Flow], Flow]:
-    """A flow with a server that is not like others."""
+def on_server(server: str) -> Callable[[Flow], Flow]:
+    """Register a flow that needs a special kind of server."""
 
     def register(run: Flow) -> Flow:
         SERVERS[run.__name__] = server
@@ -54,64 +54,64 @@ def at(server: str) -> Callable[[Flow], Flow]:
     return register
 
 
-class Recorded:
-    """The WebSocket below the SDK: what goes over it, both ways, is written down."""
+class RecordedSocket:
+    """The WebSocket below the SDK, with a record of the frames in both directions."""
 
-    def __init__(self, socket: Any, note: Note) -> None:
+    def __init__(self, socket: Any, record: Recorder) -> None:
         self._socket = socket
-        self._said = note
+        self._record_frame = record
 
     async def send(self, frame: str | bytes) -> None:
-        self._note("C", frame)
+        self._record("C", frame)
         await self._socket.send(frame)
 
     async def recv(self, **options: Any) -> str | bytes:
         try:
             frame = await self._socket.recv(**options)
         except ConnectionClosed as end:
-            self._note("S", f"close {end.rcvd.code}" if end.rcvd else "gone")
+            self._record("S", f"close {end.rcvd.code}" if end.rcvd else "gone")
             raise
-        self._note("S", frame)
+        self._record("S", frame)
         return frame
 
     async def close(self, **options: Any) -> None:
-        self._note("C", "close")
+        self._record("C", "close")
         await self._socket.close(**options)
 
-    def _note(self, side: str, frame: str | bytes) -> None:
-        self._said(side, frame.decode() if isinstance(frame, bytes) else frame)
+    def _record(self, side: str, frame: str | bytes) -> None:
+        self._record_frame(side, frame.decode() if isinstance(frame, bytes) else frame)
 
 
-class Talk:
-    """One connection. `recv` validates what it gives."""
+class RealtimeConnection:
+    """A connection of the Realtime API; `recv` validates the events."""
 
-    def __init__(self, connection: Any, client: "Client") -> None:
-        connection._connection = Recorded(connection._connection, client.exchange())
-        self.connection = connection
+    def __init__(self, sdk: Any, client: "Client") -> None:
+        sdk._connection = RecordedSocket(sdk._connection, client.begin_exchange())
+        self.sdk = sdk
         self.session = ""
         self.seen: set[str] = set()
 
     async def recv(self) -> Event:
-        data = await asyncio.wait_for(self.connection.recv_bytes(), 60)
+        data = await asyncio.wait_for(self.sdk.recv_bytes(), 60)
         event = json.loads(data)
         fields = OURS.get(event["type"])
         if fields is None:
             valid = SERVER_EVENT.validate_json(data)
             fields = set(type(valid).model_fields) | OUR_FIELDS.get(event["type"], set())
-        assert fields >= set(event), "no field the SDK does not know"
+        assert fields >= set(event), "the event has a field that the SDK does not know"
         assert event["event_id"] not in self.seen, "event ids are unique"
         self.seen.add(event["event_id"])
         return event
 
     async def expect(self, *types: str) -> Event:
-        """The next events are of these types; gives the last."""
+        """Check that the next events have these types. Returns the last one."""
         event: Event = {}
         for wanted in types:
             event = await self.recv()
             assert event["type"] == wanted, f"expected {wanted}, got {json.dumps(event)}"
         return event
 
-    async def until(self, type: str) -> list[Event]:
+    async def receive_until(self, type: str) -> list[Event]:
         events = [await self.recv()]
         while events[-1]["type"] != type:
             assert events[-1]["type"] != "error", events[-1]
@@ -119,12 +119,12 @@ class Talk:
         return events
 
     async def send(self, **event: Any) -> None:
-        await self.connection.send(event)
+        await self.sdk.send(event)
 
     async def send_raw(self, frame: str | bytes) -> None:
-        await self.connection._connection.send(frame)
+        await self.sdk._connection.send(frame)
 
-    async def say(self, text: str, **more: Any) -> Event:
+    async def add_message(self, text: str, **more: Any) -> Event:
         await self.send(type="conversation.item.create", item=user(text, **more))
         added = await self.expect("conversation.item.added")
         done = await self.expect("conversation.item.done")
@@ -132,28 +132,28 @@ class Talk:
         assert added["previous_item_id"] == done["previous_item_id"]
         return added
 
-    async def answer(self, **response: Any) -> list[Event]:
-        await self.connection.response.create(response=response)
-        events = await self.until("response.done")
+    async def create_response(self, **response: Any) -> list[Event]:
+        await self.sdk.response.create(response=response)
+        events = await self.receive_until("response.done")
         assert (await self.recv())["type"] == "rate_limits.updated"
         return events
 
-    async def ask(self, text: str, **response: Any) -> Event:
-        """A whole turn; gives the finished response."""
-        await self.say(text)
-        return (await self.answer(**response))[-1]["response"]
+    async def run_turn(self, text: str, **response: Any) -> Event:
+        """Run a whole turn. Returns the finished response."""
+        await self.add_message(text)
+        return (await self.create_response(**response))[-1]["response"]
 
-    async def closed(self) -> int:
-        """The code the server closes with; nothing comes before it."""
+    async def close_code(self) -> int:
+        """Return the close code of the server, which sends no event before it."""
         try:
-            event = await self.connection.recv_bytes()
+            event = await self.sdk.recv_bytes()
         except ConnectionClosed as end:
             return end.rcvd.code if end.rcvd else 1006
-        raise AssertionError(f"still open: {event}")
+        raise AssertionError(f"the connection is still open: {event}")
 
-    async def usable(self) -> None:
-        """Whatever was, a turn works."""
-        done = await self.ask("hi", max_output_tokens=2)
+    async def check_usable(self) -> None:
+        """Check that the connection still completes a turn."""
+        done = await self.run_turn("hi", max_output_tokens=2)
         assert done["status"] in ("completed", "incomplete"), done
 
 
@@ -164,33 +164,33 @@ class Client:
         self.transcript: Transcript = []
         self._exchanges = 0
 
-    def exchange(self) -> Note:
-        """Writes down what is said on the next connection, or over HTTP from one request on."""
+    def begin_exchange(self) -> Recorder:
+        """Begin the record of the next connection or HTTP request. Returns its recorder."""
         self._exchanges += 1
         number = self._exchanges
 
-        def note(side: str, said: str) -> None:
-            self.transcript.append((number, side, said if len(said) < 20_000 else said[:100]))
+        def record(side: str, frame: str) -> None:
+            self.transcript.append((number, side, frame if len(frame) < 20_000 else frame[:100]))
 
-        return note
+        return record
 
     def api(self, key: str | None = None, **options: Any) -> AsyncOpenAI:
-        """The SDK; what goes over HTTP is in the transcript."""
-        http = DefaultAsyncHttpx2Client(transport=RecordedHttp(self.exchange))
+        """Return a client of the SDK that records HTTP in the transcript."""
+        http = DefaultAsyncHttpx2Client(transport=RecordedHttp(self.begin_exchange))
         options = {"base_url": self.url, "max_retries": 0, **options}
         return AsyncOpenAI(api_key=key or self.key, http_client=http, **options)
 
     @asynccontextmanager
-    async def talk(
+    async def connect_realtime(
         self, model: str = "demo", key: str | None = None, **query: object
-    ) -> AsyncIterator[Talk]:
+    ) -> AsyncIterator[RealtimeConnection]:
         realtime = self.api(key).realtime
-        async with realtime.connect(model=model, extra_query=query) as connection:
-            talk = Talk(connection, self)
-            created = await talk.expect("session.created")
+        async with realtime.connect(model=model, extra_query=query) as sdk:
+            connection = RealtimeConnection(sdk, self)
+            created = await connection.expect("session.created")
             assert created["session"]["model"] == model
-            talk.session = created["session"]["id"]
-            yield talk
+            connection.session = created["session"]["id"]
+            yield connection
 
 
 def user(text: str, **more: Any) -> Event:
@@ -199,7 +199,7 @@ def user(text: str, **more: Any) -> Event:
 
 
 def kinds(events: list[Event]) -> list[str]:
-    """The types, repeated deltas once."""
+    """Return the types of the events, repeated deltas once."""
     types = [event["type"] for event in events]
     return [type for n, type in enumerate(types) if n == 0 or type != types[n - 1]]
 

@@ -1,4 +1,4 @@
-"""Calls and their results."""
+"""Flows of tool calls and their results."""
 
 import json
 
@@ -7,12 +7,12 @@ from tests.clients.flows.talk import Client, flow, kinds, text_of
 
 @flow
 async def a_call_and_its_result_are_history(client: Client) -> None:
-    async with client.talk() as talk:
+    async with client.connect_realtime() as connection:
         tool = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
-        await talk.connection.session.update(session={"type": "realtime", "tools": [tool]})
-        session = (await talk.expect("session.updated"))["session"]
+        await connection.sdk.session.update(session={"type": "realtime", "tools": [tool]})
+        session = (await connection.expect("session.updated"))["session"]
         assert session["tools"] == [tool]
-        await talk.say("what is the weather in Rome?")
+        await connection.add_message("what is the weather in Rome?")
         call = {
             "type": "function_call",
             "call_id": "call_1",
@@ -20,17 +20,17 @@ async def a_call_and_its_result_are_history(client: Client) -> None:
             "arguments": '{"city": "Rome"}',
         }
         for item in (call, {"type": "function_call_output", "call_id": "call_1", "output": "sun"}):
-            await talk.send(type="conversation.item.create", item=item)
-            added = await talk.expect("conversation.item.added")
+            await connection.send(type="conversation.item.create", item=item)
+            added = await connection.expect("conversation.item.added")
             assert {key: added["item"][key] for key in item} == item
-            await talk.expect("conversation.item.done")
-        done = (await talk.answer(max_output_tokens=4))[-1]["response"]
+            await connection.expect("conversation.item.done")
+        done = (await connection.create_response(max_output_tokens=4))[-1]["response"]
         assert done["status"] in ("completed", "incomplete")
 
 
 @flow
 async def a_tool_is_called_and_its_result_used(client: Client) -> None:
-    async with client.talk() as talk:
+    async with client.connect_realtime() as connection:
         tool = {
             "type": "function",
             "name": "get_weather",
@@ -41,10 +41,10 @@ async def a_tool_is_called_and_its_result_used(client: Client) -> None:
                 "required": ["city"],
             },
         }
-        await talk.connection.session.update(session={"type": "realtime", "tools": [tool]})
-        await talk.expect("session.updated")
-        await talk.say("What is the weather in Rome?")
-        events = await talk.answer()
+        await connection.sdk.session.update(session={"type": "realtime", "tools": [tool]})
+        await connection.expect("session.updated")
+        await connection.add_message("What is the weather in Rome?")
+        events = await connection.create_response()
         assert kinds(events) == [
             "response.created",
             "response.output_item.added",
@@ -61,7 +61,7 @@ async def a_tool_is_called_and_its_result_used(client: Client) -> None:
         assert json.loads(arguments) == {"city": "Rome"}
         output = json.dumps({"condition": "sunny", "temperature": 21})
         item = {"type": "function_call_output", "call_id": call["call_id"], "output": output}
-        await talk.send(type="conversation.item.create", item=item)
-        await talk.expect("conversation.item.added", "conversation.item.done")
-        done = (await talk.answer())[-1]["response"]
+        await connection.send(type="conversation.item.create", item=item)
+        await connection.expect("conversation.item.added", "conversation.item.done")
+        done = (await connection.create_response())[-1]["response"]
         assert "21" in text_of(done) or "sunny" in text_of(done), text_of(done)

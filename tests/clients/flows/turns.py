@@ -1,19 +1,21 @@
-"""A turn, and many."""
+"""Flows of one turn and of many."""
 
 from tests.clients.flows.talk import Client, flow, kinds, text_of
 
 
 @flow
 async def text_turn_in_canonical_order(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.connection.session.update(
+    async with client.connect_realtime() as connection:
+        await connection.sdk.session.update(
             session={"type": "realtime", "output_modalities": ["text"], "instructions": "Be kind."}
         )
-        updated = await talk.expect("session.updated")
+        updated = await connection.expect("session.updated")
         assert updated["session"]["instructions"] == "Be kind."
         assert updated["session"]["audio"]["input"]["turn_detection"] is None
-        item = await talk.say("hello there")
-        events = await talk.answer(max_output_tokens=20, metadata={"topic": "greeting"})
+        item = await connection.add_message("hello there")
+        events = await connection.create_response(
+            max_output_tokens=20, metadata={"topic": "greeting"}
+        )
         assert kinds(events) == [
             "response.created",
             "response.output_item.added",
@@ -48,32 +50,38 @@ async def text_turn_in_canonical_order(client: Client) -> None:
 
 @flow
 async def ten_turns_reuse_what_was_said(client: Client) -> None:
-    async with client.talk() as talk:
+    async with client.connect_realtime() as connection:
         before = 0
         for turn in range(10):
-            usage = (await talk.ask(f"count to {turn}", max_output_tokens=8))["usage"]
+            usage = (await connection.run_turn(f"count to {turn}", max_output_tokens=8))["usage"]
             cached = usage["input_token_details"]["cached_tokens"]
             assert usage["input_tokens"] > before, "the history is in the prompt"
-            assert before - 1 <= cached < usage["input_tokens"], "and was not computed again"
+            assert before - 1 <= cached < usage["input_tokens"], (
+                "the history was not computed again"
+            )
             before = usage["total_tokens"]
 
 
 @flow
 async def a_name_is_recalled_ten_turns_later(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.ask("My name is Mira.")
+    async with client.connect_realtime() as connection:
+        await connection.run_turn("My name is Mira.")
         for question in ["hello", "how are you?", "count from one to five", "what are you?"] * 2:
-            await talk.ask(question, max_output_tokens=80)
-        assert "Mira" in text_of(await talk.ask("What is my name?", max_output_tokens=80))
+            await connection.run_turn(question, max_output_tokens=80)
+        assert "Mira" in text_of(
+            await connection.run_turn("What is my name?", max_output_tokens=80)
+        )
 
 
 @flow
 async def equal_seeds_give_equal_answers(client: Client) -> None:
     texts = []
     for seed in (1, 1, 2):
-        async with client.talk() as talk:
-            await talk.say("tell me a story")
-            done = (await talk.answer(seed=seed, temperature=2, max_output_tokens=24))[-1]
+        async with client.connect_realtime() as connection:
+            await connection.add_message("tell me a story")
+            done = (
+                await connection.create_response(seed=seed, temperature=2, max_output_tokens=24)
+            )[-1]
             texts.append(text_of(done["response"]))
             assert done["response"]["seed"] == seed
     assert texts[0] == texts[1] != texts[2]
@@ -81,31 +89,32 @@ async def equal_seeds_give_equal_answers(client: Client) -> None:
 
 @flow
 async def ignore_eos_goes_on_to_max_output_tokens(client: Client) -> None:
-    async with client.talk() as talk:
-        done = await talk.ask("hello", ignore_eos=True, max_output_tokens=150)
+    async with client.connect_realtime() as connection:
+        done = await connection.run_turn("hello", ignore_eos=True, max_output_tokens=150)
         assert done["ignore_eos"] is True
         assert done["usage"]["output_tokens"] == 150
-        await talk.usable()
+        await connection.check_usable()
 
 
 @flow
 async def usage_says_where_the_time_went(client: Client) -> None:
-    async with client.talk() as talk:
-        first = (await talk.ask("hello", max_output_tokens=4))["usage"]
+    async with client.connect_realtime() as connection:
+        first = (await connection.run_turn("hello", max_output_tokens=4))["usage"]
         assert set(first["timing"]) == {"queued_s", "prefill_s", "model_s"}
         assert first["timing"]["prefill_s"] > 0
         assert first["timing"]["model_s"] > 0
-        assert (await talk.ask("hello", max_output_tokens=4))["usage"]["residency"] == "hot"
+        second = (await connection.run_turn("hello", max_output_tokens=4))["usage"]
+        assert second["residency"] == "hot"
 
 
 @flow
 async def max_output_tokens_ends_incomplete(client: Client) -> None:
-    async with client.talk() as talk:
-        await talk.say("tell me a story")
-        events = await talk.answer(max_output_tokens=3)
+    async with client.connect_realtime() as connection:
+        await connection.add_message("tell me a story")
+        events = await connection.create_response(max_output_tokens=3)
         done = events[-1]["response"]
         assert done["status"] == "incomplete"
         assert done["status_details"] == {"type": "incomplete", "reason": "max_output_tokens"}
         assert done["output"][0]["status"] == "incomplete"
         assert done["usage"]["output_tokens"] == 3
-        await talk.usable()
+        await connection.check_usable()

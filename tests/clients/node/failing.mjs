@@ -1,56 +1,56 @@
-// What goes wrong, and what a client does then: each with a server that is made for it (see
-// tests/clients/test_error_rows.py).
+// Flows of failures and what a client does then, each with a server made for it in
+// tests/clients/test_error_rows.py.
 
 import assert from 'node:assert/strict';
 import OpenAI from 'openai';
 import { Client, textOf } from './talk.mjs';
 
-/** What the model of the server `broken` cannot read. */
+/** A text with which a step of the server `broken` fails. */
 const BREAKS = '@@@@@@';
 
-/** All that was said, for a connection that knows nothing of it. */
+/** The whole conversation, for a connection without it. */
 const HISTORY = [
   { role: 'user', content: 'hello' },
   { role: 'assistant', content: 'Hi.' },
   { role: 'user', content: 'and?' },
 ];
-const ASKED = { model: 'demo', max_output_tokens: 4 };
+const SHORT = { model: 'demo', max_output_tokens: 4 };
 
-async function refused(talk, body, status, code) {
-  talk.send({ type: 'response.create', ...body });
-  const error = await talk.expect('error');
+async function refused(connection, body, status, code) {
+  connection.send({ type: 'response.create', ...body });
+  const error = await connection.expect('error');
   assert.deepEqual([error.status, error.error.code], [status, code]);
 }
 
-/** The status an upgrade is answered with. */
+/** The HTTP status that refuses the upgrade. */
 async function upgrade(client) {
-  const talk = client.call();
-  talk.note('C', 'GET /responses, to be a WebSocket');
-  const error = await talk.recv().then(
-    () => assert.fail('it was not refused'),
+  const connection = client.connectResponses();
+  connection.record('C', 'GET /responses, to be a WebSocket');
+  const error = await connection.recv().then(
+    () => assert.fail('the request was not refused'),
     (error) => error,
   );
   const status = /Unexpected server response: (\d+)/.exec(error.message)?.[1];
   assert(status, error.message);
-  talk.note('S', status);
+  connection.record('S', status);
   return Number(status);
 }
 
-/** The error of what is refused over HTTP. */
-async function denied(asking, status, code) {
-  const error = await asking.then(
-    () => assert.fail('it was not refused'),
+/** The error of a request that is refused over HTTP. */
+async function denied(request, status, code) {
+  const error = await request.then(
+    () => assert.fail('the request was not refused'),
     (error) => error,
   );
   assert.deepEqual([error.status, error.code], [status, code]);
   return error;
 }
 
-/** What clients do when a connection or its history is lost. */
-async function allAgain(client) {
-  const talk = client.call();
-  await talk.respond({ ...ASKED, input: HISTORY });
-  talk.close();
+/** Sends the whole conversation on a new connection, as clients do after a loss. */
+async function sendWholeHistory(client) {
+  const connection = client.connectResponses();
+  await connection.runResponse({ ...SHORT, input: HISTORY });
+  connection.close();
 }
 
 function failed(event) {
@@ -74,62 +74,62 @@ async function all(stream) {
   return events;
 }
 
-/** By server, then by name. */
+/** The flows by server and name. */
 export const failing = {
   plain: {
     async a_response_nobody_knows(client) {
-      const talk = client.call();
-      const lost = { input: 'x', previous_response_id: 'resp_no' };
-      await refused(talk, lost, 400, 'previous_response_not_found');
-      await talk.respond({ ...ASKED, input: HISTORY });
-      talk.close();
-      await allAgain(client);
+      const connection = client.connectResponses();
+      const unknown = { input: 'x', previous_response_id: 'resp_no' };
+      await refused(connection, unknown, 400, 'previous_response_not_found');
+      await connection.runResponse({ ...SHORT, input: HISTORY });
+      connection.close();
+      await sendWholeHistory(client);
     },
 
     async a_key_that_is_wrong(client) {
       const stranger = client.as('sk-wrong');
       assert.equal(await upgrade(stranger), 401);
-      const asking = stranger.api.responses.create({ ...ASKED, input: 'hello' });
-      await denied(asking, 401, 'invalid_api_key');
+      const request = stranger.api.responses.create({ ...SHORT, input: 'hello' });
+      await denied(request, 401, 'invalid_api_key');
     },
 
     async a_path_that_is_wrong(client) {
-      const lost = client.at(client.api.baseURL.replace('/v1', '/v2'));
-      assert.equal(await upgrade(lost), 404);
-      await denied(lost.api.responses.create({ ...ASKED, input: 'hello' }), 404, 'not_found');
+      const wrongPath = client.at(client.api.baseURL.replace('/v1', '/v2'));
+      assert.equal(await upgrade(wrongPath), 404);
+      await denied(wrongPath.api.responses.create({ ...SHORT, input: 'hello' }), 404, 'not_found');
     },
   },
 
   brief: {
     async a_connection_at_its_end(client) {
-      const talk = client.call();
-      const error = await talk.expect('error');
+      const connection = client.connectResponses();
+      const error = await connection.expect('error');
       assert.deepEqual(
         [error.status, error.error.code],
         [400, 'websocket_connection_limit_reached'],
       );
-      assert.equal(await talk.closed(), 1000);
-      await allAgain(client);
+      assert.equal(await connection.closeCode(), 1000);
+      await sendWholeHistory(client);
     },
   },
 
   limited: {
     async a_tenant_at_its_limit(client) {
-      const talk = client.call();
-      await talk.respond({ ...ASKED, input: 'hello' });
-      await refused(talk, { input: 'hello' }, 429, 'rate_limit_exceeded');
-      await refused(talk, { input: 'hello' }, 429, 'rate_limit_exceeded');
-      talk.close();
-      const other = client.call(); // the upgrade is never answered so
+      const connection = client.connectResponses();
+      await connection.runResponse({ ...SHORT, input: 'hello' });
+      await refused(connection, { input: 'hello' }, 429, 'rate_limit_exceeded');
+      await refused(connection, { input: 'hello' }, 429, 'rate_limit_exceeded');
+      connection.close();
+      const other = client.connectResponses(); // the upgrade itself is not limited
       await refused(other, { input: 'hello' }, 429, 'rate_limit_exceeded');
       other.close();
       const { responses, chat } = client.api;
       const messages = [{ role: 'user', content: 'hello' }];
-      for (const asking of [
-        () => responses.create({ ...ASKED, input: 'hello' }),
+      for (const request of [
+        () => responses.create({ ...SHORT, input: 'hello' }),
         () => chat.completions.create({ model: 'demo', messages }),
       ]) {
-        const error = await denied(asking(), 429, 'rate_limit_exceeded');
+        const error = await denied(request(), 429, 'rate_limit_exceeded');
         assert(error instanceof OpenAI.RateLimitError);
         assert(Number(error.headers.get('retry-after')) > 60);
       }
@@ -138,37 +138,37 @@ export const failing = {
 
   broken: {
     async a_fault_of_the_server(client) {
-      const talk = client.call();
+      const connection = client.connectResponses();
       const bug = { input: 'x', previous_response_id: 'resp_bug' };
-      await refused(talk, bug, 500, 'server_error');
-      await talk.respond({ ...ASKED, input: HISTORY });
-      talk.close();
+      await refused(connection, bug, 500, 'server_error');
+      await connection.runResponse({ ...SHORT, input: HISTORY });
+      connection.close();
       await denied(client.api.responses.retrieve('resp_bug'), 500, 'server_error');
-      await allAgain(client);
+      await sendWholeHistory(client);
     },
 
     async a_response_that_fails(client) {
-      const talk = client.call();
-      const wish = { ...ASKED, instructions: 'Be kind.' };
-      const first = (await talk.respond({ ...wish, input: 'hello' })).at(-1).response;
-      const broken = { ...wish, input: BREAKS, previous_response_id: first.id };
-      const { error } = failed((await talk.respond(broken)).at(-1));
-      const again = { ...wish, input: 'and?', previous_response_id: first.id };
-      const { usage } = (await talk.respond(again)).at(-1).response;
+      const connection = client.connectResponses();
+      const fields = { ...SHORT, instructions: 'Be kind.' };
+      const first = (await connection.runResponse({ ...fields, input: 'hello' })).at(-1).response;
+      const broken = { ...fields, input: BREAKS, previous_response_id: first.id };
+      const { error } = failed((await connection.runResponse(broken)).at(-1));
+      const second = { ...fields, input: 'and?', previous_response_id: first.id };
+      const { usage } = (await connection.runResponse(second)).at(-1).response;
       assert(usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1);
-      talk.close();
+      connection.close();
       const { responses } = client.api;
-      const whole = await responses.create({ ...ASKED, input: BREAKS });
+      const whole = await responses.create({ ...SHORT, input: BREAKS });
       assert.deepEqual([whole.status, whole.error], ['failed', error]);
-      const events = await all(await responses.create({ ...ASKED, input: BREAKS, stream: true }));
+      const events = await all(await responses.create({ ...SHORT, input: BREAKS, stream: true }));
       assert.deepEqual(failed(events.at(-1)).error, error);
     },
 
     async a_chat_completion_that_fails(client) {
       const { completions } = client.api.chat;
-      const asked = { model: 'demo', messages: [{ role: 'user', content: BREAKS }] };
-      await denied(completions.create(asked), 500, 'turn_failed');
-      const stream = await completions.create({ ...asked, stream: true });
+      const body = { model: 'demo', messages: [{ role: 'user', content: BREAKS }] };
+      await denied(completions.create(body), 500, 'turn_failed');
+      const stream = await completions.create({ ...body, stream: true });
       await assert.rejects(all(stream), { code: 'turn_failed' });
     },
   },
@@ -177,10 +177,10 @@ export const failing = {
     async a_way_that_carries_no_websockets(client) {
       assert.equal(await upgrade(client), 426);
       const { responses } = client.api;
-      const stream = await responses.create({ ...ASKED, input: HISTORY, stream: true });
+      const stream = await responses.create({ ...SHORT, input: HISTORY, stream: true });
       const first = (await all(stream)).at(-1).response;
-      const on = { ...ASKED, input: 'so?', previous_response_id: first.id };
-      const { usage } = await responses.create(on);
+      const second = { ...SHORT, input: 'so?', previous_response_id: first.id };
+      const { usage } = await responses.create(second);
       assert(usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1);
     },
   },
@@ -188,37 +188,37 @@ export const failing = {
   starting: {
     async a_server_that_is_not_ready(client) {
       assert.equal(await upgrade(client), 503);
-      const asked = { ...ASKED, input: 'hello' };
-      await denied(client.api.responses.create(asked), 503, 'server_not_ready');
-      const again = await client.api.responses.create(asked, { maxRetries: 3 });
-      assert(['completed', 'incomplete'].includes(again.status), 'the SDK comes back by itself');
+      const body = { ...SHORT, input: 'hello' };
+      await denied(client.api.responses.create(body), 503, 'server_not_ready');
+      const retried = await client.api.responses.create(body, { maxRetries: 3 });
+      assert(['completed', 'incomplete'].includes(retried.status), 'the SDK retries by itself');
     },
   },
 
   cut: {
     async a_connection_that_is_cut(client) {
-      const talk = client.call();
-      const wish = { input: 'hello', ignore_eos: true, max_output_tokens: 60 };
-      talk.send({ type: 'response.create', ...wish });
-      const events = await talk.until('response.output_text.delta');
+      const connection = client.connectResponses();
+      const fields = { input: 'hello', ignore_eos: true, max_output_tokens: 60 };
+      connection.send({ type: 'response.create', ...fields });
+      const events = await connection.receiveUntil('response.output_text.delta');
       for (;;) {
         try {
-          events.push(await talk.recv());
+          events.push(await connection.recv());
         } catch {
           break;
         }
       }
-      assert.equal(await talk.closed(), 1006, 'without a word');
+      assert.equal(await connection.closeCode(), 1006, 'cut without a close frame');
       const { id } = events[0].response;
       const after = events.at(-1).sequence_number;
-      const wanted = { stream: true, starting_after: after };
-      const later = await all(await client.api.responses.retrieve(id, wanted));
+      const options = { stream: true, starting_after: after };
+      const later = await all(await client.api.responses.retrieve(id, options));
       assert.equal(later[0].sequence_number, after + 1);
       assert.equal(deltas(events) + deltas(later), textOf(later.at(-1).response));
-      const on = client.call();
-      await on.respond({ ...ASKED, input: 'and?', previous_response_id: id });
-      on.close();
-      await allAgain(client);
+      const other = client.connectResponses();
+      await other.runResponse({ ...SHORT, input: 'and?', previous_response_id: id });
+      other.close();
+      await sendWholeHistory(client);
     },
   },
 };

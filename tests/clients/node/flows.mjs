@@ -1,7 +1,7 @@
-// Conversations of openai-node: node flows.mjs KEY main=URL ...
+// Flows of openai-node: node flows.mjs KEY main=URL ...
 //
-// Prints a JSON object: of each flow of the servers that are named what went wrong, or null, and its
-// transcript.
+// Runs the flows of the named servers and prints their results as one JSON object. The result of a
+// flow is the stack of its error, or null if it succeeded, and its transcript.
 
 import { failing } from './failing.mjs';
 import { parallel } from './parallel.mjs';
@@ -11,8 +11,8 @@ import { Client } from './talk.mjs';
 
 const [key, ...servers] = process.argv.slice(2);
 const all = { main: { ...realtime, ...responses }, two_calls: parallel, ...failing };
-const told = {};
-for (const [server, url] of servers.map((named) => named.split('='))) {
+const results = {};
+for (const [server, url] of servers.map((argument) => argument.split('='))) {
   for (const [name, run] of Object.entries(all[server])) {
     const client = new Client(url, key);
     let problem = null;
@@ -21,7 +21,7 @@ for (const [server, url] of servers.map((named) => named.split('='))) {
     } catch (error) {
       problem = error.stack;
     }
-    told[name] = { problem, transcript: client.transcript };
+    results[name] = { problem, transcript: client.transcript };
   }
 }
-process.stdout.write(JSON.stringify(told), () => process.exit(0));
+process.stdout.write(JSON.stringify(results), () => process.exit(0));

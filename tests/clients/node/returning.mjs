@@ -1,7 +1,7 @@
-// One answer heard by the real SDK, unmodified, that comes back to its session whenever its
-// connection is cut: node returning.mjs URL KEY SEED
+// Receives one response with the unmodified SDK, resuming the session after each disconnect:
+// node returning.mjs URL KEY SEED
 //
-// Prints each event as a line of JSON, as it comes.
+// Prints each event as a line of JSON when it arrives.
 
 import OpenAI from 'openai';
 import { OpenAIRealtimeWS } from 'openai/realtime/ws';
@@ -10,15 +10,15 @@ import { user } from './talk.mjs';
 const [url, key, seed] = process.argv.slice(2);
 let session, last;
 
-/** Where it connects, and connects again. */
+/** The URL of the first connection and of each reconnection. */
 function buildRealtimeURL({ baseURL }, { model }) {
-  const where = new URL(`${baseURL.replace(/^https/, 'wss')}/realtime`);
-  where.searchParams.set('model', model);
+  const target = new URL(`${baseURL.replace(/^https/, 'wss')}/realtime`);
+  target.searchParams.set('model', model);
   if (session) {
-    where.searchParams.set('session_id', session);
-    where.searchParams.set('last_event_id', last);
+    target.searchParams.set('session_id', session);
+    target.searchParams.set('last_event_id', last);
   }
-  return where;
+  return target;
 }
 
 const connection = new OpenAIRealtimeWS(

@@ -1,4 +1,4 @@
-// One conversation over openai-node: what was said, in order, and ways to wait for it.
+// Connections of openai-node that record their frames and can be waited on.
 
 import assert from 'node:assert/strict';
 import OpenAI from 'openai';
@@ -6,7 +6,7 @@ import { OpenAIRealtimeWebSocket } from 'openai/realtime/websocket';
 import { OpenAIRealtimeWS } from 'openai/realtime/ws';
 import { ResponsesWS } from 'openai/resources/responses/ws';
 
-const PATIENCE_MS = 60_000;
+const TIMEOUT_MS = 60_000;
 export const ENDS = ['response.completed', 'response.incomplete', 'response.failed'];
 
 export const WEATHER = {
@@ -17,142 +17,143 @@ export const WEATHER = {
 };
 
 export class Client {
-  /** `record` is that of another client, if they share one. */
-  constructor(url, key, record = { transcript: [], exchanges: 0 }) {
-    this.record = record;
-    const fetch = recorded(() => this.exchange());
+  /** `shared` is the record of another client, to write into the same transcript. */
+  constructor(url, key, shared = { transcript: [], exchanges: 0 }) {
+    this.shared = shared;
+    const fetch = recordingFetch(() => this.beginExchange());
     this.api = new OpenAI({ baseURL: url, apiKey: key, maxRetries: 0, fetch });
   }
 
   get transcript() {
-    return this.record.transcript;
+    return this.shared.transcript;
   }
 
-  /** With another key. */
+  /** A client with another key and the same transcript. */
   as(key) {
-    return new Client(this.api.baseURL, key, this.record);
+    return new Client(this.api.baseURL, key, this.shared);
   }
 
-  /** Of another server. */
+  /** A client of another server with the same transcript. */
   at(url) {
-    return new Client(url, this.api.apiKey, this.record);
+    return new Client(url, this.api.apiKey, this.shared);
   }
 
-  /** Writes down what is said on the next connection, or over HTTP from one request on. */
-  exchange() {
-    const number = ++this.record.exchanges;
-    return (side, said) => this.transcript.push([number, side, said]);
+  /** Begins the record of the next connection or HTTP request, and returns its recorder. */
+  beginExchange() {
+    const number = ++this.shared.exchanges;
+    return (side, frame) => this.transcript.push([number, side, frame]);
   }
 
-  /** Over the `ws` package, with the key in a header. */
-  async talk(model = 'demo') {
-    const talk = new Talk(new OpenAIRealtimeWS({ model }, this.api), this);
-    await talk.expect('session.created');
-    return talk;
+  /** Connects to the Realtime API with the `ws` package and the key in a header. */
+  async connectRealtime(model = 'demo') {
+    const connection = new Connection(new OpenAIRealtimeWS({ model }, this.api), this);
+    await connection.expect('session.created');
+    return connection;
   }
 
-  /** The Responses API: nobody says anything first. */
-  call() {
-    return new Talk(new ResponsesWS(this.api), this);
+  /** Connects to the Responses API, where the client sends the first frame. */
+  connectResponses() {
+    return new Connection(new ResponsesWS(this.api), this);
   }
 
-  /** Over the WebSocket of the runtime, as in a browser: the key is a subprotocol. */
+  /** Connects with the WebSocket of the runtime, as in a browser: the key is a subprotocol. */
   async browse(key) {
     const api = new OpenAI({ baseURL: this.api.baseURL, apiKey: key });
-    const connection = new OpenAIRealtimeWebSocket({ model: 'demo', dangerouslyAllowBrowser: true }, api);
-    const talk = new Talk(connection, this);
-    await talk.expect('session.created');
-    return talk;
+    const sdk = new OpenAIRealtimeWebSocket({ model: 'demo', dangerouslyAllowBrowser: true }, api);
+    const connection = new Connection(sdk, this);
+    await connection.expect('session.created');
+    return connection;
   }
 }
 
-/** A `fetch` that writes down what goes over HTTP: what is asked, then the status, then the body, or
- * each event of a stream. */
-function recorded(exchange) {
+/** A `fetch` that records each request: method and path, status, then the body or each event of a
+ * stream. */
+function recordingFetch(begin) {
   return async (url, options) => {
-    const note = exchange();
+    const record = begin();
     const { pathname, search } = new URL(url);
-    note('C', `${options.method.toUpperCase()} ${pathname}${search}`);
-    if (options.body) note('C', options.body);
+    record('C', `${options.method.toUpperCase()} ${pathname}${search}`);
+    if (options.body) record('C', options.body);
     const response = await fetch(url, options);
-    note('S', `${response.status}${response.headers.has('retry-after') ? ', Retry-After' : ''}`);
+    record('S', `${response.status}${response.headers.has('retry-after') ? ', Retry-After' : ''}`);
     const stream = response.headers.get('content-type')?.startsWith('text/event-stream');
     const end = stream ? '\n\n' : null;
-    const body = response.body?.pipeThrough(noted(note, end)) ?? null;
+    const body = response.body?.pipeThrough(recordedBody(record, end)) ?? null;
     return new Response(body, response);
   };
 }
 
-function noted(note, end) {
+function recordedBody(record, end) {
   const decoder = new TextDecoder();
-  let said = '';
+  let buffer = '';
   return new TransformStream({
     transform(chunk, controller) {
-      said += decoder.decode(chunk, { stream: true });
-      const events = end === null ? [] : said.split(end);
-      if (events.length) said = events.pop();
-      for (const event of events) note('S', event.slice(event.lastIndexOf('data: ') + 6));
+      buffer += decoder.decode(chunk, { stream: true });
+      const events = end === null ? [] : buffer.split(end);
+      if (events.length) buffer = events.pop();
+      for (const event of events) record('S', event.slice(event.lastIndexOf('data: ') + 6));
       controller.enqueue(chunk);
     },
     flush() {
-      if (said) note('S', said);
+      if (buffer) record('S', buffer);
     },
   });
 }
 
-export class Talk {
-  constructor(connection, client) {
-    this.connection = connection;
-    this.waiting = [];
+export class Connection {
+  constructor(sdk, client) {
+    this.sdk = sdk;
+    this.received = [];
     this.wake = () => {};
     this.ended = null;
-    this.note = client.exchange();
-    connection.on('event', (event) => {
-      this.note('S', JSON.stringify(event));
-      this.waiting.push(event);
+    this.record = client.beginExchange();
+    sdk.on('event', (event) => {
+      this.record('S', JSON.stringify(event));
+      this.received.push(event);
       this.wake();
     });
-    // An error of the server is an event as well; one of the transport is the end.
-    connection.on('error', (error) => {
+    // An error of the server is an event as well; an error of the transport ends the connection.
+    sdk.on('error', (error) => {
       if (!error.error) this.end(null, error);
     });
-    if (connection instanceof ResponsesWS) {
-      connection.socket.on('close', (code) => this.end(code, null));
+    if (sdk instanceof ResponsesWS) {
+      sdk.socket.on('close', (code) => this.end(code, null));
     } else {
-      connection.socket.addEventListener('close', ({ code }) => this.end(code, null));
+      sdk.socket.addEventListener('close', ({ code }) => this.end(code, null));
     }
   }
 
   end(code, error) {
     if (this.ended) return;
-    if (code) this.note('S', code === 1006 ? 'gone' : `close ${code}`);
+    if (code) this.record('S', code === 1006 ? 'gone' : `close ${code}`);
     this.ended = { code, error };
     this.wake();
   }
 
   send(event) {
-    this.note('C', JSON.stringify(event));
-    this.connection.send(event);
+    this.record('C', JSON.stringify(event));
+    this.sdk.send(event);
   }
 
   async recv() {
-    const late = AbortSignal.timeout(PATIENCE_MS);
-    while (!this.waiting.length) {
+    const timeout = AbortSignal.timeout(TIMEOUT_MS);
+    while (!this.received.length) {
       if (this.ended?.error) throw this.ended.error;
       assert(!this.ended, `closed with ${this.ended?.code}`);
-      await this.news(late);
+      await this.nextFrame(timeout);
     }
-    return this.waiting.shift();
+    return this.received.shift();
   }
 
-  news(late) {
+  nextFrame(timeout) {
     return new Promise((resolve, reject) => {
       this.wake = resolve;
-      late.addEventListener('abort', () => reject(new Error('nothing came')), { once: true });
+      const late = () => reject(new Error('no frame arrived in time'));
+      timeout.addEventListener('abort', late, { once: true });
     });
   }
 
-  /** The next events are of these types; gives the last. */
+  /** Checks that the next events have these types; returns the last one. */
   async expect(...types) {
     let event;
     for (const type of types) {
@@ -162,7 +163,7 @@ export class Talk {
     return event;
   }
 
-  async until(type) {
+  async receiveUntil(type) {
     const events = [await this.recv()];
     while (events.at(-1).type !== type) {
       assert.notEqual(events.at(-1).type, 'error', JSON.stringify(events.at(-1)));
@@ -171,8 +172,8 @@ export class Talk {
     return events;
   }
 
-  /** A response to its end: its events, numbered without a gap. */
-  async respond(body) {
+  /** Runs a response to its end; returns its events, which are numbered without a gap. */
+  async runResponse(body) {
     this.send({ type: 'response.create', ...body });
     const events = [await this.recv()];
     while (!ENDS.includes(events.at(-1).type)) {
@@ -186,47 +187,47 @@ export class Talk {
     return events;
   }
 
-  async say(text, more = {}) {
+  async addMessage(text, more = {}) {
     this.send({ type: 'conversation.item.create', item: user(text, more) });
     const added = await this.expect('conversation.item.added');
     await this.expect('conversation.item.done');
     return added;
   }
 
-  async answer(response = {}) {
+  async createResponse(response = {}) {
     this.send({ type: 'response.create', response });
-    const events = await this.until('response.done');
+    const events = await this.receiveUntil('response.done');
     await this.expect('rate_limits.updated');
     return events;
   }
 
-  async ask(text, response = {}) {
-    await this.say(text);
-    return (await this.answer(response)).at(-1).response;
+  async runTurn(text, response = {}) {
+    await this.addMessage(text);
+    return (await this.createResponse(response)).at(-1).response;
   }
 
-  async error() {
+  async expectError() {
     return (await this.expect('error')).error;
   }
 
-  /** The code the server closes with; nothing comes before it. */
-  async closed() {
-    const late = AbortSignal.timeout(PATIENCE_MS);
-    while (!this.ended) await this.news(late);
-    assert.deepEqual(this.waiting, []);
+  /** The close code of the server, which sends no event before it. */
+  async closeCode() {
+    const timeout = AbortSignal.timeout(TIMEOUT_MS);
+    while (!this.ended) await this.nextFrame(timeout);
+    assert.deepEqual(this.received, []);
     return this.ended.code;
   }
 
-  async usable() {
-    const done = await this.ask('hi', { max_output_tokens: 2 });
+  async checkUsable() {
+    const done = await this.runTurn('hi', { max_output_tokens: 2 });
     assert(['completed', 'incomplete'].includes(done.status), done.status);
   }
 
   close() {
     if (this.ended) return;
-    this.note('C', 'close');
+    this.record('C', 'close');
     this.ended = { code: null, error: null };
-    this.connection.close();
+    this.sdk.close();
   }
 }
 
@@ -234,7 +235,7 @@ export function user(text, more = {}) {
   return { type: 'message', role: 'user', content: [{ type: 'input_text', text }], ...more };
 }
 
-/** The types, repeated deltas once. */
+/** The types of the events, repeated deltas once. */
 export function kinds(events) {
   const types = events.map(({ type }) => type);
   return types.filter((type, n) => type !== types[n - 1]);

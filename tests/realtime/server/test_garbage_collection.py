@@ -15,12 +15,12 @@ class Node:
     """An object in a reference cycle."""
 
     def __init__(self) -> None:
-        self.itself = self
+        self.cycle = self
 
 
 @pytest.fixture
 async def collecting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """The collection of a server, a hundred times as fast."""
+    """Run the garbage collection of a server with a hundredth of its interval."""
     monkeypatch.setattr(garbage_collection, "FREEZE_INTERVAL_S", 0.01)
     thresholds = gc.get_threshold()
     task = asyncio.create_task(collect_garbage())
@@ -31,32 +31,32 @@ async def collecting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     gc.set_threshold(*thresholds)
 
 
-async def frozen(many: int) -> None:
-    """Wait until so many objects are frozen."""
+async def until_frozen(count: int) -> None:
+    """Wait until `count` objects are frozen."""
     async with asyncio.timeout(20):
-        while gc.get_freeze_count() < many:
+        while gc.get_freeze_count() < count:
             await asyncio.sleep(0.01)
 
 
-async def test_what_is_alive_is_not_looked_at_again(collecting: None) -> None:
+async def test_live_objects_are_frozen_out_of_full_collections(collecting: None) -> None:
     before = gc.get_freeze_count()
     sessions = [[number] for number in range(20_000)]
-    await frozen(before + len(sessions))
-    assert len(gc.get_objects()) < len(sessions), "what a full collection looks at"
+    await until_frozen(before + len(sessions))
+    assert len(gc.get_objects()) < len(sessions), "objects that a full collection visits"
 
 
 async def test_young_cycles_are_collected(collecting: None) -> None:
-    gone = weakref.ref(Node())
+    reference = weakref.ref(Node())
     async with asyncio.timeout(20):
-        while gone() is not None:
+        while reference() is not None:
             await asyncio.sleep(0.01)
 
 
 async def test_frozen_objects_are_freed_by_their_reference_counts(collecting: None) -> None:
     before = gc.get_freeze_count()
     sessions = [{number} for number in range(20_000)]
-    gone = weakref.ref(sessions[0])
-    await frozen(before + len(sessions))
+    reference = weakref.ref(sessions[0])
+    await until_frozen(before + len(sessions))
     del sessions
-    assert gone() is None
+    assert reference() is None
     assert gc.get_freeze_count() < before + 1_000

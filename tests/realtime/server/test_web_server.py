@@ -1,4 +1,4 @@
-"""The web server over real sockets, in this process; the engine is real, its device a fake."""
+"""The web server over real sockets, in this process, with a real engine on a null device."""
 
 import socket
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.support.web_servers import BEARER, KEY, Running, closed, first, liste
 # ---------------------------------------------------------------- http
 
 
-async def test_models(running: Running) -> None:
+async def test_models_are_listed_and_retrieved_by_name(running: Running) -> None:
     status, listed = await running.get("/v1/models", **BEARER)
     assert status == 200
     assert isinstance(listed["data"], list)
@@ -34,7 +34,7 @@ async def test_models(running: Running) -> None:
     assert none["error"]["code"] == "model_not_found"
 
 
-async def test_health_is_for_everyone_and_models_are_not(running: Running) -> None:
+async def test_health_requires_no_key_and_models_do(running: Running) -> None:
     assert await running.get("/health") == (200, {"status": "ok", "engine": "up"})
     for path in ("/v1/models", "/v1/models/demo", "/v1/models/gpt-9"):
         status, denied = await running.get(path)
@@ -43,24 +43,24 @@ async def test_health_is_for_everyone_and_models_are_not(running: Running) -> No
         assert denied["error"]["code"] == "missing_api_key"
 
 
-async def test_readiness_is_for_everyone(bench: Bench) -> None:
+async def test_readiness_requires_no_key(bench: Bench) -> None:
     settings = GatewaySettings(tenants={KEY: "default"})
     store = await store_of(bench)
-    app, entrance = build_app(bench.engine, settings, store), ReadinessGate()
-    async with listening(entrance, app.state.registry, settings) as running:
+    app, gate = build_app(bench.engine, settings, store), ReadinessGate()
+    async with listening(gate, app.state.registry, settings) as running:
         for open, draining, expected in (
             (False, False, (503, {"status": "starting"})),
             (True, False, (200, {"status": "ready"})),
             (True, True, (503, {"status": "draining"})),
         ):
             if open:
-                entrance.set_app(app, bench.engine, store)
-            entrance.is_draining = draining
+                gate.set_app(app, bench.engine, store)
+            gate.is_draining = draining
             for path in ("/ready", "/health/ready"):
                 assert await running.get(path) == expected
 
 
-async def test_an_unknown_path_is_404(running: Running) -> None:
+async def test_unknown_path_is_404_over_http_and_websocket(running: Running) -> None:
     for path in ("/v1/nothing", "/v2/responses"):
         status, body = await running.get(path, **BEARER)
         assert isinstance(body["error"], dict)
@@ -85,7 +85,7 @@ async def test_an_unknown_path_is_404(running: Running) -> None:
         (None, None),
     ],
 )
-async def test_the_subprotocol(
+async def test_subprotocol_realtime_is_selected_if_offered(
     running: Running, offered: list[Subprotocol] | None, chosen: str | None
 ) -> None:
     async with connect(running.url, additional_headers=BEARER, subprotocols=offered) as socket:
@@ -93,7 +93,7 @@ async def test_the_subprotocol(
         assert (await first(socket))["type"] == "session.created"
 
 
-async def test_a_browser_shows_its_key_as_a_subprotocol(running: Running) -> None:
+async def test_key_in_a_subprotocol_is_accepted_and_not_echoed(running: Running) -> None:
     offered = [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{KEY}")]
     async with connect(running.url, subprotocols=offered) as socket:
         assert socket.subprotocol == "realtime"
@@ -109,7 +109,7 @@ async def test_a_browser_shows_its_key_as_a_subprotocol(running: Running) -> Non
         ({**BEARER, "Origin": "null"}, 403),
     ],
 )
-async def test_refused_before_the_upgrade(
+async def test_invalid_key_or_origin_is_refused_before_the_upgrade(
     running: Running, headers: dict[str, str], status: int
 ) -> None:
     with pytest.raises(InvalidStatus) as caught:
@@ -117,13 +117,13 @@ async def test_refused_before_the_upgrade(
     assert caught.value.response.status_code == status
 
 
-async def test_nothing_is_compressed(running: Running) -> None:
+async def test_compression_offer_is_declined(running: Running) -> None:
     async with connect(running.url, additional_headers=BEARER, compression="deflate") as socket:
         assert socket.response is not None
         assert "Sec-WebSocket-Extensions" not in socket.response.headers
 
 
-async def test_a_model_by_another_name(running: Running) -> None:
+async def test_session_is_created_under_an_alias_of_the_model(running: Running) -> None:
     async with connect(f"{running.url}?model=alias", additional_headers=BEARER) as socket:
         session = (await first(socket))["session"]
         assert isinstance(session, dict)
@@ -133,7 +133,7 @@ async def test_a_model_by_another_name(running: Running) -> None:
 # ---------------------------------------------------------------- start and stop
 
 
-async def test_stopping_says_restart(bench: Bench) -> None:
+async def test_stopping_server_closes_connections_with_1012(bench: Bench) -> None:
     async with serve(bench, GatewaySettings()) as running:
         socket = await connect(running.url)
         await first(socket)
@@ -143,13 +143,13 @@ async def test_stopping_says_restart(bench: Bench) -> None:
     assert await bench.engine.list_sessions() == []
 
 
-async def test_a_model_that_cannot_converse_is_not_served(letters: Path) -> None:
+async def test_model_without_a_chat_template_is_not_served(letters: Path) -> None:
     async with digest_engine(letters) as bench:
         with pytest.raises(SetupError, match="no chat template"):
             build_app(bench.engine, GatewaySettings(), await store_of(bench))
 
 
-def test_a_taken_port_is_said() -> None:
+def test_bind_error_names_the_option_to_change() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""Who is let in, and what is written down about it."""
+"""Authentication by key and origin, and redaction of keys in log lines."""
 
 import logging
 import sys
@@ -11,8 +11,8 @@ from continuo.realtime.server.auth.client_secrets import InMemorySecrets
 from continuo.realtime.server.auth.gate import Authenticator, Denied, offered_subprotocols
 from continuo.realtime.server.logging_setup import RedactingFormatter
 
-OPEN = Authenticator({}, frozenset(), InMemorySecrets())
-CLOSED = Authenticator(
+WITHOUT_KEYS = Authenticator({}, frozenset(), InMemorySecrets())
+WITH_KEYS = Authenticator(
     {"key-one": "one", "key-two": "two"}, frozenset({"https://app.example.org"}), InMemorySecrets()
 )
 
@@ -30,10 +30,10 @@ CLOSED = Authenticator(
         {"authorization": "Bearer key-one", "origin": "https://own.org", "host": "own.org"},
     ],
 )
-def test_let_in(headers: dict[str, str]) -> None:
-    guest = CLOSED.authenticate(Headers(headers))
-    assert isinstance(guest, Credentials)
-    assert guest.tenant in ("one", "two")
+def test_valid_key_and_trusted_origin_are_accepted(headers: dict[str, str]) -> None:
+    credentials = WITH_KEYS.authenticate(Headers(headers))
+    assert isinstance(credentials, Credentials)
+    assert credentials.tenant in ("one", "two")
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_let_in(headers: dict[str, str]) -> None:
         {"sec-websocket-protocol": "realtime, openai-insecure-api-key."},
     ],
 )
-def test_kept_out_without_a_key(headers: dict[str, str]) -> None:
-    denied = CLOSED.authenticate(Headers(headers))
+def test_request_without_a_valid_key_is_denied_with_401(headers: dict[str, str]) -> None:
+    denied = WITH_KEYS.authenticate(Headers(headers))
     assert isinstance(denied, Denied)
     assert denied.status == 401
     assert "key-one" not in denied.message
-    assert OPEN.authenticate(Headers(headers)) == Credentials()
+    assert WITHOUT_KEYS.authenticate(Headers(headers)) == Credentials()
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_kept_out_without_a_key(headers: dict[str, str]) -> None:
         "file://localhost",
     ],
 )
-def test_kept_out_by_origin_whatever_the_key(origin: str) -> None:
-    for gate in (OPEN, CLOSED):
+def test_foreign_origin_is_denied_with_403_even_with_a_valid_key(origin: str) -> None:
+    for gate in (WITHOUT_KEYS, WITH_KEYS):
         denied = gate.authenticate(Headers({"origin": origin, "authorization": "Bearer key-one"}))
         assert isinstance(denied, Denied)
         assert denied.status == 403
@@ -89,11 +89,11 @@ def test_kept_out_by_origin_whatever_the_key(origin: str) -> None:
     "origin",
     ["http://localhost", "http://127.0.0.1:8765", "https://localhost:1", "http://[::1]:3000"],
 )
-def test_pages_of_this_machine_may(origin: str) -> None:
-    assert OPEN.authenticate(Headers({"origin": origin})) == Credentials()
+def test_loopback_origins_are_accepted(origin: str) -> None:
+    assert WITHOUT_KEYS.authenticate(Headers({"origin": origin})) == Credentials()
 
 
-def test_subprotocols_are_read_from_every_line() -> None:
+def test_subprotocols_are_read_from_every_header_line() -> None:
     headers = Headers(
         raw=[(b"sec-websocket-protocol", b"a, b"), (b"sec-websocket-protocol", b"realtime")]
     )
@@ -107,17 +107,17 @@ def test_subprotocols_are_read_from_every_line() -> None:
         "Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.{}, x",
         '"WebSocket /v1/realtime?token={}&model=x" [accepted]',
         "api_key={}",
-        "here it stands: {}",
+        "here in the text: {}",
     ],
 )
-def test_a_key_is_never_written(line: str) -> None:
+def test_log_lines_never_contain_a_key(line: str) -> None:
     redacting = RedactingFormatter(["canary-7f3a"])
     assert "canary" not in redacting.redact(line.format("canary-7f3a"))
     if "here" not in line:
         assert "canary" not in RedactingFormatter([]).redact(line.format("canary-7f3a"))
 
 
-def test_nor_in_a_traceback() -> None:
+def test_logged_tracebacks_never_contain_a_key() -> None:
     try:
         raise ValueError("canary-7f3a")
     except ValueError:
@@ -128,7 +128,7 @@ def test_nor_in_a_traceback() -> None:
     assert "canary" not in text
 
 
-def test_questions_are_not_queries() -> None:
+def test_question_mark_in_a_log_line_is_no_query_string() -> None:
     assert RedactingFormatter([]).redact("ready? yes") == "ready? yes"
 
 
@@ -142,6 +142,8 @@ def test_questions_are_not_queries() -> None:
         ("file://192.168.1.7", "192.168.1.7", False),
     ],
 )
-def test_our_own_page_without_a_key(origin: str, host: str, allowed: bool) -> None:
-    guest = OPEN.authenticate(Headers({"origin": origin, "host": host}))
-    assert isinstance(guest, Credentials) is allowed
+def test_own_page_without_keys_is_trusted_at_an_ip_address_only(
+    origin: str, host: str, allowed: bool
+) -> None:
+    credentials = WITHOUT_KEYS.authenticate(Headers({"origin": origin, "host": host}))
+    assert isinstance(credentials, Credentials) is allowed

@@ -1,5 +1,5 @@
-"""What a client secret (`ek_…`) opens: the sessions that began under it, and those whose resume
-token is shown. Over real sockets: one gateway that keeps its secrets in memory, two that seal them.
+"""Access of a client secret (`ek_…`): the sessions that began under it, and those whose resume
+token is shown. Over real sockets: one gateway with secrets in memory, two with signed secrets.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.settings import GenerationSettings as Wishes
+from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.access import (
     Access,
     Credentials,
@@ -51,42 +51,42 @@ PASSWORD = "my password is hunter2"
 Gateways = tuple[Running, Running]
 
 
-@pytest.fixture(params=["kept", "sealed, sqlite", "sealed, redis"])
-def how(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=["in memory", "signed, sqlite", "signed, redis"])
+def secret_kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
-def url(request: pytest.FixtureRequest, how: str, tmp_path: Path) -> str:
-    if how.endswith("redis"):
+def url(request: pytest.FixtureRequest, secret_kind: str, tmp_path: Path) -> str:
+    if secret_kind.endswith("redis"):
         return request.getfixturevalue("redis").url
     return f"sqlite:///{tmp_path / 'store.db'}"
 
 
 @pytest.fixture
-async def gateways(how: str, url: str, bench: Bench) -> AsyncIterator[Gateways]:
-    """Two gateways of one store; with secrets that are kept in memory one, named twice."""
-    sealed = how.startswith("sealed")
+async def gateways(secret_kind: str, url: str, bench: Bench) -> AsyncIterator[Gateways]:
+    """Two gateways of one store; with secrets in memory the same gateway twice."""
+    is_signed = secret_kind.startswith("signed")
     settings = GatewaySettings(
-        tenants=TENANTS, served_model_name=("demo",), secret=SECRET if sealed else b""
+        tenants=TENANTS, served_model_name=("demo",), secret=SECRET if is_signed else b""
     )
     port = await bench.listen()
-    made: list[Running] = []
+    gateways: list[Running] = []
     async with contextlib.AsyncExitStack() as stack:
-        for _ in range(2 if sealed else 1):
+        for _ in range(2 if is_signed else 1):
             store = await open_store(url)
             stack.push_async_callback(store.aclose)
             engine = await stack.enter_async_context(front(port))
-            made.append(await stack.enter_async_context(serving(engine, settings, store)))
-        yield made[0], made[-1]
+            gateways.append(await stack.enter_async_context(serving(engine, settings, store)))
+        yield gateways[0], gateways[-1]
 
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-async def minted(running: Running) -> dict[str, str]:
-    """The header with a new client secret of the first tenant."""
+async def mint_secret(running: Running) -> dict[str, str]:
+    """Return the header with a new client secret of the first tenant."""
     status, secret = await ask(running, "POST", "/v1/realtime/client_secrets")
     assert status == 200
     return bearer(secret["value"])
@@ -97,8 +97,8 @@ def dial(running: Running, headers: dict[str, str], **query: str | None) -> conn
     return connect(f"{running.url}?{pairs}", additional_headers=headers)
 
 
-class Begun:
-    """A session, as its first client knows it."""
+class OpenSession:
+    """A session with the socket and resume token of its first client."""
 
     def __init__(self, socket: ClientConnection, session: dict[str, Any]) -> None:
         self.socket = socket
@@ -107,17 +107,17 @@ class Begun:
 
 
 @contextlib.asynccontextmanager
-async def begun(running: Running, headers: dict[str, str]) -> AsyncIterator[Begun]:
+async def open_session(running: Running, headers: dict[str, str]) -> AsyncIterator[OpenSession]:
     async with dial(running, headers) as socket:
         created: Any = await first(socket)
         await say(socket, PASSWORD)
-        yield Begun(socket, created["session"])
+        yield OpenSession(socket, created["session"])
 
 
-async def refused_like_unknown(
+async def check_refused_like_unknown(
     running: Running, headers: dict[str, str], verb: str, session: str, token: str | None
 ) -> None:
-    """Opening a socket by `verb` with that session is refused as with an id that never was."""
+    """Check that `verb` with that session is refused exactly like with an unknown id."""
     answers: list[str] = []
     for name in (session, UNKNOWN):
         async with dial(running, headers, **{verb: name}, resume_token=token) as socket:
@@ -129,33 +129,35 @@ async def refused_like_unknown(
     assert answers[0] == answers[1]
 
 
-async def is_unauthorized(running: Running, headers: dict[str, str], **query: str | None) -> None:
+async def check_unauthorized(
+    running: Running, headers: dict[str, str], **query: str | None
+) -> None:
     with pytest.raises(InvalidStatus) as caught:
         await dial(running, headers, **query)
     assert caught.value.response.status_code == 401
 
 
-# ---------------------------------------------------------------- another end user
+# ---------------------------------------------------------------- sessions of others
 
 
 @pytest.mark.parametrize("token", [None, WRONG, ""])
-async def test_a_client_secret_does_not_open_the_session_of_another(
+async def test_client_secret_does_not_open_the_session_of_another_secret(
     gateways: Gateways, token: str | None
 ) -> None:
     one, two = gateways
-    mine, theirs = await minted(one), await minted(two)
-    async with begun(one, mine) as session:
+    mine, theirs = await mint_secret(one), await mint_secret(two)
+    async with open_session(one, mine) as session:
         for running in gateways:
-            await refused_like_unknown(running, theirs, "session_id", session.id, token)
-            await refused_like_unknown(running, theirs, "fork", session.id, token)
-            await is_unknown_over_http(running, theirs, session.id, token)
-        # Nothing was closed, nothing was said: the next event is that of what its client does.
+            await check_refused_like_unknown(running, theirs, "session_id", session.id, token)
+            await check_refused_like_unknown(running, theirs, "fork", session.id, token)
+            await check_unknown_over_http(running, theirs, session.id, token)
+        # The session was not disturbed: the next event answers its own client.
         await session.socket.send('{"type": "input_audio_buffer.clear"}')
         assert (await first(session.socket))["type"] == "input_audio_buffer.cleared"
         await say(session.socket, "still here")
 
 
-async def is_unknown_over_http(
+async def check_unknown_over_http(
     running: Running, headers: dict[str, str], session: str, token: str | None
 ) -> None:
     query = "" if token is None else f"?resume_token={token}"
@@ -171,11 +173,13 @@ async def is_unknown_over_http(
 
 
 @pytest.mark.parametrize("shown", ["own secret", "token", "token, own secret", "key", "key, token"])
-async def test_what_opens_a_session(gateways: Gateways, shown: str) -> None:
+async def test_session_is_opened_by_its_secret_its_token_or_a_full_key(
+    gateways: Gateways, shown: str
+) -> None:
     one, two = gateways
-    mine = await minted(one)
-    async with begun(one, mine) as session, begun(one, await minted(one)):
-        headers = await minted(two)
+    mine = await mint_secret(one)
+    async with open_session(one, mine) as session, open_session(one, await mint_secret(one)):
+        headers = await mint_secret(two)
         if "own secret" in shown:
             headers = mine
         if "key" in shown:
@@ -183,8 +187,8 @@ async def test_what_opens_a_session(gateways: Gateways, shown: str) -> None:
         token = session.token if "token" in shown else None
         query = f"?resume_token={token}" if token else ""
         path = f"/v1/realtime/sessions/{session.id}{query}"
-        status, looked = await ask(two, "GET", path, headers=headers)
-        assert (status, looked.get("items")) == (200, 1)
+        status, description = await ask(two, "GET", path, headers=headers)
+        assert (status, description.get("items")) == (200, 1)
         _, listed = await ask(one, "GET", f"/v1/realtime/sessions{query}", headers=headers)
         ids = [entry["id"] for entry in listed["data"]]
         assert (session.id in ids, len(ids)) == (True, 2 if shown == "key" else 1)
@@ -201,31 +205,35 @@ async def test_what_opens_a_session(gateways: Gateways, shown: str) -> None:
             assert (status, deleted["deleted"]) == (200, True)
 
 
-async def test_the_token_of_another_tenants_session_opens_nothing(gateways: Gateways) -> None:
+async def test_resume_token_of_another_tenants_session_opens_nothing(gateways: Gateways) -> None:
     one, two = gateways
-    async with begun(one, ONE) as session:
+    async with open_session(one, ONE) as session:
         for verb in ("session_id", "fork"):
-            await refused_like_unknown(two, TWO, verb, session.id, session.token)
-        await is_unknown_over_http(two, TWO, session.id, session.token)
+            await check_refused_like_unknown(two, TWO, verb, session.id, session.token)
+        await check_unknown_over_http(two, TWO, session.id, session.token)
 
 
-async def test_a_session_of_a_key_is_not_a_client_secrets(gateways: Gateways) -> None:
+async def test_session_of_a_full_key_opens_for_a_client_secret_by_token_only(
+    gateways: Gateways,
+) -> None:
     one, two = gateways
-    async with begun(one, ONE) as session:
-        theirs = await minted(two)
-        await refused_like_unknown(two, theirs, "session_id", session.id, None)
-        await is_unknown_over_http(one, theirs, session.id, None)
+    async with open_session(one, ONE) as session:
+        theirs = await mint_secret(two)
+        await check_refused_like_unknown(two, theirs, "session_id", session.id, None)
+        await check_unknown_over_http(one, theirs, session.id, None)
         token = session.token
         async with dial(two, theirs, session_id=session.id, resume_token=token) as socket:
             assert (await first(socket))["type"] == "session.updated"
 
 
-async def test_what_is_not_for_client_secrets(gateways: Gateways) -> None:
+async def test_client_secret_is_denied_stats_responses_and_new_secrets(gateways: Gateways) -> None:
     one, _ = gateways
-    secret = await minted(one)
-    status, made = await ask(one, "POST", "/v1/responses", {"input": "x", "max_output_tokens": 1})
+    secret = await mint_secret(one)
+    status, response = await ask(
+        one, "POST", "/v1/responses", {"input": "x", "max_output_tokens": 1}
+    )
     assert status == 200
-    stored = f"/v1/responses/{made['id']}"
+    stored = f"/v1/responses/{response['id']}"
     for method, path in (
         ("GET", "/v1/stats"),
         ("GET", "/admin"),
@@ -247,36 +255,36 @@ async def test_what_is_not_for_client_secrets(gateways: Gateways) -> None:
     await app.state.responses.close()
 
 
-# ---------------------------------------------------------------- the end of a secret
+# ---------------------------------------------------------------- expiry
 
 
-async def test_a_session_outlives_its_client_secret(gateways: Gateways) -> None:
+async def test_session_outlives_its_client_secret(gateways: Gateways) -> None:
     one, two = gateways
-    mine = bearer(short_lived()) if one is not two else await minted(one)
-    async with begun(one, mine) as session:
+    mine = bearer(short_lived()) if one is not two else await mint_secret(one)
+    async with open_session(one, mine) as session:
         if one is not two:
-            await expired(mine)
+            await until_expired(mine)
         else:
-            mine = bearer(SECRET_PREFIX + "0" * 48)  # as a key that the server has forgotten
-        await say(session.socket, "the connection goes on")
-        token, right = session.token, f"?resume_token={session.token}"
-        await is_unauthorized(two, mine)
-        await is_unauthorized(two, mine, session_id=session.id)
-        await is_unauthorized(two, mine, session_id=session.id, resume_token="")
-        await is_unauthorized(two, mine, fork=session.id, resume_token=token)
+            mine = bearer(SECRET_PREFIX + "0" * 48)  # unknown, as after a restart of the server
+        await say(session.socket, "the connection stays open")
+        token, query = session.token, f"?resume_token={session.token}"
+        await check_unauthorized(two, mine)
+        await check_unauthorized(two, mine, session_id=session.id)
+        await check_unauthorized(two, mine, session_id=session.id, resume_token="")
+        await check_unauthorized(two, mine, fork=session.id, resume_token=token)
         for method, path in (
-            ("GET", f"/v1/realtime/sessions/{session.id}{right}"),
-            ("DELETE", f"/v1/realtime/sessions/{session.id}{right}"),
-            ("GET", f"/v1/realtime/sessions{right}"),
+            ("GET", f"/v1/realtime/sessions/{session.id}{query}"),
+            ("DELETE", f"/v1/realtime/sessions/{session.id}{query}"),
+            ("GET", f"/v1/realtime/sessions{query}"),
             ("GET", "/v1/stats"),
         ):
             status, denied = await ask(two, method, path, headers=mine)
             assert (status, denied["error"]["code"]) == (401, "invalid_api_key"), path
-        await refused_like_unknown(two, mine, "session_id", session.id, WRONG)
+        await check_refused_like_unknown(two, mine, "session_id", session.id, WRONG)
         await session.socket.send('{"type": "input_audio_buffer.clear"}')
-        seen: Any = await first(session.socket)
-        assert seen["type"] == "input_audio_buffer.cleared", "it was not disturbed"
-        at = {"session_id": session.id, "resume_token": token, "last_event_id": seen["event_id"]}
+        cleared: Any = await first(session.socket)
+        assert cleared["type"] == "input_audio_buffer.cleared", "the session was not disturbed"
+        at = {"session_id": session.id, "resume_token": token, "last_event_id": cleared["event_id"]}
         for headers in (mine, {}):
             async with dial(two, headers, **at) as resumed:
                 event: Any = await first(resumed)
@@ -286,22 +294,22 @@ async def test_a_session_outlives_its_client_secret(gateways: Gateways) -> None:
 
 
 def short_lived() -> str:
-    return SignedSecrets(SECRET).mint("acme", Wishes(), 3).value
+    return SignedSecrets(SECRET).mint("acme", GenerationSettings(), 3).value
 
 
-async def expired(headers: dict[str, str]) -> None:
+async def until_expired(headers: dict[str, str]) -> None:
     value = headers["Authorization"].removeprefix("Bearer ")
     async with asyncio.timeout(20):
         while SignedSecrets(SECRET).find(value) is not None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_token_does_not_stand_in_for_anything_else(gateways: Gateways) -> None:
-    """Neither for a key that is wrong, nor for the right page, nor does it tell what is served."""
+async def test_resume_token_replaces_neither_a_wrong_key_nor_an_origin(gateways: Gateways) -> None:
+    """A token with a wrong key, a foreign origin or an unknown model reveals nothing."""
     one, _ = gateways
-    async with begun(one, ONE) as session:
+    async with open_session(one, ONE) as session:
         at = {"session_id": session.id, "resume_token": session.token}
-        await is_unauthorized(one, bearer("key-three"), **at)
+        await check_unauthorized(one, bearer("key-three"), **at)
         with pytest.raises(InvalidStatus) as caught:
             await dial(one, {"Origin": "https://evil.example"}, **at)
         assert caught.value.response.status_code == 403
@@ -311,7 +319,7 @@ async def test_a_token_does_not_stand_in_for_anything_else(gateways: Gateways) -
             assert error["code"] == "session_not_found"
 
 
-async def test_that_a_session_has_expired_is_told_to_those_who_had_it(bench: Bench) -> None:
+async def test_session_expired_is_reported_only_to_clients_with_access(bench: Bench) -> None:
     registry = await registry_of(bench, Limits(resume_window_s=0))
     mine, theirs = (
         Credentials("acme", is_ephemeral=True, client_secret_digest=bytes([n]) * 32) for n in (1, 2)
@@ -325,34 +333,34 @@ async def test_that_a_session_has_expired_is_told_to_those_who_had_it(bench: Ben
         while registry.list_sessions("acme"):
             await asyncio.sleep(0.005)
     token = client.seen[0]["session"]["resume"]["token"]
-    for guest, shown, code in (
+    for credentials, token_shown, code in (
         (theirs, None, "session_not_found"),
         (theirs, WRONG, "session_not_found"),
         (theirs, token, "session_expired"),
         (mine, None, "session_expired"),
         (Credentials("acme"), None, "session_expired"),
     ):
-        client.connect(ResumeRequest(client.session_id, None, shown), guest)
+        client.connect(ResumeRequest(client.session_id, None, token_shown), credentials)
         await client.gone()
         assert [event["error"]["code"] for event in client.socket.sent] == [code]
     await registry.aclose()
 
 
-# ---------------------------------------------------------------- the parts
+# ---------------------------------------------------------------- units
 
 
-def test_sealed_secrets_are_all_different() -> None:
+def test_signed_secrets_are_all_different() -> None:
     one, two = SignedSecrets(SECRET, lambda: 1000.0), SignedSecrets(SECRET, lambda: 1000.0)
-    values = [one.mint("acme", Wishes(), 60).value for _ in range(100)]
-    guests = [two.find(value) for value in values]
+    values = [one.mint("acme", GenerationSettings(), 60).value for _ in range(100)]
+    found = [two.find(value) for value in values]
     assert len({*values}) == 100
-    assert len({guest.client_secret_digest for guest in guests if guest is not None}) == 100
-    assert guests[0] == one.find(values[0])
+    assert len({each.client_secret_digest for each in found if each is not None}) == 100
+    assert found[0] == one.find(values[0])
 
 
-def test_a_sealed_secret_of_an_older_release_begins_sessions_that_need_their_token() -> None:
+def test_signed_secret_of_an_older_release_needs_the_resume_token() -> None:
     secrets = SignedSecrets(SECRET)
-    body = zlib.compress(msgspec.json.encode(["acme", Wishes(), int(time.time()) + 60]))
+    body = zlib.compress(msgspec.json.encode(["acme", GenerationSettings(), int(time.time()) + 60]))
     value = base64.urlsafe_b64encode(secrets._mac(body) + body).decode().rstrip("=")
     found = secrets.find(SECRET_PREFIX + value)
     assert found is not None
@@ -362,13 +370,13 @@ def test_a_sealed_secret_of_an_older_release_begins_sessions_that_need_their_tok
     assert Access.of(found, "token").permits(secret)
 
 
-def test_an_older_record_of_a_session_is_opened_by_its_token() -> None:
-    """It holds the digest of the token and nothing behind it."""
+def test_older_record_of_a_session_is_opened_by_its_resume_token() -> None:
+    """Such a record holds the digest of the token and no digest of a client secret."""
     record = hash_token("token")
     ephemeral = Credentials(
         "acme", is_ephemeral=True, client_secret_digest=hash_token(SECRET_PREFIX)
     )
-    for guest, token, opens in (
+    for credentials, token, opens in (
         (Credentials("acme"), None, True),
         (Credentials("acme"), "token", True),
         (Credentials("acme"), "wrong", False),
@@ -377,21 +385,23 @@ def test_an_older_record_of_a_session_is_opened_by_its_token() -> None:
         (ephemeral, "wrong", False),
         (Credentials("acme", is_ephemeral=True), None, False),
     ):
-        assert Access.of(guest, token).permits(record) is opens
+        assert Access.of(credentials, token).permits(record) is opens
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-def test_a_token_will_do_in_place_of_an_expired_secret(sealed: bool) -> None:
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_resume_token_is_accepted_with_an_expired_secret(is_signed: bool) -> None:
     now = [1000.0]
-    secrets = SignedSecrets(SECRET, lambda: now[0]) if sealed else InMemorySecrets(lambda: now[0])
+    secrets = (
+        SignedSecrets(SECRET, lambda: now[0]) if is_signed else InMemorySecrets(lambda: now[0])
+    )
     gate = Authenticator(TENANTS, frozenset(), secrets)
-    value = secrets.mint("acme", Wishes(), 10).value
+    value = secrets.mint("acme", GenerationSettings(), 10).value
     assert isinstance(gate.authenticate(Headers(bearer(value))), Credentials)
     now[0] = 1010
-    for headers, will_do in ((bearer(value), True), ({}, True), (bearer("key-three"), False)):
+    for headers, is_accepted in ((bearer(value), True), ({}, True), (bearer("key-three"), False)):
         denied = gate.authenticate(Headers(headers))
         assert isinstance(denied, Denied)
-        assert (denied.status, denied.accepts_resume_token) == (401, will_do)
+        assert (denied.status, denied.accepts_resume_token) == (401, is_accepted)
     denied = gate.authenticate(Headers({"origin": "https://evil.example"}))
     assert isinstance(denied, Denied)
     assert (denied.status, denied.accepts_resume_token) == (403, False)

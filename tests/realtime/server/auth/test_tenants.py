@@ -1,4 +1,4 @@
-"""Keys, tenants, client secrets, and sessions over HTTP: over real sockets."""
+"""Keys, tenants, client secrets, and sessions over HTTP, all over real sockets."""
 
 import asyncio
 import hashlib
@@ -16,7 +16,7 @@ from websockets.typing import Subprotocol
 
 from continuo.realtime.errors import Refusal, SetupError
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.settings import GenerationSettings as Wishes
+from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.server.auth import api_keys, client_secrets
 from continuo.realtime.server.auth.client_secrets import InMemorySecrets, SignedSecrets
 from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
@@ -38,7 +38,7 @@ async def running(bench: Bench) -> AsyncIterator[Running]:
 async def ask(
     running: Running, method: str, path: str, body: object = None, headers: dict[str, str] = ONE
 ) -> tuple[int, Any]:
-    """An answer over HTTP, without a client library."""
+    """Send a request over HTTP without a client library. Returns status and JSON body."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close"]
@@ -56,7 +56,7 @@ async def opened(socket: ClientConnection) -> dict[str, Any]:
     return session
 
 
-async def until(socket: ClientConnection, kind: str) -> dict[str, Any]:
+async def receive_until(socket: ClientConnection, kind: str) -> dict[str, Any]:
     while (event := await first(socket))["type"] != kind:
         pass
     return event
@@ -66,18 +66,18 @@ async def say(socket: ClientConnection, text: str) -> None:
     content = [{"type": "input_text", "text": text}]
     item = {"type": "message", "role": "user", "content": content}
     await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
-    await until(socket, "conversation.item.done")
+    await receive_until(socket, "conversation.item.done")
 
 
 async def answer(socket: ClientConnection) -> None:
     await socket.send('{"type": "response.create", "response": {"max_output_tokens": 1}}')
-    await until(socket, "response.done")
+    await receive_until(socket, "response.done")
 
 
 # ---------------------------------------------------------------- the keys file
 
 
-def test_a_keys_file(tmp_path: Path) -> None:
+def test_keys_file_maps_keys_to_tenants(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nkey-one = acme\n\"key-two\" = 'umbrella'  # toml too\nkey-3=acme\n")
     assert api_keys.read_keys_file(file) == {
@@ -85,8 +85,10 @@ def test_a_keys_file(tmp_path: Path) -> None:
         "key-two": "umbrella",
         "key-3": "acme",
     }
-    made = make_serve_settings({"api_keys_file": str(file), "api_key": ["mine"], "host": "0.0.0.0"})
-    assert made.tenants == {**api_keys.read_keys_file(file), "mine": "default"}
+    settings = make_serve_settings(
+        {"api_keys_file": str(file), "api_key": ["mine"], "host": "0.0.0.0"}
+    )
+    assert settings.tenants == {**api_keys.read_keys_file(file), "mine": "default"}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,9 @@ def test_a_keys_file(tmp_path: Path) -> None:
         ("# nothing", "has no key"),
     ],
 )
-def test_a_bad_keys_file(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_keys_file_is_refused_without_quoting_a_key(
+    tmp_path: Path, text: str, problem: str
+) -> None:
     file = tmp_path / "keys"
     file.write_text(text)
     with pytest.raises(SetupError, match=problem) as caught:
@@ -111,21 +115,21 @@ def test_a_bad_keys_file(tmp_path: Path, text: str, problem: str) -> None:
 # ---------------------------------------------------------------- sessions over HTTP
 
 
-async def test_a_session_is_looked_at(running: Running) -> None:
+async def test_get_session_returns_its_state_items_and_kv(running: Running) -> None:
     async with connect(running.url, additional_headers=ONE) as socket:
         name = (await opened(socket))["id"]
         path = f"/v1/realtime/sessions/{name}"
-        status, empty = await ask(running, "GET", path)
-        assert (status, empty["id"], empty["state"]) == (200, name, "idle")
-        assert (empty["items"], empty["kv"]["place"]) == (0, "none")
+        status, before = await ask(running, "GET", path)
+        assert (status, before["id"], before["state"]) == (200, name, "idle")
+        assert (before["items"], before["kv"]["place"]) == (0, "none")
         await say(socket, "hello")
         await answer(socket)
-        _, now = await ask(running, "GET", path)
-        assert (now["items"], now["kv"]["place"]) == (2, "device")
-        assert 0 < now["kv"]["tokens"] <= now["tokens"]
+        _, after = await ask(running, "GET", path)
+        assert (after["items"], after["kv"]["place"]) == (2, "device")
+        assert 0 < after["kv"]["tokens"] <= after["tokens"]
 
 
-async def test_delete_ends_a_session(running: Running, bench: Bench) -> None:
+async def test_delete_session_closes_its_connection(running: Running, bench: Bench) -> None:
     async with connect(running.url, additional_headers=ONE) as socket:
         name = (await opened(socket))["id"]
         await say(socket, "hello")
@@ -138,7 +142,9 @@ async def test_delete_ends_a_session(running: Running, bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_somebody_elses_session_is_an_unknown_one(running: Running, method: str) -> None:
+async def test_session_of_another_tenant_is_answered_like_an_unknown_one(
+    running: Running, method: str
+) -> None:
     async with connect(running.url, additional_headers=ONE) as socket:
         name = (await opened(socket))["id"]
         theirs = await ask(running, method, f"/v1/realtime/sessions/{name}", headers=TWO)
@@ -148,7 +154,7 @@ async def test_somebody_elses_session_is_an_unknown_one(running: Running, method
         await say(socket, "still here")
 
 
-async def test_sessions_over_http_need_a_key(running: Running) -> None:
+async def test_sessions_over_http_require_a_key(running: Running) -> None:
     for method, path in (
         ("GET", "/v1/realtime/sessions/x"),
         ("DELETE", "/v1/realtime/sessions/x"),
@@ -167,15 +173,15 @@ async def test_kv_is_shared_within_a_tenant_only(running: Running, bench: Bench)
             await say(socket, "the same long beginning of a conversation")
             await answer(socket)
         computed.append(bench.runner.tokens_run - before)
-    mine, theirs, again = computed
-    assert theirs == mine, "nothing of another tenant's is found"
-    assert again <= mine / 2, "a tenant's own is"
+    first_session, of_other_tenant, second_session = computed
+    assert of_other_tenant == first_session, "KV of another tenant is not shared"
+    assert second_session <= first_session / 2, "KV of the same tenant is shared"
 
 
 # ---------------------------------------------------------------- client secrets
 
 
-async def test_client_secrets(running: Running) -> None:
+async def test_client_secret_begins_sessions_with_its_settings(running: Running) -> None:
     config = {"type": "realtime", "instructions": "be kind", "max_output_tokens": 3}
     body = {"expires_after": {"anchor": "created_at", "seconds": 60}, "session": config}
     status, minted = await ask(running, "POST", "/v1/realtime/client_secrets", body)
@@ -197,13 +203,13 @@ async def test_client_secrets(running: Running) -> None:
             session = await opened(socket)
             assert (session["instructions"], session["max_output_tokens"]) == ("be kind", 3)
             path = f"/v1/realtime/sessions/{session['id']}"
-            assert (await ask(running, "GET", path))[0] == 200, "it is the tenant's"
+            assert (await ask(running, "GET", path))[0] == 200, "the session belongs to the tenant"
             assert (await ask(running, "GET", path, headers=TWO))[0] == 404
     status, denied = await ask(running, "POST", "/v1/realtime/client_secrets", headers=bearer)
     assert (status, denied["error"]["code"]) == (403, "ephemeral_key")
 
 
-async def test_a_client_secret_without_a_body(running: Running) -> None:
+async def test_client_secret_is_created_without_a_body(running: Running) -> None:
     status, minted = await ask(running, "POST", "/v1/realtime/client_secrets")
     assert status == 200
     assert minted["session"]["instructions"] == ""
@@ -230,22 +236,22 @@ async def test_a_client_secret_without_a_body(running: Running) -> None:
         (b" " * 1_100_000, 413, "body_too_large", None),
     ],
 )
-async def test_a_bad_client_secret(
+async def test_invalid_client_secret_request_is_refused(
     running: Running, body: object, status: int, code: str, param: str | None
 ) -> None:
-    answered, denied = await ask(running, "POST", "/v1/realtime/client_secrets", body)
-    assert (answered, denied["error"]["code"], denied["error"]["param"]) == (status, code, param)
+    received, denied = await ask(running, "POST", "/v1/realtime/client_secrets", body)
+    assert (received, denied["error"]["code"], denied["error"]["param"]) == (status, code, param)
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-def test_secrets_expire(sealed: bool) -> None:
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_client_secret_expires(is_signed: bool) -> None:
     now = [1000.0]
 
     def clock() -> float:
         return now[0]
 
-    secrets = SignedSecrets(b"x" * 16, clock) if sealed else InMemorySecrets(clock)
-    minted = secrets.mint("acme", Wishes(instructions="x"), 10)
+    secrets = SignedSecrets(b"x" * 16, clock) if is_signed else InMemorySecrets(clock)
+    minted = secrets.mint("acme", GenerationSettings(instructions="x"), 10)
     assert minted.expires_at == 1010
     found = secrets.find(minted.value)
     assert found is not None
@@ -255,14 +261,14 @@ def test_secrets_expire(sealed: bool) -> None:
     assert secrets.find(minted.value) is None
 
 
-def test_a_sealed_secret_is_good_at_every_gateway() -> None:
+def test_signed_secret_is_valid_at_every_gateway_with_its_key() -> None:
     one, two, stranger = (SignedSecrets(key * 16) for key in (b"x", b"x", b"y"))
-    wishes = Wishes(instructions="Speak like a pirate. " * 500)
-    value = one.mint("acme", wishes, 60).value
-    assert re.fullmatch(r"ek_[A-Za-z0-9_-]+", value), "it must do as a subprotocol"
+    settings = GenerationSettings(instructions="Speak like a pirate. " * 500)
+    value = one.mint("acme", settings, 60).value
+    assert re.fullmatch(r"ek_[A-Za-z0-9_-]+", value), "valid as the name of a subprotocol"
     found = two.find(value)
     assert found is not None
-    assert (found.tenant, found.settings, found.is_ephemeral) == ("acme", wishes, True)
+    assert (found.tenant, found.settings, found.is_ephemeral) == ("acme", settings, True)
     assert stranger.find(value) is None
     for at in range(3, len(value), 7):
         other = "A" if value[at] != "A" else "B"
@@ -271,70 +277,72 @@ def test_a_sealed_secret_is_good_at_every_gateway() -> None:
         assert two.find(other) is None
 
 
-def test_a_sealed_secret_fits_a_header() -> None:
+def test_signed_secret_over_the_header_limit_is_refused() -> None:
     noise = "".join(chr(33 + (n * n * 7919 + n) % 90) for n in range(30_000))
     noise = hashlib.shake_256(noise.encode()).hexdigest(20_000)
     with pytest.raises(Refusal, match="the limit is 8,192") as refused:
-        SignedSecrets(b"x" * 16).mint("acme", Wishes(instructions=noise), 60)
+        SignedSecrets(b"x" * 16).mint("acme", GenerationSettings(instructions=noise), 60)
     assert refused.value.param == "session"
 
 
-def test_secrets_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_secrets_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_secrets, "_SECRETS_MAX", 2)
     now = [0.0]
     secrets = InMemorySecrets(lambda: now[0])
     for _ in range(2):
-        secrets.mint("acme", Wishes(), 10)
+        secrets.mint("acme", GenerationSettings(), 10)
     with pytest.raises(Refusal):
-        secrets.mint("acme", Wishes(), 10)
+        secrets.mint("acme", GenerationSettings(), 10)
     now[0] = 10
-    assert secrets.find(secrets.mint("acme", Wishes(), 10).value)
+    assert secrets.find(secrets.mint("acme", GenerationSettings(), 10).value)
 
 
-async def test_an_expired_secret_is_no_key(running: Running) -> None:
+async def test_unknown_client_secret_is_denied(running: Running) -> None:
     with pytest.raises(InvalidStatus) as caught:
         await connect(running.url, additional_headers={"Authorization": "Bearer ek_x"})
     assert caught.value.response.status_code == 401
 
 
-# ---------------------------------------------------------------- the end of a session
+# ---------------------------------------------------------------- closing
 
 
-async def test_session_close_is_answered_and_closes(running: Running, bench: Bench) -> None:
+async def test_session_close_is_acknowledged_and_closes_the_connection(
+    running: Running, bench: Bench
+) -> None:
     async with connect(running.url, additional_headers=ONE) as socket:
         await opened(socket)
         await say(socket, "hello")
         await socket.send('{"type": "response.create"}')
-        await until(socket, "response.output_text.delta")
+        await receive_until(socket, "response.output_text.delta")
         await socket.send('{"type": "session.close"}')
-        done = await until(socket, "response.done")
+        done = await receive_until(socket, "response.done")
         assert done["response"]["status"] in ("cancelled", "completed", "incomplete")
-        event = await until(socket, "session.closed")
+        event = await receive_until(socket, "session.closed")
         assert event["reason"] == "client_request"
         assert await closed(socket) == 1000
     assert await bench.engine.list_sessions() == []
 
 
-async def test_a_session_has_a_maximum_duration(bench: Bench) -> None:
+async def test_connection_closes_after_its_maximum_duration(bench: Bench) -> None:
     async with (
         serve(bench, GatewaySettings(limits=Limits(connection_lifetime_s=0.05))) as running,
         connect(running.url) as socket,
     ):
         await opened(socket)
-        error = (await until(socket, "error"))["error"]
+        error = (await receive_until(socket, "error"))["error"]
         assert error["code"] == "session_expired"
         assert await closed(socket) == 1000
 
 
-async def test_it_is_told_when_a_session_ends(running: Running) -> None:
-    """An hour after each connection has begun."""
-    before = int(time.time())
+async def test_session_reports_when_its_connection_expires(running: Running) -> None:
+    """The expiry is one hour after the start of each connection."""
+    connected_at = int(time.time())
     async with connect(running.url, additional_headers=ONE) as socket:
         session = await opened(socket)
-    assert before + 3600 <= session["resume"]["expires_at"] <= time.time() + 3600
-    again = f"{running.url}?session_id={session['id']}"
-    later = int(time.time())
-    async with connect(again, additional_headers=ONE) as socket:
-        resume = (await until(socket, "session.updated"))["session"]["resume"]
+    assert connected_at + 3600 <= session["resume"]["expires_at"] <= time.time() + 3600
+    resume_url = f"{running.url}?session_id={session['id']}"
+    reconnected_at = int(time.time())
+    async with connect(resume_url, additional_headers=ONE) as socket:
+        resume = (await receive_until(socket, "session.updated"))["session"]["resume"]
         assert resume["resumed"] == "snapshot"
-        assert later + 3600 <= resume["expires_at"] <= time.time() + 3600
+        assert reconnected_at + 3600 <= resume["expires_at"] <= time.time() + 3600

@@ -1,4 +1,4 @@
-"""Options: flag over environment over file; wrong ones are one line that names them."""
+"""Options from flags, environment and file, and the one-line errors that name a wrong one."""
 
 import argparse
 from pathlib import Path
@@ -26,7 +26,7 @@ def parse(*argv: str, command: str = "serve") -> dict[str, object]:
     return vars(parser.parse_args(argv))
 
 
-def test_a_flag_wins_over_the_environment_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "continuo.toml"
     file.write_text('port = 1\nhost = "127.0.0.2"\nmax-num-seqs = 3\nlog_level = "info"\n')
     environ = {"CONTINUO_PORT": "2", "CONTINUO_HOST": "127.0.0.3", "CONTINUO_CONFIG": str(file)}
@@ -36,13 +36,13 @@ def test_a_flag_wins_over_the_environment_over_the_file(tmp_path: Path) -> None:
     assert make_serve_settings(merge_sources(parse("--config", str(file)), {})).port == 1
 
 
-def test_nothing_given_is_the_bundled_model_on_loopback() -> None:
+def test_defaults_are_the_bundled_model_on_loopback() -> None:
     settings = make_serve_settings(merge_sources(parse(), {}))
     assert (settings.engine.model, settings.host, settings.port) == ("demo", "127.0.0.1", 8000)
     assert settings.is_loopback
 
 
-def test_every_kind_of_option_comes_from_everywhere(tmp_path: Path) -> None:
+def test_every_kind_of_option_is_read_from_every_source(tmp_path: Path) -> None:
     file = tmp_path / "continuo.toml"
     file.write_text('api-key = ["a", "b"]\nno-auth = true\ntemperature = 1\nmodel = "m"\n')
     environ = {
@@ -52,13 +52,13 @@ def test_every_kind_of_option_comes_from_everywhere(tmp_path: Path) -> None:
         "CONTINUO_MODEL": "m",
     }
     flags = ("--api-key", "a", "--api-key", "b", "--no-auth", "--temperature", "1", "--model", "m")
-    ways = [
+    sources = [
         merge_sources(parse(*flags), {}),
         merge_sources(parse(), environ),
         merge_sources(parse("--config", str(file)), {}),
     ]
-    assert ways[0] == ways[1] == ways[2]
-    assert make_serve_settings(ways[0]).tenants == {"a": "default", "b": "default"}
+    assert sources[0] == sources[1] == sources[2]
+    assert make_serve_settings(sources[0]).tenants == {"a": "default", "b": "default"}
 
 
 def test_every_engine_option_reaches_the_engine() -> None:
@@ -72,7 +72,7 @@ def test_every_engine_option_reaches_the_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "words"),
+    ("file", "message"),
     [
         ("prot = 1", "unknown option 'prot'"),
         ('port = "x"', "port.*'x' is not a valid integer"),
@@ -82,17 +82,19 @@ def test_every_engine_option_reaches_the_engine() -> None:
         ("api-key = [1]", "is not a valid list"),
     ],
 )
-def test_a_wrong_file_is_explained(tmp_path: Path, file: str, words: str) -> None:
+def test_error_in_the_config_file_names_file_and_option(
+    tmp_path: Path, file: str, message: str
+) -> None:
     path = tmp_path / "continuo.toml"
     path.write_text(file)
-    with pytest.raises(SetupError, match=words) as caught:
+    with pytest.raises(SetupError, match=message) as caught:
         merge_sources(parse("--config", str(path)), {})
     assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value).removeprefix(str(path)) or "TOML" in words
+    assert "\n" not in str(caught.value).removeprefix(str(path)) or "TOML" in message
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "message"),
     [
         ({"CONTINUO_PORT": "many"}, "CONTINUO_PORT: 'many' is not a valid integer"),
         ({"CONTINUO_NO_AUTH": "maybe"}, "CONTINUO_NO_AUTH: 'maybe' is neither"),
@@ -107,13 +109,13 @@ def test_a_wrong_file_is_explained(tmp_path: Path, file: str, words: str) -> Non
         ({"CONTINUO_ALLOWED_ORIGINS": "https://a.org/x"}, "expected scheme"),
     ],
 )
-def test_a_wrong_value_is_explained(environ: dict[str, str], words: str) -> None:
-    with pytest.raises(SetupError, match=words):
+def test_error_in_an_option_names_option_and_value(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(SetupError, match=message):
         make_serve_settings(merge_sources(parse(), environ))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
-def test_beyond_loopback_a_key_is_needed(host: str) -> None:
+def test_host_beyond_loopback_requires_a_key_or_no_auth(host: str) -> None:
     with pytest.raises(SetupError, match=r"--api-key.*--no-auth"):
         make_serve_settings({"host": host})
     assert make_serve_settings({"host": host, "api_key": ["k"]}).host == host
@@ -121,7 +123,7 @@ def test_beyond_loopback_a_key_is_needed(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
-def test_loopback_needs_none(host: str) -> None:
+def test_loopback_host_requires_no_key(host: str) -> None:
     assert make_serve_settings({"host": host}).is_loopback
 
 
@@ -136,10 +138,10 @@ def test_help_names_every_option_and_its_variable() -> None:
         assert f"[{option.environment_variable}]" in text
 
 
-# ---- gateways and engines apart ------------------------------------------------------------------
+# ---- separate gateways and engines --------------------------------------------------------------
 
 
-def test_a_gateway_is_told_of_its_engines(tmp_path: Path) -> None:
+def test_gateway_reads_its_engines_and_secret(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef\n")
     environ = {
@@ -154,7 +156,7 @@ def test_a_gateway_is_told_of_its_engines(tmp_path: Path) -> None:
     assert make_gateway_settings({"store": "redis://r:6379/0"}).engines == ()
 
 
-def test_an_engine_alone() -> None:
+def test_engine_reads_its_listen_address() -> None:
     settings = make_engine_settings(
         merge_sources(parse("--listen", "127.0.0.1:0", command="engine"), {})
     )
@@ -163,7 +165,7 @@ def test_an_engine_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({}, "a gateway needs engines"),
         ({"store": "sqlite:///x"}, "a gateway needs engines"),
@@ -173,12 +175,12 @@ def test_an_engine_alone() -> None:
         ({"engine": ["a:1"], "drain_grace_s": -1.0}, "--drain-grace-s -1.0: expected 0 to 3600"),
     ],
 )
-def test_what_a_gateway_refuses(options: dict[str, OptionValue], words: str) -> None:
-    with pytest.raises(SetupError, match=words):
+def test_gateway_refuses_invalid_options(options: dict[str, OptionValue], message: str) -> None:
+    with pytest.raises(SetupError, match=message):
         make_gateway_settings(options)
 
 
-def test_what_an_engine_refuses(tmp_path: Path) -> None:
+def test_engine_refuses_invalid_options(tmp_path: Path) -> None:
     short, secret = tmp_path / "short", tmp_path / "secret"
     short.write_text("0123456789\n")
     secret.write_text("0123456789abcdef\n")
@@ -189,7 +191,7 @@ def test_what_an_engine_refuses(tmp_path: Path) -> None:
         ({"store": "sqlite:///x"}, "announced only in a Redis"),
         ({**known, "listen": "0.0.0.0:1", "store": "redis://r"}, "set --advertise"),
     ]
-    for options, words in wrong:
-        with pytest.raises(SetupError, match=words):
+    for options, message in wrong:
+        with pytest.raises(SetupError, match=message):
             make_engine_settings(options)
     assert make_engine_settings({**known, "listen": "0.0.0.0:1"}).listen.port == 1

@@ -1,4 +1,4 @@
-"""What peers do to a server: half a handshake, frames that are none, never reading, going away."""
+"""Hostile peers: unfinished handshakes, ill-formed frames, peers that never read or disconnect."""
 
 import asyncio
 import contextlib
@@ -23,20 +23,24 @@ from tests.support.frames import BINARY, CLOSE, CONT, PING, Peer, frame, upgrade
 from tests.support.web_servers import BEARER, KEY, Running, closed, first, serve
 
 
-async def test_half_a_handshake_is_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unfinished_handshake_is_dropped_after_a_timeout(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.05)
     async with serve(bench, GatewaySettings()) as running:
         half = [b"", b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nUpgrade: webso"]
-        halves = [await asyncio.open_connection("127.0.0.1", running.port) for _ in half]
-        for (_, writer), start in zip(halves, half, strict=True):
+        connections = [await asyncio.open_connection("127.0.0.1", running.port) for _ in half]
+        for (_, writer), start in zip(connections, half, strict=True):
             writer.write(start)
-        for reader, writer in halves:
+        for reader, writer in connections:
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(reader.read(), 20) == b""
             writer.close()
 
 
-async def test_a_whole_handshake_is_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_finished_handshake_has_no_timeout(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.05)
     async with serve(bench, GatewaySettings()) as running, connect(running.url) as socket:
         await first(socket)
@@ -45,14 +49,14 @@ async def test_a_whole_handshake_is_not(bench: Bench, monkeypatch: pytest.Monkey
         assert (await first(socket))["type"] == "input_audio_buffer.cleared"
 
 
-async def test_listening_sockets_drop_peers_that_do_not_acknowledge() -> None:
+async def test_listening_sockets_set_tcp_user_timeout_and_nodelay() -> None:
     with bind("127.0.0.1", 0) as sock:
         ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
         assert ms == USER_TIMEOUT_MS
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_a_reset_in_the_middle_of_an_answer_is_the_end_without_a_window(bench: Bench) -> None:
+async def test_reset_during_a_response_ends_a_session_without_resume_window(bench: Bench) -> None:
     async with serve(bench, GatewaySettings(limits=Limits(resume_window_s=0))) as running:
         socket = await connect(running.url)
         await first(socket)
@@ -65,7 +69,7 @@ async def test_a_reset_in_the_middle_of_an_answer_is_the_end_without_a_window(be
         assert (await bench.engine.stats()).active_turns == 0
 
 
-async def test_a_fragmented_message_counts_as_one(running: Running) -> None:
+async def test_fragmented_message_is_received_as_one(running: Running) -> None:
     async with connect(running.url, additional_headers=BEARER) as socket:
         await first(socket)
         await socket.send(['{"type": ', '"input_audio_buffer.clear"', "}"])
@@ -73,7 +77,9 @@ async def test_a_fragmented_message_counts_as_one(running: Running) -> None:
 
 
 @pytest.mark.parametrize(("extra", "code"), [(1024, None), (2 * 1024 * 1024, 1009)])
-async def test_frames_over_the_limit(running: Running, extra: int, code: int | None) -> None:
+async def test_frame_over_the_limit_is_an_error_and_over_twice_closes(
+    running: Running, extra: int, code: int | None
+) -> None:
     async with connect(running.url, additional_headers=BEARER) as socket:
         await first(socket)
         half = "x" * (512 * 1024 + extra // 2)
@@ -85,24 +91,24 @@ async def test_frames_over_the_limit(running: Running, extra: int, code: int | N
         assert await closed(socket) == code
 
 
-async def test_an_over_long_frame_is_read_on_so_that_the_code_arrives(running: Running) -> None:
-    """Half of it is still to be sent when the server has seen enough."""
+async def test_oversized_frame_is_read_to_its_end_so_that_1009_arrives(running: Running) -> None:
+    """Half of the frame is still unsent when the server detects the excess."""
     peer = await Peer.connect(running.port, Authorization=f"Bearer {KEY}")
     await peer.event()
     await peer.send(frame(b"x" * 16 * 1024 * 1024))
     assert await peer.close_code() == 1009
-    assert await peer.recv() is None, "and then the end, not a reset"
+    assert await peer.recv() is None, "the connection ends in order, without a reset"
     peer.close()
 
 
-async def pour(peer: Peer, chunk: bytes) -> None:
-    """Until it is stopped."""
+async def send_forever(peer: Peer, chunk: bytes) -> None:
+    """Send `chunk` again and again until cancelled or disconnected."""
     while True:
         peer.writer.write(chunk)
         await peer.writer.drain()
 
 
-async def test_who_sends_for_ever_is_not_read_for_ever(
+async def test_endless_frame_is_read_up_to_a_bound(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guards, "LINGER_BYTES_MAX", 1024 * 1024)
@@ -111,10 +117,12 @@ async def test_who_sends_for_ever_is_not_read_for_ever(
     await peer.send(frame(length=2**62))
     chunk = b"x" * 65536
     with pytest.raises(ConnectionError):
-        await pour(peer, chunk)
+        await send_forever(peer, chunk)
 
 
-async def test_invalid_utf8_closes(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_invalid_utf8_closes_without_a_traceback(
+    running: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
     handlers = logging.getLogger().handlers[:]
     logging_setup.configure("warning", ())
     async with connect(running.url, additional_headers=BEARER) as socket:
@@ -125,26 +133,26 @@ async def test_invalid_utf8_closes(running: Running, capsys: pytest.CaptureFixtu
     assert "Traceback" not in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- frames that are none
+# ---------------------------------------------------------------- ill-formed frames
 
-HELLO = '{"type": "input_audio_buffer.clear"}'
+CLEAR = '{"type": "input_audio_buffer.clear"}'
 ILL_FORMED = {
-    "a reserved opcode": (frame(HELLO, 3), 1002),
+    "a reserved opcode": (frame(CLEAR, 3), 1002),
     "a reserved control opcode": (frame(b"", 11), 1002),
-    "a reserved bit": (frame(HELLO, rsv=4), 1002),
-    "compressed, though it was not agreed": (frame(b"\xaa\x56\x4a\x01", rsv=4), 1002),
-    "no mask": (frame(HELLO, masked=False), 1002),
-    "a ping in pieces": (frame(b"", PING, fin=False), 1002),
+    "a reserved bit": (frame(CLEAR, rsv=4), 1002),
+    "compressed without negotiation": (frame(b"\xaa\x56\x4a\x01", rsv=4), 1002),
+    "an unmasked frame": (frame(CLEAR, masked=False), 1002),
+    "a fragmented ping": (frame(b"", PING, fin=False), 1002),
     "a ping of 126 bytes": (frame(b"x" * 126, PING), 1002),
-    "a continuation of nothing": (frame(HELLO, CONT), 1002),
-    "a message inside of another": (frame(HELLO, fin=False) + frame(HELLO), 1002),
-    "a close code that is none": (frame(b"\x03\xec", CLOSE), 1002),
+    "a continuation without a start": (frame(CLEAR, CONT), 1002),
+    "a message inside of another": (frame(CLEAR, fin=False) + frame(CLEAR), 1002),
+    "an invalid close code": (frame(b"\x03\xec", CLOSE), 1002),
     "a close frame of one byte": (frame(b"\x03", CLOSE), 1002),
-    "bytes that are no text": (frame(b"\xff\xfe"), 1007),
-    "a binary message": (frame(HELLO, BINARY), 1003),
+    "invalid UTF-8": (frame(b"\xff\xfe"), 1007),
+    "a binary message": (frame(CLEAR, BINARY), 1003),
     "a length of 2^63": (frame(length=2**63), 1009),
     "a length of 2^62": (frame(length=2**62), 1009),
-    "pieces over the limit together": (
+    "fragments over the limit together": (
         frame(b"x" * 1_048_576, fin=False)
         + frame(b"x" * 1_048_576, CONT, fin=False)
         + frame(b"x" * 65_536, CONT),
@@ -154,7 +162,9 @@ ILL_FORMED = {
 
 
 @pytest.mark.parametrize(("sent", "code"), ILL_FORMED.values(), ids=list(ILL_FORMED))
-async def test_an_ill_formed_frame_is_told_apart(running: Running, sent: bytes, code: int) -> None:
+async def test_ill_formed_frame_closes_with_the_right_code(
+    running: Running, sent: bytes, code: int
+) -> None:
     peer = await Peer.connect(running.port, Authorization=f"Bearer {KEY}")
     await peer.event()
     await peer.send(sent)
@@ -162,7 +172,7 @@ async def test_an_ill_formed_frame_is_told_apart(running: Running, sent: bytes, 
     peer.close()
 
 
-async def test_compression_is_not_agreed_to(running: Running) -> None:
+async def test_compression_is_not_negotiated(running: Running) -> None:
     offer = "permessage-deflate; client_max_window_bits"
     bearer = f"Bearer {KEY}"
     peer = await Peer.connect(running.port, Authorization=bearer, Sec_WebSocket_Extensions=offer)
@@ -170,22 +180,22 @@ async def test_compression_is_not_agreed_to(running: Running) -> None:
     peer.close()
 
 
-# ---------------------------------------------------------------- going away
+# ---------------------------------------------------------------- disconnecting
 
 PARTS = {
-    "half a header": frame(HELLO)[:3],
-    "half a frame": frame(HELLO)[:20],
-    "half a message": frame(HELLO, fin=False),
+    "half a header": frame(CLEAR)[:3],
+    "half a frame": frame(CLEAR)[:20],
+    "half a message": frame(CLEAR, fin=False),
     "nothing": b"",
 }
 
 
-FLEETING = Limits(resume_window_s=0.1, detach_grace_s=0.05, sweep_interval_s=0.05)
-"""A session that was dropped does not wait for its client."""
+SHORT_LIVED = Limits(resume_window_s=0.1, detach_grace_s=0.05, sweep_interval_s=0.05)
+"""Limits under which a session does not wait for a client that disconnected."""
 
 
-async def gone(bench: Bench, running: Running) -> None:
-    """Returns when neither the engine nor the web server holds anything of anybody."""
+async def until_released(bench: Bench, running: Running) -> None:
+    """Wait until the engine has no session and the web server no connection."""
     async with asyncio.timeout(60):
         while await bench.engine.list_sessions() or running.server.server_state.connections:
             await asyncio.sleep(0.02)
@@ -193,14 +203,16 @@ async def gone(bench: Bench, running: Running) -> None:
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @pytest.mark.parametrize("part", PARTS.values(), ids=list(PARTS))
-async def test_who_leaves_in_the_middle_is_gone(bench: Bench, part: bytes, how: str) -> None:
-    async with serve(bench, GatewaySettings(limits=FLEETING)) as running:
-        await leave(running, part, how)
-        await gone(bench, running)
+async def test_disconnect_in_the_middle_of_a_frame_releases_everything(
+    bench: Bench, part: bytes, how: str
+) -> None:
+    async with serve(bench, GatewaySettings(limits=SHORT_LIVED)) as running:
+        await disconnect_peers(running, part, how)
+        await until_released(bench, running)
     assert (await bench.engine.stats()).active_turns == 0
 
 
-async def leave(running: Running, part: bytes, how: str) -> None:
+async def disconnect_peers(running: Running, part: bytes, how: str) -> None:
     for _ in range(25):
         peer = await Peer.connect(running.port)
         await peer.event()
@@ -216,40 +228,44 @@ async def leave(running: Running, part: bytes, how: str) -> None:
             peer.writer.write_eof()
 
 
-async def test_who_answers_no_ping_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the way in between has swallowed both directions."""
+async def test_peer_that_answers_no_ping_is_disconnected(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server sees the same on a network path that drops both directions."""
     monkeypatch.setattr(web_server, "PING_S", 0.1)
-    async with serve(bench, GatewaySettings(limits=FLEETING)) as running:
+    async with serve(bench, GatewaySettings(limits=SHORT_LIVED)) as running:
         peer = await Peer.connect(running.port)
         await peer.event()
         assert await peer.close_code() == 1011
-        await gone(bench, running)
+        await until_released(bench, running)
         peer.close()
 
 
-# ---------------------------------------------------------------- holding on
+# ---------------------------------------------------------------- holding resources
 
 
-async def test_five_hundred_half_handshakes_keep_nobody_out(
+async def test_five_hundred_unfinished_handshakes_block_no_other_client(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 2.0)
     async with serve(bench, GatewaySettings()) as running:
-        halves = await asyncio.gather(
+        connections = await asyncio.gather(
             *(asyncio.open_connection("127.0.0.1", running.port) for _ in range(500))
         )
-        for number, (_, writer) in enumerate(halves):
+        for number, (_, writer) in enumerate(connections):
             writer.write(upgrade()[: number % 100 + 1])
         peer = await Peer.connect(running.port)
         assert (await peer.event())["type"] == "session.created"
-        for reader, writer in halves:
+        for reader, writer in connections:
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(reader.read(), 60) == b""
             writer.close()
         peer.close()
 
 
-async def test_half_a_body_is_dropped(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unfinished_body_is_dropped_after_a_timeout(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(guarded_http, "BODY_TIMEOUT_S", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(
@@ -262,41 +278,43 @@ async def test_half_a_body_is_dropped(running: Running, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("bytes_read", [0, 512], ids=["not at all", "slowly"])
-async def test_who_does_not_read_costs_a_bound_and_is_gone(bench: Bench, bytes_read: int) -> None:
-    """Each refusal is longer than what asked for it; meanwhile others are answered."""
+async def test_client_that_does_not_read_is_disconnected_at_the_outbox_bound(
+    bench: Bench, bytes_read: int
+) -> None:
+    """Each error is longer than the command it answers; other clients are served meanwhile."""
     limits = msgspec.structs.replace(
-        FLEETING, outbox_bytes_max=32 * 1024, outbox_over_limit_s_max=0.5
+        SHORT_LIVED, outbox_bytes_max=32 * 1024, outbox_over_limit_s_max=0.5
     )
     async with serve(bench, GatewaySettings(limits=limits)) as running:
         peer = await Peer.connect(running.port)
         peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         peer.reader._limit = 1024  # type: ignore[attr-defined]  # set by no public method
-        asked = frame(f'{{"type": "response.cancel", "event_id": "{"e" * 500}"}}') * 100
+        commands = frame(f'{{"type": "response.cancel", "event_id": "{"e" * 500}"}}') * 100
 
-        async def ask_on() -> None:
+        async def keep_sending() -> None:
             with contextlib.suppress(ConnectionError):
-                await pour(peer, asked)
+                await send_forever(peer, commands)
 
-        async def read_on() -> None:
+        async def keep_reading() -> None:
             while bytes_read:
                 await peer.reader.read(bytes_read)
                 await asyncio.sleep(0.05)
 
-        on = [asyncio.create_task(ask_on()), asyncio.create_task(read_on())]
+        tasks = [asyncio.create_task(keep_sending()), asyncio.create_task(keep_reading())]
         async with asyncio.timeout(60):
             while running.server.server_state.connections:
                 async with connect(running.url) as other:
                     assert (await first(other))["type"] == "session.created"
                 await asyncio.sleep(0.1)
-        for task in on:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*on, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         peer.close()
-        await gone(bench, running)
+        await until_released(bench, running)
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 200_000])
-def test_a_frame_sent_at_once_looks_as_any_other(size: int) -> None:
+def test_frame_head_equals_that_of_the_websockets_library(size: int) -> None:
     body = bytes(size)
     for opcode in (Opcode.TEXT, Opcode.BINARY):
         whole = Frame(opcode, body).serialize(mask=False)

@@ -1,4 +1,4 @@
-"""The head of a request has a bound, however it arrives, and what it may not cost."""
+"""Bounds of HTTP request heads, however they arrive, and the memory that floods may use."""
 
 import asyncio
 import contextlib
@@ -17,8 +17,8 @@ LINE = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 KIB = 1024
 
 
-class Caller:
-    """One TCP connection, by hand."""
+class RawConnection:
+    """A TCP connection for raw HTTP."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -28,20 +28,20 @@ class Caller:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def pour(self, chunk: bytes, bytes_max: int) -> None:
-        """Until the server has had enough, or so much is sent."""
+    async def send_many(self, chunk: bytes, bytes_max: int) -> None:
+        """Send `chunk` again and again until the server disconnects or `bytes_max` are sent."""
         with contextlib.suppress(ConnectionError):
             for _ in range(bytes_max // len(chunk)):
                 await self.send(chunk)
 
-    async def send_for_ever(self, chunk: bytes, pause_s: float = 0.0) -> None:
-        """Until it is stopped."""
+    async def send_forever(self, chunk: bytes, pause_s: float = 0.0) -> None:
+        """Send `chunk` again and again until cancelled or disconnected."""
         while True:
             await self.send(chunk)
             await asyncio.sleep(pause_s)
 
-    async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body."""
+    async def response(self) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body of the next response."""
         head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 20)
         first, *lines = head.decode().split("\r\n")[:-2]
         headers = dict(line.lower().split(": ", 1) for line in lines)
@@ -49,21 +49,21 @@ class Caller:
         return int(first.split()[1]), headers, body
 
     async def refusal(self) -> tuple[int, str, str]:
-        """Status, code and message; then the end of the connection, in order."""
-        status, headers, body = await self.answer()
+        """Return status, code and message, after an orderly end of the connection."""
+        status, headers, body = await self.response()
         assert headers["connection"] == "close"
         assert headers["content-type"] == "application/json"
-        assert await asyncio.wait_for(self.reader.read(), 20) == b"", "the end, not a reset"
+        assert await asyncio.wait_for(self.reader.read(), 20) == b"", "an orderly end, not a reset"
         error = json.loads(body)["error"]
         assert error["type"] == ("server_error" if status == 503 else "invalid_request_error")
         return status, error["code"], error["message"]
 
 
 @contextlib.asynccontextmanager
-async def called(port: int) -> AsyncIterator[Caller]:
-    caller = Caller(*await asyncio.open_connection("127.0.0.1", port))
-    yield caller
-    caller.writer.close()
+async def open_raw(port: int) -> AsyncIterator[RawConnection]:
+    connection = RawConnection(*await asyncio.open_connection("127.0.0.1", port))
+    yield connection
+    connection.writer.close()
 
 
 TOO_LONG_LINE = (414, "request_line_too_long", "The request line is over 16,384 bytes.")
@@ -75,7 +75,7 @@ def headers(count: int, size: int) -> bytes:
     return b"".join(b"X-%04d: %s\r\n" % (number, b"a" * size) for number in range(count))
 
 
-ENDLESS = {
+OVER_THE_BOUNDS = {
     "headers": (LINE + headers(100, 700), TOO_LARGE),
     "small headers": (LINE + headers(300, 1), TOO_MANY),
     "one value": (LINE + b"X: " + b"a" * 100_000, TOO_LARGE),
@@ -89,150 +89,152 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("size", [256 * KIB, 1000], ids=["at once", "in pieces"])
-@pytest.mark.parametrize(("sent", "refusal"), ENDLESS.values(), ids=list(ENDLESS))
-async def test_an_endless_head_is_refused(
+@pytest.mark.parametrize(("sent", "refusal"), OVER_THE_BOUNDS.values(), ids=list(OVER_THE_BOUNDS))
+async def test_head_over_the_bounds_is_refused(
     running: Running, sent: bytes, refusal: tuple[int, str, str], size: int
 ) -> None:
-    async with called(running.port) as caller:
+    async with open_raw(running.port) as connection:
         for start in range(0, len(sent), size):
-            await caller.send(sent[start : start + size])
-        assert await caller.refusal() == refusal
+            await connection.send(sent[start : start + size])
+        assert await connection.refusal() == refusal
     assert running.server.incoming_budget.charged_bytes == 0
 
 
 @pytest.mark.parametrize("name", ["headers", "small headers", "one value", "a request line"])
-async def test_an_endless_head_of_single_bytes_is_refused(
+async def test_head_over_the_bounds_in_single_bytes_is_refused(
     running: Running, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(guarded_http, "REQUEST_LINE_BYTES_MAX", 500)
     monkeypatch.setattr(guarded_http, "HEADERS_BYTES_MAX", 1500)
-    sent, (status, code, _) = ENDLESS[name]
-    async with called(running.port) as caller:
+    sent, (status, code, _) = OVER_THE_BOUNDS[name]
+    async with open_raw(running.port) as connection:
         for number in range(min(len(sent), 3000)):
             with contextlib.suppress(ConnectionError):
-                await caller.send(sent[number : number + 1])
+                await connection.send(sent[number : number + 1])
                 await asyncio.sleep(0)
-        assert (await caller.refusal())[:2] == (status, code)
+        assert (await connection.refusal())[:2] == (status, code)
 
 
-async def test_a_head_at_the_bounds_and_a_body_behind_it(running: Running) -> None:
-    """In one chunk, and again on the same connection."""
+async def test_head_at_the_bounds_and_its_body_are_accepted(running: Running) -> None:
+    """Head and body arrive in one chunk, twice on the same connection."""
     body = b'{"expires_after": {"seconds": 60}}' + b" " * 1_000_000
     line = b"POST /v1/realtime/client_secrets?x=" + b"a" * 16_000 + b" HTTP/1.1\r\nHost: x\r\n"
     head = line + b"Authorization: Bearer %s\r\n" % KEY.encode() + headers(120, 500)
-    async with called(running.port) as caller:
+    async with open_raw(running.port) as connection:
         for _ in range(2):
-            await caller.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            assert (await caller.answer())[0] == 200
+            await connection.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            assert (await connection.response())[0] == 200
 
 
-async def test_a_body_in_small_chunks_is_no_head(running: Running) -> None:
-    """And neither is what frames the chunks."""
+async def test_chunked_body_does_not_count_as_head(running: Running) -> None:
+    """Sizes and extensions of the chunks do not count either."""
     start = (
         b"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
         b"Authorization: Bearer %s\r\n\r\n2\r\n{}\r\n" % KEY.encode()
     )
-    async with called(running.port) as caller:
-        await caller.send(start + b"00000001;x=y\r\n \r\n" * 20_000 + b"0\r\nX: y\r\n\r\n")
-        assert (await caller.answer())[0] == 200
+    async with open_raw(running.port) as connection:
+        await connection.send(start + b"00000001;x=y\r\n \r\n" * 20_000 + b"0\r\nX: y\r\n\r\n")
+        assert (await connection.response())[0] == 200
 
 
 TRAILERS = {
     "trailers": headers(300, 1),
     "one trailer": b"X: " + b"a" * 100_000,
-    "the frame of a chunk": b"",
+    "a chunk extension": b"",
 }
 
 
 @pytest.mark.parametrize("trailers", TRAILERS.values(), ids=list(TRAILERS))
-async def test_endless_trailers_are_refused(running: Running, trailers: bytes) -> None:
+async def test_trailers_over_the_bounds_are_refused(running: Running, trailers: bytes) -> None:
     start = (
         b"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
         b"Authorization: Bearer %s\r\n\r\n2\r\n{}\r\n" % KEY.encode()
     )
-    async with called(running.port) as caller:
-        await caller.send(start)
-        await caller.send(b"0\r\n" + trailers if trailers else b"1;x=" + b"a" * 100_000)
-        assert (await caller.refusal())[0] == 431
+    async with open_raw(running.port) as connection:
+        await connection.send(start)
+        await connection.send(b"0\r\n" + trailers if trailers else b"1;x=" + b"a" * 100_000)
+        assert (await connection.refusal())[0] == 431
 
 
-@pytest.mark.parametrize("together", [True, False], ids=["pipelined", "after the answer"])
-async def test_a_later_head_is_refused_behind_the_answers(running: Running, together: bool) -> None:
-    first, endless = LINE + b"\r\n", LINE + headers(300, 500)
-    async with called(running.port) as caller:
-        if together:
-            await caller.send(first + first + endless)
+@pytest.mark.parametrize("is_pipelined", [True, False], ids=["pipelined", "after the response"])
+async def test_refusal_of_a_later_head_follows_the_earlier_responses(
+    running: Running, is_pipelined: bool
+) -> None:
+    short, oversized = LINE + b"\r\n", LINE + headers(300, 500)
+    async with open_raw(running.port) as connection:
+        if is_pipelined:
+            await connection.send(short + short + oversized)
         else:
-            await caller.send(first + first)
+            await connection.send(short + short)
         for _ in range(2):
-            assert (await caller.answer())[0] == 200
-        if not together:
-            await caller.send(endless)
-        assert await caller.refusal() in (TOO_LARGE, TOO_MANY)
+            assert (await connection.response())[0] == 200
+        if not is_pipelined:
+            await connection.send(oversized)
+        assert await connection.refusal() in (TOO_LARGE, TOO_MANY)
 
 
-async def test_pipelined_requests_have_a_bound(running: Running) -> None:
-    """Each costs the server a hundred times its bytes."""
-    async with called(running.port) as caller:
-        await caller.send((LINE + b"\r\n") * 5000)
+async def test_number_of_pipelined_requests_is_bounded(running: Running) -> None:
+    """Each request uses a hundred times its bytes in the server."""
+    async with open_raw(running.port) as connection:
+        await connection.send((LINE + b"\r\n") * 5000)
         for _ in range(1 + guarded_http.PIPELINED_REQUESTS_MAX):
-            assert (await caller.answer())[0] == 200
-        assert (await caller.refusal())[:2] == (503, "too_many_pipelined_requests")
+            assert (await connection.response())[0] == 200
+        assert (await connection.refusal())[:2] == (503, "too_many_pipelined_requests")
 
 
-async def test_a_refusal_arrives_though_the_peer_sends_on(running: Running) -> None:
-    async with called(running.port) as caller:
-        await caller.send(LINE + headers(300, 500))
-        await caller.pour(b"x" * 65_536, 8 * 1024 * KIB)
-        assert (await caller.refusal())[0] == 431
+async def test_refusal_arrives_while_the_peer_still_sends(running: Running) -> None:
+    async with open_raw(running.port) as connection:
+        await connection.send(LINE + headers(300, 500))
+        await connection.send_many(b"x" * 65_536, 8 * 1024 * KIB)
+        assert (await connection.refusal())[0] == 431
 
 
-async def test_who_sends_on_after_a_refusal_is_not_read_for_ever(
+async def test_lingering_close_reads_up_to_a_bound(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guards, "LINGER_BYTES_MAX", 1024 * KIB)
     monkeypatch.setattr(guarded_http, "LINGER_S", 600.0)
-    async with called(running.port) as caller:
-        await caller.send(LINE + headers(300, 500))
+    async with open_raw(running.port) as connection:
+        await connection.send(LINE + headers(300, 500))
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(caller.send_for_ever(b"x" * 65_536), 20)
+            await asyncio.wait_for(connection.send_forever(b"x" * 65_536), 20)
 
 
-async def test_a_refused_peer_that_stays_is_dropped(
+async def test_lingering_close_ends_after_a_timeout(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "LINGER_S", 0.1)
-    async with called(running.port) as caller:
-        await caller.send(LINE + headers(300, 500))
+    async with open_raw(running.port) as connection:
+        await connection.send(LINE + headers(300, 500))
         async with asyncio.timeout(20):
             while running.server.server_state.connections:
                 await asyncio.sleep(0.01)
 
 
-async def test_line_ends_keep_no_connection_open(
+async def test_empty_lines_do_not_keep_a_connection_open(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.3)
-    async with called(running.port) as caller:
-        await caller.send(LINE + b"\r\n")
-        assert (await caller.answer())[0] == 200
+    async with open_raw(running.port) as connection:
+        await connection.send(LINE + b"\r\n")
+        assert (await connection.response())[0] == 200
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(caller.send_for_ever(b"\r\n", 0.05), 15)
+            await asyncio.wait_for(connection.send_forever(b"\r\n", 0.05), 15)
 
 
 # ---------------------------------------------------------------- upgrades
 
 
-async def test_an_upgrade_within_the_bounds(running: Running) -> None:
+async def test_upgrade_within_the_bounds_is_accepted(running: Running) -> None:
     bearer = b"Authorization: Bearer %s\r\n" % KEY.encode()
-    async with called(running.port) as caller:
-        await caller.send(upgrade()[:-2] + bearer + headers(8, 7500) + b"\r\n")
-        head = await asyncio.wait_for(caller.reader.readuntil(b"\r\n\r\n"), 20)
+    async with open_raw(running.port) as connection:
+        await connection.send(upgrade()[:-2] + bearer + headers(8, 7500) + b"\r\n")
+        head = await asyncio.wait_for(connection.reader.readuntil(b"\r\n\r\n"), 20)
         assert head.startswith(b"HTTP/1.1 101 ")
 
 
 @pytest.mark.parametrize(
-    ("sent", "status", "named"),
+    ("sent", "status", "excerpt"),
     [
         (upgrade(Authorization="a" * 9000), 431, "header 'authorization' of a WebSocket upgrade"),
         (upgrade("/" + "a" * 9000), 414, "request line of a WebSocket upgrade"),
@@ -240,22 +242,22 @@ async def test_an_upgrade_within_the_bounds(running: Running) -> None:
     ],
     ids=["a long header", "a long line", "a body"],
 )
-async def test_an_upgrade_that_cannot_be_read_is_answered(
-    running: Running, sent: bytes, status: int, named: str
+async def test_invalid_upgrade_gets_an_http_error(
+    running: Running, sent: bytes, status: int, excerpt: str
 ) -> None:
-    async with called(running.port) as caller:
-        await caller.send(sent)
-        got, _, message = await caller.refusal()
-        assert got == status
-        assert named in message
+    async with open_raw(running.port) as connection:
+        await connection.send(sent)
+        received, _, message = await connection.refusal()
+        assert received == status
+        assert excerpt in message
 
 
-# ---------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------- memory
 
 
 @contextlib.asynccontextmanager
 async def gateway(folder: Path, model: Path) -> AsyncIterator[tuple[int, int]]:
-    """A server in a process of its own: its port and its process id."""
+    """Run a server in a process of its own. Yields its port and its process id."""
     process = await asyncio.create_subprocess_exec(
         *(
             sys.executable,
@@ -263,7 +265,7 @@ async def gateway(folder: Path, model: Path) -> AsyncIterator[tuple[int, int]]:
             "continuo.bench.gateway_server",
             str(model),
             "0",
-            str(folder / "told"),
+            str(folder / "trace"),
         ),
         *(f"sqlite:///{folder}/store.db", "normal", "0"),
         stdout=asyncio.subprocess.PIPE,
@@ -277,12 +279,12 @@ async def gateway(folder: Path, model: Path) -> AsyncIterator[tuple[int, int]]:
         await process.wait()
 
 
-def resident_mib(pid: int, of: str = "VmHWM") -> float:
-    """VmHWM: the most it has been."""
+def resident_mib(pid: int, field: str = "VmHWM") -> float:
+    """Return the resident memory of a process; VmHWM is its peak."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(of):
+        if line.startswith(field):
             return int(line.split()[1]) / KIB
-    raise AssertionError(f"no {of}")
+    raise AssertionError(f"no {field}")
 
 
 FLOODS = {
@@ -293,23 +295,23 @@ FLOODS = {
     "requests": (b"", (LINE + b"\r\n") * 2000),
     "an upgrade": (upgrade()[:-2], headers(200, 300)),
 }
-UNFINISHED = 22
-PEERS_MIB = 19
+UNFINISHED_PEERS = 22
+UNFINISHED_MIB = 19
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 @pytest.mark.timeout(120)
-async def test_floods_cost_no_memory(tmp_path: Path, chatty: Path) -> None:
-    """200 MB of a head on each of several connections; then 420 MiB of unfinished messages."""
+async def test_floods_use_bounded_memory(tmp_path: Path, chatty: Path) -> None:
+    """Send 200 MB of a head on each of several connections, then 420 MiB of unfinished messages."""
     async with gateway(tmp_path, chatty) as (port, pid):
         base = resident_mib(pid)
         for name, (start, chunk) in FLOODS.items():
-            async with called(port) as caller:
-                await caller.send(start)
-                await caller.pour(chunk, 200_000_000)
-            async with called(port) as other:
+            async with open_raw(port) as connection:
+                await connection.send(start)
+                await connection.send_many(chunk, 200_000_000)
+            async with open_raw(port) as other:
                 await other.send(LINE + b"\r\n")
-                assert (await other.answer())[0] == 200
+                assert (await other.response())[0] == 200
             assert resident_mib(pid) - base < 40, name
         await hold_unfinished(port)
         assert 120 < resident_mib(pid) - base < 160 * 1.5
@@ -321,10 +323,10 @@ async def test_floods_cost_no_memory(tmp_path: Path, chatty: Path) -> None:
 async def hold_unfinished(port: int) -> None:
     head = b"\x81\xff" + (20 * KIB * KIB).to_bytes(8, "big") + bytes(4)
     async with contextlib.AsyncExitStack() as stack:
-        for _ in range(UNFINISHED):
-            caller = await stack.enter_async_context(called(port))
-            await caller.send(upgrade("/v1/responses", Authorization="Bearer bench"))
-            assert b" 101 " in await caller.reader.readuntil(b"\r\n\r\n")
-            await caller.send(head)
-            await caller.pour(bytes(KIB * KIB), PEERS_MIB * KIB * KIB)
+        for _ in range(UNFINISHED_PEERS):
+            connection = await stack.enter_async_context(open_raw(port))
+            await connection.send(upgrade("/v1/responses", Authorization="Bearer bench"))
+            assert b" 101 " in await connection.reader.readuntil(b"\r\n\r\n")
+            await connection.send(head)
+            await connection.send_many(bytes(KIB * KIB), UNFINISHED_MIB * KIB * KIB)
         await asyncio.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Unfinished messages and bodies: how much a server holds of them, how long, and what stays."""
+"""Budget and deadlines of unfinished messages and bodies, and release of their memory."""
 
 import asyncio
 import contextlib
@@ -34,27 +34,28 @@ async def small(bench: Bench) -> AsyncIterator[Running]:
 
 
 def half(size: int) -> bytes:
-    """A frame of which the last byte is missing."""
+    """Return a frame without its last byte."""
     return frame(b" " * (size + 1))[:-1]
 
 
-async def until(what: Callable[[], bool], wait_s: float = 20) -> None:
-    async with asyncio.timeout(wait_s):
-        while not what():
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
             await asyncio.sleep(0.01)
 
 
-async def closing(peer: Peer) -> tuple[int, str]:
-    while (got := await peer.recv()) is not None:
-        if got.opcode == CLOSE:
-            return int.from_bytes(got.payload[:2], "big"), got.payload[2:].decode()
+async def close_reason(peer: Peer) -> tuple[int, str]:
+    """Return code and reason of the close frame."""
+    while (received := await peer.recv()) is not None:
+        if received.opcode == CLOSE:
+            return int.from_bytes(received.payload[:2], "big"), received.payload[2:].decode()
     raise AssertionError("the connection ended without a close frame")
 
 
 # ---------------------------------------------------------------- the budget
 
 
-class Book:
+class BudgetLedger:
     """Shares of one budget, and which of them were refused."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -65,50 +66,52 @@ class Book:
         return IncomingShare(self.budget, lambda: self.refused.append(name))
 
 
-def test_the_largest_unfinished_share_is_refused() -> None:
-    book = Book(100)
-    small, large, newcomer = (book.share(name) for name in ("small", "large", "newcomer"))
+def test_largest_unfinished_share_is_refused() -> None:
+    ledger = BudgetLedger(100)
+    small, large, newcomer = (ledger.share(name) for name in ("small", "large", "newcomer"))
     small.charge(10)
     large.charge(60)
     newcomer.charge(30)
-    assert (book.budget.charged_bytes, book.refused) == (100, [])
+    assert (ledger.budget.charged_bytes, ledger.refused) == (100, [])
     newcomer.charge(31)
-    assert (book.budget.charged_bytes, book.refused) == (41, ["large"])
+    assert (ledger.budget.charged_bytes, ledger.refused) == (41, ["large"])
 
 
-def test_a_newcomer_is_refused_if_it_is_the_largest() -> None:
-    book = Book(100)
-    small, large = book.share("small"), book.share("large")
+def test_newest_share_is_refused_if_it_is_the_largest() -> None:
+    ledger = BudgetLedger(100)
+    small, large = ledger.share("small"), ledger.share("large")
     small.charge(20)
     large.charge(90)
-    assert (book.budget.charged_bytes, book.refused) == (20, ["large"])
+    assert (ledger.budget.charged_bytes, ledger.refused) == (20, ["large"])
 
 
-def test_whole_messages_are_not_refused_for_unfinished_ones() -> None:
-    book = Book(100)
-    whole, unfinished = book.share("whole"), book.share("unfinished")
+def test_unfinished_shares_are_refused_before_whole_messages() -> None:
+    ledger = BudgetLedger(100)
+    whole, unfinished = ledger.share("whole"), ledger.share("unfinished")
     whole.charge(0, 80)
     unfinished.charge(10)
     unfinished.charge(30)
-    assert (book.budget.charged_bytes, book.refused) == (80, ["unfinished"])
+    assert (ledger.budget.charged_bytes, ledger.refused) == (80, ["unfinished"])
     unfinished.charge(0, 30)
-    assert book.refused == ["unfinished", "unfinished"], "with nothing unfinished, the last one"
+    assert ledger.refused == ["unfinished", "unfinished"], (
+        "without unfinished shares the newest charge is refused"
+    )
 
 
-def test_what_is_given_back_is_counted_once() -> None:
-    book = Book(100)
-    share = book.share("one")
+def test_second_release_of_a_share_changes_nothing() -> None:
+    ledger = BudgetLedger(100)
+    share = ledger.share("one")
     share.charge(40, 20)
     share.release()
     share.release()
-    assert (book.budget.charged_bytes, book.refused) == (0, [])
+    assert (ledger.budget.charged_bytes, ledger.refused) == (0, [])
 
 
-# ---------------------------------------------------------------- messages that wait for their end
+# ---------------------------------------------------------------- unfinished messages
 
 
 async def test_unfinished_messages_stay_within_the_budget(small: Running) -> None:
-    """And a client with a small message is answered while the budget is full."""
+    """A client with a small message is answered while the budget is full."""
     incoming, most = small.server.incoming_budget, 0
     others: list[Peer] = []
     for _ in range(12):
@@ -128,48 +131,48 @@ async def test_unfinished_messages_stay_within_the_budget(small: Running) -> Non
     await until(lambda: incoming.charged_bytes == 0)
 
 
-async def test_the_connection_that_is_closed_is_told_why(small: Running) -> None:
+async def test_connection_refused_by_the_budget_gets_1013_and_a_reason(small: Running) -> None:
     large, *rest = [await Peer.connect(small.port) for _ in range(8)]
     await large.send(half(2 * MIB - 64))
     for peer in rest:
         await peer.send(half(MIB))
-    code, reason = await closing(large)
+    code, reason = await close_reason(large)
     assert (code, reason) == (1013, "the server holds 8,388,608 bytes of unfinished messages")
     for peer in (large, *rest):
         peer.close()
 
 
-async def test_a_message_that_waits_to_be_received_is_charged(bench: Bench) -> None:
-    """To its end: until the application asks for the next one."""
-    taken, may_go_on = asyncio.Event(), asyncio.Event()
+async def test_message_is_charged_until_the_next_one_is_received(bench: Bench) -> None:
+    """Handling of a message ends when the application receives the next one."""
+    received, may_continue = asyncio.Event(), asyncio.Event()
 
     async def slow(websocket: WebSocket) -> None:
         await websocket.accept()
         await websocket.receive()
-        taken.set()
-        await may_go_on.wait()
+        received.set()
+        await may_continue.wait()
         await websocket.receive()
 
-    async with standing(slow) as (server, port):
+    async with running_app(slow) as (server, port):
         peer = await Peer.connect(port)
         await peer.send(frame(b" " * MIB))
-        await asyncio.wait_for(taken.wait(), 20)
+        await asyncio.wait_for(received.wait(), 20)
         assert server.incoming_budget.charged_bytes == MIB
-        may_go_on.set()
+        may_continue.set()
         await until(lambda: server.incoming_budget.charged_bytes == 0)
         peer.close()
 
 
-async def test_frames_before_the_answer_to_an_upgrade_end_the_connection(
+async def test_frames_before_the_upgrade_is_accepted_end_the_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nothing of them is kept: the peer has not been admitted yet."""
+    """The frames are not charged, because the peer is not authenticated yet."""
 
-    async def never(websocket: WebSocket) -> None:
+    async def never_accept(websocket: WebSocket) -> None:
         while (await websocket.receive())["type"] != "websocket.disconnect":
             pass
 
-    async with standing(never) as (server, port):
+    async with running_app(never_accept) as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(upgrade())
         await until(lambda: bool(server.server_state.connections))
@@ -183,10 +186,10 @@ async def test_frames_before_the_answer_to_an_upgrade_end_the_connection(
 
 
 @contextlib.asynccontextmanager
-async def standing(
+async def running_app(
     endpoint: Callable[[WebSocket], Awaitable[None]],
 ) -> AsyncIterator[tuple[WebServer, int]]:
-    """Our server before an application of the test's own."""
+    """Run the web server with an application of one WebSocket endpoint."""
     listening = asyncio.Event()
     with bind("127.0.0.1", 0) as sock:
         app = Starlette(routes=[WebSocketRoute("/v1/realtime", endpoint)])
@@ -198,7 +201,7 @@ async def standing(
         await asyncio.wait_for(serving, 20)
 
 
-async def test_heads_under_way_are_charged(small: Running) -> None:
+async def test_unfinished_heads_are_charged(small: Running) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(4):
             _, writer = await asyncio.open_connection("127.0.0.1", small.port)
@@ -218,14 +221,14 @@ def post(size: int) -> bytes:
     ).encode()
 
 
-async def test_the_largest_body_is_refused_and_another_is_answered(small: Running) -> None:
-    async def begin(size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def test_largest_body_is_refused_and_another_is_answered(small: Running) -> None:
+    async def begin_body(size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
         writer.write(post(6 * MIB) + b" " * size)
         await writer.drain()
         return reader, writer
 
-    large, other = await begin(5 * MIB), await begin(0)
+    large, other = await begin_body(5 * MIB), await begin_body(0)
     await until(lambda: small.server.incoming_budget.charged_bytes >= 5 * MIB)
     other[1].write(b" " * 4 * MIB)
     head, _, body = (await asyncio.wait_for(large[0].read(), 20)).partition(b"\r\n\r\n")
@@ -235,84 +238,84 @@ async def test_the_largest_body_is_refused_and_another_is_answered(small: Runnin
     assert (error["code"], error["type"]) == ("server_busy", "server_error")
     assert "8,388,608 bytes" in error["message"]
     other[1].write(b" " * 2 * MIB)
-    assert b" 400 " in await asyncio.wait_for(other[0].readline(), 20), "it is no JSON"
+    assert b" 400 " in await asyncio.wait_for(other[0].readline(), 20), "spaces are no JSON"
     await until(lambda: small.server.incoming_budget.charged_bytes == 0)
     for _, writer in (large, other):
         writer.close()
 
 
-async def test_a_body_that_is_declared_too_long_is_refused_unread(running: Running) -> None:
+async def test_body_declared_over_the_limit_is_refused_unread(running: Running) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(post(16 * MIB + 1))
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
     assert head.startswith(b"HTTP/1.1 413 ")
-    assert running.server.incoming_budget.charged_bytes == 0, "what is declared is not charged"
+    assert running.server.incoming_budget.charged_bytes == 0, "a declared length is not charged"
     writer.close()
 
 
-async def test_a_body_that_drips_is_dropped(
+async def test_slowly_arriving_body_is_dropped_after_a_timeout(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "BODY_TIMEOUT_S", 0.3)
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(post(1000))
 
-    async def drip() -> None:
+    async def send_slowly() -> None:
         while True:
             writer.write(b" ")
             await asyncio.sleep(0.02)
 
-    dripping = asyncio.create_task(drip())
+    sending = asyncio.create_task(send_slowly())
     with contextlib.suppress(ConnectionError):
         assert await asyncio.wait_for(reader.read(), 15) == b""
-    dripping.cancel()
+    sending.cancel()
     writer.close()
 
 
-# ---------------------------------------------------------------- messages that take too long
+# ---------------------------------------------------------------- deadlines of messages
 
 
 @pytest.mark.parametrize(
-    "begun",
+    "start",
     [half(1000), frame(b" " * 1000, fin=False), frame(b"", fin=False)],
     ids=["a frame", "fragments", "an empty fragment"],
 )
-async def test_a_message_has_a_deadline_that_pings_do_not_move(
-    small: Running, monkeypatch: pytest.MonkeyPatch, begun: bytes
+async def test_pings_do_not_extend_the_deadline_of_a_message(
+    small: Running, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
     monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 0.3)
     peer = await Peer.connect(small.port)
     await peer.event()
-    await peer.send(begun)
+    await peer.send(start)
 
     async def ping() -> None:
-        while begun[0] & 0x80 == 0:  # a control frame cannot stand inside of a frame
+        while start[0] & 0x80 == 0:  # a control frame cannot interrupt a frame
             await peer.send(frame(b"", PING))
             await asyncio.sleep(0.02)
 
     pinging = asyncio.create_task(ping())
-    assert await closing(peer) == (1008, "a message took over 0.3 s to arrive")
+    assert await close_reason(peer) == (1008, "a message took over 0.3 s to arrive")
     pinging.cancel()
     peer.close()
 
 
-async def test_whole_messages_have_no_deadline_together(
+async def test_each_message_has_a_deadline_of_its_own(
     small: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each begins behind the end of the one before, and the deadline with it."""
+    """The deadline begins anew with each message, without a pause between messages."""
     monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 2.0)
     peer = await Peer.connect(small.port)
     await peer.event()
-    hello = frame('{"type": "input_audio_buffer.clear"}')
-    await peer.send(hello[:5])
+    clear = frame('{"type": "input_audio_buffer.clear"}')
+    await peer.send(clear[:5])
     for _ in range(30):
         await asyncio.sleep(0.1)
-        await peer.send(hello[5:] + hello[:5])
+        await peer.send(clear[5:] + clear[:5])
         assert (await peer.event())["type"] == "input_audio_buffer.cleared"
     peer.close()
 
 
-async def test_time_in_which_the_server_does_not_read_does_not_count(
+async def test_deadline_excludes_time_in_which_the_server_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 1.0)
@@ -324,7 +327,7 @@ async def test_time_in_which_the_server_does_not_read_does_not_count(
         for _ in range(2):
             received.append((await websocket.receive()).get("text"))
 
-    async with standing(slow) as (_, port):
+    async with running_app(slow) as (_, port):
         peer = await Peer.connect(port)
         late = frame("late")
         await peer.send(frame("soon") + late[:5])
@@ -337,12 +340,12 @@ async def test_time_in_which_the_server_does_not_read_does_not_count(
 # ---------------------------------------------------------------- fragments
 
 
-async def test_fragments_of_no_bytes_have_a_bound(small: Running) -> None:
+async def test_number_of_empty_fragments_is_bounded(small: Running) -> None:
     peer = await Peer.connect(small.port)
     await peer.event()
-    pieces = frame(b"", CONT, fin=False) * 5000
-    await peer.send(frame(b"", fin=False), *[pieces] * 20)
-    code, reason = await closing(peer)
+    fragments = frame(b"", CONT, fin=False) * 5000
+    await peer.send(frame(b"", fin=False), *[fragments] * 20)
+    code, reason = await close_reason(peer)
     assert code == 1008
     assert reason == "a message of over 1,024 small fragments"
     peer.close()
@@ -360,23 +363,22 @@ async def test_fragments_within_the_bound_are_one_message(
     peer.close()
 
 
-async def test_pings_of_a_peer_that_does_not_read_are_not_stored_up(small: Running) -> None:
+async def test_pongs_to_a_peer_that_does_not_read_are_not_buffered(small: Running) -> None:
     peer = await Peer.connect(small.port)
     await peer.event()
-    reading = cast("asyncio.Transport", peer.writer.transport)
-    reading.pause_reading()
-    (served,) = small.server.server_state.connections
-    transport = served.transport
+    client_transport = cast("asyncio.Transport", peer.writer.transport)
+    client_transport.pause_reading()
+    (server_connection,) = small.server.server_state.connections
     for _ in range(40):
         await peer.send(frame(b"x" * 125, PING) * 4000)
-    assert transport.get_write_buffer_size() < MIB, "of 20 MB of pings"
-    reading.resume_reading()
+    assert server_connection.transport.get_write_buffer_size() < MIB, "20 MB of pings were sent"
+    client_transport.resume_reading()
     await peer.say(type="input_audio_buffer.clear")
     assert (await peer.until("input_audio_buffer.cleared"))["type"]
     peer.close()
 
 
-# ---------------------------------------------------------------- memory comes back
+# ---------------------------------------------------------------- release of memory
 
 
 async def open_peer(running: Running) -> Peer:
@@ -417,7 +419,7 @@ async def whole_messages(running: Running) -> Peer:
 
 
 async def half_a_response(running: Running) -> Peer:
-    """On the WebSocket of the Responses API."""
+    """Use the WebSocket of the Responses API."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     peer = Peer(reader, writer)
     writer.write(upgrade("/v1/responses", Authorization=f"Bearer {KEY}"))
@@ -450,7 +452,7 @@ async def a_pipelined_body(running: Running) -> Peer:
     return await over_http(running, post(len(body)) + body + post(2 * MIB) + b" " * 100_000)
 
 
-LEFT = [
+ABANDONED = [
     half_a_frame,
     half_a_message,
     too_long_a_message,
@@ -465,24 +467,26 @@ LEFT = [
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
-@pytest.mark.parametrize("leave", LEFT, ids=[each.__name__ for each in LEFT])
-async def test_what_a_connection_held_is_freed_without_the_collector(
+@pytest.mark.parametrize("abandon", ABANDONED, ids=[each.__name__ for each in ABANDONED])
+async def test_memory_of_a_connection_is_freed_without_garbage_collection(
     bench: Bench,
     monkeypatch: pytest.MonkeyPatch,
-    leave: Callable[[Running], Awaitable[Peer]],
+    abandon: Callable[[Running], Awaitable[Peer]],
     how: str,
 ) -> None:
-    made: list[weakref.ref[object]] = []
+    references: list[weakref.ref[object]] = []
     for kind in (guarded_http.GuardedHttp, guarded_websocket.GuardedWebSocket):
-        begin = kind.connection_made
+        connection_made = kind.connection_made
 
-        def note(self: object, transport: object, begin: Callable[..., None] = begin) -> None:
-            made.append(weakref.ref(self))
-            begin(self, transport)
+        def record(
+            self: object, transport: object, original: Callable[..., None] = connection_made
+        ) -> None:
+            references.append(weakref.ref(self))
+            original(self, transport)
             if isinstance(self, guarded_websocket.GuardedWebSocket):
-                made.extend((weakref.ref(self.conn), weakref.ref(self.conn.reader)))
+                references.extend((weakref.ref(self.conn), weakref.ref(self.conn.reader)))
 
-        monkeypatch.setattr(kind, "connection_made", note)
+        monkeypatch.setattr(kind, "connection_made", record)
     limits = Limits(resume_window_s=0, detach_grace_s=0, sweep_interval_s=0.02)
     settings = GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo",), limits=limits)
     async with serve(bench, settings) as running:
@@ -490,11 +494,11 @@ async def test_what_a_connection_held_is_freed_without_the_collector(
         gc.disable()
         try:
             for _ in range(3):
-                peer = await leave(running)
+                peer = await abandon(running)
                 await asyncio.sleep(0.05)
                 peer.reset() if how == "RST" else peer.close()
             await until(lambda: not running.server.server_state.connections)
             await until(lambda: running.server.incoming_budget.charged_bytes == 0)
-            await until(lambda: not [each for each in made if each() is not None])
+            await until(lambda: not [each for each in references if each() is not None])
         finally:
             gc.enable()

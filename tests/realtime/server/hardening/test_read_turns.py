@@ -1,4 +1,4 @@
-"""Turns of connections with much to read."""
+"""Read turns: few connections with much to read are served per round of the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.support.web_servers import KEY, Running
 BEARER = f"Bearer {KEY}"
 
 
-async def test_a_few_take_their_turn_in_each_round_first_come_first_served() -> None:
+async def test_few_turns_run_per_round_in_the_order_of_requests() -> None:
     turns, taken, rounds = ReadTurns(per_round=2), list[int](), list[int]()
     for number in range(5):
         turns.call_in_turn(lambda number=number: taken.append(number))
@@ -24,14 +24,14 @@ async def test_a_few_take_their_turn_in_each_round_first_come_first_served() -> 
     assert [count for count in dict.fromkeys(rounds) if count] == [2, 4, 5]
 
 
-async def test_a_turn_that_is_taken_within_a_turn_is_one_of_the_next_round() -> None:
+async def test_turn_requested_within_a_turn_runs_in_the_next_round() -> None:
     turns, taken = ReadTurns(per_round=8), list[str]()
 
-    def again() -> None:
+    def request_turn() -> None:
         taken.append("first")
         turns.call_in_turn(lambda: taken.append("second"))
 
-    turns.call_in_turn(again)
+    turns.call_in_turn(request_turn)
     await asyncio.sleep(0)
     assert taken == ["first"]
     await asyncio.sleep(0)
@@ -39,7 +39,7 @@ async def test_a_turn_that_is_taken_within_a_turn_is_one_of_the_next_round() -> 
     assert taken == ["first", "second"]
 
 
-async def test_a_wait_that_is_cancelled_takes_no_turn_of_others() -> None:
+async def test_cancelled_wait_does_not_use_up_a_turn() -> None:
     turns = ReadTurns(per_round=1)
     waits = [asyncio.create_task(turns.wait()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -48,16 +48,16 @@ async def test_a_wait_that_is_cancelled_takes_no_turn_of_others() -> None:
         await asyncio.gather(*waits[1:])
 
 
-async def test_a_flood_of_frames_does_not_hold_up_a_single_one(
+async def test_flood_of_frames_does_not_delay_another_client(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thousands of frames in one chunk are not handled before the frame of another client."""
+    """The frame of another client is handled before thousands of frames in one chunk are."""
     handled: list[str | None] = []
-    hear = connection.decode_command
+    decode_command = connection.decode_command
 
     def counting(event, *rest):
         handled.append(event.event_id)
-        return hear(event, *rest)
+        return decode_command(event, *rest)
 
     monkeypatch.setattr(connection, "decode_command", counting)
     flood = await Peer.connect(running.port, Authorization=BEARER)
@@ -76,10 +76,10 @@ async def test_a_flood_of_frames_does_not_hold_up_a_single_one(
     other.close()
 
 
-async def test_a_new_connection_waits_for_a_turn_and_an_open_one_does_not(
+async def test_only_the_first_read_of_a_connection_waits_for_a_turn(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A burst of connections is read a few in each round; open connections are not behind it."""
+    """Few new connections are read per round; later requests of open ones need no turn."""
     taken: list[None] = []
     call_in_turn = ReadTurns.call_in_turn
 

@@ -1,4 +1,4 @@
-"""What the page and the operator see of the server, over real sockets."""
+"""Statistics and session list for the web page and the operator, over real sockets."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -22,19 +22,19 @@ async def running(bench: Bench) -> AsyncIterator[Running]:
         yield running
 
 
-async def test_the_books_balance_and_need_a_key(running: Running) -> None:
+async def test_page_counts_of_stats_add_up_and_require_a_key(running: Running) -> None:
     assert (await running.get("/v1/stats"))[0] == 401
     assert (await running.get("/v1/realtime/sessions"))[0] == 401
     status, stats = await running.get("/v1/stats", **ONE)
     assert status == 200
-    books = stats["engine"]
-    assert isinstance(books, dict)
-    assert books["pages_free"] + books["pages_tree"] + books["pages_leased"] == 256
+    pages = stats["engine"]
+    assert isinstance(pages, dict)
+    assert pages["pages_free"] + pages["pages_tree"] + pages["pages_leased"] == 256
     assert stats["page_size"] == 4
     assert stats["sessions"] == 0
 
 
-async def test_a_tenant_sees_its_own_sessions(running: Running) -> None:
+async def test_tenant_sees_its_own_sessions_only(running: Running) -> None:
     async with connect(running.url, additional_headers=ONE) as socket:
         created = msgspec.json.decode(await socket.recv())
         _, listed = await running.get("/v1/realtime/sessions", **ONE)
@@ -47,12 +47,12 @@ async def test_a_tenant_sees_its_own_sessions(running: Running) -> None:
         assert (await running.get("/v1/stats", **TWO))[1]["sessions"] == 1
 
 
-async def test_warnings_of_several_tenants_are_shown_to_none(running: Running) -> None:
-    logging.getLogger("realtime").warning("about somebody")
+async def test_warnings_are_hidden_with_several_tenants(running: Running) -> None:
+    logging.getLogger("realtime").warning("about a tenant")
     assert (await running.get("/v1/stats", **ONE))[1]["warnings"] == []
 
 
-def test_the_last_warnings_are_kept_without_keys() -> None:
+def test_recent_warnings_are_bounded_and_redacted() -> None:
     recent = RecentWarnings(["sk-secret"])
     for n in range(RECENT_WARNINGS_MAX + 5):
         recent.handle(logging.makeLogRecord({"msg": f"{n} sk-secret", "levelname": "WARNING"}))

@@ -1,4 +1,4 @@
-"""The page as it is served, from a folder of built files, and without one."""
+"""The web page as it is served from a folder of built files, and without such a folder."""
 
 import gzip
 from pathlib import Path
@@ -18,12 +18,12 @@ def built(tmp_path: Path) -> Page:
     (tmp_path / "index.html").write_text(INDEX)
     (tmp_path / "admin.html").write_text("admin")
     (tmp_path / "assets/app-1a2b.js").write_text("let it = be;")
-    (tmp_path / "secret.txt").write_text("not asked for by any page")
+    (tmp_path / "secret.txt").write_text("not linked from any page")
     return Page(tmp_path)
 
 
 async def get(page: Page, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-    app, said = Starlette(routes=page.routes()), list[Message]()
+    app, sent = Starlette(routes=page.routes()), list[Message]()
     scope: Scope = {
         "type": "http",
         "method": "GET",
@@ -33,17 +33,17 @@ async def get(page: Page, path: str, **headers: str) -> tuple[int, dict[str, str
     }
 
     async def send(message: Message) -> None:
-        said.append(message)
+        sent.append(message)
 
     async def receive() -> Message:
         return {"type": "http.request"}
 
     await app(scope, receive, send)
-    found = {name.decode(): value.decode() for name, value in said[0]["headers"]}
-    return said[0]["status"], found, said[1]["body"]
+    response_headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], response_headers, sent[1]["body"]
 
 
-async def test_pages_are_asked_for_again_and_their_parts_kept_for_ever(built: Page) -> None:
+async def test_pages_are_revalidated_and_assets_are_immutable(built: Page) -> None:
     status, headers, body = await get(built, "/")
     assert (status, body.decode()) == (200, INDEX)
     assert headers["cache-control"] == "no-cache"
@@ -55,13 +55,13 @@ async def test_pages_are_asked_for_again_and_their_parts_kept_for_ever(built: Pa
     assert (await get(built, "/admin"))[2] == b"admin"
 
 
-async def test_what_the_browser_has_is_not_sent_again(built: Page) -> None:
+async def test_matching_etag_gets_304_without_a_body(built: Page) -> None:
     tag = (await get(built, "/"))[1]["etag"]
     status, _, body = await get(built, "/", if_none_match=tag)
     assert (status, body) == (304, b"")
 
 
-async def test_it_is_compressed_for_who_can_read_it(built: Page) -> None:
+async def test_page_is_gzipped_for_clients_that_accept_it(built: Page) -> None:
     _, headers, body = await get(built, "/", accept_encoding="br, gzip")
     assert headers["content-encoding"] == "gzip"
     assert gzip.decompress(body).decode() == INDEX
@@ -69,7 +69,7 @@ async def test_it_is_compressed_for_who_can_read_it(built: Page) -> None:
     assert "content-encoding" not in headers, "too small to gain"
 
 
-async def test_nothing_is_loaded_from_elsewhere(built: Page) -> None:
+async def test_content_security_policy_allows_no_other_origin(built: Page) -> None:
     policy = (await get(built, "/"))[1]["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -79,13 +79,13 @@ async def test_nothing_is_loaded_from_elsewhere(built: Page) -> None:
 @pytest.mark.parametrize(
     "path", ["/assets/../secret.txt", "/assets/%2e%2e/secret.txt", "/secret.txt", "/assets/"]
 )
-async def test_nothing_else_is_found(built: Page, path: str) -> None:
+async def test_other_files_of_the_folder_are_not_served(built: Page, path: str) -> None:
     status, _, body = await get(built, path)
     assert status == 404
-    assert b"not asked" not in body
+    assert b"not linked" not in body
 
 
-async def test_without_its_files_it_says_how_to_build_them(tmp_path: Path) -> None:
+async def test_missing_page_is_404_with_build_instructions(tmp_path: Path) -> None:
     page = Page(tmp_path / "never built")
     assert not page.is_built
     status, headers, body = await get(page, "/")
