@@ -50,7 +50,9 @@ async def again(row: Row, seed: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("row", nargs="?", choices=[*ROWS], metavar="ROW", help="e.g. F3; default: all")
+    parser.add_argument(
+        "row", nargs="?", choices=[*ROWS], metavar="ROW", help="e.g. F3; default: all"
+    )
     parser.add_argument("--trials", type=int, metavar="N", help="of each row (default: the row's)")
     parser.add_argument("--minutes", type=float, default=float("inf"), metavar="M", help="per row")
     parser.add_argument("--seed", type=int, metavar="S", help="run this trial only, unrecorded")

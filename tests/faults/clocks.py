@@ -189,7 +189,9 @@ async def clocks(folder: Path) -> AsyncIterator[World]:
         "gateway": Faked(folder / "gateway"),
         "redis": Ours(folder / "redis"),
     }
-    redis = RedisProcess(folder / "store", "--appendonly", "yes", env=clocks_by_process["redis"].env)
+    redis = RedisProcess(
+        folder / "store", "--appendonly", "yes", env=clocks_by_process["redis"].env
+    )
     await redis.start()
     cluster = Town(folder, redis, "--resume-window-s", f"{WINDOW_S:g}")
     store = await open_store(redis.url, "normal")

@@ -145,7 +145,9 @@ async def gateway_killed(cluster: Town, rng: Random) -> None:
     gateway = cluster.gateways[victim]
     if rng.random() < 0.3:
         gateway.send(signal.SIGSTOP)
-        abandoned = [await in_vain(cluster.urls[victim], client, rng) for client, _ in conversations[:3]]
+        abandoned = [
+            await in_vain(cluster.urls[victim], client, rng) for client, _ in conversations[:3]
+        ]
         for client, _ in conversations[:3]:
             await client.come_back()
         gateway.send(signal.SIGCONT)

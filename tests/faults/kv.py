@@ -91,9 +91,7 @@ async def cancelled(deployment: House, rng: Random) -> None:
     await client.leave()
 
 
-def _cancel_at_each_step(
-    prompt_tokens: int, steps_ahead: int, page_size: int, rng: Random
-) -> None:
+def _cancel_at_each_step(prompt_tokens: int, steps_ahead: int, page_size: int, rng: Random) -> None:
     """Run turn `a` beside turn `b`, cancelled after 0, 1, 2 … steps until it ends by itself."""
     steps = 0
     while True:

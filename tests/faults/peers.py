@@ -80,7 +80,10 @@ async def in_the_middle(deployment: House, rng: Random) -> None:
 @asynccontextmanager
 async def behind_a_proxy(folder: Path) -> AsyncIterator[House]:
     with patch.object(web_server, "PING_S", PING_S):
-        async with house(folder) as deployment, Proxy(deployment.gateways[0].port).running() as proxy:
+        async with (
+            house(folder) as deployment,
+            Proxy(deployment.gateways[0].port).running() as proxy,
+        ):
             deployment.proxies.append(proxy)
             yield deployment
 

@@ -64,7 +64,7 @@ class Proxy:
             writer.close()
 
     def cut_after(self, direction: Way, count: int, *, fin: bool = False) -> None:
-        """Reset all connections after `count` more bytes in one direction; `fin`: close in order."""
+        """Reset all connections after `count` more bytes; `fin`: close them in order."""
         self._left[direction] = (count, fin)
 
     @property

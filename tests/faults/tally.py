@@ -33,7 +33,9 @@ def commit() -> str:
         )
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN
-    has_changes = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *CODE], cwd=ROOT).returncode
+    has_changes = subprocess.run(
+        ["git", "diff", "--quiet", "HEAD", "--", *CODE], cwd=ROOT
+    ).returncode
     return description.stdout.strip() + ("+" if has_changes else "")
 
 

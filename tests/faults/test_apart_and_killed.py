@@ -248,7 +248,7 @@ async def test_response_resumes_at_another_gateway_after_a_kill(tmp_path: Path) 
 
 @needs_redis
 async def test_engines_announced_in_redis_can_be_drained_one_by_one(tmp_path: Path) -> None:
-    """Of two engines, the one that generates is drained; its sessions continue on the other."""
+    """The engine that generates is drained; its sessions continue on the other engine."""
     redis = RedisProcess(tmp_path)
     await redis.start()
     with (

@@ -68,7 +68,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize(
     "seeds",
-    [*(range(n, n + SEEDS_PER_TEST) for n in range(0, SEEDS, SEEDS_PER_TEST)), REGRESSION_SEEDS, FAILOVER_REGRESSION_SEEDS],
+    [
+        *(range(n, n + SEEDS_PER_TEST) for n in range(0, SEEDS, SEEDS_PER_TEST)),
+        REGRESSION_SEEDS,
+        FAILOVER_REGRESSION_SEEDS,
+    ],
     ids=str,
 )
 def test_simulated_life_keeps_all_promises(folder: str, seeds: Sequence[int]) -> None:
