@@ -29,7 +29,7 @@ async def drained(cluster: Town, rng: Random) -> None:
 
 
 async def gateway_drained(cluster: Town, rng: Random, *, twice: bool) -> None:
-    """Drain a gateway: new clients are refused; open responses finish before the close with 1012."""
+    """Drain a gateway: new clients are refused; open responses finish, then 1012."""
     draining = rng.randrange(2)
     gateway, url = cluster.gateways[draining], cluster.urls[draining]
     conversations = [await cluster.talking(draining) for _ in range(3)]
