@@ -1,4 +1,4 @@
-"""F16 to F18: what a client sends twice, late, out of order, or once more with other words."""
+"""F16 to F18: repeated, late and out-of-order client events, and reused item ids."""
 
 import asyncio
 from random import Random
@@ -8,32 +8,35 @@ from tests.faults.deployment import House, house
 from tests.faults.row import Row
 
 
-async def repeated(world: House, chance: Random) -> None:
-    """The same append ten times at once, then again over another connection of another gateway."""
-    caller, expected = world.caller(chance.randrange(2)), world.expected()
-    await caller.connect()
+async def repeated(deployment: House, rng: Random) -> None:
+    """Send one append ten times at once, reconnect to another gateway, and send it ten times more.
+
+    The repetitions carry the same item id, so the item must be appended exactly once.
+    """
+    client, expected = deployment.caller(rng.randrange(2)), deployment.expected()
+    await client.connect()
     for turn in range(2):
-        name, text = f"item_{turn}", f"words {chance.random()}"
-        again = item(name, text)
-        sent = [caller.send(type="conversation.item.create", item=again) for _ in range(10)]
+        name, text = f"item_{turn}", f"words {rng.random()}"
+        message = item(name, text)
+        sent = [client.send(type="conversation.item.create", item=message) for _ in range(10)]
         await asyncio.gather(*sent)
-        if chance.random() < 0.5:
-            await caller.settle()
-        await caller.come_back()
+        if rng.random() < 0.5:
+            await client.settle()
+        await client.come_back()
         for _ in range(10):
-            await caller.send(type="conversation.item.create", item=again)
-        await caller.settle()
-        assert caller.items.count(name) == 1
+            await client.send(type="conversation.item.create", item=message)
+        await client.settle()
+        assert client.items.count(name) == 1
         expected.say(text)
-        assert await caller.answer(max_output_tokens=6) == expected.answer(6)
-    await caller.leave()
+        assert await client.answer(max_output_tokens=6) == expected.answer(6)
+    await client.leave()
 
 
-async def out_of_order(world: House, chance: Random) -> None:
-    """What refers to what is not there yet, or not any more, changes nothing."""
-    caller, expected = world.caller(), world.expected()
-    await caller.connect()
-    first = await caller.say("begin")
+async def out_of_order(deployment: House, rng: Random) -> None:
+    """Send events that refer to missing items or responses: each is refused and changes nothing."""
+    client, expected = deployment.caller(), deployment.expected()
+    await client.connect()
+    first = await client.say("begin")
     expected.say("begin")
     late = [
         {"type": "conversation.item.delete", "item_id": "item_never"},
@@ -45,46 +48,46 @@ async def out_of_order(world: House, chance: Random) -> None:
         | {"previous_item_id": "item_a"},
         {"type": "input_text_buffer.commit"},
     ]
-    for event in chance.sample(late, len(late)):
-        await refused(caller, event)
-        if chance.random() < 0.2:
-            await caller.come_back()
-    assert caller.items == [first]
-    await caller.say("a", "item_a")
-    await caller.send(**late[4])
-    await caller.settle()
-    assert caller.items == [first, "item_a", "item_b"]
+    for event in rng.sample(late, len(late)):
+        await refused(client, event)
+        if rng.random() < 0.2:
+            await client.come_back()
+    assert client.items == [first]
+    await client.say("a", "item_a")
+    await client.send(**late[4])
+    await client.settle()
+    assert client.items == [first, "item_a", "item_b"]
     expected.say("a")
     expected.say("b")
-    assert await caller.answer(max_output_tokens=6) == expected.answer(6)
-    await caller.leave()
+    assert await client.answer(max_output_tokens=6) == expected.answer(6)
+    await client.leave()
 
 
-async def other_words(world: House, chance: Random) -> None:
-    """An id that was used before, with other content: an error, and the first stands."""
-    caller, expected = world.caller(), world.expected()
-    await caller.connect()
-    await caller.say("the first words", "item_x")
+async def other_words(deployment: House, rng: Random) -> None:
+    """Reuse an item id with other content: an error, and the first item is unchanged."""
+    client, expected = deployment.caller(), deployment.expected()
+    await client.connect()
+    await client.say("the first words", "item_x")
     expected.say("the first words")
     for _ in range(3):
-        if chance.random() < 0.5:
-            await caller.come_back()
-        other = item("item_x", f"other words {chance.random()}")
-        code = await refused(caller, {"type": "conversation.item.create", "item": other})
+        if rng.random() < 0.5:
+            await client.come_back()
+        changed = item("item_x", f"other words {rng.random()}")
+        code = await refused(client, {"type": "conversation.item.create", "item": changed})
         assert code == "item_create_duplicate_item_id"
-    assert await caller.answer(max_output_tokens=6) == expected.answer(6)
-    await caller.leave()
+    assert await client.answer(max_output_tokens=6) == expected.answer(6)
+    await client.leave()
 
 
-async def refused(caller: Caller, event: dict[str, object]) -> str:
-    """The code of the error."""
-    await caller.send(**event)
+async def refused(client: Caller, event: dict[str, object]) -> str:
+    """Send `event`, which must be refused. Returns the code of the error."""
+    await client.send(**event)
     try:
-        await caller.settle()
+        await client.settle()
     except Refused as error:
-        await caller.until("input_audio_buffer.cleared")
+        await client.until("input_audio_buffer.cleared")
         return error.code
-    raise AssertionError(f"taken: {event}")
+    raise AssertionError(f"not refused: {event}")
 
 
 ROWS = (

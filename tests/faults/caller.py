@@ -1,7 +1,7 @@
-"""Caller: a client that loses connections and nothing else.
+"""ReconnectingClient: a Realtime client that resumes its session after every disconnect.
 
-It comes back after the last event it has seen, sends again what was not answered, and notices if
-anything is told twice, out of order or not at all.
+The client resumes after the last event it received, retries requests without a reply, and asserts
+that no event is duplicated, out of order or missing.
 """
 
 import asyncio
@@ -17,40 +17,40 @@ from tests.support.web_servers import KEY
 
 Event = dict[str, Any]
 WAIT_S = 60.0
-"""For one event; far more than it takes."""
+"""Timeout for one event, far above the expected delay."""
 GONE = (ConnectionClosed, OSError, InvalidHandshake, EOFError)
 _names = itertools.count(1)
 
 
 class Caller:
-    """`urls`: of gateways, any of which may be asked."""
+    """`urls`: the gateways, tried in turn on every reconnect."""
 
     def __init__(self, *urls: str) -> None:
         self.urls: Sequence[str] = urls
         self.turn = 0
-        """Which of them is asked next."""
+        """Index (modulo their number) of the gateway of the next connection."""
         self.session = ""
         self.last = ""
-        """Id of the last event, whatever it was: an error is a place to come back to as well."""
+        """Id of the last event of any type: an error event is a valid resume cursor as well."""
         self.resumed: list[str] = []
-        """How it came back, each time."""
+        """Outcome of each resume: `exact` or `snapshot`."""
         self.items: list[str] = []
-        """In the order they were told."""
+        """Ids in the order of their `conversation.item.added` events."""
         self.said: dict[str, str] = {}
-        """Deltas of each response, joined."""
+        """Text of each response: its deltas, joined."""
         self.ended: dict[str, Event] = {}
         self.ids: set[str] = set()
         self.codes: set[int] = set()
-        """Its connections were closed with, by the other side; 1006: none."""
+        """Codes with which the server closed connections; 1006 without a close frame."""
         self._socket: ClientConnection | None = None
         self._rebuilding = False
         self._partial: str | None = None
-        """The response that was being told when a snapshot came: its deltas begin anew."""
+        """The response that was open at the last snapshot: its deltas start from the beginning."""
 
     # ------------------------------------------------------------ connecting
 
     async def connect(self, *, last: str | None = None) -> Event:
-        """Its first event."""
+        """Connect to the next gateway, resuming if there is a session. Returns the first event."""
         url = self.urls[self.turn % len(self.urls)]
         if self.session:
             url = url.partition("?")[0]
@@ -66,7 +66,7 @@ class Caller:
         return await self.hear()
 
     async def come_back(self) -> None:
-        """As often as it takes, by turns."""
+        """Disconnect, then try the gateways in turn until one resumes the session."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 await self.drop()
@@ -83,20 +83,20 @@ class Caller:
                     await asyncio.sleep(0.05)
 
     async def drop(self) -> None:
-        """Without a word."""
+        """Abort the connection without a close frame."""
         if self._socket is not None:
             self._socket.transport.abort()
             await self._socket.wait_closed()
             self._socket = None
 
     async def leave(self) -> None:
-        """Ends the session."""
+        """End the session, then disconnect."""
         await self.send(type="session.close")
         await self.until("session.closed")
         await self.drop()
 
     async def close_code(self) -> int:
-        """The code the server closes with, whatever it says before; 1006: none."""
+        """Receive until the server closes. Returns its close code, 1006 if there is none."""
         try:
             while True:
                 await self.hear()
@@ -116,26 +116,26 @@ class Caller:
         except ConnectionClosed as closed:
             self.codes.add(closed.rcvd.code if closed.rcvd else 1006)
             raise
-        assert event["event_id"] not in self.ids, f"told twice: {event}"
+        assert event["event_id"] not in self.ids, f"duplicate event: {event}"
         self.ids.add(event["event_id"])
-        self._take(event, aside="~" in event["event_id"])
+        self._apply(event, outside_log="~" in event["event_id"])
         self.last = event["event_id"]
         return event
 
-    def _take(self, event: Event, aside: bool) -> None:
-        """`aside`: an answer to something, and no part of the conversation; it may come again."""
+    def _apply(self, event: Event, outside_log: bool) -> None:
+        """Update the state. `outside_log`: a reply outside the event log, which may be repeated."""
         match event["type"]:
             case "session.created":
                 self.session = event["session"]["id"]
             case "session.updated" if "resume" in event["session"]:
-                how = event["session"]["resume"]["resumed"]
-                self.resumed.append(how)
-                if how == "snapshot":
+                outcome = event["session"]["resume"]["resumed"]
+                self.resumed.append(outcome)
+                if outcome == "snapshot":
                     self.items.clear()
                     self._partial = next((r for r in self.said if r not in self.ended), None)
             case "conversation.item.added":
                 known = event["item"]["id"] in self.items
-                assert not known or aside, f"told twice: {event}"
+                assert not known or outside_log, f"duplicate item: {event}"
                 self.items += [] if known else [event["item"]["id"]]
             case "response.created":
                 response = event["response"]["id"]
@@ -144,10 +144,10 @@ class Caller:
             case "response.output_text.delta":
                 self.said[event["response_id"]] += event["delta"]
             case "response.output_text.done":
-                assert self.said[event["response_id"]] == event["text"], "deltas are the text"
+                assert self.said[event["response_id"]] == event["text"], "deltas differ from text"
             case "response.done":
                 response = event["response"]["id"]
-                assert response not in self.ended, f"told twice: {event}"
+                assert response not in self.ended, f"duplicate end: {event}"
                 self.ended[response] = event["response"]
 
     async def until(self, *types: str) -> Event:
@@ -159,14 +159,14 @@ class Caller:
                 raise Refused(event["error"])
 
     async def settle(self) -> None:
-        """Everything that was to be told until now has been heard."""
+        """Receive every event the server has sent so far, up to the reply to a no-op."""
         await self.send(type="input_audio_buffer.clear")
         await self.until("input_audio_buffer.cleared")
 
-    # ------------------------------------------------------------ talking
+    # ------------------------------------------------------------ conversation
 
     async def say(self, text: str, name: str = "") -> str:
-        """A user's message, until it is accepted. Once, however often it is sent."""
+        """Send a user message until it is accepted, under one item id. Returns that id."""
         name = name or f"said_{next(_names)}"
         while name not in self.items:
             try:
@@ -180,7 +180,7 @@ class Caller:
         return name
 
     async def begin(self, **response: Any) -> str:
-        """An answer; its id."""
+        """Request a response until it has been created. Returns its id."""
         while True:
             try:
                 await self.send(type="response.create", response=response)
@@ -195,14 +195,14 @@ class Caller:
                 await refused.again()
 
     async def end(self, response: str) -> str:
-        """Its text."""
+        """Receive until `response` has ended, reconnecting if need be. Returns its text."""
         while response not in self.ended:
             try:
                 await self.until("response.done")
             except GONE:
                 await self.come_back()
-        how = self.ended[response]
-        assert how["status"] in ("completed", "incomplete"), how
+        ended = self.ended[response]
+        assert ended["status"] in ("completed", "incomplete"), ended
         return self.said[response]
 
     async def answer(self, **response: Any) -> str:
@@ -223,7 +223,7 @@ class Refused(Exception):
         self.retryable = error["type"] == "server_error"
 
     async def again(self) -> None:
-        """Raises what cannot be tried again."""
+        """Wait before a retry. Raises the refusal itself if it is not retryable."""
         if not self.retryable:
             raise self
         await asyncio.sleep(0.05)

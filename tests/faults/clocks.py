@@ -1,7 +1,7 @@
-"""F25: the clock on the wall goes wrong by an hour, of a gateway or of Redis.
+"""F25: the wall clock of a gateway or of Redis jumps by an hour.
 
-What these processes are told of it is shifted while they run, by a file. Deadlines are in the time
-of Redis, as it stood when they were set; all else goes by a clock that only counts.
+A preloaded library shifts the wall clock of the running process by the seconds in a file. Deadlines
+in the store are in the time of Redis; everything else uses a monotonic clock.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ OURS = Path(__file__).with_name("wall_clock.c")
 
 
 def library() -> str | None:
-    found = [file for pattern in LIBRARIES for file in Path("/").glob(pattern)]
-    return str(found[0]) if found else None
+    files = [file for pattern in LIBRARIES for file in Path("/").glob(pattern)]
+    return str(files[0]) if files else None
 
 
 def lacks() -> str | None:
@@ -44,17 +44,17 @@ def lacks() -> str | None:
 
 
 class Clock(Protocol):
-    """On the wall of the processes with its environment."""
+    """Wall clock of the processes that run with the environment `env`."""
 
     @property
     def env(self) -> dict[str, str]: ...
     def shift(self, seconds: int) -> None:
-        """From the true time."""
+        """Set the offset from the true time."""
         ...
 
 
 class Faked:
-    """By libfaketime."""
+    """Clock shifted by libfaketime."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -76,7 +76,7 @@ class Faked:
 
 
 class Ours:
-    """By `wall_clock.c`: libfaketime and the jemalloc of Redis wait for each other."""
+    """Clock shifted by `wall_clock.c`: libfaketime deadlocks with the jemalloc of Redis."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -95,109 +95,115 @@ class Ours:
 
 
 class World:
-    """The first gateway and Redis have clocks of their own; the second gateway's is right."""
+    """Cluster in which the first gateway and Redis each have a clock that can be shifted."""
 
     def __init__(self, town: Town, clocks: dict[str, Clock], store: Store) -> None:
         self.town = town
         self.clocks = clocks
         self.store = store
 
-    async def told_s(self, whose: str) -> float:
-        """What it takes the time for."""
-        if whose == "redis":
-            async with self.town.redis.client() as client:
-                return (await client.time())[0]
+    async def told_s(self, process: str) -> float:
+        """Read the wall clock of `gateway` (the first one) or of `redis`."""
+        if process == "redis":
+            async with self.town.redis.client() as admin:
+                return (await admin.time())[0]
         return await asyncio.to_thread(_date, self.town.urls[0])
 
 
 def _date(url: str) -> float:
-    where = url.replace("ws", "http", 1).replace("/v1/realtime", "/health/live")
-    with urllib.request.urlopen(where, timeout=60) as answer:
-        return parsedate_to_datetime(answer.headers["Date"]).timestamp()
+    health_url = url.replace("ws", "http", 1).replace("/v1/realtime", "/health/live")
+    with urllib.request.urlopen(health_url, timeout=60) as response:
+        return parsedate_to_datetime(response.headers["Date"]).timestamp()
 
 
-async def wrong(world: World, chance: Random) -> None:
-    """An answer goes on, and a session waits for its client for its window: not less, not more."""
-    town, whose = world.town, chance.choice(sorted(world.clocks))
-    clock, shift_s = world.clocks[whose], chance.choice((-HOUR_S, HOUR_S))
-    first = chance.randrange(2)
-    talks = [await town.talking(first) for _ in range(3)]
-    (caller, _), (back, _), (never, _) = talks
-    answers = [(one, *await begun(one, seen)) for one, seen in talks[:2]]
-    await caller.deltas(chance.randrange(30))
+async def wrong(setup: World, rng: Random) -> None:
+    """Shift one clock during a response: responses finish, and resume windows keep their length.
+
+    Of three sessions `connected` stays connected, `returning` resumes within its window, and
+    `expiring` does not reconnect: its session must be deleted at the end of the window.
+    """
+    cluster, process = setup.town, rng.choice(sorted(setup.clocks))
+    clock, shift_s = setup.clocks[process], rng.choice((-HOUR_S, HOUR_S))
+    first = rng.randrange(2)
+    conversations = [await cluster.talking(first) for _ in range(3)]
+    (connected, _), (returning, _), (expiring, _) = conversations
+    responses = [(client, *await begun(client, expected)) for client, expected in conversations[:2]]
+    await connected.deltas(rng.randrange(30))
     clock.shift(shift_s)
-    for one, response, text in answers:
-        assert await one.end(response) == text
-        assert not one.resumed, "nobody lost a connection"
+    for client, response, text in responses:
+        assert await client.end(response) == text
+        assert not client.resumed, "a client lost its connection"
     async with asyncio.timeout(2 * TIMES):
-        while abs(await world.told_s(whose) - time.time() - shift_s) > HOUR_S / 2:
+        while abs(await setup.told_s(process) - time.time() - shift_s) > HOUR_S / 2:
             await asyncio.sleep(0.05)
-    left_s = time.monotonic()
-    await never.drop()
-    await back.come_back()
-    await back.drop()
-    if chance.random() < 0.4:
-        await parked(world.store, never, back)
-        town.gateways[first].send(signal.SIGKILL)
-        never.turn = 1
-        await caller.come_back()
-    await asyncio.sleep(max(0.0, left_s + WINDOW_S / 2 - time.monotonic()))
-    for one in (never, back):
-        there = await world.store.find(one.session) is not None
-        assert there or time.monotonic() - left_s > WINDOW_S, "too early"
-    await back.come_back()
-    assert set(back.resumed) == {"exact"}
+    parked_s = time.monotonic()
+    await expiring.drop()
+    await returning.come_back()
+    await returning.drop()
+    if rng.random() < 0.4:
+        await parked(setup.store, expiring, returning)
+        cluster.gateways[first].send(signal.SIGKILL)
+        expiring.turn = 1
+        await connected.come_back()
+    await asyncio.sleep(max(0.0, parked_s + WINDOW_S / 2 - time.monotonic()))
+    for client in (expiring, returning):
+        is_stored = await setup.store.find(client.session) is not None
+        assert is_stored or time.monotonic() - parked_s > WINDOW_S, "expired too early"
+    await returning.come_back()
+    assert set(returning.resumed) == {"exact"}
     async with asyncio.timeout((WINDOW_S + 2 * SWEEP_S) * TIMES):
-        while await world.store.find(never.session) is not None:
+        while await setup.store.find(expiring.session) is not None:
             await asyncio.sleep(0.05)
-    assert time.monotonic() - left_s >= WINDOW_S
-    await gone(never)
-    for one, seen in talks[:2]:
-        await one.say("what time is it?")
-        seen.say("what time is it?")
-        assert await one.answer(max_output_tokens=6) == seen.answer(6)
-        await one.leave()
+    assert time.monotonic() - parked_s >= WINDOW_S
+    await gone(expiring)
+    for client, expected in conversations[:2]:
+        await client.say("what time is it?")
+        expected.say("what time is it?")
+        assert await client.answer(max_output_tokens=6) == expected.answer(6)
+        await client.leave()
     clock.shift(0)
-    if town.gateways[first].is_gone:
-        await town.engine_again(0)  # it keeps what a gateway has left for much longer than this
-        await town.gateway_again(first, **(world.clocks["gateway"].env if first == 0 else {}))
-        await town.ready()
-    await town.balanced()
+    if cluster.gateways[first].is_gone:
+        await cluster.engine_again(0)  # detached sessions would outlive this test by far
+        await cluster.gateway_again(first, **(setup.clocks["gateway"].env if first == 0 else {}))
+        await cluster.ready()
+    await cluster.balanced()
 
 
-async def parked(store: Store, *callers: Caller) -> None:
+async def parked(store: Store, *clients: Caller) -> None:
     async with asyncio.timeout(WINDOW_S):
-        for caller in callers:
-            while (card := await store.find(caller.session)) is None or not card.is_parked:
+        for client in clients:
+            while (metadata := await store.find(client.session)) is None or not metadata.is_parked:
                 await asyncio.sleep(0.01)
 
 
-async def gone(caller: Caller) -> None:
-    event = await caller.connect()
+async def gone(client: Caller) -> None:
+    event = await client.connect()
     assert event["error"]["code"] in ("session_not_found", "session_expired")
-    assert await caller.close_code() == 1008
-    await caller.drop()
+    assert await client.close_code() == 1008
+    await client.drop()
 
 
 @asynccontextmanager
 async def clocks(folder: Path) -> AsyncIterator[World]:
-    faked: dict[str, Clock] = {
+    clocks_by_process: dict[str, Clock] = {
         "gateway": Faked(folder / "gateway"),
         "redis": Ours(folder / "redis"),
     }
-    redis = RedisProcess(folder / "store", "--appendonly", "yes", env=faked["redis"].env)
+    redis = RedisProcess(
+        folder / "store", "--appendonly", "yes", env=clocks_by_process["redis"].env
+    )
     await redis.start()
-    made = Town(folder, redis, "--resume-window-s", f"{WINDOW_S:g}")
+    cluster = Town(folder, redis, "--resume-window-s", f"{WINDOW_S:g}")
     store = await open_store(redis.url, "normal")
     try:
-        await made.add_engine()
-        await made.add_gateway(**faked["gateway"].env)
-        await made.add_gateway()
-        await made.ready()
-        yield World(made, faked, store)
+        await cluster.add_engine()
+        await cluster.add_gateway(**clocks_by_process["gateway"].env)
+        await cluster.add_gateway()
+        await cluster.ready()
+        yield World(cluster, clocks_by_process, store)
     finally:
         await store.aclose()
-        made.stop()
+        cluster.stop()
         redis.kill()
 
 

@@ -1,8 +1,8 @@
-"""Town: engines, gateways and a Redis, each a process of its own.
+"""Cluster: engines, gateways and a Redis, each in a process of its own.
 
-Everything is `continuo` as it is started, but for the device of the engines, which draws each id
-from all that was before it: whoever compares with `Expected` sees what was lost or doubled. Ports
-stay the same when a process is killed and started again.
+All processes run the real `continuo`, except that the engines run on the null device, which draws
+each id from all ids before: a comparison with `ExpectedConversation` shows any lost or duplicated
+id. Ports stay the same when a process is restarted.
 """
 
 import asyncio
@@ -24,21 +24,20 @@ from tests.support.web_servers import KEY
 
 HOST = "tests.support.digest_host"
 TIMES = 5
-"""What is promised within so many seconds is waited for this many times as long: the machine may be
-busy with other things."""
+"""Multiple of every promised time that the tests allow, for a busy machine."""
 BOOKS_S = 60.0
 
 
 class Town:
     def __init__(self, folder: Path, redis: RedisProcess, *options: str) -> None:
-        """`options`: of its gateways."""
+        """`options`: command-line options of the gateways."""
         self.redis = redis
         self.engines: list[Process] = []
         self.gateways: list[Process] = []
         self.gateway_ports: list[int] = []
-        self._words = folder / "words"
-        self._words.mkdir(parents=True)
-        self.text = ModelText(str(chat_folder(self._words)))
+        self._model_folder = folder / "words"
+        self._model_folder.mkdir(parents=True)
+        self.text = ModelText(str(chat_folder(self._model_folder)))
         self._options = options
         self._engine_ports: list[int] = []
 
@@ -47,20 +46,20 @@ class Town:
         return [f"ws://127.0.0.1:{port}/v1/realtime" for port in self.gateway_ports]
 
     def caller(self, first: int = 0) -> Caller:
-        """Of all gateways, beginning with one."""
+        """Create a client of all gateways that connects to gateway `first` first."""
         return Caller(*self.urls[first:], *self.urls[:first])
 
     def expected(self) -> Expected:
         return Expected(self.text)
 
     async def talking(self, first: int = 0) -> tuple[Caller, Expected]:
-        caller, expected = self.caller(first), self.expected()
-        await caller.connect()
-        await caller.say("hello")
+        client, expected = self.caller(first), self.expected()
+        await client.connect()
+        await client.say("hello")
         expected.say("hello")
-        return caller, expected
+        return client, expected
 
-    # ------------------------------------------------------------ its processes
+    # ------------------------------------------------------------ processes
 
     async def add_engine(self) -> None:
         self._engine_ports.append(free_port())
@@ -71,7 +70,7 @@ class Town:
         self.gateways.append(await self._gateway(self.gateway_ports[-1], env))
 
     async def engine_again(self, n: int) -> None:
-        """In place of one that is gone."""
+        """Restart engine `n` on the same port."""
         self.engines[n].stop()
         self.engines[n] = await self._engine(self._engine_ports[n])
 
@@ -80,7 +79,7 @@ class Town:
         self.gateways[n] = await self._gateway(self.gateway_ports[n], env)
 
     async def _engine(self, port: int) -> Process:
-        options = ("--listen", f"127.0.0.1:{port}", "--model", str(self._words))
+        options = ("--listen", f"127.0.0.1:{port}", "--model", str(self._model_folder))
         return await _started(Process("engine", *options, module=HOST), address_of)
 
     async def _gateway(self, port: int, env: dict[str, str]) -> Process:
@@ -93,37 +92,37 @@ class Town:
         for url in self.urls:
             await until_ready(url)
 
-    # ------------------------------------------------------------ its books
+    # ------------------------------------------------------------ statistics
 
     async def stats(self, gateway: int = 0) -> dict[str, Any]:
-        """What this gateway says of all its engines together."""
+        """Fetch `/v1/stats` of a gateway, which adds up all engines."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.gateway_ports[gateway]}/v1/stats",
             headers={"Authorization": f"Bearer {KEY}"},
         )
-        ask = functools.partial(urllib.request.urlopen, request, timeout=10)
-        with await asyncio.to_thread(ask) as answer:
-            return json.loads(answer.read())
+        fetch = functools.partial(urllib.request.urlopen, request, timeout=10)
+        with await asyncio.to_thread(fetch) as response:
+            return json.loads(response.read())
 
     async def balanced(self) -> None:
-        """Every session is closed, and no page is held; nothing went wrong on the way."""
+        """Wait until no session is open; assert that no page is leased and no step failed."""
         async with asyncio.timeout(BOOKS_S):
             while True:
-                books = (await self.stats())["engine"]
-                if books is not None and books["sessions"] == books["pages_leased"] == 0:
+                stats = (await self.stats())["engine"]
+                if stats is not None and stats["sessions"] == stats["pages_leased"] == 0:
                     break
                 await asyncio.sleep(0.05)
-        assert books["pages_free"] + books["pages_tree"] == books["pages_total"]
-        assert books["failed_steps"] == books["failed_audits"] == 0
+        assert stats["pages_free"] + stats["pages_tree"] == stats["pages_total"]
+        assert stats["failed_steps"] == stats["failed_audits"] == 0
 
     def stop(self) -> None:
         for process in (*self.gateways, *self.engines):
             process.stop()
 
 
-async def _started(process: Process, said: Any) -> Process:
+async def _started(process: Process, wait_ready: Any) -> Process:
     try:
-        await asyncio.to_thread(said, process)
+        await asyncio.to_thread(wait_ready, process)
     except BaseException:
         process.stop()
         raise
@@ -137,22 +136,22 @@ async def town(
 ) -> AsyncIterator[Town]:
     redis = RedisProcess(folder / "redis", "--appendonly", "yes", "--appendfsync", "everysec")
     await redis.start()
-    made = Town(folder, redis, *options)
+    cluster = Town(folder, redis, *options)
     try:
         for _ in range(engines):
-            await made.add_engine()
+            await cluster.add_engine()
         for _ in range(gateways):
-            await made.add_gateway()
-        await made.ready()
-        yield made
+            await cluster.add_gateway()
+        await cluster.ready()
+        yield cluster
     finally:
-        made.stop()
+        cluster.stop()
         redis.kill()
 
 
-async def goes_on(caller: Caller, expected: Expected) -> None:
-    """The conversation is what it should be, and ends."""
-    await caller.say("go on")
+async def goes_on(client: Caller, expected: Expected) -> None:
+    """Assert that one more turn has the expected text, then close the session."""
+    await client.say("go on")
     expected.say("go on")
-    assert await caller.answer(max_output_tokens=6) == expected.answer(6)
-    await caller.leave()
+    assert await client.answer(max_output_tokens=6) == expected.answer(6)
+    await client.leave()

@@ -1,4 +1,4 @@
-"""F1 to F3: an engine or a gateway dies or stops, while several talk."""
+"""F1 to F3: an engine or a gateway is killed or stopped during several conversations."""
 
 import asyncio
 import os
@@ -20,9 +20,9 @@ from tests.support.processes import until_ready
 from tests.support.web_servers import KEY
 
 LONG = 300
-"""Tokens: longer than the fault."""
+"""Length of a response that outlasts the fault."""
 PROMPT_CHARS = 1500
-"""Read in about as many milliseconds as the engine takes for one step of 24."""
+"""Length of a prompt that is prefilled in at most 24 steps, at one id per character."""
 STOPS_S = (30.0, 5.0)
 
 
@@ -30,155 +30,161 @@ def wish(tokens: int) -> dict[str, object]:
     return {"max_output_tokens": tokens, "ignore_eos": True}
 
 
-async def begun(caller: Caller, expected: Expected, tokens: int = LONG) -> tuple[str, str]:
-    """An answer, and what it must be."""
-    return await caller.begin(**wish(tokens)), expected.answer(tokens, ignore_eos=True)
+async def begun(client: Caller, expected: Expected, tokens: int = LONG) -> tuple[str, str]:
+    """Start a response. Returns its id and the expected text."""
+    return await client.begin(**wish(tokens)), expected.answer(tokens, ignore_eos=True)
 
 
-# ---------------------------------------------------------------- an engine dies
+# ---------------------------------------------------------------- engine killed
 
 
-async def engine_killed(world: Town, chance: Random) -> None:
-    """While one is answered, another's long prompt is read, and a third is silent."""
-    talks = [await world.talking() for _ in range(3)]
-    (decoding, _), (reading, long), (silent, idle) = talks
-    for caller, _ in talks:
+async def engine_killed(cluster: Town, rng: Random) -> None:
+    """Kill the engine during a response, the prefill of a long prompt, and an idle session."""
+    conversations = [await cluster.talking() for _ in range(3)]
+    (decoding, _), (prefilling, long_conversation), (idle, idle_conversation) = conversations
+    for client, _ in conversations:
         include = {"type": "realtime", "include": ["response.interrupted"]}
-        await caller.send(type="session.update", session=include)
-        await caller.until("session.updated")
-    answers = [(decoding, *await begun(*talks[0]))]
-    await decoding.deltas(chance.randrange(30))
-    said = "".join(chance.choices("abcdefgh ", k=chance.randrange(1, PROMPT_CHARS)))
-    await reading.say(said)
-    long.say(said)
-    answers.append((reading, *await begun(reading, long, 60)))
-    await asyncio.sleep(chance.uniform(0, 0.1))
-    (child,) = world.engines[0].children()
+        await client.send(type="session.update", session=include)
+        await client.until("session.updated")
+    responses = [(decoding, *await begun(*conversations[0]))]
+    await decoding.deltas(rng.randrange(30))
+    prompt = "".join(rng.choices("abcdefgh ", k=rng.randrange(1, PROMPT_CHARS)))
+    await prefilling.say(prompt)
+    long_conversation.say(prompt)
+    responses.append((prefilling, *await begun(prefilling, long_conversation, 60)))
+    await asyncio.sleep(rng.uniform(0, 0.1))
+    (child,) = cluster.engines[0].children()
     os.kill(child, signal.SIGKILL)
     async with asyncio.timeout(2 * TIMES):
-        await until_ready(world.urls[0], 503)
-        for caller, response, _ in answers:
-            await told(caller, response)
-    for caller, response, text in answers:
-        assert await caller.end(response) == text, "from where it was, nothing twice"
-    await until_ready(world.urls[0])
-    await silent.say("and me?")
-    idle.say("and me?")
-    assert await silent.answer(max_output_tokens=20) == idle.answer(20)
-    for caller, expected in talks:
-        await goes_on(caller, expected)
-    await world.balanced()
+        await until_ready(cluster.urls[0], 503)
+        for client, response, _ in responses:
+            await told(client, response)
+    for client, response, text in responses:
+        assert await client.end(response) == text, "text lost or repeated after the restart"
+    await until_ready(cluster.urls[0])
+    await idle.say("and me?")
+    idle_conversation.say("and me?")
+    assert await idle.answer(max_output_tokens=20) == idle_conversation.answer(20)
+    for client, expected in conversations:
+        await goes_on(client, expected)
+    await cluster.balanced()
 
 
-async def told(caller: Caller, response: str) -> None:
-    """How far it is, unless it has ended."""
-    event = await caller.until("response.interrupted", "response.done")
+async def told(client: Caller, response: str) -> None:
+    """Expect `response.interrupted` with the right offset, or the end of the response."""
+    event = await client.until("response.interrupted", "response.done")
     if event["type"] == "response.interrupted":
         assert event["response_id"] == response
-        assert event["upto"] == len(caller.said.get(response, ""))
+        assert event["upto"] == len(client.said.get(response, ""))
 
 
-# ---------------------------------------------------------------- an engine stops
+# ---------------------------------------------------------------- engine stopped
 
 
-async def engine_stopped(world: Town, chance: Random) -> None:
-    """One of two: its sessions go on with the other. Both: nobody new is answered, and who was
-    being answered is when they are back."""
-    stop_s = chance.choice(STOPS_S)
-    stopped = chance.sample(world.engines, chance.randrange(1, 3))
-    talks = [await world.talking() for _ in range(4)]
-    asked, _ = talks[3]
-    answers = [(caller, *await begun(caller, expected)) for caller, expected in talks[:3]]
-    await answers[0][0].deltas(chance.randrange(20))
+async def engine_stopped(cluster: Town, rng: Random) -> None:
+    """Stop one or both of two engines for some seconds.
+
+    With one stopped, its sessions continue on the other. With both stopped, new requests are
+    refused and open responses continue once the engines run again.
+    """
+    stop_s = rng.choice(STOPS_S)
+    stopped = rng.sample(cluster.engines, rng.randrange(1, 3))
+    conversations = [await cluster.talking() for _ in range(4)]
+    idle, _ = conversations[3]
+    responses = [(client, *await begun(client, expected)) for client, expected in conversations[:3]]
+    await responses[0][0].deltas(rng.randrange(20))
     children = [child for engine in stopped for child in engine.children()]
     for child in children:
         os.kill(child, signal.SIGSTOP)
     began_s = time.monotonic()
     try:
-        if len(stopped) == len(world.engines):
-            for url in world.urls:
+        if len(stopped) == len(cluster.engines):
+            for url in cluster.urls:
                 await until_ready(url, 503, within_s=5 * TIMES)
-            error = await refused(asked)
+            error = await refused(idle)
             assert (error["code"], error["type"]) == ("engine_unavailable", "server_error")
         else:
-            for caller, response, text in answers:
-                assert await caller.end(response) == text
+            for client, response, text in responses:
+                assert await client.end(response) == text
         await asyncio.sleep(began_s + stop_s - time.monotonic())
     finally:
         for child in children:
             os.kill(child, signal.SIGCONT)
-    for caller, response, text in answers:
-        assert await caller.end(response) == text, "nothing of before is told again"
-    await world.ready()
-    for caller, expected in talks:
-        await goes_on(caller, expected)
-    await world.balanced()
+    for client, response, text in responses:
+        assert await client.end(response) == text, "text lost or repeated after SIGCONT"
+    await cluster.ready()
+    for client, expected in conversations:
+        await goes_on(client, expected)
+    await cluster.balanced()
 
 
-async def refused(caller: Caller) -> Event:
-    """At once, not when the engine is back."""
-    await caller.send(type="response.create", response=wish(6))
+async def refused(client: Caller) -> Event:
+    """Request a response, which must be refused at once. Returns the error."""
+    await client.send(type="response.create", response=wish(6))
     async with asyncio.timeout(2 * TIMES):
-        while (event := await caller.hear())["type"] != "error":
+        while (event := await client.hear())["type"] != "error":
             assert event["type"] != "response.created", event
     return event["error"]
 
 
-# ---------------------------------------------------------------- a gateway dies
+# ---------------------------------------------------------------- gateway killed
 
 
-async def gateway_killed(world: Town, chance: Random) -> None:
-    """In the middle of several answers and appends; it may have been stopped before, and woken when
-    others had its sessions already, whose clients had tried to come back to it before."""
-    dying = chance.randrange(2)
-    talks = [await world.talking(dying) for _ in range(4)]
-    answers = [(caller, *await begun(caller, expected)) for caller, expected in talks[:3]]
-    await answers[0][0].deltas(chance.randrange(30))
-    writing, written = talks[3]
-    write = asyncio.create_task(writes(writing, written))
-    await asyncio.sleep(chance.uniform(0, 0.05))
-    gateway = world.gateways[dying]
-    if chance.random() < 0.3:
+async def gateway_killed(cluster: Town, rng: Random) -> None:
+    """Kill a gateway during responses and appends.
+
+    In three of ten trials the gateway is first stopped. Its clients try in vain to reconnect, and
+    resume on the other gateway; then the stopped gateway runs again without its sessions.
+    """
+    victim = rng.randrange(2)
+    conversations = [await cluster.talking(victim) for _ in range(4)]
+    responses = [(client, *await begun(client, expected)) for client, expected in conversations[:3]]
+    await responses[0][0].deltas(rng.randrange(30))
+    appending = asyncio.create_task(writes(*conversations[3]))
+    await asyncio.sleep(rng.uniform(0, 0.05))
+    gateway = cluster.gateways[victim]
+    if rng.random() < 0.3:
         gateway.send(signal.SIGSTOP)
-        given_up = [await in_vain(world.urls[dying], caller, chance) for caller, _ in talks[:3]]
-        for caller, _ in talks[:3]:
-            await caller.come_back()
+        abandoned = [
+            await in_vain(cluster.urls[victim], client, rng) for client, _ in conversations[:3]
+        ]
+        for client, _ in conversations[:3]:
+            await client.come_back()
         gateway.send(signal.SIGCONT)
-        await asyncio.sleep(chance.uniform(0, 1.0))
-        for writer in given_up:
+        await asyncio.sleep(rng.uniform(0, 1.0))
+        for writer in abandoned:
             writer.close()
     gateway.send(signal.SIGKILL)
-    for caller, response, text in answers:
-        assert await caller.end(response) == text, "nothing missing, nothing twice"
-    await write
-    store = await open_store(world.redis.url, "normal")
-    for caller, expected in talks:
-        assert set(caller.resumed) <= {"exact"}
-        assert CloseCode.SUPERSEDED not in caller.codes, "it has no other connection"
-        card = await store.find(caller.session)
-        assert card is not None
-        await goes_on(caller, expected)
+    for client, response, text in responses:
+        assert await client.end(response) == text, "text lost or repeated after the takeover"
+    await appending
+    store = await open_store(cluster.redis.url, "normal")
+    for client, expected in conversations:
+        assert set(client.resumed) <= {"exact"}
+        assert CloseCode.SUPERSEDED not in client.codes, "superseded without a newer link"
+        assert await store.find(client.session) is not None
+        await goes_on(client, expected)
     await store.aclose()
-    await world.gateway_again(dying)
-    await world.ready()
-    await world.balanced()
+    await cluster.gateway_again(victim)
+    await cluster.ready()
+    await cluster.balanced()
 
 
-async def in_vain(url: str, caller: Caller, chance: Random) -> asyncio.StreamWriter:
-    """It asks for its session, and is gone before anybody reads that, or without a word."""
-    where = urlsplit(url)
-    _, writer = await asyncio.open_connection(where.hostname, where.port)
-    path = f"{where.path}?session_id={caller.session}&last_event_id={caller.last}"
+async def in_vain(url: str, client: Caller, rng: Random) -> asyncio.StreamWriter:
+    """Send a resume request to the stopped gateway; close the connection or leave it open."""
+    target = urlsplit(url)
+    _, writer = await asyncio.open_connection(target.hostname, target.port)
+    path = f"{target.path}?session_id={client.session}&last_event_id={client.last}"
     writer.write(upgrade(path, Authorization=f"Bearer {KEY}"))
     await writer.drain()
-    if chance.random() < 0.5:
+    if rng.random() < 0.5:
         writer.close()
     return writer
 
 
-async def writes(caller: Caller, expected: Expected) -> None:
+async def writes(client: Caller, expected: Expected) -> None:
     for n in range(8):
-        await caller.say(f"line {n}")
+        await client.say(f"line {n}")
         expected.say(f"line {n}")
 
 

@@ -1,7 +1,8 @@
-"""House: one engine, one Redis and several gateways, real but for the device, in this process.
+"""Deployment: one engine and several gateways in this process, and a Redis server.
 
-The device draws each id from all that was before it, so an append lost, doubled or out of place, a
-page mixed up or a delta missing changes the text, and whoever compares with `Expected` sees it.
+Everything is real except the engine's device: the null device draws each id from all ids before. A
+lost, duplicated or misplaced append, a confused page or a missing delta therefore changes the text,
+which a comparison with `ExpectedConversation` shows.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from tests.support.redis_process import RedisProcess
 from tests.support.web_servers import KEY, Running, serving
 
 STEP_S = 0.001
-"""An answer gives a fault time to happen."""
+"""Duration of a step, so that a fault can occur during a response."""
 
 
 class House:
@@ -43,19 +44,19 @@ class House:
         return Expected(self.bench.engine.text)
 
     def caller(self, first: int = 0) -> Caller:
-        """Of all gateways, beginning with one."""
+        """Create a client of all gateways that connects to gateway `first` first."""
         return Caller(*self.urls[first:], *self.urls[:first])
 
-    def session(self, caller: Caller) -> Session | None:
-        """Where it is now."""
+    def session(self, client: Caller) -> Session | None:
+        """Find the loaded session of a client in the gateways."""
         for gateway in self.gateways:
-            found = gateway.registry.find(caller.session, "default")
+            found = gateway.registry.find(client.session, "default")
             if found is not None:
                 return found
         return None
 
     async def balanced(self) -> None:
-        """Nothing runs, the books of the engine balance, no session has a client."""
+        """Wait until no gateway has a connected session; assert that every page has one owner."""
         await until(lambda: not any(len(gateway.registry) for gateway in self.gateways))
         stats = await self.bench.engine.stats()
         assert (stats.failed_steps, stats.failed_audits) == (0, 0)
@@ -73,10 +74,13 @@ async def house(
     bytes: bool = False,
     steps_ahead: int = 0,
 ) -> AsyncIterator[House]:
-    """`bytes`: its tokenizer spells every character there is. `steps_ahead`: with one, the device
-    has a thread of its own, and however long a step takes nobody else waits for it."""
-    words = folder / "words"
-    words.mkdir(parents=True)
+    """Start Redis, an engine and gateways.
+
+    `bytes`: with a tokenizer that covers every character. `steps_ahead`: with 1, the device has a
+    thread of its own, so that a long step does not block the event loop.
+    """
+    model_folder = folder / "words"
+    model_folder.mkdir(parents=True)
     settings = GatewaySettings(
         tenants={KEY: "default"}, served_model_name=("demo",), limits=limits or Limits()
     )
@@ -86,7 +90,7 @@ async def house(
         stack.callback(server.kill)
         bench = await stack.enter_async_context(
             digest_engine(
-                chat_folder(words, bytes=bytes),
+                chat_folder(model_folder, bytes=bytes),
                 pages=1024,
                 page_size=4,
                 max_model_len=2000,
@@ -98,7 +102,7 @@ async def house(
             )
         )
         port = await bench.listen()
-        made = House(bench, server, [])
+        deployment = House(bench, server, [])
         for _ in range(gateways):
             engine = await stack.enter_async_context(
                 discover_engines([Address("127.0.0.1", port)], LinkSecurity(), None)
@@ -107,36 +111,36 @@ async def house(
             store = await open_store(server.url, durability)
             stack.push_async_callback(store.aclose)
             running = await stack.enter_async_context(serving(engine, settings, store))
-            made.gateways.append(running)
-        yield made
+            deployment.gateways.append(running)
+        yield deployment
 
 
 class Expected:
-    """What the conversation is, by the ids alone: no code of the server's sessions."""
+    """Expected token ids of a conversation, computed without the session code of the server."""
 
     def __init__(self, text: ModelText) -> None:
         self._text = text
         self.ids: list[int] = []
 
-    def say(self, said: str) -> None:
-        self.ids += self._spelt(f"<|im_start|>user\n{said}<|im_end|>\n")
+    def say(self, text: str) -> None:
+        self.ids += self._encode(f"<|im_start|>user\n{text}<|im_end|>\n")
 
     def said(self, text: str) -> None:
-        """By the assistant."""
-        self.ids += self._spelt(f"<|im_start|>assistant\n{text}<|im_end|>\n")
+        self.ids += self._encode(f"<|im_start|>assistant\n{text}<|im_end|>\n")
 
     def answer(self, tokens: int, *, ignore_eos: bool = False) -> str:
-        self.ids += self._spelt("<|im_start|>assistant\n")
-        said = oracle(self.ids, tokens, stop_ids=[] if ignore_eos else [0])
-        ended = said[-1] == 0
-        self.ids += said + self._spelt("\n" if ended else "<|im_end|>\n")
-        return self._text.decode(said[:-1] if ended else said)
+        """Append the response of at most `tokens` ids. Returns its text."""
+        self.ids += self._encode("<|im_start|>assistant\n")
+        output = oracle(self.ids, tokens, stop_ids=[] if ignore_eos else [0])
+        ended = output[-1] == 0
+        self.ids += output + self._encode("\n" if ended else "<|im_end|>\n")
+        return self._text.decode(output[:-1] if ended else output)
 
-    def _spelt(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         return self._text.encode(text)
 
 
-async def until(true: Callable[[], bool], within_s: float = 60.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
-        while not true():
+        while not condition():
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""F4: a gateway or an engine is asked to go while several talk, and perhaps asked again."""
+"""F4: SIGTERM to a gateway or an engine during several conversations, in some trials twice."""
 
 import asyncio
 import signal
@@ -20,22 +20,22 @@ from tests.support.processes import Process, get
 
 AGAIN = "again to stop at once"
 TWICE_S = 0.2
-"""Between two signals; those that come together are one."""
+"""Pause between two signals: signals sent together are delivered as one."""
 
 
-async def drained(world: Town, chance: Random) -> None:
-    trial = engine_drained if chance.random() < 0.4 else gateway_drained
-    await trial(world, chance, twice=chance.random() < 0.3)
+async def drained(cluster: Town, rng: Random) -> None:
+    trial = engine_drained if rng.random() < 0.4 else gateway_drained
+    await trial(cluster, rng, twice=rng.random() < 0.3)
 
 
-async def gateway_drained(world: Town, chance: Random, *, twice: bool) -> None:
-    """Nobody new comes in; who is being answered is told the end, and then to come back."""
-    leaving = chance.randrange(2)
-    gateway, url = world.gateways[leaving], world.urls[leaving]
-    talks = [await world.talking(leaving) for _ in range(3)]
-    (first, _), _, (idle, _) = talks
-    answers = [(caller, *await begun(caller, expected)) for caller, expected in talks[:2]]
-    await first.deltas(chance.randrange(30))
+async def gateway_drained(cluster: Town, rng: Random, *, twice: bool) -> None:
+    """Drain a gateway: new clients are refused; open responses finish, then 1012."""
+    draining = rng.randrange(2)
+    gateway, url = cluster.gateways[draining], cluster.urls[draining]
+    conversations = [await cluster.talking(draining) for _ in range(3)]
+    (first, _), _, (idle, _) = conversations
+    responses = [(client, *await begun(client, expected)) for client, expected in conversations[:2]]
+    await first.deltas(rng.randrange(30))
     gateway.send(signal.SIGTERM)
     await until(lambda: AGAIN in gateway.printed)
     assert await idle.close_code() == 1012
@@ -47,39 +47,39 @@ async def gateway_drained(world: Town, chance: Random, *, twice: bool) -> None:
     if twice:
         await again(gateway)
     else:
-        for caller, response, text in answers:
-            assert await ended(caller, response) == text
-            assert await caller.close_code() == 1012
+        for client, response, text in responses:
+            assert await ended(client, response) == text
+            assert await client.close_code() == 1012
         assert await gateway.ended() == 0
-    for caller, response, text in answers:
-        assert await caller.end(response) == text
-    await world.gateway_again(leaving)
-    await finish(world, talks)
+    for client, response, text in responses:
+        assert await client.end(response) == text
+    await cluster.gateway_again(draining)
+    await finish(cluster, conversations)
 
 
-async def engine_drained(world: Town, chance: Random, *, twice: bool) -> None:
-    """Its turns end, or go on with the other one if it cannot wait; so do its sessions."""
-    leaving = chance.randrange(2)
-    engine = world.engines[leaving]
-    talks = [await world.talking(n % 2) for n in range(4)]
-    answers = [(caller, *await begun(caller, expected)) for caller, expected in talks[:3]]
-    await answers[0][0].deltas(chance.randrange(30))
+async def engine_drained(cluster: Town, rng: Random, *, twice: bool) -> None:
+    """Drain an engine: turns finish, or move to the other engine after a second signal."""
+    draining = rng.randrange(2)
+    engine = cluster.engines[draining]
+    conversations = [await cluster.talking(n % 2) for n in range(4)]
+    responses = [(client, *await begun(client, expected)) for client, expected in conversations[:3]]
+    await responses[0][0].deltas(rng.randrange(30))
     engine.send(signal.SIGTERM)
     await until(lambda: AGAIN in engine.printed)
     if twice:
         await again(engine)
-    for caller, response, text in answers:
-        assert await caller.end(response) == text
-    assert not any(caller.resumed for caller, _ in talks), "no client has noticed"
+    for client, response, text in responses:
+        assert await client.end(response) == text
+    assert not any(client.resumed for client, _ in conversations), "a client lost its connection"
     if not twice:
         assert await engine.ended() == 0
-    assert [await get(url, "/health/ready") for url in world.urls] == [200, 200]
-    for caller, expected in talks:
-        await caller.say("are you there?")
+    assert [await get(url, "/health/ready") for url in cluster.urls] == [200, 200]
+    for client, expected in conversations:
+        await client.say("are you there?")
         expected.say("are you there?")
-        assert await caller.answer(max_output_tokens=6) == expected.answer(6)
-    await world.engine_again(leaving)
-    await finish(world, talks)
+        assert await client.answer(max_output_tokens=6) == expected.answer(6)
+    await cluster.engine_again(draining)
+    await finish(cluster, conversations)
 
 
 async def again(process: Process) -> None:
@@ -90,27 +90,27 @@ async def again(process: Process) -> None:
     assert time.monotonic() - before_s < 2 * TIMES
 
 
-async def ended(caller: Caller, response: str) -> str:
-    """On this connection."""
-    while response not in caller.ended:
+async def ended(client: Caller, response: str) -> str:
+    """Receive until the response has ended. Raises if the connection closes before."""
+    while response not in client.ended:
         try:
-            await caller.until("response.done")
+            await client.until("response.done")
         except ConnectionClosed as closed:
-            raise AssertionError("closed in the middle of an answer") from closed
-    return caller.said[response]
+            raise AssertionError("closed during a response") from closed
+    return client.said[response]
 
 
-async def finish(world: Town, talks: list[tuple[Caller, Expected]]) -> None:
-    await world.ready()
-    for caller, expected in talks:
-        await goes_on(caller, expected)
-    await world.balanced()
+async def finish(cluster: Town, conversations: list[tuple[Caller, Expected]]) -> None:
+    await cluster.ready()
+    for client, expected in conversations:
+        await goes_on(client, expected)
+    await cluster.balanced()
 
 
 @asynccontextmanager
 async def two_of_each(folder: Path) -> AsyncIterator[Town]:
-    async with town(folder, engines=2, gateways=2) as made:
-        yield made
+    async with town(folder, engines=2, gateways=2) as cluster:
+        yield cluster
 
 
 ROWS = (

@@ -1,4 +1,4 @@
-"""F13 and F14: connections that die without a word, or in the middle of one."""
+"""F13 and F14: half-open connections, and connections reset or closed within a frame."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,23 +13,25 @@ from tests.faults.proxy import Proxy
 from tests.faults.row import Row
 
 PING_S = 0.3
-"""Of the gateways here."""
+"""Ping interval of the gateways under test."""
 SLACK = 5
-"""Times the bound: the machine may be busy with other things."""
+"""Multiple of every time bound that the tests allow, for a busy machine."""
 
 
-async def half_open(world: House, chance: Random) -> None:
-    """Both ways swallowed, or one, or nothing moves, and no FIN: found out, parked, resumed
-    exactly."""
-    (proxy,) = world.proxies
-    caller, expected = Caller(proxy.url(), world.urls[1]), world.expected()
-    await caller.connect()
-    await caller.say("hello")
+async def half_open(deployment: House, rng: Random) -> None:
+    """Discard the bytes of one or both directions, or stall the connection, without a FIN.
+
+    The gateway must detect the loss by its pings and park the session, which is resumed exactly.
+    """
+    (proxy,) = deployment.proxies
+    client, expected = Caller(proxy.url(), deployment.urls[1]), deployment.expected()
+    await client.connect()
+    await client.say("hello")
     expected.say("hello")
-    response = await caller.begin(max_output_tokens=60)
+    response = await client.begin(max_output_tokens=60)
     text = expected.answer(60)
-    await caller.deltas(chance.randrange(8))
-    match chance.choice(["both", "both", "up", "down", "stalled"]):
+    await client.deltas(rng.randrange(8))
+    match rng.choice(["both", "both", "up", "down", "stalled"]):
         case "both":
             proxy.lost = {"up", "down"}
         case "up":
@@ -39,48 +41,51 @@ async def half_open(world: House, chance: Random) -> None:
         case _:
             proxy.stall()
     try:
-        await until(lambda: len(world.gateways[0].registry) == 0, 2 * PING_S * SLACK)
+        await until(lambda: len(deployment.gateways[0].registry) == 0, 2 * PING_S * SLACK)
     finally:
         proxy.cut()
         proxy.mend()
-    await caller.come_back()
-    assert caller.resumed[-1] == "exact"
-    assert await caller.end(response) == text
-    await caller.leave()
+    await client.come_back()
+    assert client.resumed[-1] == "exact"
+    assert await client.end(response) == text
+    await client.leave()
 
 
-async def in_the_middle(world: House, chance: Random) -> None:
-    """RST or FIN within a frame, either way: half a message is none."""
-    (proxy,) = world.proxies
+async def in_the_middle(deployment: House, rng: Random) -> None:
+    """Reset or close the connection within a frame of either direction: the frame is discarded."""
+    (proxy,) = deployment.proxies
     proxy.mend()
-    caller, expected = Caller(proxy.url(), *world.urls), world.expected()
-    await caller.connect()
-    await caller.say("hello")
+    client, expected = Caller(proxy.url(), *deployment.urls), deployment.expected()
+    await client.connect()
+    await client.say("hello")
     expected.say("hello")
-    proxy.delay_s = chance.choice([0, 0.01])
-    proxy.cut_after("up", chance.randrange(1, 150), fin=chance.random() < 0.5)
-    await caller.send(type="conversation.item.create", item=item("item_half", "x" * 200))
-    assert await caller.close_code() == 1006
-    await caller.come_back()
-    assert "item_half" not in caller.items, "half a frame is no append"
-    await caller.say("x" * 200, "item_half")
+    proxy.delay_s = rng.choice([0, 0.01])
+    proxy.cut_after("up", rng.randrange(1, 150), fin=rng.random() < 0.5)
+    await client.send(type="conversation.item.create", item=item("item_half", "x" * 200))
+    assert await client.close_code() == 1006
+    await client.come_back()
+    assert "item_half" not in client.items, "half a frame was appended"
+    await client.say("x" * 200, "item_half")
     expected.say("x" * 200)
-    caller.turn = 0
-    await caller.drop()
-    await caller.connect()
-    response = await caller.begin(max_output_tokens=60)
-    proxy.cut_after("down", chance.randrange(1, 8000), fin=chance.random() < 0.5)
-    assert await caller.end(response) == expected.answer(60)
-    assert set(caller.resumed) == {"exact"}
-    await caller.leave()
+    client.turn = 0
+    await client.drop()
+    await client.connect()
+    response = await client.begin(max_output_tokens=60)
+    proxy.cut_after("down", rng.randrange(1, 8000), fin=rng.random() < 0.5)
+    assert await client.end(response) == expected.answer(60)
+    assert set(client.resumed) == {"exact"}
+    await client.leave()
 
 
 @asynccontextmanager
 async def behind_a_proxy(folder: Path) -> AsyncIterator[House]:
     with patch.object(web_server, "PING_S", PING_S):
-        async with house(folder) as world, Proxy(world.gateways[0].port).running() as proxy:
-            world.proxies.append(proxy)
-            yield world
+        async with (
+            house(folder) as deployment,
+            Proxy(deployment.gateways[0].port).running() as proxy,
+        ):
+            deployment.proxies.append(proxy)
+            yield deployment
 
 
 ROWS = (

@@ -1,10 +1,10 @@
-"""Proxy: a TCP connection with faults, between a client and one port of this machine.
+"""Proxy: a TCP proxy with faults, between a client and one port of this machine.
 
     client ──up──▶ proxy ──up──▶ port
     client ◀─down─ proxy ◀─down─ port
 
-Bytes are passed on as they come unless a fault says otherwise. Faults may be set and taken back at
-any time, and hold for connections that are there as well as for those that come.
+Bytes are forwarded as they arrive unless a fault is set. Faults can be set and cleared at any time;
+they apply to open and to new connections.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ class Proxy:
         self.target = port
         self.port = 0
         self.delay_s = 0.0
-        """Of each chunk, both ways."""
+        """Delay of each chunk in both directions."""
         self.lost: set[Way] = set()
-        """Ways on which bytes vanish, and ends too: both are a peer whose cable was pulled."""
+        """Directions whose bytes and FINs are discarded; both: like a pulled cable."""
         self.refusing = False
-        """Who comes is reset."""
+        """Reset every new connection."""
         self._open = asyncio.Event()
         self._open.set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -39,14 +39,14 @@ class Proxy:
         return f"ws://127.0.0.1:{self.port}{path}"
 
     def stall(self) -> None:
-        """Nothing moves, until `go_on`; nothing is lost."""
+        """Hold back all bytes without loss until `resume` is called."""
         self._open.clear()
 
     def go_on(self) -> None:
         self._open.set()
 
     def mend(self) -> None:
-        """From now on bytes are passed on as they come."""
+        """Clear all faults: bytes are forwarded as they arrive."""
         self.delay_s = 0.0
         self.lost = set()
         self.refusing = False
@@ -54,19 +54,18 @@ class Proxy:
         self.go_on()
 
     def cut(self) -> None:
-        """All connections, with a reset on both sides."""
+        """Close all connections with a reset (RST) on both sides."""
         for writer in list(self._writers):
             _reset(writer)
 
     def end(self) -> None:
-        """All connections, in order: what was passed on arrives."""
+        """Close all connections in order (FIN): bytes already forwarded arrive."""
         for writer in list(self._writers):
             writer.close()
 
-    def cut_after(self, way: Way, count: int, *, fin: bool = False) -> None:
-        """When so many more bytes have gone that way, perhaps within a frame. `fin`: with an end
-        instead of a reset."""
-        self._left[way] = (count, fin)
+    def cut_after(self, direction: Way, count: int, *, fin: bool = False) -> None:
+        """Reset all connections after `count` more bytes; `fin`: close them in order."""
+        self._left[direction] = (count, fin)
 
     @property
     def connections(self) -> int:
@@ -74,7 +73,7 @@ class Proxy:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Proxy"]:
-        server = await asyncio.start_server(self._meet, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
@@ -86,19 +85,19 @@ class Proxy:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refusing:
             _reset(writer)
             return
         try:
-            there = await asyncio.open_connection("127.0.0.1", self.target)
+            target = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
             _reset(writer)
             return
-        pair = {writer, there[1]}
+        pair = {writer, target[1]}
         self._writers |= pair
-        ways = (self._pass("up", reader, there[1]), self._pass("down", there[0], writer))
-        tasks = [asyncio.create_task(way) for way in ways]
+        pumps = (self._forward("up", reader, target[1]), self._forward("down", target[0], writer))
+        tasks = [asyncio.create_task(pump) for pump in pumps]
         self._tasks.update(tasks)
         await asyncio.wait(tasks)
         self._tasks.difference_update(tasks)
@@ -106,27 +105,27 @@ class Proxy:
         for each in pair:
             each.close()
 
-    async def _pass(
-        self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    async def _forward(
+        self, direction: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         with contextlib.suppress(OSError):
             while chunk := await reader.read(CHUNK):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 await self._open.wait()
-                if way in self.lost:
+                if direction in self.lost:
                     continue
-                left, fin = self._left.pop(way, (math.inf, False))
+                left, fin = self._left.pop(direction, (math.inf, False))
                 if left <= len(chunk):
                     writer.write(chunk[: int(left)])
                     await writer.drain()
                     self.end() if fin else self.cut()
                     return
-                self._left[way] = (left - len(chunk), fin)
+                self._left[direction] = (left - len(chunk), fin)
                 writer.write(chunk)
                 await writer.drain()
             await self._open.wait()
-            if way not in self.lost and writer.can_write_eof():
+            if direction not in self.lost and writer.can_write_eof():
                 writer.write_eof()
 
 

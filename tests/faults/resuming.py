@@ -1,4 +1,4 @@
-"""F19 and F20: many who want the same session, and those who come back from nowhere."""
+"""F19 and F20: concurrent resumes of one session, and resumes at invalid positions."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,28 +17,28 @@ RACERS = 100
 WINDOW_S = 0.5
 
 
-async def raced(world: House, chance: Random) -> None:
-    """All at once, at two gateways; one has it in the end, and the old owner cannot write."""
-    caller, expected = world.caller(), world.expected()
-    await caller.connect()
-    await caller.say("hello")
+async def raced(deployment: House, rng: Random) -> None:
+    """Resume one session RACERS times at once at two gateways: exactly one client may write."""
+    client, expected = deployment.caller(), deployment.expected()
+    await client.connect()
+    await client.say("hello")
     expected.say("hello")
-    racers = [_like(caller, world.caller(chance.randrange(2))) for _ in range(RACERS)]
+    racers = [_copy_state(client, deployment.caller(rng.randrange(2))) for _ in range(RACERS)]
     response = None
-    if chance.random() < 0.5:
-        response = await caller.begin(max_output_tokens=60)
-        racers = [_like(caller, racer) for racer in racers]
+    if rng.random() < 0.5:
+        response = await client.begin(max_output_tokens=60)
+        racers = [_copy_state(client, racer) for racer in racers]
     await asyncio.gather(*(racer.connect() for racer in racers), return_exceptions=True)
-    codes = {racer: asyncio.create_task(racer.close_code()) for racer in [caller, *racers]}
-    await until(lambda: sum(not code.done() for code in codes.values()) <= len(world.gateways))
-    left = [racer for racer, code in codes.items() if not code.done()]
-    listening = [codes.pop(racer) for racer in left]
-    for task in listening:
+    codes = {racer: asyncio.create_task(racer.close_code()) for racer in [client, *racers]}
+    await until(lambda: sum(not code.done() for code in codes.values()) <= len(deployment.gateways))
+    remaining = [racer for racer, code in codes.items() if not code.done()]
+    receiving = [codes.pop(racer) for racer in remaining]
+    for task in receiving:
         task.cancel()
-    await asyncio.gather(*listening, return_exceptions=True)
+    await asyncio.gather(*receiving, return_exceptions=True)
     assert {code.result() for code in codes.values()} <= {4001}
-    # A gateway that has not looked since it lost the session may still hold a connection.
-    owners = [racer for racer in left if await _may_write(racer)]
+    # A gateway that has not read the lease since it lost the session may keep a connection open.
+    owners = [racer for racer in remaining if await _may_write(racer)]
     assert len(owners) == 1, f"{len(owners)} may write"
     (winner,) = owners
     if response is not None:
@@ -50,72 +50,72 @@ async def raced(world: House, chance: Random) -> None:
 
 
 async def _may_write(racer: Caller) -> bool:
-    """Whoever may not is told so, and closed."""
+    """Append an item. Returns False if the client is refused as superseded and closed with 4001."""
     try:
         await racer.send(type="conversation.item.create", item=item("item_owner", "still there?"))
         while "item_owner" not in racer.items:
             await racer.until("conversation.item.done")
     except (Refused, ConnectionClosed) as error:
-        told = error.code if isinstance(error, Refused) else "session_replaced"
-        code = await racer.close_code()
-        return (told, code) != ("session_replaced", 4001)
+        error_code = error.code if isinstance(error, Refused) else "session_replaced"
+        close_code = await racer.close_code()
+        return (error_code, close_code) != ("session_replaced", 4001)
     return True
 
 
-def _like(caller: Caller, racer: Caller) -> Caller:
-    """Has seen what it has seen."""
-    racer.session, racer.last = caller.session, caller.last
-    racer.items, racer.said = caller.items[:], dict(caller.said)
+def _copy_state(client: Caller, racer: Caller) -> Caller:
+    """Give `racer` the session, the resume cursor and the received events of `caller`."""
+    racer.session, racer.last = client.session, client.last
+    racer.items, racer.said = client.items[:], dict(client.said)
     return racer
 
 
-async def lost_ways(world: House, chance: Random) -> None:
-    """A position of another life, of the future, or that was none; a session that is over."""
-    caller, expected = world.caller(chance.randrange(2)), world.expected()
-    await caller.connect()
-    await caller.say("hello")
+async def lost_ways(deployment: House, rng: Random) -> None:
+    """Resume at an event id of another epoch, of the future or of no event; then after the end."""
+    client, expected = deployment.caller(rng.randrange(2)), deployment.expected()
+    await client.connect()
+    await client.say("hello")
     expected.say("hello")
-    assert await caller.answer(max_output_tokens=9) == expected.answer(9)
-    last = caller.last
-    epoch, told = last.split("_")[1], "_".join(last.split("_")[2:])
-    strange = {
-        "old epoch": f"event_f{epoch}_{told}",
+    assert await client.answer(max_output_tokens=9) == expected.answer(9)
+    last = client.last
+    epoch, position = last.split("_")[1], "_".join(last.split("_")[2:])
+    invalid_ids = {
+        "old epoch": f"event_f{epoch}_{position}",
         "future": f"event_{epoch}_999-.1",
         "future answer": f"event_{epoch}_1_999.0.0.0",
     }
-    for name in chance.sample(sorted(strange), 3):
-        await caller.drop()
-        event = await caller.connect(last=strange[name])
+    for name in rng.sample(sorted(invalid_ids), 3):
+        await client.drop()
+        event = await client.connect(last=invalid_ids[name])
         assert event["session"]["resume"]["resumed"] == "snapshot", name
-        await caller.settle()
-        assert len(caller.items) == 2, "the whole conversation"
-    await caller.drop()
-    last = caller.last
-    event = await caller.connect(last="event_never")
-    assert (event["error"]["code"], await caller.close_code()) == ("resume_gap", 1008)
-    await caller.connect(last=last)
-    last = caller.last
-    caller.urls, session = caller.urls[:1], caller.session
-    if chance.random() < 0.5:
-        await caller.leave()
+        await client.settle()
+        assert len(client.items) == 2, "the snapshot is incomplete"
+    await client.drop()
+    last = client.last
+    event = await client.connect(last="event_never")
+    assert (event["error"]["code"], await client.close_code()) == ("resume_gap", 1008)
+    await client.connect(last=last)
+    last = client.last
+    client.urls, session = client.urls[:1], client.session
+    if rng.random() < 0.5:
+        await client.leave()
         codes = {"session_not_found"}
     else:
-        await caller.drop()
-        gateway = world.gateways
-        await until(lambda: not any(session in g.registry._sessions for g in gateway))
+        await client.drop()
+        gateways = deployment.gateways
+        await until(lambda: not any(session in g.registry._sessions for g in gateways))
         codes = {"session_expired", "session_not_found"}
-    event = await caller.connect(last=last)
+    event = await client.connect(last=last)
     assert event["error"]["code"] in codes, event
-    assert await caller.close_code() == 1008
-    await caller.drop()
+    assert await client.close_code() == 1008
+    await client.drop()
 
 
 @asynccontextmanager
 async def short_window(folder: Path) -> AsyncIterator[House]:
     async with house(
         folder, limits=Limits(resume_window_s=WINDOW_S, sweep_interval_s=0.2)
-    ) as world:
-        yield world
+    ) as deployment:
+        yield deployment
 
 
 ROWS = (

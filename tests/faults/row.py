@@ -1,4 +1,4 @@
-"""Row: one fault, what it is done to, and how often."""
+"""FaultRow: one fault, the environment it is injected into, and the number of trials."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -16,14 +16,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     fault: str
     passes: str
-    """What must hold each time."""
+    """Expectation of every trial, a cell of docs/reliability.md."""
     world: World
-    """What a sitting of trials shares."""
+    """Environment that consecutive trials share."""
     trial: Trial
-    """Does the fault once, at a phase the Random chooses. Raises if anything does not hold."""
+    """Inject the fault once, at a phase drawn from the Random. Raises if an expectation fails."""
     full: int
-    """Trials that make it proven."""
+    """Trials of a full run."""
     few: int
-    """Trials in every run of the tests."""
+    """Trials in every run of the test suite."""
     lacks: Callable[[], str | None] = lambda: None
-    """The program it needs that is not here."""
+    """Name of a required program that is not installed, or None."""

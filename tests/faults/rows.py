@@ -1,4 +1,4 @@
-"""All rows, in the order of their ids."""
+"""The rows of all faults, in the order of their ids."""
 
 from tests.faults import (
     appends,

@@ -1,4 +1,4 @@
-"""F39: engines, gateways, a store and people on virtual time, with all that may befall them."""
+"""F39: engines, gateways, a store and clients on virtual time, with random faults."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,9 @@ async def model(folder: Path) -> AsyncIterator[str]:
     yield str(chat_folder(folder))
 
 
-async def life(folder: str, chance: Random) -> None:
-    """Beside this event loop: it has one of its own."""
-    await asyncio.to_thread(simulate, chance, folder)
+async def life(folder: str, rng: Random) -> None:
+    """Run the simulation in a thread, because it runs an event loop of its own."""
+    await asyncio.to_thread(simulate, rng, folder)
 
 
 ROWS = (

@@ -1,4 +1,4 @@
-"""F5, F6, F8 and F10: a Redis that stops, dies, forgets or is slow, while somebody talks."""
+"""F5, F6, F8 and F10: Redis is stopped, killed, flushed or paused during a conversation."""
 
 import asyncio
 import time
@@ -12,147 +12,151 @@ from tests.faults.deployment import Expected, House, house
 from tests.faults.row import Row
 
 LONG = 300
-"""Tokens."""
+"""Length of a response that outlasts the fault."""
 SLACK = 5
-"""Times the bound: the machine may be busy with other things."""
+"""Multiple of every time bound that the tests allow, for a busy machine."""
 HELD_S_MAX = 0.05 * SLACK
 SCHEDULED = Path("/proc/thread-self/schedstat")
 AWAY_S, AWAY_WEIGHTS = (5.0, 60.0, 0.5), (12, 1, 12)
 
 
 @contextmanager
-def longer_than(world: House, fault_s: float) -> Iterator[None]:
-    """LONG tokens take longer than the fault, for a step takes its time; then none at all."""
-    world.bench.runner.step_s = (fault_s + SLACK) / LONG
+def longer_than(deployment: House, fault_s: float) -> Iterator[None]:
+    """Slow the steps down so that a long response outlasts the fault; afterwards at full speed."""
+    deployment.bench.runner.step_s = (fault_s + SLACK) / LONG
     try:
         yield
     finally:
-        world.bench.runner.step_s = 0
+        deployment.bench.runner.step_s = 0
 
 
-async def away(world: House, chance: Random) -> None:
-    """Stopped or asleep for a while: what runs goes on, what is appended is refused in time."""
-    (away_s,) = chance.choices(AWAY_S, AWAY_WEIGHTS)
-    caller, expected = await talking(world, chance.randrange(2))
-    with longer_than(world, away_s):
-        response = await caller.begin(max_output_tokens=LONG, ignore_eos=True)
+async def away(deployment: House, rng: Random) -> None:
+    """Stop or pause Redis for a while: the response continues, appends are refused in time."""
+    (outage_s,) = rng.choices(AWAY_S, AWAY_WEIGHTS)
+    client, expected = await talking(deployment, rng.randrange(2))
+    with longer_than(deployment, outage_s):
+        response = await client.begin(max_output_tokens=LONG, ignore_eos=True)
         text = expected.answer(LONG, ignore_eos=True)
-        await caller.deltas(chance.randrange(1, 10))
-        await _away(world, caller, response, away_s, asleep=chance.random() < 0.5)
-        assert response not in caller.ended, "it was made all the while"
-    assert await caller.end(response) == text
+        await client.deltas(rng.randrange(1, 10))
+        await _outage(deployment, client, response, outage_s, paused=rng.random() < 0.5)
+        assert response not in client.ended, "the response ended before the fault"
+    assert await client.end(response) == text
     expected.say("are you there?")
-    await goes_on(caller, expected)
+    await goes_on(client, expected)
 
 
-async def _away(
-    world: House, caller: Caller, response: str, away_s: float, *, asleep: bool
+async def _outage(
+    deployment: House, client: Caller, response: str, outage_s: float, *, paused: bool
 ) -> None:
-    if asleep:
-        world.redis.pause()
+    if paused:
+        deployment.redis.pause()
     else:
-        world.redis.stop()
+        deployment.redis.stop()
     began_s = time.monotonic()
     try:
-        assert await refusal(caller, item("item_away", "are you there?")) == "store_unavailable"
+        assert await refusal(client, item("item_away", "are you there?")) == "store_unavailable"
         assert time.monotonic() - began_s < 1.0 * SLACK
-        await _hears_on(caller, response)
-        await asyncio.sleep(began_s + away_s - time.monotonic())
-        await _hears_on(caller, response)
+        await _receive_more(client, response)
+        await asyncio.sleep(began_s + outage_s - time.monotonic())
+        await _receive_more(client, response)
     finally:
-        if asleep:
-            world.redis.go_on()
+        if paused:
+            deployment.redis.go_on()
         else:
-            await world.redis.start()
+            await deployment.redis.start()
     began_s = time.monotonic()
-    await caller.say("are you there?", "item_away")
+    await client.say("are you there?", "item_away")
     assert time.monotonic() - began_s < 2.0 * SLACK
 
 
-async def _hears_on(caller: Caller, response: str) -> None:
-    """What was not made before it listens."""
-    await caller.settle()
-    before = len(caller.said[response])
-    while len(caller.said[response]) == before:
-        await caller.hear()
+async def _receive_more(client: Caller, response: str) -> None:
+    """Receive text of the response that was generated after this call."""
+    await client.settle()
+    before = len(client.said[response])
+    while len(client.said[response]) == before:
+        await client.hear()
 
 
-async def died(worlds: tuple[House, House], chance: Random) -> None:
-    """Killed while several append: what was accepted is there, seen from the other gateway."""
-    world = chance.choice(worlds)
-    if world is worlds[0] and chance.random() < 0.5:
-        await _loses(world, chance)
+async def died(deployments: tuple[House, House], rng: Random) -> None:
+    """Kill Redis during appends: every accepted item is seen through the other gateway."""
+    deployment = rng.choice(deployments)
+    if deployment is deployments[0] and rng.random() < 0.5:
+        await _lose_log_end(deployment, rng)
         return
-    talks = [await talking(world, n % 2) for n in range(3)]
-    dying = asyncio.create_task(_dies(world, chance.uniform(0, 0.1)))
+    conversations = [await talking(deployment, n % 2) for n in range(3)]
+    restarting = asyncio.create_task(_kill_and_restart(deployment, rng.uniform(0, 0.1)))
 
-    async def chatter(caller: Caller, expected: Expected) -> None:
+    async def append_lines(client: Caller, expected: Expected) -> None:
         for n in range(6):
-            await caller.say(f"line {n}")
+            await client.say(f"line {n}")
             expected.say(f"line {n}")
 
-    await asyncio.gather(*(chatter(*talk) for talk in talks))
-    await dying
-    for caller, expected in talks:
-        await caller.come_back()
-        await goes_on(caller, expected)
+    await asyncio.gather(*(append_lines(*conversation) for conversation in conversations))
+    await restarting
+    for client, expected in conversations:
+        await client.come_back()
+        await goes_on(client, expected)
 
 
-async def _loses(world: House, chance: Random) -> None:
-    """The machine has died with it: the end of its log, and what was confirmed by it, is lost. Who
-    comes back to another gateway is told exactly what is left; who stays loses nothing."""
-    talks = [await talking(world, n % 2) for n in range(3)]
-    written = world.redis.written
-    told: list[dict[str, str]] = []
-    for caller, _ in talks:
-        lines = [f"line {n}" for n in range(chance.randrange(1, 6))]
-        told.append({caller.items[0]: "hello"} | {await caller.say(line): line for line in lines})
-    assert world.redis.written > written
-    world.redis.kill()
-    world.redis.lose(chance.randrange(written, world.redis.written))
-    await world.redis.start()
-    for (caller, _), said in zip(talks, told, strict=True):
-        stays = chance.random() < 0.5
-        if stays:
-            said[await caller.say("still here")] = "still here"
-        await caller.come_back()
-        assert caller.items == [*said][: len(caller.items)], "from the beginning, without a hole"
-        if stays or caller.resumed[-1] == "exact":
-            assert caller.items == [*said], "all of it"
+async def _lose_log_end(deployment: House, rng: Random) -> None:
+    """Kill Redis and truncate its append-only file, as when its machine crashes.
+
+    The end of the log is lost, with appends that it had confirmed. A client that resumes at another
+    gateway gets a snapshot of the remaining items; a client that stays connected loses nothing.
+    """
+    conversations = [await talking(deployment, n % 2) for n in range(3)]
+    written = deployment.redis.written
+    texts_by_item: list[dict[str, str]] = []
+    for client, _ in conversations:
+        lines = [f"line {n}" for n in range(rng.randrange(1, 6))]
+        texts = {client.items[0]: "hello"} | {await client.say(line): line for line in lines}
+        texts_by_item.append(texts)
+    assert deployment.redis.written > written
+    deployment.redis.kill()
+    deployment.redis.lose(rng.randrange(written, deployment.redis.written))
+    await deployment.redis.start()
+    for (client, _), texts in zip(conversations, texts_by_item, strict=True):
+        stays_connected = rng.random() < 0.5
+        if stays_connected:
+            texts[await client.say("still here")] = "still here"
+        await client.come_back()
+        assert client.items == [*texts][: len(client.items)], "the items are no prefix"
+        if stays_connected or client.resumed[-1] == "exact":
+            assert client.items == [*texts], "an item is missing"
         else:
-            assert caller.resumed[-1] == "snapshot", "it is told what is left"
-        expected = world.expected()
-        for name in caller.items:
-            expected.say(said[name])
-        await goes_on(caller, expected)
+            assert client.resumed[-1] == "snapshot", "items are missing without a snapshot"
+        expected = deployment.expected()
+        for item_id in client.items:
+            expected.say(texts[item_id])
+        await goes_on(client, expected)
 
 
-async def _dies(world: House, after_s: float) -> None:
+async def _kill_and_restart(deployment: House, after_s: float) -> None:
     await asyncio.sleep(after_s)
-    world.redis.kill()
-    await world.redis.start()
+    deployment.redis.kill()
+    await deployment.redis.start()
 
 
-async def forgot(world: House, chance: Random) -> None:
-    """FLUSHALL: who is there goes on and gives it again; who comes back is told what is so."""
-    caller, expected = await talking(world, chance.randrange(2))
-    parked, _ = await talking(world, 0)
+async def forgot(deployment: House, rng: Random) -> None:
+    """FLUSHALL: a loaded session is written again; a parked one gets a snapshot or an error."""
+    client, expected = await talking(deployment, rng.randrange(2))
+    parked, _ = await talking(deployment, 0)
     await parked.drop()
     response, text = None, ""
-    if chance.random() < 0.7:
-        response = await caller.begin(max_output_tokens=60)
+    if rng.random() < 0.7:
+        response = await client.begin(max_output_tokens=60)
         text = expected.answer(60)
-        await caller.deltas(chance.randrange(1, 10))
-    async with world.redis.client() as client:
-        await client.flushall()
+        await client.deltas(rng.randrange(1, 10))
+    async with deployment.redis.client() as admin:
+        await admin.flushall()
     if response is not None:
-        assert await caller.end(response) == text
-    await caller.say("and now?")
+        assert await client.end(response) == text
+    await client.say("and now?")
     expected.say("and now?")
-    assert await caller.answer(max_output_tokens=6) == expected.answer(6)
-    await caller.come_back()
-    assert set(caller.resumed) <= {"exact", "snapshot"}
-    await goes_on(caller, expected)
+    assert await client.answer(max_output_tokens=6) == expected.answer(6)
+    await client.come_back()
+    assert set(client.resumed) <= {"exact", "snapshot"}
+    await goes_on(client, expected)
     parked.turn = 1
     event = await parked.connect()
     if event["type"] == "error":
@@ -161,65 +165,66 @@ async def forgot(world: House, chance: Random) -> None:
     await parked.drop()
 
 
-async def slow(world: House, chance: Random) -> None:
-    """It answers nobody for a while: calls end in time, and the event loop runs on."""
-    caller, expected = await talking(world, chance.randrange(2))
-    pause_s = chance.uniform(2 * HELD_S_MAX, 2.0)
-    with longer_than(world, pause_s):
-        response = await caller.begin(max_output_tokens=LONG, ignore_eos=True)
+async def slow(deployment: House, rng: Random) -> None:
+    """Pause the commands of Redis for a while: calls time out, the event loop is not blocked."""
+    client, expected = await talking(deployment, rng.randrange(2))
+    pause_s = rng.uniform(2 * HELD_S_MAX, 2.0)
+    with longer_than(deployment, pause_s):
+        response = await client.begin(max_output_tokens=LONG, ignore_eos=True)
         text = expected.answer(LONG, ignore_eos=True)
-        longest = asyncio.create_task(_longest_held(pause_s))
-        async with world.redis.client() as client:
-            await client.execute_command("CLIENT", "PAUSE", int(pause_s * 1000), "ALL")
-        await caller.say("slow?", "item_slow")
+        blocked_s = asyncio.create_task(_measure_blocked_s(pause_s))
+        async with deployment.redis.client() as admin:
+            await admin.execute_command("CLIENT", "PAUSE", int(pause_s * 1000), "ALL")
+        await client.say("slow?", "item_slow")
         expected.say("slow?")
-        assert await longest < HELD_S_MAX, "nothing waits for Redis on the loop"
-        assert response not in caller.ended, "it was made all the while"
-    assert await caller.end(response) == text
-    await goes_on(caller, expected)
+        assert await blocked_s < HELD_S_MAX, "Redis blocked the event loop"
+        assert response not in client.ended, "the response ended before the fault"
+    assert await client.end(response) == text
+    await goes_on(client, expected)
 
 
-async def _longest_held(during_s: float) -> float:
-    """Seconds between two turns of the event loop in which nobody else had our processor."""
-    longest = 0.0
+async def _measure_blocked_s(during_s: float) -> float:
+    """Longest time between two rounds of the event loop, less the time without a processor."""
+    longest_s = 0.0
     began_s = last_s = time.monotonic()
-    last_waited_s = _waited_s()
+    last_runnable_s = _read_runnable_s()
     while last_s < began_s + during_s:
         await asyncio.sleep(0.001)
-        now_s, waited_s = time.monotonic(), _waited_s()
-        longest = max(longest, now_s - last_s - (waited_s - last_waited_s))
-        last_s, last_waited_s = now_s, waited_s
-    return longest
+        now_s, runnable_s = time.monotonic(), _read_runnable_s()
+        longest_s = max(longest_s, now_s - last_s - (runnable_s - last_runnable_s))
+        last_s, last_runnable_s = now_s, runnable_s
+    return longest_s
 
 
-def _waited_s() -> float:
-    """For a processor, this thread, since it began."""
+def _read_runnable_s() -> float:
+    """Seconds that this thread has waited for a processor since it started."""
     return int(SCHEDULED.read_text().split()[1]) / 1e9
 
 
-async def talking(world: House, first: int) -> tuple[Caller, Expected]:
-    caller, expected = world.caller(first), world.expected()
-    await caller.connect()
-    await caller.say("hello")
+async def talking(deployment: House, first: int) -> tuple[Caller, Expected]:
+    client, expected = deployment.caller(first), deployment.expected()
+    await client.connect()
+    await client.say("hello")
     expected.say("hello")
-    return caller, expected
+    return client, expected
 
 
-async def goes_on(caller: Caller, expected: Expected) -> None:
-    """The conversation is what it should be, and ends."""
-    await caller.say("go on")
+async def goes_on(client: Caller, expected: Expected) -> None:
+    """Assert that one more turn has the expected text, then close the session."""
+    await client.say("go on")
     expected.say("go on")
-    assert await caller.answer(max_output_tokens=6) == expected.answer(6)
-    await caller.leave()
+    assert await client.answer(max_output_tokens=6) == expected.answer(6)
+    await client.leave()
 
 
-async def refusal(caller: Caller, wanted: dict[str, object]) -> str:
-    await caller.send(type="conversation.item.create", item=wanted)
+async def refusal(client: Caller, message: dict[str, object]) -> str:
+    """Append an item. Returns the code of the error, or "accepted"."""
+    await client.send(type="conversation.item.create", item=message)
     try:
-        await caller.until("conversation.item.added")
+        await client.until("conversation.item.added")
     except Refused as error:
         return error.code
-    return "taken"
+    return "accepted"
 
 
 @asynccontextmanager
@@ -234,8 +239,8 @@ async def both_durabilities(folder: Path) -> AsyncIterator[tuple[House, House]]:
 
 @asynccontextmanager
 async def beside_its_device(folder: Path) -> AsyncIterator[House]:
-    async with house(folder, steps_ahead=1) as world:
-        yield world
+    async with house(folder, steps_ahead=1) as deployment:
+        yield deployment
 
 
 ROWS = (

@@ -1,4 +1,4 @@
-"""What was really done: docs/reliability.json, and the table of docs/reliability.md made of it."""
+"""Record of the trials: docs/reliability.json, and the table of docs/reliability.md."""
 
 import subprocess
 from datetime import UTC, datetime
@@ -17,69 +17,71 @@ BEGIN, END = "<!-- made by make faults -->", "<!-- end -->"
 
 class Done(msgspec.Struct):
     trials: int = 0
-    """With the seeds 0, 1, 2, …"""
+    """Number of trials, with the seeds 0, 1, 2, …"""
     failed: list[int] = []
-    """Seeds of those in which something did not hold."""
+    """Seeds of the failed trials."""
     commit: str = UNKNOWN
-    """What the last of them was done to; with a `+` if it had changes besides."""
+    """Commit of the last trial; with a `+` if the tree had uncommitted changes."""
     date: str = UNKNOWN
-    """Of the last of them."""
+    """Date of the last trial."""
 
 
 def commit() -> str:
     try:
-        git = subprocess.run(
+        description = subprocess.run(
             ["git", "describe", "--always"], cwd=ROOT, check=True, capture_output=True, text=True
         )
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN
-    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *CODE], cwd=ROOT).returncode
-    return git.stdout.strip() + ("+" if changed else "")
+    has_changes = subprocess.run(
+        ["git", "diff", "--quiet", "HEAD", "--", *CODE], cwd=ROOT
+    ).returncode
+    return description.stdout.strip() + ("+" if has_changes else "")
 
 
 class Tally:
-    def __init__(self, done: dict[str, Done], docs: Path = DOCS) -> None:
-        self._done = done
+    def __init__(self, records: dict[str, Done], docs: Path = DOCS) -> None:
+        self._records = records
         self._docs = docs
         self._commit = commit()
 
     @classmethod
     def read(cls, docs: Path = DOCS) -> "Tally":
         file = docs / "reliability.json"
-        known = (
+        records = (
             msgspec.json.decode(file.read_bytes(), type=dict[str, Done]) if file.exists() else {}
         )
-        return cls(known, docs)
+        return cls(records, docs)
 
     def of(self, row: Row) -> Done:
-        return self._done.setdefault(row.id, Done())
+        return self._records.setdefault(row.id, Done())
 
     def add(self, row: Row, failed: int | None = None) -> None:
-        done = self.of(row)
-        done.trials += 1
+        record = self.of(row)
+        record.trials += 1
         if failed is not None:
-            done.failed.append(failed)
-        done.commit, done.date = self._commit, datetime.now(UTC).date().isoformat()
-        ordered = dict(sorted(self._done.items(), key=lambda one: int(one[0][1:])))
+            record.failed.append(failed)
+        record.commit, record.date = self._commit, datetime.now(UTC).date().isoformat()
+        ordered = dict(sorted(self._records.items(), key=lambda entry: int(entry[0][1:])))
         data = msgspec.json.format(msgspec.json.encode(ordered), indent=1)
         (self._docs / "reliability.json").write_bytes(data + b"\n")
 
     def table(self, rows: dict[str, Row]) -> str:
-        """As Markdown."""
+        """Render the Markdown table."""
         lines = [
             "| | what is done | what must hold | done | of | failed | last on | commit |",
             "|---|---|---|---|---|---|---|---|",
         ]
         for row in rows.values():
-            done = self._done.get(row.id, Done())
-            failed = ", ".join(f"seed {seed}" for seed in done.failed) or "0"
-            cells = (row.id, row.fault, row.passes, f"{done.trials:,}", f"{row.full:,}", failed)
-            cells += (done.date, done.commit)
+            record = self._records.get(row.id, Done())
+            failed = ", ".join(f"seed {seed}" for seed in record.failed) or "0"
+            cells = (row.id, row.fault, row.passes, f"{record.trials:,}", f"{row.full:,}", failed)
+            cells += (record.date, record.commit)
             lines.append("| " + " | ".join(cells) + " |")
         return "\n".join(lines)
 
     def page(self, rows: dict[str, Row]) -> str:
-        """The page as it should be."""
+        """Render docs/reliability.md with the current table."""
         head, _, rest = (self._docs / "reliability.md").read_text().partition(BEGIN)
         _, _, tail = rest.partition(END)
         return f"{head}{BEGIN}\n\n{self.table(rows)}\n\n{END}{tail}"

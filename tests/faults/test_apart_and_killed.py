@@ -1,5 +1,7 @@
-"""Gateways and engines as processes of their own, with the bundled model. Each is killed, stopped
-or asked to go in the middle of an answer, which goes on to the same end."""
+"""Tests of gateway and engine processes with the bundled model.
+
+Processes are killed, stopped or drained during a response, which must end with the same text.
+"""
 
 import asyncio
 import json
@@ -47,7 +49,7 @@ def addresses(engines: list[Process]) -> list[str]:
 
 @pytest.fixture
 def gateway(addresses: list[str], secret: str) -> Iterator[Process]:
-    """Of the first engine."""
+    """Gateway of the first engine."""
     with processes.gateway("--engine", addresses[0], "--secret-file", secret) as gateway:
         yield gateway
 
@@ -66,26 +68,26 @@ async def client(url: str) -> AsyncIterator[Client]:
         yield client
 
 
-async def test_an_engine_killed_in_an_answer(
+async def test_response_resumes_after_its_engine_is_killed(
     client: Client, url: str, engines: list[Process]
 ) -> None:
-    whole = await client.whole(conversation="none", **LONG)
+    text = await client.whole(conversation="none", **LONG)
     for delta in (1, 40):
         await client.ask(conversation="none", **LONG)
         await client.deltas(delta)
         os.kill(engines[0].children()[0], signal.SIGKILL)
         await until_ready(url, 503, within_s=5)
         assert await processes.get(url, "/health/live") == 200
-        assert await client.done() == whole
-        assert "response.interrupted" not in client.heard, "it has not asked for it"
+        assert await client.done() == text
+        assert "response.interrupted" not in client.heard, "sent without being requested"
         await until_ready(url)
 
 
-async def test_who_wants_to_know_hears_of_it_when_an_engine_dies(
+async def test_included_response_interrupted_event_is_sent_when_an_engine_dies(
     client: Client, url: str, engines: list[Process]
 ) -> None:
-    """Where the answer stands is said within 2 s; from there it goes on, to the same text."""
-    whole = await client.whole(conversation="none", **LONG)
+    """`response.interrupted` arrives within 2 s with the offset at which the text continues."""
+    text = await client.whole(conversation="none", **LONG)
     await client.send(
         type="session.update", session={"type": "realtime", "include": ["response.interrupted"]}
     )
@@ -96,17 +98,19 @@ async def test_who_wants_to_know_hears_of_it_when_an_engine_dies(
         await client.deltas(delta)
         os.kill(engines[0].children()[0], signal.SIGKILL)
         async with asyncio.timeout(2):
-            told = await client.until(lambda event: event["type"] == "response.interrupted")
-        assert told["upto"] == len(client.text)
-        assert await client.done() == whole, "it goes on where it was"
-        assert client.last["response"]["id"] == told["response_id"]
+            event = await client.until(lambda event: event["type"] == "response.interrupted")
+        assert event["upto"] == len(client.text)
+        assert await client.done() == text, "the text does not continue at `upto`"
+        assert client.last["response"]["id"] == event["response_id"]
         (item,) = client.last["response"]["output"]
-        assert item["id"] == told["item_id"]
+        assert item["id"] == event["item_id"]
         await until_ready(url)
 
 
-async def test_an_engine_that_is_stopped(client: Client, url: str, engines: list[Process]) -> None:
-    whole = await client.whole(conversation="none", **LONG)
+async def test_response_resumes_after_its_engine_was_stopped(
+    client: Client, url: str, engines: list[Process]
+) -> None:
+    text = await client.whole(conversation="none", **LONG)
     await client.ask(conversation="none", **LONG)
     await client.deltas(10)
     child = engines[0].children()[0]
@@ -115,28 +119,30 @@ async def test_an_engine_that_is_stopped(client: Client, url: str, engines: list
         await until_ready(url, 503, within_s=10)
     finally:
         os.kill(child, signal.SIGCONT)
-    assert await client.done() == whole
+    assert await client.done() == text
     await until_ready(url)
 
 
-async def test_sigterm_lets_the_answer_end(client: Client, url: str, gateway: Process) -> None:
-    whole = await client.whole(conversation="none", **LONG)
+async def test_gateway_finishes_open_responses_on_sigterm(
+    client: Client, url: str, gateway: Process
+) -> None:
+    text = await client.whole(conversation="none", **LONG)
     await client.ask(conversation="none", **LONG)
     await client.deltas(1)
     async for idle in processes.talk(url):
         gateway.send(signal.SIGTERM)
         assert await idle.close_code() == 1012
-    assert await processes.get(url, "/health/ready") == 503, "the other one is answered still"
+    assert await processes.get(url, "/health/ready") == 503, "ready while draining"
     with pytest.raises(InvalidStatus) as refused:
         await connect(url)
     assert refused.value.response.status_code == 503
     assert refused.value.response.headers["Retry-After"]
-    assert await client.done() == whole
+    assert await client.done() == text
     assert await client.close_code() == 1012
     assert await gateway.ended() == 0
 
 
-async def test_a_second_sigterm_leaves_at_once(client: Client, gateway: Process) -> None:
+async def test_gateway_exits_at_once_on_a_second_sigterm(client: Client, gateway: Process) -> None:
     await client.ask(**LONG)
     await client.deltas(1)
     gateway.send(signal.SIGTERM)
@@ -148,17 +154,17 @@ async def test_a_second_sigterm_leaves_at_once(client: Client, gateway: Process)
     assert time.monotonic() - before_s < 2
 
 
-async def test_what_is_wrong_is_said(addresses: list[str], tmp_path: Path) -> None:
+async def test_invalid_options_are_reported(addresses: list[str], tmp_path: Path) -> None:
     file = tmp_path / "other"
     file.write_text("some other secret of gateways")
-    for options, words in (
+    for options, message in (
         ((), "a gateway needs engines"),
         (("--engine", "nowhere"), "--engine nowhere: expected HOST:PORT"),
         (("--engine", addresses[0], "--secret-file", "/none"), "/none: cannot be read"),
     ):
         with processes.gateway(*options) as gateway:
             assert await gateway.ended() == 1
-            with pytest.raises(AssertionError, match=words):
+            with pytest.raises(AssertionError, match=message):
                 gateway.until("never")
     with processes.gateway("--engine", addresses[0], "--secret-file", str(file)) as gateway:
         assert await asyncio.to_thread(gateway.until, "(does not know the shared secret)")
@@ -170,33 +176,35 @@ async def test_what_is_wrong_is_said(addresses: list[str], tmp_path: Path) -> No
             engine.until("never")
 
 
-async def test_a_link_with_tls(secret: str, tmp_path: Path) -> None:
-    """The engine is told by its certificate, which names another host than is asked for; who is
-    signed by nobody that is trusted is told nothing, nor is who speaks no TLS."""
-    ours, key = certificate(tmp_path / "ours")
+async def test_engine_link_with_tls_requires_a_trusted_certificate(
+    secret: str, tmp_path: Path
+) -> None:
+    """The certificate must be trusted, but may name another host than the address. Neither a
+    gateway that does not trust the certificate nor one without TLS gets ready."""
+    trusted, key = certificate(tmp_path / "ours")
     other, _ = certificate(tmp_path / "other")
-    tls = ("--ssl-certfile", str(ours), "--ssl-keyfile", str(key))
+    tls = ("--ssl-certfile", str(trusted), "--ssl-keyfile", str(key))
     with processes.engine("--secret-file", secret, *tls) as engine:
-        named = ("--engine", await asyncio.to_thread(address_of, engine), "--secret-file", secret)
-        with processes.gateway(*named, "--engine-cafile", str(ours)) as gateway:
+        options = ("--engine", await asyncio.to_thread(address_of, engine), "--secret-file", secret)
+        with processes.gateway(*options, "--engine-cafile", str(trusted)) as gateway:
             url = await asyncio.to_thread(url_of, gateway)
             await until_ready(url)
             async for client in processes.talk(url):
                 await client.say(STORY)
                 assert await client.whole(max_output_tokens=8)
-        with processes.gateway(*named, "--engine-cafile", str(other)) as gateway:
+        with processes.gateway(*options, "--engine-cafile", str(other)) as gateway:
             await asyncio.to_thread(gateway.until, "(certificate verify failed)")
-        with processes.gateway(*named) as gateway:
+        with processes.gateway(*options) as gateway:
             await asyncio.to_thread(
                 gateway.until, "(the link was closed before the engine was ready)"
             )
-        with processes.gateway(*named, "--engine-cafile", "/none") as gateway:
+        with processes.gateway(*options, "--engine-cafile", "/none") as gateway:
             assert await gateway.ended() == 1
             with pytest.raises(AssertionError, match="--engine-cafile /none: No such file"):
                 gateway.until("never")
 
 
-async def test_serve_killed_takes_its_engine_with_it() -> None:
+async def test_engine_process_exits_when_its_server_is_killed() -> None:
     with processes.running("serve", "--port", "0", "--no-web", "--store", "memory") as server:
         url = await asyncio.to_thread(url_of, server)
         async for client in processes.talk(url):
@@ -212,8 +220,8 @@ async def test_serve_killed_takes_its_engine_with_it() -> None:
 
 
 @needs_redis
-async def test_a_gateway_killed_in_an_answer(tmp_path: Path) -> None:
-    """The client comes back to another one, which goes on with what the engine still says."""
+async def test_response_resumes_at_another_gateway_after_a_kill(tmp_path: Path) -> None:
+    """The client resumes at the other gateway while the engine still generates the response."""
     redis = RedisProcess(tmp_path)
     await redis.start()
     options = ("--store", redis.url)
@@ -227,20 +235,20 @@ async def test_a_gateway_killed_in_an_answer(tmp_path: Path) -> None:
             await until_ready(url)
         async for client in processes.talk(urls[0]):
             await client.say(STORY)
-            whole = await client.whole(conversation="none", **LONG)
+            text = await client.whole(conversation="none", **LONG)
             await client.ask(**LONG)
             await client.deltas(20)
             one.send(signal.SIGKILL)
             assert await client.close_code() == 1006
             async with connect(f"{urls[1]}?{client.position}") as socket:
                 client.socket = socket
-                assert await client.done() == whole, "nothing missing, nothing twice"
+                assert await client.done() == text, "text lost or repeated after the takeover"
     redis.stop()
 
 
 @needs_redis
-async def test_engines_are_found_in_redis_and_leave_in_peace(tmp_path: Path) -> None:
-    """Two engines: one is asked to go while it answers, and its sessions go on with the other."""
+async def test_engines_announced_in_redis_can_be_drained_one_by_one(tmp_path: Path) -> None:
+    """The engine that generates is drained; its sessions continue on the other engine."""
     redis = RedisProcess(tmp_path)
     await redis.start()
     with (
@@ -255,15 +263,15 @@ async def test_engines_are_found_in_redis_and_leave_in_peace(tmp_path: Path) -> 
         async with asyncio.timeout(20):
             while await store.zcard("continuo:engines") < 2:
                 await asyncio.sleep(0.1)
-        await asyncio.sleep(2)  # the gateway has looked again
+        await asyncio.sleep(2)  # until the gateway has read the announcements again
         async for client in processes.talk(url):
             await client.say(STORY)
-            whole = await client.whole(conversation="none", **LONG)
+            text = await client.whole(conversation="none", **LONG)
             await client.ask(**LONG)
             await client.deltas(2)
-            busy = await _busy(store, engines)
+            busy = await _busy_engine(store, engines)
             busy.send(signal.SIGTERM)
-            assert await client.done() == whole
+            assert await client.done() == text
             assert await busy.ended() == 0
             assert await processes.get(url, "/health/ready") == 200
             await client.say("What is 3 plus 4?")
@@ -272,12 +280,12 @@ async def test_engines_are_found_in_redis_and_leave_in_peace(tmp_path: Path) -> 
     redis.stop()
 
 
-async def _busy(store: Redis, engines: dict[str, Process]) -> Process:
-    """The engine that has a session, as it is announced."""
+async def _busy_engine(store: Redis, engines: dict[str, Process]) -> Process:
+    """Wait for the announcement of an engine with a session. Returns that engine."""
     async with asyncio.timeout(20):
         while True:
             for address, engine in engines.items():
-                said = await store.get(f"continuo:engine:{address}")
-                if said and json.loads(said)["sessions"]:
+                announcement = await store.get(f"continuo:engine:{address}")
+                if announcement and json.loads(announcement)["sessions"]:
                     return engine
             await asyncio.sleep(0.05)

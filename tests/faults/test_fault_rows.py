@@ -1,4 +1,4 @@
-"""A few trials of each row; `make faults` does as many as make it proven."""
+"""Tests of the fault rows: a few trials of each; `make faults` runs all of them."""
 
 from pathlib import Path
 from random import Random
@@ -11,13 +11,13 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.parametrize("id", ROWS)
-async def test_a_few_trials(id: str, tmp_path: Path) -> None:
+async def test_fault_row_passes_its_quick_trials(id: str, tmp_path: Path) -> None:
     row = ROWS[id]
     if (program := row.lacks()) is not None:
         pytest.skip(f"{program} is not installed")
-    async with row.world(tmp_path) as world:
+    async with row.world(tmp_path) as environment:
         for seed in range(row.few):
             try:
-                await row.trial(world, Random(seed))
+                await row.trial(environment, Random(seed))
             except Exception as error:
                 raise AssertionError(f"make faults ROW={id} ARGS='--seed {seed}'") from error

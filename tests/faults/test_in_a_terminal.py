@@ -1,4 +1,4 @@
-"""Somebody talks in a terminal, and what answers is killed in the middle of a word."""
+"""Tests of the terminal client while the engine and its gateway are killed during a response."""
 
 import asyncio
 import os
@@ -21,52 +21,52 @@ LONG_CHARS = 250
 STEP_S = 0.01
 
 
-def asked(world: Town) -> tuple[str, str]:
-    """A question with a long answer, and that, as a terminal shows it."""
+def find_long_response(cluster: Town) -> tuple[str, str]:
+    """Find a question with a long response. Returns both, the response as a terminal shows it."""
     for n in range(1000):
-        expected = world.expected()
+        expected = cluster.expected()
         expected.say(f"question {n}")
-        answer = expected.answer(1000)
-        if len(answer) >= LONG_CHARS:
-            return f"question {n}", answer.replace("\n", "\r\n")
-    raise AssertionError("every answer is short")
+        text = expected.answer(1000)
+        if len(text) >= LONG_CHARS:
+            return f"question {n}", text.replace("\n", "\r\n")
+    raise AssertionError("every response is short")
 
 
 @needs_redis
-async def test_the_text_goes_on_when_the_engine_and_then_the_gateway_are_killed(
+async def test_terminal_text_continues_after_engine_and_gateway_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One Redis, one engine, two gateways. What is shown is, to the letter, what is answered when
-    nothing is killed."""
+    """With one Redis, one engine and two gateways: the terminal shows the same text as without the
+    kills."""
     monkeypatch.setenv("DIGEST_STEP_S", str(STEP_S))
     async with (
-        town(tmp_path, gateways=2) as world,
-        Proxy(world.gateway_ports[0]).running() as entry,
+        town(tmp_path, gateways=2) as cluster,
+        Proxy(cluster.gateway_ports[0]).running() as proxy,
     ):
-        question, answer = asked(world)
-        terminal = Terminal("--url", entry.url(""), "--api-key", KEY, "--temperature", "0")
-        shown = 0
+        question, response = find_long_response(cluster)
+        terminal = Terminal("--url", proxy.url(""), "--api-key", KEY, "--temperature", "0")
+        shown_chars = 0
 
-        async def shows(text: str) -> None:
-            """Next, and nothing before it."""
+        async def expect_next(text: str) -> None:
+            """Wait until the terminal shows `text` next."""
             await asyncio.to_thread(terminal.until, "^" + re.escape(text))
 
-        async def goes_on(chars: int) -> None:
-            nonlocal shown
-            await shows(answer[shown : shown + chars])
-            shown += chars
-            assert len(terminal.shown) < len(answer) - shown, "it is in the middle of the answer"
+        async def expect_response_chars(count: int) -> None:
+            nonlocal shown_chars
+            await expect_next(response[shown_chars : shown_chars + count])
+            shown_chars += count
+            assert len(terminal.shown) < len(response) - shown_chars, "the response has ended"
 
         await asyncio.to_thread(terminal.until, "you> ")
         terminal.type(question + "\n")
         await asyncio.to_thread(terminal.until, re.escape(question) + "\r\n")
-        await goes_on(20)
-        (child,) = world.engines[0].children()
+        await expect_response_chars(20)
+        (child,) = cluster.engines[0].children()
         os.kill(child, signal.SIGKILL)
-        await goes_on(60)
-        world.gateways[0].send(signal.SIGKILL)
-        entry.target = world.gateway_ports[1]
-        await shows(answer[shown:] + "\r\nyou> ")
-        await until_ready(world.urls[1])
+        await expect_response_chars(60)
+        cluster.gateways[0].send(signal.SIGKILL)
+        proxy.target = cluster.gateway_ports[1]
+        await expect_next(response[shown_chars:] + "\r\nyou> ")
+        await until_ready(cluster.urls[1])
         terminal.type("\x04")
         assert await asyncio.to_thread(terminal.close) == 0

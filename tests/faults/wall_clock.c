@@ -1,6 +1,6 @@
-// A clock on the wall that is wrong by as many seconds as the file WALL_CLOCK says (8 bytes, read
-// anew each time). Preloaded: for programs that libfaketime cannot be loaded into, as Redis, whose
-// jemalloc asks for the time before that is ready to say it.
+// Shift the wall clock of a process by the seconds in the file WALL_CLOCK (8 bytes, mapped, so that
+// changes take effect at once). Preloaded into programs that cannot load libfaketime, like Redis,
+// whose jemalloc reads the clock before libfaketime is initialized.
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -11,19 +11,19 @@
 #include <time.h>
 #include <unistd.h>
 
-static const volatile long long *wrong_s;
+static const volatile long long *shift_s;
 
-__attribute__((constructor)) static void look(void) {
+__attribute__((constructor)) static void map_shift(void) {
     int fd = open(getenv("WALL_CLOCK"), O_RDONLY);
-    void *page = mmap(NULL, sizeof *wrong_s, PROT_READ, MAP_SHARED, fd, 0);
+    void *page = mmap(NULL, sizeof *shift_s, PROT_READ, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED) abort();
-    wrong_s = page;
+    shift_s = page;
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int failed = syscall(SYS_clock_gettime, clock, now);
-    if (!failed && wrong_s && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
-        now->tv_sec += *wrong_s;
+    if (!failed && shift_s && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
+        now->tv_sec += *shift_s;
     return failed;
 }
 
@@ -35,9 +35,9 @@ int gettimeofday(struct timeval *restrict now, void *restrict zone) {
     return 0;
 }
 
-time_t time(time_t *told) {
+time_t time(time_t *result) {
     struct timespec at;
     if (clock_gettime(CLOCK_REALTIME, &at)) return -1;
-    if (told) *told = at.tv_sec;
+    if (result) *result = at.tv_sec;
     return at.tv_sec;
 }

@@ -1,5 +1,5 @@
-"""Engines and gateways as processes of the simulation: the product's own parts, put together as its
-command line does, on a device of digests."""
+"""Simulated engines and gateways: the product's own parts, assembled as by its command line, on the
+null device."""
 
 import asyncio
 import socket
@@ -41,7 +41,7 @@ CONFIG = EngineConfig(detach_grace_s=3.0, detach_keep_s=20.0)
 
 
 class Host(NamedTuple):
-    """Where processes run."""
+    """Settings of the simulated processes."""
 
     loop: VirtualLoop
     folder: str
@@ -52,8 +52,8 @@ class Host(NamedTuple):
     max_model_len: int = 600
 
 
-class _Here:
-    """The device's thread, without one."""
+class _InlineExecutor:
+    """Executor that runs the device's work at once instead of on a thread."""
 
     def submit(self, work: Any, *args: Any) -> Any:
         done: Future[Any] = Future()
@@ -68,7 +68,7 @@ class _Here:
 
 
 class TimedLoop(EngineLoop[Any]):
-    """A step takes its time, while commands come in."""
+    """Engine loop whose steps take `step_s` of virtual time, during which commands arrive."""
 
     step_s = 0.0
 
@@ -78,7 +78,7 @@ class TimedLoop(EngineLoop[Any]):
 
 
 class EngineHost:
-    def __init__(self, host: Host, name: str, life: int) -> None:
+    def __init__(self, host: Host, name: str, start_number: int) -> None:
         self.name = name
         self.process = Process(host.loop, name)
         geometry = Geometry(host.pages, 4, host.max_model_len, 97, 64, host.ahead, 0)
@@ -87,7 +87,7 @@ class EngineHost:
         scheduler = Scheduler(self.cache, geometry.batched_tokens, 4)
         self._loop = TimedLoop(self.runner, self.cache, scheduler, counters, audit_every_step=True)
         self._loop.step_s = host.step_s
-        self._loop._device_executor = _Here()  # type: ignore[assignment]  # has what the loop uses
+        self._loop._device_executor = _InlineExecutor()  # type: ignore[assignment]  # a subset of Executor
 
         def clock() -> float:
             return host.loop.now + 1000.0
@@ -105,7 +105,7 @@ class EngineHost:
         self.fronts = Clients(
             self._loop.enqueue, self.sessions.measure_load, CONFIG, clock, host.folder
         )
-        self._ready = ready(geometry, host.folder, f"{name}-{life}")
+        self._ready = ready(geometry, host.folder, f"{name}-{start_number}")
         self.running = self.process.run(self._run(), name)
 
     async def _run(self) -> None:
@@ -113,20 +113,22 @@ class EngineHost:
         await self._loop.run(self.sessions, self.fronts.send_all)
 
     def check_empty(self) -> None:
-        """Nothing of a session is left in it."""
+        """Assert that no session and no leased page remains."""
         self.cache.audit()
         pool, tree = self.cache.pool, self.cache.tree
         load = self.sessions.measure_load()
         assert load.sessions == 0, f"{self.name} has {load.sessions} sessions left"
-        assert pool.free_count + tree.size == pool.total, "pages are left over"
+        assert pool.free_count + tree.size == pool.total, "pages have leaked"
 
 
 class GatewayHost:
-    def __init__(self, host: Host, name: str, life: int, store: Handle, engines: list[str]) -> None:
+    def __init__(
+        self, host: Host, name: str, start_number: int, store: Handle, engines: list[str]
+    ) -> None:
         self.name = name
         self.process = Process(host.loop, name)
         self.registry: Registry | None = None
-        """None: it is not ready yet."""
+        """Registry of the gateway; None until it is ready, and after it has stopped."""
         self.stopping = asyncio.Event()
         self._store = store
         self._engines = engines
@@ -147,29 +149,31 @@ class GatewayHost:
             self.registry = None
         await engine.stop()
 
-    def accept(self, end: End, wish: ForkRequest | ResumeRequest | None) -> None:
-        """A client is there. Within the process."""
+    def accept(self, endpoint: End, request: ForkRequest | ResumeRequest | None) -> None:
+        """Serve a new connection of a client. Called in the context of the process."""
         if self.registry is None:
-            end.close((CloseCode.TRY_AGAIN_LATER, "not ready"))
+            endpoint.close((CloseCode.TRY_AGAIN_LATER, "not ready"))
             return
-        wire = Wire(end)
-        connection = Connection(wire, self.registry, LIMITS, "demo", Credentials(), wish)
+        client_socket = Wire(endpoint)
+        connection = Connection(
+            client_socket, self.registry, LIMITS, "demo", Credentials(), request
+        )
         self.process.run(connection.run(), "connection")
 
 
 class Wire:
-    """The socket of a connection. The server pings whoever is there, as in `server.app`."""
+    """The gateway's socket of a connection, which pings the client like the real server."""
 
-    def __init__(self, end: End) -> None:
-        self._end = end
+    def __init__(self, endpoint: End) -> None:
+        self._end = endpoint
         self._frames: asyncio.Queue[str | None] = asyncio.Queue()
-        self._asked: asyncio.Future[bool] | None = None
-        end.on_data = self._frames.put_nowait
-        end.on_lost = lambda why: self._lost()
+        self._pong: asyncio.Future[bool] | None = None
+        endpoint.on_data = self._frames.put_nowait
+        endpoint.on_lost = lambda close: self._on_lost()
         self._keep_alive()
 
     def _keep_alive(self, unanswered: bool = False) -> None:
-        """A ping is not answered where the link is cut: then the client is gone."""
+        """Close the connection if the ping before was lost, because the link is cut."""
         if unanswered:
             self._end.end()
         if self._end.open:
@@ -193,23 +197,23 @@ class Wire:
         return self._end.open
 
     async def ping(self, timeout_s: float) -> bool:
-        self._asked = asyncio.get_running_loop().create_future()
+        self._pong = asyncio.get_running_loop().create_future()
         if not self._end.open:
             return False
-        self._end.ping(lambda: self._answer(True))
+        self._end.ping(lambda: self._set_pong(True))
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._asked
+                return await self._pong
         except TimeoutError:
             return False
 
-    def _lost(self) -> None:
+    def _on_lost(self) -> None:
         self._frames.put_nowait(None)
-        self._answer(False)
+        self._set_pong(False)
 
-    def _answer(self, answer: bool) -> None:
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_result(answer)
+    def _set_pong(self, is_answered: bool) -> None:
+        if self._pong is not None and not self._pong.done():
+            self._pong.set_result(is_answered)
 
     async def close(self, code: CloseCode, reason: str) -> None:
         self._end.close((code, reason))

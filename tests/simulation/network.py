@@ -1,6 +1,8 @@
-"""A network without sockets: connections between processes, in order, each message after a delay of
-its own; they can be cut, with or without anybody hearing of it. The loop's own calls lead here, so
-that what dials and listens is the product's."""
+"""Simulated network: ordered connections between processes, with a random delay for each message.
+
+Links can be cut with or without notice to their ends. The event loop's connect and listen calls are
+routed to this network, so that the product's own code connects and listens.
+"""
 
 import asyncio
 import socket
@@ -12,67 +14,70 @@ from tests.simulation.virtual import HERE, Process, VirtualLoop
 
 Act = Callable[[], None]
 TICK_S = 1e-6
-"""Between two messages at least: timers of one moment have no order."""
+"""Minimum interval between two messages, because simultaneous timers have no order."""
 
 
 class End:
-    """One end of a connection. Set `on_data` and `on_lost`; the latter is called once at most, and
-    not for what this end does itself."""
+    """Endpoint of a connection, with the callbacks `on_data` and `on_lost`.
+
+    `on_lost` is called at most once, and not for a close by this end.
+    """
 
     def __init__(self, link: "Link", process: Process) -> None:
         self.link = link
         self.process = process
         self.peer: End = self
         self.open = True
-        self.on_data: Callable[[Any], None] = _nothing
-        self.on_lost: Callable[[Any], None] = _nothing
+        self.on_data: Callable[[Any], None] = _ignore
+        self.on_lost: Callable[[Any], None] = _ignore
         self._last_s = 0.0
 
-    def send(self, what: Any) -> None:
+    def send(self, data: Any) -> None:
         if self.open:
-            self.post(lambda: self.peer._hear(what))
+            self.post(lambda: self.peer._receive(data))
 
-    def close(self, why: Any = None) -> None:
-        """The other end hears of it behind all that was sent."""
-        if self.open:
-            self.open = False
-            self.post(lambda: self.peer.end(why))
-
-    def ping(self, answered: Act) -> None:
-        """`answered` is called here if the other end is still there, when its answer comes."""
-        if self.open:
-            self.post(lambda: self.peer._pong(answered))
-
-    def _pong(self, answered: Act) -> None:
-        if self.open:
-            self.post(answered)
-
-    def end(self, why: Any = None) -> None:
+    def close(self, reason: Any = None) -> None:
+        """Close this end; the peer is notified after all data sent before."""
         if self.open:
             self.open = False
-            self.on_lost(why)
+            self.post(lambda: self.peer.end(reason))
 
-    def _hear(self, what: Any) -> None:
+    def ping(self, on_pong: Act) -> None:
+        """Call `on_pong` at this end when the reply arrives, if the peer is still open."""
         if self.open:
-            self.on_data(what)
+            self.post(lambda: self.peer._pong(on_pong))
 
-    def post(self, act: Act) -> None:
-        """Done at the other end, in order."""
+    def _pong(self, on_pong: Act) -> None:
+        if self.open:
+            self.post(on_pong)
+
+    def end(self, reason: Any = None) -> None:
+        """Close this end without notice to the peer."""
+        if self.open:
+            self.open = False
+            self.on_lost(reason)
+
+    def _receive(self, data: Any) -> None:
+        if self.open:
+            self.on_data(data)
+
+    def post(self, action: Act) -> None:
+        """Run `action` at the peer after the delay of a message, in order."""
         network = self.link.network
         self._last_s = max(self._last_s + TICK_S, network.loop.now + network.delay_s())
         peer = self.peer.process
-        network.loop.call_at(self._last_s, self._arrive, act, context=peer.context)
+        network.loop.call_at(self._last_s, self._arrive, action, context=peer.context)
 
-    def _arrive(self, act: Act) -> None:
+    def _arrive(self, action: Act) -> None:
         if not self.link.cut:
-            act()
+            action()
 
 
 class Link:
     def __init__(self, network: "Network", one: Process, other: Process) -> None:
         self.network = network
         self.cut = False
-        """Nothing arrives any more."""
+        """Whether messages are lost, those in flight included."""
         self.ends = End(self, one), End(self, other)
         for end, peer in zip(self.ends, reversed(self.ends), strict=True):
             end.peer = peer
@@ -82,7 +87,7 @@ class Link:
         return not self.cut and any(end.open for end in self.ends)
 
     def sever(self, *notices_s: float | None) -> None:
-        """What is on its way is lost. Each end hears of it after so long; None: never."""
+        """Cut the link. Each end is notified after the given time; None: never."""
         self.cut = True
         loop = self.network.loop
         for end, after_s in zip(self.ends, notices_s, strict=True):
@@ -91,22 +96,22 @@ class Link:
 
 
 class Network:
-    def __init__(self, loop: VirtualLoop, chance: Random) -> None:
+    def __init__(self, loop: VirtualLoop, rng: Random) -> None:
         self.loop = loop
         self.links: list[Link] = []
         self.servers: dict[str, Server] = {}
         self.unreachable: set[str] = set()
-        self._chance = chance
+        self._rng = rng
 
     def delay_s(self) -> float:
-        spike = self._chance.random() < 0.05
-        return self._chance.uniform(0.01, 0.15) if spike else self._chance.uniform(0.0002, 0.003)
+        spike = self._rng.random() < 0.05
+        return self._rng.uniform(0.01, 0.15) if spike else self._rng.uniform(0.0002, 0.003)
 
     def link(self, one: Process, other: Process) -> Link:
         self.links = [link for link in self.links if link.there]
-        made = Link(self, one, other)
-        self.links.append(made)
-        return made
+        link = Link(self, one, other)
+        self.links.append(link)
+        return link
 
     def of(self, process: Process) -> list[Link]:
         return [
@@ -117,12 +122,12 @@ class Network:
 
 
 class NetworkLoop(VirtualLoop):
-    """Hosts are processes, by name."""
+    """Event loop whose host names are the names of processes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.network: Network
-        self._dialled: dict[int, Server] = {}
+        self._connected_servers: dict[int, Server] = {}
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
@@ -134,27 +139,27 @@ class NetworkLoop(VirtualLoop):
             await asyncio.sleep(3600)
         if server is None or server.process.dead:
             raise ConnectionRefusedError(111, "connection refused")
-        self._dialled[sock.fileno()] = server
+        self._connected_servers[sock.fileno()] = server
 
     async def create_connection(self, protocol_factory: Any, *_: Any, **options: Any) -> Any:
-        server = self._dialled.pop(options["sock"].fileno())
+        server = self._connected_servers.pop(options["sock"].fileno())
         options["sock"].close()
-        here = HERE.get()
-        assert here is not None, "somebody dials"
-        link = self.network.link(here, server.process)
-        ours, theirs = link.ends
+        process = HERE.get()
+        assert process is not None, "no process in this context"
+        link = self.network.link(process, server.process)
+        local, remote = link.ends
         protocol = protocol_factory()
-        transport = Transport(ours, protocol)
-        ours.post(lambda: server.accept(theirs))
+        transport = Transport(local, protocol)
+        local.post(lambda: server.accept(remote))
         protocol.connection_made(transport)
         return transport, protocol
 
     async def create_server(self, protocol_factory: Any, *_: Any, **options: Any) -> Any:
         options["sock"].close()
-        here = HERE.get()
-        assert here is not None, "somebody listens"
-        self.network.servers[here.name] = made = Server(protocol_factory, here)
-        return made
+        process = HERE.get()
+        assert process is not None, "no process in this context"
+        self.network.servers[process.name] = server = Server(protocol_factory, process)
+        return server
 
 
 class Server:
@@ -171,20 +176,20 @@ class Server:
 
 
 class Transport(asyncio.Transport):
-    """What a protocol is given."""
+    """Transport of a protocol over a simulated connection."""
 
     def __init__(self, end: End, protocol: Any) -> None:
-        super().__init__({"ssl_object": self})  # so that nobody writes past it
+        super().__init__({"ssl_object": self})  # prevents writes to the raw socket
         self._end = end
         self._protocol = protocol
         end.on_data = protocol.data_received
-        end.on_lost = lambda why: protocol.connection_lost(None)
+        end.on_lost = lambda reason: protocol.connection_lost(None)
 
     def write(self, data: Any) -> None:
         self._end.send(bytes(data))
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """What is written is sent at once."""
+        """Do nothing: every write is sent at once."""
 
     def close(self) -> None:
         if self._end.open:
@@ -198,5 +203,5 @@ class Transport(asyncio.Transport):
         return not self._end.open
 
 
-def _nothing(what: Any) -> None:
+def _ignore(data: Any) -> None:
     pass

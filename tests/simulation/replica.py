@@ -1,5 +1,5 @@
-"""A replica of the store, which may take its place: what was confirmed since it was brought up to
-date is lost then."""
+"""Replica of the simulated store. A failover to the replica loses every change since its last
+synchronization, confirmed or not."""
 
 import json
 import sqlite3
@@ -10,8 +10,11 @@ from continuo.realtime.store.codec import unpack_entry
 from continuo.realtime.store.sqlite.file import connect
 
 Fact = tuple[str, str]
-"""Its kind, and of what: the words of an `item`, the `owner` of a session, that there is an
-`answer`, and that it is being made (`making`)."""
+"""Kind and id of a stored fact.
+
+Kinds are the text of an `item`, the `owner` of a session, the existence of a response (`answer`),
+and that a response is being generated (`making`).
+"""
 
 
 class Replica:
@@ -19,37 +22,35 @@ class Replica:
         self._store = store
         self._replica = connect(None, "normal")
         self.lost: Counter[Fact] = Counter()
-        """How often the store has lost the last change of it."""
+        """Number of times that the last change of each fact was lost."""
 
     def catch_up(self) -> None:
         self._store.backup(self._replica)
 
     def take_over(self) -> bool:
-        """False: a session would be lost from its beginning, which nobody could come back to."""
-        before, now = facts(self._store), facts(self._replica)
-        if any(kind == "owner" for kind, _ in before.keys() - now.keys()):
+        """Replace the store by the replica. Returns False if a whole session would be lost."""
+        before, after = facts(self._store), facts(self._replica)
+        if any(kind == "owner" for kind, _ in before.keys() - after.keys()):
             return False
-        either = before.keys() | now.keys()
-        self.lost.update(fact for fact in either if before.get(fact) != now.get(fact))
+        either = before.keys() | after.keys()
+        self.lost.update(fact for fact in either if before.get(fact) != after.get(fact))
         self._replica.backup(self._store)
         return True
 
 
 def facts(db: sqlite3.Connection) -> dict[Fact, str]:
-    """All that a client may have been told of."""
+    """Read all facts that a client may have received."""
     found = {("owner", id): owner for id, owner in db.execute("SELECT id, owner FROM sessions")}
     for (id,) in db.execute("SELECT id FROM answers"):
         found["answer", id] = found["making", id] = ""
-        found["item", first_item_id(id)] = (
-            "(not yet)"  # if it was deleted in what is lost, it comes back
-        )
+        found["item", first_item_id(id)] = "(not yet)"  # a lost deletion restores the item
     for (result,) in db.execute("SELECT result FROM once"):
-        found["answer", result.decode()] = ""  # or the name of an item, which is none
+        found["answer", result.decode()] = ""  # or the id of an item, which matches no response
     for (packed,) in db.execute("SELECT packed FROM entries"):
         body = json.loads(unpack_entry(packed).body)
         if "answer" in body:
             found["answer", body["answer"]] = ""
         for item in body.get("items", ()):
-            words = "".join(part["text"] for part in item["parts"])
-            found["item", item["id"] or first_item_id(body["answer"])] = words
+            text = "".join(part["text"] for part in item["parts"])
+            found["item", item["id"] or first_item_id(body["answer"])] = text
     return found

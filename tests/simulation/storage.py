@@ -1,5 +1,5 @@
-"""The store as a server of its own: the real tables, behind a network that delays calls, loses
-them, does them late, and in another order; a replica may take its place."""
+"""Simulated store server: the real SQLite tables behind a network that delays, reorders and loses
+calls, with a failover to a replica."""
 
 from collections.abc import Callable
 from contextvars import Context
@@ -14,19 +14,22 @@ from tests.simulation.replica import Fact, Replica, facts
 from tests.simulation.virtual import HERE, VirtualLoop
 
 T = TypeVar("T")
-_NOWHERE = Context()
-"""Of what happens in no process that may die."""
+_SERVER_CONTEXT = Context()
+"""Context of the store server, which is outside all processes that can be killed."""
 
 
 class Storage:
-    """The server. `away`: it refuses; `asleep`: it does what it was asked when it wakes; `shaky`:
-    this share of calls, and of answers, is lost, or done seconds late."""
+    """Server of the store, with faults.
 
-    def __init__(self, loop: VirtualLoop, chance: Random, told: Callable[[str], None]) -> None:
+    The server can refuse all calls, hold them back until it is resumed, or lose or delay a share of
+    the calls and replies.
+    """
+
+    def __init__(self, loop: VirtualLoop, rng: Random, trace: Callable[[str], None]) -> None:
         self._db = connect(None, "normal")
         self._loop = loop
-        self._chance = chance
-        self._told = told
+        self._rng = rng
+        self._trace = trace
         self.tables = Tables(self._db, lambda: loop.now + 1_800_000_000.0)
         self.away = False
         self.asleep = False
@@ -34,16 +37,16 @@ class Storage:
         self._waiting: list[Callable[[], None]] = []
         self.replica = Replica(self._db)
         self._servers = 1
-        """A call that is on its way to an earlier one is lost."""
+        """Number of servers so far: calls in flight to an earlier server are lost."""
 
     def wake(self) -> None:
         self.asleep = False
         waiting, self._waiting = self._waiting, []
-        for act in waiting:
-            act()
+        for call in waiting:
+            call()
 
     def fail_over(self) -> bool:
-        """To the replica, with what that has. False: it is not ready to."""
+        """Fail over to the replica. Returns False if that would lose a whole session."""
         done = self.replica.take_over()
         self._servers += done
         return done
@@ -51,12 +54,12 @@ class Storage:
     def facts(self) -> dict[Fact, str]:
         return facts(self._db)
 
-    def do(self, act: Callable[..., T], *args: Any) -> T:
-        """As the product's thread does it."""
+    def do(self, call: Callable[..., T], *args: Any) -> T:
+        """Run a call in a transaction, like the store's thread in the product."""
         with transaction(self._db):
             self._db.execute("SAVEPOINT call")
             try:
-                return act(*args)
+                return call(*args)
             except StoreReplaced:
                 raise
             except Exception:
@@ -65,21 +68,21 @@ class Storage:
             finally:
                 self._db.execute("RELEASE call")
 
-    async def ask(self, act: Callable[..., T], *args: Any) -> T:
-        """One call of a gateway. Raises StoreUnavailable where it hears nothing in time; then it is
-        not known what becomes of it."""
-        loop, chance, here = self._loop, self._chance, HERE.get()
-        assert here is not None, "a process asks"
-        heard, server = loop.create_future(), self._servers
+    async def ask(self, call: Callable[..., T], *args: Any) -> T:
+        """Send one call of a gateway. Raises StoreUnavailable after a timeout; whether the call is
+        executed is unknown then."""
+        loop, rng, process = self._loop, self._rng, HERE.get()
+        assert process is not None, "no process in this context"
+        reply, server = loop.create_future(), self._servers
 
-        def hear(value: Any, error: Exception | None) -> None:
-            if not heard.done() and error is not None:
-                heard.set_exception(error)
-            elif not heard.done():
-                heard.set_result(value)
+        def resolve(value: Any, error: Exception | None) -> None:
+            if not reply.done() and error is not None:
+                reply.set_exception(error)
+            elif not reply.done():
+                reply.set_result(value)
 
         def refuse() -> None:
-            hear(None, StoreUnavailable("the store does not answer"))
+            resolve(None, StoreUnavailable("the store does not answer"))
 
         def arrive() -> None:
             if server != self._servers:
@@ -89,32 +92,32 @@ class Storage:
                 return
             value, error = None, None
             try:
-                value = self.do(act, *args)
+                value = self.do(call, *args)
             except Exception as raised:
                 error = raised
-            self._told(f"{here.name} {act.__name__} {type(error).__name__}")
-            if chance.random() >= self.shaky:
-                loop.call_later(self._delay_s(), hear, value, error, context=here.context)
+            self._trace(f"{process.name} {call.__name__} {type(error).__name__}")
+            if rng.random() >= self.shaky:
+                loop.call_later(self._delay_s(), resolve, value, error, context=process.context)
 
-        timer = loop.call_later(keys.TIMEOUT_S, refuse, context=here.context)
+        timer = loop.call_later(keys.TIMEOUT_S, refuse, context=process.context)
         if self.away:
-            loop.call_later(self._delay_s(), refuse, context=here.context)
-        elif (lost := chance.random() < self.shaky) and chance.random() < 0.5:
+            loop.call_later(self._delay_s(), refuse, context=process.context)
+        elif (lost := rng.random() < self.shaky) and rng.random() < 0.5:
             pass
         else:
-            late_s = chance.uniform(0.1, 4.0) if lost else 0.0
-            loop.call_later(late_s + self._delay_s(), arrive, context=_NOWHERE)
+            delay_s = rng.uniform(0.1, 4.0) if lost else 0.0
+            loop.call_later(delay_s + self._delay_s(), arrive, context=_SERVER_CONTEXT)
         try:
-            return await heard
+            return await reply
         finally:
             timer.cancel()
 
     def _delay_s(self) -> float:
-        return self._chance.uniform(0.0002, 0.004)
+        return self._rng.uniform(0.0002, 0.004)
 
 
 class Handle(SqliteStore):
-    """The store as one gateway has it. Calls are not in order among each other."""
+    """Store client of one gateway. Concurrent calls may be executed in any order."""
 
     def __init__(self, storage: Storage) -> None:
         self._tables = storage.tables
@@ -128,4 +131,4 @@ class Handle(SqliteStore):
         return await self._ask(call, *args)
 
     async def aclose(self) -> None:
-        """The server stays."""
+        """Do nothing: the server is shared."""

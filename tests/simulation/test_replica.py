@@ -1,4 +1,4 @@
-"""The store of the simulation fails over: what it has lost is known, and no more than that."""
+"""Tests of the failover of the simulated store: exactly the lost changes are recorded."""
 
 from collections import Counter
 
@@ -11,21 +11,21 @@ from continuo.realtime.store.sqlite.tables import Tables
 from tests.simulation.replica import Replica, facts
 
 
-def said(name: str, text: str) -> WriteBatch:
+def message_batch(name: str, text: str) -> WriteBatch:
     item = MessageItem(id=name, role="user", parts=(ContentPart("input_text", text),))
     return WriteBatch(kept_entries=0, entries=(encode_entry(Span((item,), (1, 2, 3))),))
 
 
-def new(name: str) -> NewSession:
+def new_session(name: str) -> NewSession:
     return NewSession(id=name, owner="gate-1", tenant="", ttl_s=60)
 
 
-def test_what_a_fail_over_takes_away_or_brings_back_is_known() -> None:
+def test_failover_records_every_lost_or_restored_fact() -> None:
     store = connect(None, "normal")
     tables, replica = Tables(store, lambda: 1_800_000_000.0), Replica(store)
-    lease = tables.create(new("sess_1"))
-    tables.write(tables.create(new("sess_2")), said("item_9", "kept"))
-    tables.write(lease, said("item_1", "hello"))
+    lease = tables.create(new_session("sess_1"))
+    tables.write(tables.create(new_session("sess_2")), message_batch("item_9", "kept"))
+    tables.write(lease, message_batch("item_1", "hello"))
     tables.write(
         lease, WriteBatch(started_responses=(ResponseCheckpoint(id="resp_1", seed=1, prompt=3),))
     )
@@ -36,7 +36,7 @@ def test_what_a_fail_over_takes_away_or_brings_back_is_known() -> None:
     tables.write(
         lease, WriteBatch(ended_responses=("resp_1",), started_responses=begun, request=once)
     )
-    tables.write(lease, said("item_1", "hel"))
+    tables.write(lease, message_batch("item_1", "hel"))
     lease = tables.claim("sess_1", "gate-2", 60, None, None)
     assert replica.take_over()
     answers = [(kind, name) for kind in ("answer", "making") for name in ("resp_1", "resp_2")]
@@ -44,8 +44,8 @@ def test_what_a_fail_over_takes_away_or_brings_back_is_known() -> None:
         ("item", name) for name in ("item_1", first_item_id("resp_1"), first_item_id("resp_2"))
     ]
     assert replica.lost == Counter([*items, ("owner", "sess_1"), *answers])
-    assert facts(store) == before, "it goes on with what the replica had"
-    tables.create(new("sess_3"))
-    assert not replica.take_over(), "nobody could come back to that one"
+    assert facts(store) == before, "the store differs from the replica"
+    tables.create(new_session("sess_3"))
+    assert not replica.take_over(), "a whole session would be lost"
     assert ("owner", "sess_3") in facts(store)
     assert replica.lost.total() == 8

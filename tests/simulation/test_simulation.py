@@ -1,4 +1,4 @@
-"""Small worlds, each from a seed. One that fails is lived again by `make faults ROW=F39`."""
+"""Tests of simulated lives from seeds. `make faults ROW=F39` runs a failing seed again."""
 
 import os
 import subprocess
@@ -13,8 +13,8 @@ from tests.realtime.conftest import chat_folder
 from tests.simulation.world import simulate
 
 SEEDS = 200
-TOGETHER = 10
-FAILED_ONCE = (
+SEEDS_PER_TEST = 10
+REGRESSION_SEEDS = (
     642,
     783,
     821,
@@ -32,28 +32,33 @@ FAILED_ONCE = (
     15981,
     21428,
 )
-"""Beyond those. A taken-back request was asked again elsewhere, and answered as if it were done. Of
-answers that were refused while the store was away one was left in it. Who came back was told what
-stood behind an answer before the answer. The end of a turn that came late over a lost link was
-taken for that of the same turn asked for again. An end that was told while the store was away was
-told again by a gateway that had never heard of it, or was another one there. A write that came
-late, behind others of the same gateway, undid them. What an answer showed while one beside it was
-written was not known any more. What a write that was lost would have put in place of an answer's
-was deleted before it was written again: the place stayed. A client that nobody had told of its
-session was gone, and the network said so to nobody: the simulation had no pings. A turn that one
-gateway had dropped was asked for by another, and told to be over, without what it had said. A store
-had lost a change of hands, and requests from before were done again. A write behind which no fence
-was given was refused, and what it told stayed told. Who had heard nothing of an item, or a part of
-how it begins, was told what stands behind it at once. A store that had lost a request was given
-again what came of it, but not that it was asked."""
-FAILED_OVER = (332, 401, 853, 1304, 2815)
-"""Of those in which the store has lost something. A deletion; an end, and the answer ended
-otherwise; a cut; a fence, where the log was not too short; a deletion and the end of the answer."""
+"""Regression seeds, beyond the first SEEDS, of bugs that have been fixed:
 
-KILLED = "ignore:coroutine .* was never awaited:RuntimeWarning"
-"""A process that is killed leaves what it was about to do."""
+- A withdrawn request was retried at another gateway and answered as if it had been executed.
+- Of the responses refused while the store was unavailable, one was left in the store.
+- After a resume, items after a response were sent before the response.
+- The end of a turn, late on a lost link, was taken for the end of the retried turn.
+- An end sent while the store was unavailable was sent again by a gateway that had no record of it,
+  or differed at that gateway.
+- A late write undid later writes of the same gateway.
+- The output of a response was lost while another response was written.
+- The replacement for a response's placeholder, lost in a failed write, was deleted before the next
+  write: the placeholder remained in the store.
+- A client without a session id disconnected without notice: the simulation had no pings.
+- A turn dropped by one gateway was requested by another, and reported as ended without its output.
+- After the store had lost a change of owner, earlier requests were executed again.
+- A write without a fence was refused after its events had been sent.
+- To a client that had missed an item or the first part of it, later items were sent at once.
+- A store that had lost a request got its effects again, but not its idempotency key."""
+FAILOVER_REGRESSION_SEEDS = (332, 401, 853, 1304, 2815)
+"""Regression seeds in which a failover lost, in this order: a deletion; an end, after which the
+response ended otherwise; a truncation; a fence, with a log that was not too short; a deletion and
+the end of a response."""
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings(KILLED)]
+IGNORE_NEVER_AWAITED = "ignore:coroutine .* was never awaited:RuntimeWarning"
+"""Killed processes leave coroutines that were never awaited."""
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings(IGNORE_NEVER_AWAITED)]
 
 
 @pytest.fixture(scope="module")
@@ -63,25 +68,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize(
     "seeds",
-    [*(range(n, n + TOGETHER) for n in range(0, SEEDS, TOGETHER)), FAILED_ONCE, FAILED_OVER],
+    [
+        *(range(n, n + SEEDS_PER_TEST) for n in range(0, SEEDS, SEEDS_PER_TEST)),
+        REGRESSION_SEEDS,
+        FAILOVER_REGRESSION_SEEDS,
+    ],
     ids=str,
 )
-def test_whatever_befalls_it(folder: str, seeds: Sequence[int]) -> None:
+def test_simulated_life_keeps_all_promises(folder: str, seeds: Sequence[int]) -> None:
     for seed in seeds:
         try:
             simulate(Random(seed), folder)
         except AssertionError as error:
-            again = f"make faults ROW=F39 ARGS='--seed {seed}'"
-            raise AssertionError(again) from error
+            command = f"make faults ROW=F39 ARGS='--seed {seed}'"
+            raise AssertionError(command) from error
 
 
-def test_a_seed_lives_the_same_life_again(folder: str) -> None:
-    first, other, again = (simulate(Random(seed), folder) for seed in (3, 4, 3))
-    assert first.trace == again.trace != other.trace
-    assert first.events == again.events > 100
+def test_same_seed_gives_the_same_trace(folder: str) -> None:
+    first, other, repeated = (simulate(Random(seed), folder) for seed in (3, 4, 3))
+    assert first.trace == repeated.trace != other.trace
+    assert first.events == repeated.events > 100
 
 
-TWICE = """
+PRINT_TRACES = """
 import sys
 from random import Random
 from tests.simulation.world import simulate
@@ -89,12 +98,12 @@ print(*(simulate(Random(seed), sys.argv[1]).trace for seed in range(5)))
 """
 
 
-def test_also_in_another_process(folder: str) -> None:
-    """Where hashes of strings, and addresses, are others."""
+def test_same_seed_gives_the_same_trace_in_another_process(folder: str) -> None:
+    """Another process has other hashes of strings and other addresses."""
     root = str(Path(__file__).parents[2])
     traces = {
         subprocess.run(
-            [sys.executable, "-c", TWICE, folder],
+            [sys.executable, "-c", PRINT_TRACES, folder],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": root},
             capture_output=True,
             text=True,

@@ -1,8 +1,8 @@
 """Virtual time: an event loop whose clock jumps to the next timer, and processes that share it.
 
-Whatever runs belongs to the process in whose context it was begun. One that is killed does nothing
-any more, not even what a `finally` says; one that is paused does all of it when it goes on. All
-that is random is drawn from one seed.
+A callback belongs to the process in whose context it was started. A killed process runs nothing
+more, not even `finally` blocks; a paused process runs its callbacks when it is resumed. All
+randomness is drawn from one seed.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from continuo.engine.client import engine_client
 
 HERE: "ContextVar[Process | None]" = ContextVar("HERE", default=None)
 BEGAN_S = 1_800_000_000.0
-"""The wall clock at the beginning."""
+"""Wall clock time at which virtual time starts."""
 
 
 class NothingLeft(Exception):
-    """Nothing will ever happen any more, and somebody waits."""
+    """Raised when the loop waits but has neither callbacks nor timers."""
 
 
 class Process:
-    """What has a memory of its own, and may be killed or paused."""
+    """Simulated process, which can be killed and paused."""
 
     def __init__(self, loop: "VirtualLoop", name: str) -> None:
         self.name = name
@@ -76,7 +76,7 @@ class VirtualLoop(BaseEventLoop):
         self._ready.extend(handles)  # type: ignore[attr-defined]  # private to asyncio
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
-        """At once: another thread would have a time of its own."""
+        """Run `func` at once, because a thread would not be on virtual time."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -115,52 +115,51 @@ class VirtualLoop(BaseEventLoop):
 
 @contextlib.contextmanager
 def virtual(loop: VirtualLoop, seed: int) -> Generator[None]:
-    """Clocks are the loop's, and randomness comes from the seed, as long as this lasts."""
-    chance = random.Random(f"secrets of {seed}")
+    """Replace clocks by the loop's and sources of randomness by a seeded one in this context."""
+    rng = random.Random(f"secrets of {seed}")
     replaced: list[tuple[Any, str, Any]] = [
         (time, "monotonic", lambda: loop.now + 1000.0),
         (time, "time", lambda: loop.now + BEGAN_S),
-        (secrets, "token_bytes", lambda size=32: chance.randbytes(size)),
-        (secrets, "randbits", chance.getrandbits),
-        (random, "uniform", chance.uniform),
-        (engine_client, "_load_text", _text_of),
+        (secrets, "token_bytes", lambda size=32: rng.randbytes(size)),
+        (secrets, "randbits", rng.getrandbits),
+        (random, "uniform", rng.uniform),
+        (engine_client, "_load_text", _load_cached_text),
     ]
-    before = [(where, name, getattr(where, name)) for where, name, _ in replaced]
-    collects = gc.isenabled()
-    gc.disable()  # whatever is found by it is found at another moment each time
-    for where, name, ours in replaced:
-        setattr(where, name, ours)
+    originals = [(module, name, getattr(module, name)) for module, name, _ in replaced]
+    gc_enabled = gc.isenabled()
+    gc.disable()  # automatic collections happen at other moments in each run
+    for module, name, replacement in replaced:
+        setattr(module, name, replacement)
     asyncio.set_event_loop(loop)
     try:
         yield
     finally:
-        for where, name, theirs in before:
-            setattr(where, name, theirs)
+        for module, name, original in originals:
+            setattr(module, name, original)
         asyncio.set_event_loop(None)
         loop.close()
-        if collects:
+        if gc_enabled:
             gc.enable()
 
 
-_made_text: Callable[[dict[str, bytes], int], Any] = engine_client._load_text  # pyright: ignore[reportPrivateUsage]
+_load_text: Callable[[dict[str, bytes], int], Any] = engine_client._load_text  # pyright: ignore[reportPrivateUsage]
 
 
-def _text_of(files: dict[str, bytes], tokens_max: int) -> Any:
-    return _text_from(tuple(sorted(files.items())), tokens_max)
+def _load_cached_text(files: dict[str, bytes], tokens_max: int) -> Any:
+    return _text_from_items(tuple(sorted(files.items())), tokens_max)
 
 
 @lru_cache
-def _text_from(files: tuple[tuple[str, bytes], ...], tokens_max: int) -> Any:
-    """Every gateway would read the same files."""
-    return _made_text(dict(files), tokens_max)
+def _text_from_items(files: tuple[tuple[str, bytes], ...], tokens_max: int) -> Any:
+    """Load the text once for all gateways, which read the same files."""
+    return _load_text(dict(files), tokens_max)
 
 
 def bury(tasks: list["asyncio.Task[Any]"]) -> None:
-    """Of processes that were killed: what they left is thrown away without a word."""
+    """Discard the unfinished tasks of killed processes without warnings."""
     for task in tasks:
         if task.done():
             continue
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # private to asyncio
         with contextlib.suppress(BaseException):
-            nowhere = Context()
-            nowhere.run(task.get_coro().close)
+            Context().run(task.get_coro().close)

@@ -1,5 +1,5 @@
-"""One life of a small world: engines, gateways, a store and people, what befalls them, and what
-must hold in the end. All of it follows from a seed."""
+"""Simulation of engines, gateways, a store and clients with random faults, from one seed, and the
+checks of its outcome."""
 
 import asyncio
 import hashlib
@@ -28,28 +28,28 @@ from tests.simulation.virtual import Process, bury, virtual
 from tests.support.digest_runner import oracle
 
 HEALED_S = 120.0
-"""In which everybody must come to an end when nothing goes wrong any more."""
+"""Virtual time after the last fault within which every client must finish."""
 WORDS = ("hello", "and then?", "a b c", "tell me more", "no, wait", "why?")
 
 
 class Frame(NamedTuple):
-    """A frame at a client's end of its connection."""
+    """Frame at a client's end of a connection."""
 
     client: str
     kind: Literal["sent", "received", "closed"]
     content: Any
-    """JSON; of `closed` the code and the reason, or None where the connection was cut."""
+    """JSON; for `closed` the code and the reason, or None if the connection was cut."""
 
 
 class Outcome:
-    """Of a life: its trace as a hash, and how much happened."""
+    """Result of a simulation: the hash of its trace, its faults and the frames of its clients."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self.faults: list[str] = []
         self.events = 0
         self.frames: list[Frame] = []
-        """Of all clients, in order."""
+        """Frames of all clients, in order."""
 
     def tell(self, line: str) -> None:
         self.events += 1
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class Complaints(logging.Handler):
-    """What the product itself takes for a fault of its own."""
+    """Log handler that collects the errors logged by the product."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -79,9 +79,9 @@ def _text(folder: str) -> ModelText:
 class World:
     def __init__(self, loop: NetworkLoop, seed: int, folder: str) -> None:
         self.loop = loop
-        self.chance = Random(f"world {seed}")
+        self.rng = Random(f"world {seed}")
         self.losses = Random(f"fail-over {seed}")
-        """Apart: where the store does not fail over, all goes as it would without this."""
+        """Separate generator, so that a life without failover does not depend on it."""
         self.outcome = Outcome()
         self.network = loop.network = Network(loop, Random(f"network {seed}"))
         self.storage = Storage(loop, Random(f"store {seed}"), self._tell)
@@ -89,98 +89,103 @@ class World:
             loop,
             folder,
             _text(folder),
-            step_s=self.chance.choice([0.002, 0.01, 0.03]),
-            ahead=self.chance.randrange(2),
-            pages=self.chance.choice([150, 600]),
+            step_s=self.rng.choice([0.002, 0.01, 0.03]),
+            ahead=self.rng.randrange(2),
+            pages=self.rng.choice([150, 600]),
         )
-        self._lives = 0
-        self._healing = False
+        self._started_count = 0
         self.buried: list[asyncio.Task[Any]] = []
-        names = [f"engine-{n}" for n in range(self.chance.choice([1, 1, 2]))]
+        names = [f"engine-{n}" for n in range(self.rng.choice([1, 1, 2]))]
         self.engines = {name: self._engine(name) for name in names}
         self.gateways = {name: self._gateway(name) for name in ("gate-0", "gate-1")}
-        count = self.chance.choice([1, 1, 2, 3])
+        count = self.rng.choice([1, 1, 2, 3])
         self.people: list[Person] = []
         self._processes: list[Process] = []
         for n in range(count):
             process = Process(loop, f"person-{n}")
             self._processes.append(process)
-            chance = Random(f"person {n} of {seed}")
-            self.people.append(Person(str(n), chance, self._dialler(process), self.storage))
+            rng = Random(f"person {n} of {seed}")
+            self.people.append(Person(str(n), rng, self._make_dial(process), self.storage))
 
     def _tell(self, line: str) -> None:
         self.outcome.tell(f"{self.loop.now:.6f} {line}")
 
-    # ------------------------------------------------------------ hosts
+    # ------------------------------------------------------------ processes
 
     def _engine(self, name: str) -> EngineHost:
-        self._lives += 1
-        return EngineHost(self.host, name, self._lives)
+        self._started_count += 1
+        return EngineHost(self.host, name, self._started_count)
 
     def _gateway(self, name: str) -> GatewayHost:
-        self._lives += 1
-        return GatewayHost(self.host, name, self._lives, Handle(self.storage), list(self.engines))
+        self._started_count += 1
+        return GatewayHost(
+            self.host, name, self._started_count, Handle(self.storage), list(self.engines)
+        )
 
-    def _dialler(self, process: Process) -> Any:
-        def dial(chance: Random, wish: ResumeRequest | ForkRequest | None) -> End | None:
-            gateway = self.gateways[chance.choice(sorted(self.gateways))]
+    def _make_dial(self, process: Process) -> Any:
+        def dial(rng: Random, request: ResumeRequest | ForkRequest | None) -> End | None:
+            gateway = self.gateways[rng.choice(sorted(self.gateways))]
             if gateway.process.dead or gateway.name in self.network.unreachable:
                 return None
             link = self.network.link(process, gateway.process)
-            ours, theirs = link.ends
-            ours.post(lambda: gateway.accept(theirs, wish))
-            self._note_frames(process.name, ours)
-            return ours
+            local, remote = link.ends
+            local.post(lambda: gateway.accept(remote, request))
+            self._record_frames(process.name, local)
+            return local
 
         return dial
 
-    def _note_frames(self, client: str, end: End) -> None:
+    def _record_frames(self, client: str, endpoint: End) -> None:
+        """Wrap the methods of a client's endpoint so that every frame is recorded."""
         frames = self.outcome.frames
-        hear, send, closed = end._hear, end.send, end.end
+        receive, send, close = endpoint._receive, endpoint.send, endpoint.end
 
-        def noted(what: Any) -> None:
-            self._tell(f"{client} {what}")
-            frames.append(Frame(client, "received", what))
-            hear(what)
+        def recorded_receive(data: Any) -> None:
+            self._tell(f"{client} {data}")
+            frames.append(Frame(client, "received", data))
+            receive(data)
 
-        def noted_send(what: Any) -> None:
-            frames.append(Frame(client, "sent", what))
-            send(what)
+        def recorded_send(data: Any) -> None:
+            frames.append(Frame(client, "sent", data))
+            send(data)
 
-        def noted_end(why: Any = None) -> None:
-            frames.append(Frame(client, "closed", why))
-            closed(why)
+        def recorded_close(reason: Any = None) -> None:
+            frames.append(Frame(client, "closed", reason))
+            close(reason)
 
-        end._hear = noted  # type: ignore[method-assign]
-        end.send = noted_send  # type: ignore[method-assign]
-        end.end = noted_end  # type: ignore[method-assign]
+        endpoint._receive = recorded_receive  # type: ignore[method-assign]
+        endpoint.send = recorded_send  # type: ignore[method-assign]
+        endpoint.end = recorded_close  # type: ignore[method-assign]
 
-    # ------------------------------------------------------------ what befalls it
+    # ------------------------------------------------------------ faults
 
     async def befall(self, until_s: float) -> None:
-        chance = self.chance
-        await asyncio.sleep(chance.uniform(0.0, 0.5))
+        """Inject random faults until `until_s`, then stop them."""
+        rng = self.rng
+        await asyncio.sleep(rng.uniform(0.0, 0.5))
         while self.loop.now < until_s:
-            fault = chance.choice(FAULTS)
+            fault = rng.choice(FAULTS)
             self.outcome.faults.append(fault.__name__)
             self._tell(fault.__name__)
-            await fault(self, chance)
-            await asyncio.sleep(chance.expovariate(1.0))
+            await fault(self, rng)
+            await asyncio.sleep(rng.expovariate(1.0))
         self.heal()
 
     async def lose(self, until_s: float) -> None:
-        """In two lives of five the store fails over, at once or after some time in which there is
-        none, and has lost up to a second of what it had confirmed: perhaps that a session has
-        changed hands."""
-        chance = self.losses
-        for _ in range(chance.choice([0, 0, 0, 1, 2])):
-            await asyncio.sleep(chance.uniform(0.0, until_s / 2))
+        """Fail the store over to its replica once or twice in two lives of five.
+
+        The failover follows at once or after an outage, and loses up to a second of confirmed
+        changes, changes of a session's owner included.
+        """
+        rng = self.losses
+        for _ in range(rng.choice([0, 0, 0, 1, 2])):
+            await asyncio.sleep(rng.uniform(0.0, until_s / 2))
             self.storage.replica.catch_up()
-            if chance.random() < 0.5:
-                await drop_a_client(self, chance)
-            await asyncio.sleep(chance.uniform(0.05, 1.0))
-            if chance.random() < 0.5:
-                await store_away(self, chance)
+            if rng.random() < 0.5:
+                await drop_a_client(self, rng)
+            await asyncio.sleep(rng.uniform(0.05, 1.0))
+            if rng.random() < 0.5:
+                await store_away(self, rng)
             if self.storage.fail_over():
                 self.outcome.faults.append("fail_over")
                 self._tell("fail_over")
@@ -190,88 +195,88 @@ class World:
         self.storage.away, self.storage.shaky = False, 0.0
         self.storage.wake()
 
-    def kill(self, process: Process, chance: Random) -> None:
-        """Its peers hear of it, or do not: its host is gone then."""
+    def kill(self, process: Process, rng: Random) -> None:
+        """Kill a process; in one of five cases its peers get no notice, as when its host fails."""
         process.kill()
         self.buried += process.tasks
-        silent = chance.random() < 0.2
+        silent = rng.random() < 0.2
         for link in self.network.of(process):
             notices = [
-                None if end.process is process or silent else chance.uniform(0.0, 0.05)
-                for end in link.ends
+                None if endpoint.process is process or silent else rng.uniform(0.0, 0.05)
+                for endpoint in link.ends
             ]
-            if chance.random() < 0.5:
+            if rng.random() < 0.5:
                 link.sever(*notices)
-            else:  # what it has sent arrives
-                for end in link.ends:
-                    if end.process is process:
-                        end.close()
+            else:  # data already sent arrives
+                for endpoint in link.ends:
+                    if endpoint.process is process:
+                        endpoint.close()
 
 
 Fault = Any
 
 
-async def cut_a_link(world: World, chance: Random) -> None:
-    if world.network.links:
-        link = chance.choice(world.network.links)
-        link.sever(*(chance.uniform(0.0, 0.3) for _ in link.ends))
+async def cut_a_link(simulation: World, rng: Random) -> None:
+    if simulation.network.links:
+        link = rng.choice(simulation.network.links)
+        link.sever(*(rng.uniform(0.0, 0.3) for _ in link.ends))
 
 
-async def half_open(world: World, chance: Random) -> None:
-    """Nobody is told; or one end is, much later."""
-    if world.network.links:
-        link = chance.choice(world.network.links)
-        link.sever(*(chance.choice([None, chance.uniform(1.0, 8.0)]) for _ in link.ends))
+async def half_open(simulation: World, rng: Random) -> None:
+    """Cut a link without notice to its ends, or with a late one."""
+    if simulation.network.links:
+        link = rng.choice(simulation.network.links)
+        link.sever(*(rng.choice([None, rng.uniform(1.0, 8.0)]) for _ in link.ends))
 
 
-async def kill_a_gateway(world: World, chance: Random) -> None:
-    name = chance.choice(sorted(world.gateways))
-    world.kill(world.gateways[name].process, chance)
-    await asyncio.sleep(chance.uniform(0.05, 3.0))
-    world.gateways[name] = world._gateway(name)
+async def kill_a_gateway(simulation: World, rng: Random) -> None:
+    name = rng.choice(sorted(simulation.gateways))
+    simulation.kill(simulation.gateways[name].process, rng)
+    await asyncio.sleep(rng.uniform(0.05, 3.0))
+    simulation.gateways[name] = simulation._gateway(name)
 
 
-async def kill_an_engine(world: World, chance: Random) -> None:
-    name = chance.choice(sorted(world.engines))
-    world.kill(world.engines[name].process, chance)
-    await asyncio.sleep(chance.uniform(0.05, 3.0))
-    world.engines[name] = world._engine(name)
+async def kill_an_engine(simulation: World, rng: Random) -> None:
+    name = rng.choice(sorted(simulation.engines))
+    simulation.kill(simulation.engines[name].process, rng)
+    await asyncio.sleep(rng.uniform(0.05, 3.0))
+    simulation.engines[name] = simulation._engine(name)
 
 
-async def pause_a_gateway(world: World, chance: Random) -> None:
-    process = world.gateways[chance.choice(sorted(world.gateways))].process
+async def pause_a_gateway(simulation: World, rng: Random) -> None:
+    process = simulation.gateways[rng.choice(sorted(simulation.gateways))].process
     process.pause()
-    await asyncio.sleep(chance.uniform(0.2, 15.0))
+    await asyncio.sleep(rng.uniform(0.2, 15.0))
     process.go_on()
 
 
-async def pause_an_engine(world: World, chance: Random) -> None:
-    process = world.engines[chance.choice(sorted(world.engines))].process
+async def pause_an_engine(simulation: World, rng: Random) -> None:
+    process = simulation.engines[rng.choice(sorted(simulation.engines))].process
     process.pause()
-    await asyncio.sleep(chance.uniform(0.2, 12.0))
+    await asyncio.sleep(rng.uniform(0.2, 12.0))
     process.go_on()
 
 
-async def store_away(world: World, chance: Random) -> None:
-    world.storage.away = True
-    await asyncio.sleep(chance.uniform(0.1, 4.0))
-    world.storage.away = False
+async def store_away(simulation: World, rng: Random) -> None:
+    simulation.storage.away = True
+    await asyncio.sleep(rng.uniform(0.1, 4.0))
+    simulation.storage.away = False
 
 
-async def store_asleep(world: World, chance: Random) -> None:
-    world.storage.asleep = True
-    await asyncio.sleep(chance.uniform(0.1, 4.0))
-    world.storage.wake()
+async def store_asleep(simulation: World, rng: Random) -> None:
+    simulation.storage.asleep = True
+    await asyncio.sleep(rng.uniform(0.1, 4.0))
+    simulation.storage.wake()
 
 
-async def store_shaky(world: World, chance: Random) -> None:
-    world.storage.shaky = chance.choice([0.05, 0.3])
-    await asyncio.sleep(chance.uniform(0.5, 5.0))
-    world.storage.shaky = 0.0
+async def store_shaky(simulation: World, rng: Random) -> None:
+    simulation.storage.shaky = rng.choice([0.05, 0.3])
+    await asyncio.sleep(rng.uniform(0.5, 5.0))
+    simulation.storage.shaky = 0.0
 
 
-async def drop_a_client(world: World, chance: Random) -> None:
-    await chance.choice(world.people).drop()
+async def drop_a_client(simulation: World, rng: Random) -> None:
+    await rng.choice(simulation.people).drop()
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -291,34 +296,32 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-# ---------------------------------------------------------------- what people do
+# ---------------------------------------------------------------- clients
 
 
-async def live(person: Person, turns: int) -> None:
-    chance = person.chance
+async def live(client: Person, turns: int) -> None:
+    rng = client.rng
     for _ in range(turns):
-        await person.say(chance.choice(WORDS))
-        if chance.random() < 0.3:
-            await person.say(chance.choice(WORDS))
-        response = await person.respond(chance.choice([3, 20, 60]))
-        await asyncio.sleep(chance.choice([0.0, 0.05, 0.5]))
-        what = chance.random()
-        if what < 0.15:
-            await person.cancel()
-        elif what < 0.3:
-            await person.say("while you speak")
-        elif what < 0.4:
-            await person.respond(4, conversation="none", input=[_message("beside")])
-        if response is not None and chance.random() < 0.85:
-            await person.over(response)
-            said = [name for name, text in person.texts.items() if text.response == response]
-            if said and chance.random() < 0.15:
-                await person.truncate(
-                    said[0], chance.randrange(1 + len(person.texts[said[0]].text))
-                )
-            elif said and chance.random() < 0.1:
-                await person.delete(chance.choice(list(person.items)))
-        await asyncio.sleep(chance.choice([0.0, 0.1, 1.0]))
+        await client.say(rng.choice(WORDS))
+        if rng.random() < 0.3:
+            await client.say(rng.choice(WORDS))
+        response = await client.respond(rng.choice([3, 20, 60]))
+        await asyncio.sleep(rng.choice([0.0, 0.05, 0.5]))
+        action = rng.random()
+        if action < 0.15:
+            await client.cancel()
+        elif action < 0.3:
+            await client.say("while you speak")
+        elif action < 0.4:
+            await client.respond(4, conversation="none", input=[_message("beside")])
+        if response is not None and rng.random() < 0.85:
+            await client.over(response)
+            items = [name for name, text in client.texts.items() if text.response == response]
+            if items and rng.random() < 0.15:
+                await client.truncate(items[0], rng.randrange(1 + len(client.texts[items[0]].text)))
+            elif items and rng.random() < 0.1:
+                await client.delete(rng.choice(list(client.items)))
+        await asyncio.sleep(rng.choice([0.0, 0.1, 1.0]))
 
 
 def _message(text: str) -> dict[str, Any]:
@@ -326,180 +329,185 @@ def _message(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": content}
 
 
-# ---------------------------------------------------------------- what must hold
+# ---------------------------------------------------------------- checks
 
 
-async def settle(world: World, person: Person) -> None:
-    """Nothing goes wrong any more: all that was asked is answered, and one turn more."""
-    for response in list(person.responses):
-        await person.over(response)
-    await person.say("the last one")
+async def settle(simulation: World, client: Person) -> None:
+    """Wait for all responses after the last fault, then run one more turn."""
+    for response in list(client.responses):
+        await client.over(response)
+    await client.say("the last one")
     response = None
     while response is None:
-        response = await person.respond(5)
+        response = await client.respond(5)
         await asyncio.sleep(0.1)
-    await person.over(response)
+    await client.over(response)
     await asyncio.sleep(1.0)
 
 
-def found(world: World, person: Person) -> Session:
-    """Where it is now; one gateway at most has it with a client."""
-    there = [
+def found(simulation: World, client: Person) -> Session:
+    """Find the session of a client: the copy with the highest fence in the gateways."""
+    copies = [
         session
-        for gateway in world.gateways.values()
+        for gateway in simulation.gateways.values()
         if gateway.registry is not None
-        and (session := gateway.registry.find(person.session)) is not None
+        and (session := gateway.registry.find(client.session)) is not None
     ]
-    assert there, f"{person.session} is nowhere"
-    return max(there, key=lambda session: session.fence)
+    assert copies, f"no gateway has {client.session}"
+    return max(copies, key=lambda session: session.fence)
 
 
-def check(world: World, person: Person) -> None:
-    session = found(world, person)
+def check(simulation: World, client: Person) -> None:
+    """Assert that session, store and client agree, and that every response is a fresh prefill's."""
+    session = found(simulation, client)
     conversation = session.conversation
-    assert not conversation.has_open_response, "nothing is being made"
+    assert not conversation.has_open_response, "a response is still open"
     items = {item.id: item for item in conversation.items()}
-    assert list(items) == person.order, f"{list(items)} is told as {person.order}"
-    assert items.keys() == person.items.keys(), f"{items.keys() ^ person.items.keys()}"
+    assert list(items) == client.order, f"{list(items)} was received as {client.order}"
+    assert items.keys() == client.items.keys(), f"{items.keys() ^ client.items.keys()}"
     for name, item in items.items():
-        told = "".join(part.get("text", "") for part in person.items[name]["content"])
-        assert told == _words(item), f"{name}: {told!r} is not {_words(item)!r}"
-    for name, words in person.kept.items():
-        there = _words(items[name]) if name in items else None
-        assert there == words or person.lost["item", name], f"{name}: {there!r} is not {words!r}"
-    snapshot = world.storage.do(world.storage.tables.load, person.session)
-    assert snapshot is not None, "the store has it"
-    assert snapshot.metadata.fence == session.fence, "who has it owns it"
+        received = "".join(part.get("text", "") for part in client.items[name]["content"])
+        assert received == _text_of(item), f"{name}: {received!r} is not {_text_of(item)!r}"
+    for name, stored in client.kept.items():
+        current = _text_of(items[name]) if name in items else None
+        assert current == stored or client.lost["item", name], (
+            f"{name}: {current!r} is not {stored!r}"
+        )
+    snapshot = simulation.storage.do(simulation.storage.tables.load, client.session)
+    assert snapshot is not None, "the session is not in the store"
+    assert snapshot.metadata.fence == session.fence, "the gateway does not own the session"
     assert snapshot.entries == tuple(encode_entry(piece) for piece in to_entries(conversation, ()))
-    assert snapshot.running_responses == (), "nothing is being made there either"
-    answers = [span for span in conversation.spans if span.sampled_ids is not None]
-    assert len({span.response_id for span in answers}) == len(answers)
-    assert {span.response_id for span in answers} <= set(person.asks.values())
-    if not person.edited and not conversation.out_of_window:
-        for span in answers:
-            _check_answer(person, conversation, span)
+    assert snapshot.running_responses == (), "a response is still open in the store"
+    responses = [span for span in conversation.spans if span.sampled_ids is not None]
+    assert len({span.response_id for span in responses}) == len(responses)
+    assert {span.response_id for span in responses} <= set(client.asks.values())
+    if not client.edited and not conversation.out_of_window:
+        for span in responses:
+            _check_response(client, conversation, span)
     else:
-        _check_answer(person, conversation, answers[-1])
+        _check_response(client, conversation, responses[-1])
 
 
-def _words(item: Item) -> str:
+def _text_of(item: Item) -> str:
     assert isinstance(item, MessageItem)
     return "".join(part.text for part in item.parts)
 
 
-def _check_answer(person: Person, conversation: Conversation, span: Span) -> None:
-    """It is what a fresh prefill of all before it gives."""
+def _check_response(client: Person, conversation: Conversation, span: Span) -> None:
+    """Assert that a response has the ids that a fresh prefill of all spans before it gives."""
     before = conversation.spans[: conversation.spans.index(span)]
-    asked, header = msgspec.structs.replace(conversation, spans=before).render_header()
-    expected = oracle([*asked.ids(), *header], 60, stop_ids=[0])
-    assert span.sampled_ids is not None, "an answer"
-    assert span.response_id is not None, "an answer"
-    assert list(span.sampled_ids) == expected[: len(span.sampled_ids)], "as a fresh prefill would"
-    response = person.responses.get(span.response_id)
+    prompt, header = msgspec.structs.replace(conversation, spans=before).render_header()
+    expected = oracle([*prompt.ids(), *header], 60, stop_ids=[0])
+    assert span.sampled_ids is not None, "not a response"
+    assert span.response_id is not None, "not a response"
+    assert list(span.sampled_ids) == expected[: len(span.sampled_ids)], "not a fresh prefill's ids"
+    response = client.responses.get(span.response_id)
     if response is not None and response["status"] == "completed":
-        assert span.sampled_ids[-1] == 0, "it ended by itself"
+        assert span.sampled_ids[-1] == 0, "completed without a stop id"
 
 
-async def leave(world: World, person: Person) -> None:
-    """In one of the ways there are."""
-    way = person.chance.choice(["close", "delete", "wait"])
-    person.ended = True
-    if way == "close":
-        await person.ask(lambda event: event["type"] == "session.closed", type="session.close")
-    elif way == "delete":
-        name = person.chance.choice(sorted(world.gateways))
-        gateway = world.gateways[name]
+async def leave(simulation: World, client: Person) -> None:
+    """End the session by a close, by a delete, or by its expiry."""
+    ending = client.rng.choice(["close", "delete", "wait"])
+    client.ended = True
+    if ending == "close":
+        await client.ask(lambda event: event["type"] == "session.closed", type="session.close")
+    elif ending == "delete":
+        name = client.rng.choice(sorted(simulation.gateways))
+        gateway = simulation.gateways[name]
         while (registry := gateway.registry) is None:
             await asyncio.sleep(0.1)
-        assert await gateway.process.run(_delete(registry, person.session)), "it was there"
-    await person.drop()
+        deleted = await gateway.process.run(_delete(registry, client.session))
+        assert deleted, f"{client.session} was not found"
+    await client.drop()
 
 
 async def _delete(registry: Registry, session: str) -> bool:
     return await registry.delete(session, "")
 
 
-async def life(world: World) -> None:
-    chance = world.chance
-    living = [
-        process.run(live(person, chance.choice([1, 2, 3, 4])), process.name)
-        for person, process in zip(world.people, world._processes, strict=True)
+async def life(simulation: World) -> None:
+    """Run the clients under faults, then check the clients, the sessions and the shutdown."""
+    rng = simulation.rng
+    running = [
+        process.run(live(client, rng.choice([1, 2, 3, 4])), process.name)
+        for client, process in zip(simulation.people, simulation._processes, strict=True)
     ]
-    until_s = chance.choice([2.0, 6.0, 15.0])
-    losing = world.loop.create_task(world.lose(until_s))
-    await world.loop.create_task(world.befall(until_s))
-    await losing
-    await all_of(world, living)
-    for act in (settle, leave):
-        doing = [
-            process.run(act(world, person), process.name)
-            for person, process in zip(world.people, world._processes, strict=True)
+    until_s = rng.choice([2.0, 6.0, 15.0])
+    failing_over = simulation.loop.create_task(simulation.lose(until_s))
+    await simulation.loop.create_task(simulation.befall(until_s))
+    await failing_over
+    await all_of(simulation, running)
+    for phase in (settle, leave):
+        tasks = [
+            process.run(phase(simulation, client), process.name)
+            for client, process in zip(simulation.people, simulation._processes, strict=True)
         ]
-        await all_of(world, doing)
-        if act is settle:
-            for person in world.people:
-                check(world, person)
+        await all_of(simulation, tasks)
+        if phase is settle:
+            for client in simulation.people:
+                check(simulation, client)
     await asyncio.sleep(LIMITS.resume_window_s + 50.0)
-    await over(world)
+    await over(simulation)
 
 
-async def all_of(world: World, doing: list[asyncio.Task[None]]) -> None:
-    """Within the time there is when nothing goes wrong."""
-    _, hung = await asyncio.wait(doing, timeout=HEALED_S, return_when=asyncio.FIRST_EXCEPTION)
-    for task in doing:
+async def all_of(simulation: World, tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for tasks of the clients, with a timeout. Raises the first exception of a task."""
+    _, hung = await asyncio.wait(tasks, timeout=HEALED_S, return_when=asyncio.FIRST_EXCEPTION)
+    for task in tasks:
         if task.done():
             task.result()
-    waiting = [person.waits_for for person in world.people]
-    assert not hung, f"nothing comes any more: {waiting}"
+    waiting = [client.waits_for for client in simulation.people]
+    assert not hung, f"clients wait for ever: {waiting}"
 
 
-async def over(world: World) -> None:
-    """Everything closes, and nothing is left."""
-    for person in world.people:
-        card = world.storage.do(world.storage.tables.find, person.session)
-        assert card is None, f"{person.session} is still there"
-    for gateway in world.gateways.values():
+async def over(simulation: World) -> None:
+    """Shut everything down; assert that no session, task or page is left."""
+    for client in simulation.people:
+        metadata = simulation.storage.do(simulation.storage.tables.find, client.session)
+        assert metadata is None, f"{client.session} is still stored"
+    for gateway in simulation.gateways.values():
         registry = gateway.registry
-        assert registry is not None, f"{gateway.name} never came up: {gateway.running}"
-        assert registry.list_sessions("") == [], "a gateway keeps what is over"
+        assert registry is not None, f"{gateway.name} did not get ready: {gateway.running}"
+        assert registry.list_sessions("") == [], "a gateway keeps an ended session"
         gateway.process.context.run(gateway.stopping.set)
     async with asyncio.timeout(HEALED_S):
-        await asyncio.gather(*(gateway.running for gateway in world.gateways.values()))
+        await asyncio.gather(*(gateway.running for gateway in simulation.gateways.values()))
     await asyncio.sleep(30.0)
-    for gateway in world.gateways.values():
+    for gateway in simulation.gateways.values():
         assert [task for task in gateway.process.tasks if not task.done()] == []
-    for engine in world.engines.values():
+    for engine in simulation.engines.values():
         engine.check_empty()
 
 
-def simulate(chance: Random, folder: str) -> Outcome:
-    """Raises AssertionError where something does not hold. All follows from what `chance` gives."""
-    seed = chance.getrandbits(48)
+def simulate(rng: Random, folder: str) -> Outcome:
+    """Run one life, drawn from `rng` alone. Raises AssertionError if a check fails."""
+    seed = rng.getrandbits(48)
     loop = NetworkLoop()
-    complaints = Complaints()
-    logging.getLogger().addHandler(complaints)
-    problems: list[str] = []
+    error_log = Complaints()
+    logging.getLogger().addHandler(error_log)
+    loop_errors: list[str] = []
 
-    def note(loop: Any, context: dict[str, Any]) -> None:
+    def record_error(loop: Any, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        told = traceback.format_exception(error) if isinstance(error, BaseException) else []
-        problems.append(f"{context.get('message')}: {''.join(told)}")
+        lines = traceback.format_exception(error) if isinstance(error, BaseException) else []
+        loop_errors.append(f"{context.get('message')}: {''.join(lines)}")
 
-    loop.set_exception_handler(note)
+    loop.set_exception_handler(record_error)
     try:
         with warnings.catch_warnings(), virtual(loop, seed):
-            warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")  # of the buried
-            world = World(loop, seed, folder)
+            warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")  # of killed tasks
+            simulation = World(loop, seed, folder)
             try:
-                loop.run_until_complete(life(world))
+                loop.run_until_complete(life(simulation))
             except AssertionError as error:
-                raise AssertionError(f"{error}; {complaints.heard[:1]} {problems[:1]}") from error
+                raise AssertionError(f"{error}; {error_log.heard[:1]} {loop_errors[:1]}") from error
             else:
-                assert complaints.heard == [], complaints.heard[0]
-                assert problems == [], problems
+                assert error_log.heard == [], error_log.heard[0]
+                assert loop_errors == [], loop_errors
             finally:
-                every = [task for task in asyncio.all_tasks(loop) if not task.done()]
-                bury([*world.buried, *every])
-            return world.outcome
+                unfinished = [task for task in asyncio.all_tasks(loop) if not task.done()]
+                bury([*simulation.buried, *unfinished])
+            return simulation.outcome
     finally:
-        logging.getLogger().removeHandler(complaints)
+        logging.getLogger().removeHandler(error_log)

@@ -1,1 +1,1 @@
-"""What several tests share: fakes of Protocols, and real things started for a test."""
+"""Shared test support: fakes of Protocols, and real servers and processes started for a test."""

@@ -1,4 +1,4 @@
-"""Paged attention one token at a time in fp64, and batches to try it on."""
+"""Reference paged attention, one token at a time in fp64, and batches to compare on."""
 
 from __future__ import annotations
 
@@ -25,20 +25,26 @@ ROWS = {
 
 
 def batch(rows: list[tuple[int, int]], page_size: int) -> tuple[Batch, int]:
-    """Rows of (tokens in KV, new tokens) over scrambled pages, and how many pages there are."""
+    """Make a batch of rows of (tokens in KV, new tokens) over scrambled pages.
+
+    Returns the batch and the number of pages of its pool.
+    """
     tables = [-(-(start + count) // page_size) for start, count in rows]
     total = sum(tables) + 3
     free = list(range(total))
     random.Random(7).shuffle(free)
-    made = []
-    for (start, count), pages in zip(rows, tables, strict=True):
-        mine = array("i", [free.pop() for _ in range(pages)])
-        made.append(BatchRow(array("i", [0] * count), -1, start, mine, None))
-    return Batch(0, made), total
+    batch_rows = []
+    for (start, count), page_count in zip(rows, tables, strict=True):
+        pages = array("i", [free.pop() for _ in range(page_count)])
+        batch_rows.append(BatchRow(array("i", [0] * count), -1, start, pages, None))
+    return Batch(0, batch_rows), total
 
 
 def obvious(batch: Batch, pool: KVPool, query: Tensor, scale: float, window: int | None) -> Tensor:
-    """[T, heads, value_dim] in fp64: for each token and head, over each visible position."""
+    """Compute attention of each token and head over its visible positions, in fp64.
+
+    Returns a tensor [T, heads, value_dim].
+    """
     out, token, size = [], 0, pool.page_size
     keys, values = pool.keys[0].double(), pool.values[0].double()
     share = query.shape[1] // keys.shape[1]
@@ -56,7 +62,7 @@ def obvious(batch: Batch, pool: KVPool, query: Tensor, scale: float, window: int
 
 
 def filled(made: Batch, pages: int, page_size: int, shape: KVShape, like: Tensor) -> KVPool:
-    """A pool in which every slot that belongs to nobody is NaN."""
+    """Make a pool with random entries in the slots of the batch; all other slots are NaN."""
     pool = KVPool([shape], pages, page_size, like)
     pool.keys[0].fill_(math.nan)
     pool.values[0].fill_(math.nan)

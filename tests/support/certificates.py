@@ -1,4 +1,4 @@
-"""A certificate of a host named `engine`, signed by itself."""
+"""Self-signed certificate for the host name `engine`."""
 
 import shutil
 import subprocess
@@ -8,12 +8,12 @@ import pytest
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """And its key, PEM."""
+    """Create a certificate. Returns the PEM files of the certificate and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed (Debian: apt-get install openssl)")
     folder.mkdir(exist_ok=True)
-    key, made = folder / "key.pem", folder / "certificate.pem"
-    kind = ("-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    where = ("-keyout", key, "-out", made, "-subj", "/CN=engine", "-days", "2")
-    subprocess.run(["openssl", "req", *kind, *where], check=True, capture_output=True)
-    return made, key
+    key, pem = folder / "key.pem", folder / "certificate.pem"
+    options = ("-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    output = ("-keyout", key, "-out", pem, "-subj", "/CN=engine", "-days", "2")
+    subprocess.run(["openssl", "req", *options, *output], check=True, capture_output=True)
+    return pem, key

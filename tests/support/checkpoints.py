@@ -1,4 +1,4 @@
-"""Small tokenizers of the real kinds, trained here, and checkpoint folders around them."""
+"""Small tokenizers of the real kinds, trained here, and checkpoint folders with them."""
 
 import atexit
 import json
@@ -40,7 +40,7 @@ QWEN_SPLIT = (
 
 
 def byte_level(special: Sequence[str], ordinary: Sequence[str] = ()) -> Tokenizer:
-    """GPT-2's kind, as Qwen and Llama 3 have it. `ordinary`: added tokens that are not special."""
+    """Byte-level BPE as of GPT-2, Qwen and Llama 3. `ordinary`: added, non-special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -59,8 +59,8 @@ def byte_level(special: Sequence[str], ordinary: Sequence[str] = ()) -> Tokenize
 
 
 def sentencepiece_like(special: Sequence[str], *, legacy: bool = True) -> Tokenizer:
-    """Llama 2's and Mistral's kind: spaces as ▁, bytes where a character is unknown. `legacy`
-    puts a ▁ before every stretch of text, else only before the first."""
+    """BPE like that of Llama 2 and Mistral: spaces as ▁, unknown characters as bytes. `legacy` puts
+    a ▁ before every piece of text between special tokens, otherwise only before the first."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     trainer = trainers.BpeTrainer(
@@ -109,7 +109,7 @@ def sentencepiece_like(special: Sequence[str], *, legacy: bool = True) -> Tokeni
 def write_checkpoint(
     folder: Path, tokenizer: Tokenizer, template: str | None = None, **config: Any
 ) -> Path:
-    """The text part of a checkpoint folder; `config` is tokenizer_config.json."""
+    """Write the text files of a checkpoint; `config`: the content of tokenizer_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -161,7 +161,7 @@ FAMILIES: dict[str, tuple[Callable[[], Tokenizer], dict[str, str]]] = {
         {"bos_token": "<s>", "eos_token": "</s>"},
     ),
 }
-"""Of each template in templates/: a tokenizer of the real one's kind, and tokenizer_config.json."""
+"""For each template in templates/: its kind of tokenizer, and tokenizer_config.json."""
 
 
 NAMES = (*FAMILIES, BUNDLED_MODEL)
@@ -169,7 +169,7 @@ NAMES = (*FAMILIES, BUNDLED_MODEL)
 
 @cache
 def family_folder(name: str) -> Path:
-    """A checkpoint folder of the family, gone when the tests end; or the bundled model's."""
+    """Checkpoint folder of a family, deleted when the tests end, or of the bundled model."""
     if name == BUNDLED_MODEL:
         return Path(engine.__file__).parent / "bundled" / BUNDLED_MODEL
     folder = Path(tempfile.mkdtemp(prefix="continuo-text-"))

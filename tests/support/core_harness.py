@@ -1,7 +1,7 @@
-"""Desk: the loop's parts without sockets, threads or time. Commands in, steps by hand, events out.
+"""CoreHarness: the parts of the engine core without sockets, threads or time.
 
-What takes place in which step is exact here, so that tests count steps and tokens and never look at
-a clock: `now` stands still until a test moves it.
+A test applies commands, launches and collects single steps, and reads the events. Steps and tokens
+can be counted exactly, because the clock `now` stands still until the test advances it.
 """
 
 from collections import deque
@@ -50,7 +50,7 @@ class Desk:
         scheduler: type[Scheduler] = Scheduler,
         vocabulary: int = VOCABULARY,
     ) -> None:
-        """`vocabulary`: ids it reads; it draws the first VOCABULARY of them."""
+        """`vocabulary`: number of valid input ids; only the first VOCABULARY are drawn."""
         limit = min(max_model_len, pages * page_size)
         geometry = Geometry(pages, page_size, limit, vocabulary, batched_tokens, 0, host_pages)
         self.runner = DigestRunner(geometry)
@@ -60,9 +60,9 @@ class Desk:
         self.now = 1000.0
         self.events: list[EngineEvent] = []
         self._loop = EngineLoop(self.runner, self.cache, self.scheduler, self.counters)
-        self._flying: deque[tuple[PreparedStep, BatchResult | Exception]] = deque()
+        self._in_flight: deque[tuple[PreparedStep, BatchResult | Exception]] = deque()
         self._pages: deque[list[bytes]] = deque()
-        """Of the rows in flight, which nobody may change."""
+        """Pages of the rows in flight, which must not change until the step is collected."""
         self._n = 0
         self.sessions = Sessions(
             self.cache,
@@ -105,23 +105,24 @@ class Desk:
         return self.do(CloseSession(self.n(), session, keep_prefix))
 
     def do(self, command: LoopCommand) -> CommandDone:
-        """A command that takes effect at once."""
-        answer = self.tell(command)
-        assert isinstance(answer, CommandDone), answer
-        return answer
+        """Apply a command that must take effect at once. Returns its reply."""
+        reply = self.tell(command)
+        assert isinstance(reply, CommandDone), reply
+        return reply
 
     def refuse(self, command: LoopCommand) -> CommandRefused:
-        answer = self.tell(command)
-        assert isinstance(answer, CommandRefused), answer
-        return answer
+        """Apply a command that must be refused at once. Returns the refusal."""
+        reply = self.tell(command)
+        assert isinstance(reply, CommandRefused), reply
+        return reply
 
     def tell(self, command: LoopCommand) -> CommandDone | CommandRefused | None:
-        """The command's answer; None: it waits."""
+        """Apply a command. Returns its reply, or None if the command is deferred."""
         before = len(self.events)
         self.sessions.apply(command)
         self._take_events()
-        answers = [e for e in self.events[before:] if isinstance(e, CommandDone | CommandRefused)]
-        return next((e for e in answers if e.n == command.n), None)
+        replies = [e for e in self.events[before:] if isinstance(e, CommandDone | CommandRefused)]
+        return next((e for e in replies if e.n == command.n), None)
 
     def n(self) -> int:
         self._n += 1
@@ -130,78 +131,78 @@ class Desk:
     # ---- steps ----------------------------------------------------------------------------
 
     def launch(self) -> PreparedStep | None:
-        """Plans a step and runs it on the device; its answer is not looked at yet."""
-        order = self._loop.prepare_step()
-        if order is None:
+        """Plan a step and run it on the device; its result takes effect in `collect`."""
+        step = self._loop.prepare_step()
+        if step is None:
             return None
-        answer: BatchResult | Exception
+        result: BatchResult | Exception
         try:
-            answer = self.runner.launch(order.batch)
+            result = self.runner.launch(step.batch)
         except Exception as error:
-            behind_a_lost_one = any(isinstance(each, Exception) for _, each in self._flying)
-            if not isinstance(error, RuntimeError) and not behind_a_lost_one:
+            follows_failed_step = any(isinstance(each, Exception) for _, each in self._in_flight)
+            if not isinstance(error, RuntimeError) and not follows_failed_step:
                 raise
-            answer = error
-        self._flying.append((order, answer))
-        self._pages.append([row.pages.tobytes() for row in order.batch.rows])
+            result = error
+        self._in_flight.append((step, result))
+        self._pages.append([row.pages.tobytes() for row in step.batch.rows])
         self.cache.audit()
-        return order
+        return step
 
     def collect(self) -> None:
-        """The oldest step in flight takes effect."""
-        order, answer = self._flying.popleft()
-        assert self._pages.popleft() == [row.pages.tobytes() for row in order.batch.rows]
-        if isinstance(answer, Exception):
-            lost = [order, *(each for each, _ in self._flying)]
-            self._flying.clear()
+        """Apply the result of the oldest step in flight."""
+        step, result = self._in_flight.popleft()
+        assert self._pages.popleft() == [row.pages.tobytes() for row in step.batch.rows]
+        if isinstance(result, Exception):
+            failed = [step, *(each for each, _ in self._in_flight)]
+            self._in_flight.clear()
             self._pages.clear()
-            self._loop.apply_failure(lost, answer, self.sessions)
+            self._loop.apply_failure(failed, result, self.sessions)
         else:
-            self._loop.apply_result(order, answer, self.sessions)
+            self._loop.apply_result(step, result, self.sessions)
         self._take_events()
         self.cache.audit()
 
     def step(self) -> PreparedStep | None:
-        order = self.launch()
-        if order is not None:
+        step = self.launch()
+        if step is not None:
             self.collect()
-        return order
+        return step
 
     def run(self, *, ahead: int = 0, steps_max: int = 2000) -> int:
-        """Steps until nothing is owed, `ahead` of them launched beyond the one awaited. Returns how
-        many were launched."""
+        """Run steps until no sequence owes tokens, with `ahead` steps launched in advance. Returns
+        the number of launched steps."""
         launched = 0
         while True:
-            order = self.launch()
-            launched += order is not None
-            assert launched <= steps_max, "it does not come to an end"
-            if len(self._flying) > ahead or (self._flying and order is None):
+            step = self.launch()
+            launched += step is not None
+            assert launched <= steps_max, f"tokens are still owed after {steps_max} steps"
+            if len(self._in_flight) > ahead or (self._in_flight and step is None):
                 self.collect()
-            elif order is None:
+            elif step is None:
                 return launched
 
     @property
     def flying(self) -> int:
-        """Steps launched and not yet collected."""
-        return len(self._flying)
+        """Number of steps launched and not yet collected."""
+        return len(self._in_flight)
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         self.sessions.expire_idle()
         self._take_events()
 
-    # ---- what can be seen -----------------------------------------------------------------
+    # ---- events and state -----------------------------------------------------------------
 
     def heard(self, kind: type[Kind]) -> list[Kind]:
         return [event for event in self.events if isinstance(event, kind)]
 
     def said(self, session: str, turn: str = "turn") -> list[int]:
-        """All ids of a turn."""
+        """Collect all output ids of a turn."""
         pieces = [e for e in self.heard(TurnTokens) if (e.session, e.turn) == (session, turn)]
         return [id for piece in pieces for id in piece.ids]
 
     def ended(self, session: str, turn: str = "turn") -> TurnEnded:
-        """The end of a turn, of which there must be exactly one."""
+        """Return the end of a turn, of which exactly one must exist."""
         (end,) = [e for e in self.heard(TurnEnded) if (e.session, e.turn) == (session, turn)]
         return end
 
@@ -216,4 +217,4 @@ class Desk:
 
 
 def _no_stops(stops: tuple[str, ...]) -> StopStringMatcher:
-    raise AssertionError("no stop strings here")
+    raise AssertionError("stop strings are not supported by this harness")

@@ -1,6 +1,9 @@
-"""python -m tests.support.deadly_boot START: the engine's process, on a device of digests that
-kills the process as soon as a step reads one of the ids in DEADLY_IDS (comma-separated). Where
-DEADLY_WAY is `lose`, the device raises then, and never works again in this process."""
+"""python -m tests.support.deadly_boot START: an engine process that some ids kill.
+
+The null device kills the process as soon as a step reads one of the ids in the environment variable
+DEADLY_IDS (comma-separated). If DEADLY_WAY is `lose`, the device raises instead, in this and every
+later step of the process.
+"""
 
 import os
 import secrets

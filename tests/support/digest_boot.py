@@ -1,9 +1,7 @@
-"""python -m tests.support.digest_boot START: the engine's process, on the device of digests.
+"""python -m tests.support.digest_boot START: the engine process on the null device.
 
-A model is a folder with a tokenizer.
-
-All of it is real but the device: it is started again, waited for, stopped and killed like one with
-a model, and is there within a second.
+The model is a folder with a tokenizer. Everything but the device is real: the process can be
+restarted, awaited, stopped and killed like one with a model, and is ready within a second.
 """
 
 import os
@@ -17,7 +15,7 @@ from continuo.engine.wire.messages import EngineReady
 from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 
 STEP_S = float(os.environ.get("DIGEST_STEP_S", "0.002"))
-"""An answer gives a fault time to happen."""
+"""Duration of a step, so that a fault can occur during a response."""
 GEOMETRY = Geometry(2048, 4, 4000, VOCABULARY, 64, 0, 0)
 
 

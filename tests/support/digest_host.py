@@ -1,5 +1,4 @@
-"""python -m tests.support.digest_host engine …: `continuo`, whose engines run on the device of
-digests."""
+"""python -m tests.support.digest_host engine …: `continuo` with engines on the null device."""
 
 import sys
 

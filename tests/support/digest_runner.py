@@ -1,7 +1,7 @@
-"""A Runner whose KV entries are digests of their past, and whose answers depend on all of it.
+"""Null device: a Runner whose KV entries are digests of all ids before, and determine its output.
 
-If any page is lost, shared wrongly, overwritten or copied too late, the chain of digests breaks and
-the drawn ids differ from `oracle`, which needs the ids alone.
+If a page is lost, wrongly shared, overwritten or copied too late, the chain of digests breaks and
+the drawn ids differ from those of `oracle`, which is computed from the ids alone.
 """
 
 import hashlib
@@ -33,13 +33,16 @@ def extend(past: Digest, id: int) -> Digest:
 
 
 def draw(past: Digest, sample: SampleParams) -> int:
-    """The first id from one that the whole past names that the mask allows; -1: it allows none."""
+    """Draw the id that `past` determines, or the next id that the mask allows.
+
+    Returns -1 if the mask allows no id.
+    """
     salt = b"%.17g" % (sample.uniform if sample.temperature else 0.0)
-    named = hashlib.blake2b(past + salt, digest_size=2).digest()[0] % VOCABULARY
+    first = hashlib.blake2b(past + salt, digest_size=2).digest()[0] % VOCABULARY
     if sample.mask is None:
-        return named
+        return first
     allowed = sample.mask.compute_bitmask()
-    order = ((named + n) % VOCABULARY for n in range(VOCABULARY))
+    order = ((first + n) % VOCABULARY for n in range(VOCABULARY))
     return next((id for id in order if allowed[id >> 3] >> (id & 7) & 1), -1)
 
 
@@ -49,7 +52,7 @@ def oracle(
     stop_ids: Sequence[int] = (),
     matcher: GrammarMatcher | None = None,
 ) -> list[int]:
-    """The greedy continuation of `ids`: what one fresh prefill would give."""
+    """Compute the greedy continuation of `ids`: the output after one fresh prefill."""
     past = b""
     for id in ids:
         past = extend(past, id)
@@ -77,13 +80,13 @@ def carry_out(moves: Sequence[PageMove], device: list[list[Page]], host: list[li
 
 
 def logprobs(past: Digest, id: int, count: int) -> Logprobs:
-    """They tell of the whole past too."""
+    """Compute log probabilities that depend on all ids before, like the drawn id."""
     drawn = -past[0] / 32
     return Logprobs(drawn, [((id + n) % VOCABULARY, drawn - n) for n in range(count)])
 
 
 def ready(geometry: Geometry, folder: str, incarnation: str) -> EngineReady:
-    """What an engine on this device says of itself."""
+    """Make the ready message of an engine on this device."""
     return EngineReady(
         folder=folder,
         model="test",
@@ -101,9 +104,12 @@ def ready(geometry: Geometry, folder: str, incarnation: str) -> EngineReady:
 
 
 class DigestRunner(Runner[BatchResult]):
-    """`fail_at` names step numbers that raise; `explosive` ids that make each step raise that
-    reads them; `poison` ids whose logits are NaN; a step takes `step_s`. Where none runs ahead, two
-    of three are left to others before their end."""
+    """Runner of the null device.
+
+    A test may choose step numbers that raise, ids that raise in every step that reads them, ids
+    whose logits are NaN, and the duration `step_s` of a step. `run_until_near_end` reports for two
+    of three steps that worker threads can finish them alone.
+    """
 
     def __init__(self, geometry: Geometry, *, step_s: float = 0.0) -> None:
         self._geometry = geometry
@@ -131,7 +137,7 @@ class DigestRunner(Runner[BatchResult]):
         carry_out(batch.moves, self.memory, self.host)
         before, self.drawn = self.drawn, []
         self._rows = batch.rows
-        answers: list[RowResult | None] = []
+        results: list[RowResult | None] = []
         size = self._geometry.page_size
         for row in batch.rows:
             self.rows_run += 1
@@ -139,16 +145,16 @@ class DigestRunner(Runner[BatchResult]):
             ids = list(row.ids) if row.feed_row < 0 else [before[row.feed_row]]
             if self.explosive and self.explosive.intersection(ids):
                 raise RuntimeError("the device is on fire")
-            place = row.start - 1
-            past = self.memory[row.pages[place // size]][place % size] if row.start else b""
+            last = row.start - 1
+            past = self.memory[row.pages[last // size]][last % size] if row.start else b""
             for position, id in enumerate(ids, row.start):
                 past = extend(past, id)
                 self.memory[row.pages[position // size]][position % size] = past
             assert len(row.pages) == -(-(row.start + len(ids)) // size)
             id = self.draw(past, row.sample) if row.sample is not None else -1
             self.drawn.append(id)
-            answers.append(self._answer(id, row.sample, ids[-1], past))
-        return BatchResult(answers, self.step_s)
+            results.append(self._row_result(id, row.sample, ids[-1], past))
+        return BatchResult(results, self.step_s)
 
     def draw(self, past: Digest, sample: SampleParams) -> int:
         return draw(past, sample)
@@ -164,7 +170,7 @@ class DigestRunner(Runner[BatchResult]):
         return self.approached % 3 > 0
 
     def discard(self, ticket: BatchResult) -> None:
-        """It has written anything at all."""
+        """Overwrite the KV of a cancelled step: its content is undefined."""
         del ticket
         self.abandoned += 1
         size = self._geometry.page_size
@@ -172,7 +178,7 @@ class DigestRunner(Runner[BatchResult]):
             for position in range(row.start, row.start + row.count):
                 self.memory[row.pages[position // size]][position % size] = b"?"
 
-    def _answer(
+    def _row_result(
         self, id: int, sample: SampleParams | None, last: int, past: Digest
     ) -> RowResult | None:
         if sample is None:

@@ -1,4 +1,4 @@
-"""A scheduler under which nothing stays: turns are retracted, idle sessions evicted."""
+"""Scheduler that keeps retracting turns and evicting the pages of idle sessions."""
 
 import random
 from array import array
@@ -7,13 +7,15 @@ from continuo.engine.core.schedule import Scheduler, StepLoad, StepPlan
 from continuo.engine.core.sequence import Sequence
 
 RETRACT_EVERY = 3
-"""Steps."""
+"""Number of steps from one retraction to the next."""
 
 
 class DisturbedScheduler(Scheduler):
-    """Before every third step it retracts a turn, though never the oldest, as the real one never
-    would, and takes pages from all that is idle. Where steps run ahead it first lets what is in
-    flight come back: a turn in flight cannot be retracted."""
+    """Retract a turn before every third step, and evict pages of idle sessions.
+
+    The oldest turn is never retracted, as in the real scheduler. With steps ahead, the scheduler
+    first waits for the steps in flight, because a turn in flight cannot be retracted.
+    """
 
     steps = 0
 
@@ -27,13 +29,13 @@ class DisturbedScheduler(Scheduler):
         return plan
 
     def _disturb(self, source: random.Random) -> None:
-        if able := self._younger_admitted():
-            self.retract(source.choice(able))
-        greedy = self.cache.open("greedy")
+        if candidates := self._younger_admitted():
+            self.retract(source.choice(candidates))
+        lease = self.cache.open("greedy")
         tokens = source.randint(0, self.cache.available_pages()) * self.cache.page_size
-        if tokens and self.cache.reserve(greedy, tokens):
-            self.cache.commit(greedy, tokens, 0)
-        self.cache.close(greedy, array("i"), 0)
+        if tokens and self.cache.reserve(lease, tokens):
+            self.cache.commit(lease, tokens, 0)
+        self.cache.close(lease, array("i"), 0)
 
     def _younger_admitted(self) -> list[Sequence]:
         return [s for s in list(self._turns)[1:] if s.turn and s.turn.is_admitted]

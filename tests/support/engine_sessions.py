@@ -1,4 +1,4 @@
-"""Talk: a client's side of one session, which knows the log and what each answer must be."""
+"""CheckedSession: an engine session whose token log and outputs are compared with the oracle."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from tests.support.digest_runner import VOCABULARY, oracle
 
 
 def words(length: int, seed: int = 0) -> list[int]:
-    """Ids that repeat for no other seed: sessions share no prefix unless they mean to."""
+    """Make ids that differ by seed, so that sessions share no prefix by accident."""
     return [(seed * 31 + n * (seed % 7 + 1) + n // 5) % VOCABULARY for n in range(length)]
 
 
@@ -29,7 +29,7 @@ class Talk:
     async def say(
         self, ids: Sequence[int], count: int, sampling: Sampling | None = None
     ) -> TurnEnded:
-        """A whole turn; its answer is what one fresh prefill of the log gives."""
+        """Run a whole turn; its output must be that of one fresh prefill of the log."""
         await self.append(ids)
         turn = await self.engine.generate(self.session, sampling or Sampling(max_tokens=count))
         return await self.hear(turn, count)
@@ -39,28 +39,29 @@ class Talk:
         assert await self.engine.append(self.session, ids) == len(self.log)
 
     async def hear(self, turn: TurnStream, count: int) -> TurnEnded:
-        said = await read(turn)
-        assert said == oracle(self.log, count)
+        """Receive a turn of `count` ids and compare the output with the oracle."""
+        output = await read(turn)
+        assert output == oracle(self.log, count)
         assert turn.ended is not None
         assert (turn.ended.reason, turn.ended.output_tokens) == ("length", count)
         assert turn.ended.prompt_tokens == len(self.log)
-        self.log += said
+        self.log += output
         assert turn.ended.length == len(self.log)
         return turn.ended
 
     async def interrupt(self, ids: Sequence[int], after: int, *, drop: bool = False) -> TurnEnded:
-        """A turn without bound, cancelled when `after` ids have come."""
+        """Run an unbounded turn and cancel it after `after` ids; `drop`: discard its output."""
         await self.append(ids)
         turn = await self.engine.generate(self.session, Sampling())
-        said: list[int] = []
+        output: list[int] = []
         async for piece in turn:
-            said += piece.ids
-            if len(said) == after:
+            output += piece.ids
+            if len(output) == after:
                 await self.engine.cancel(self.session, turn.id, discard_output=drop)
         assert turn.ended is not None
         assert turn.ended.reason == "cancelled"
-        assert said == oracle(self.log, len(said))
-        self.log += [] if drop else said
+        assert output == oracle(self.log, len(output))
+        self.log += [] if drop else output
         return turn.ended
 
     async def close(self) -> None:
@@ -68,13 +69,13 @@ class Talk:
 
 
 async def complete(engine: EngineClient, ids: Sequence[int], count: int) -> None:
-    """One turn without a session."""
+    """Run one turn without a session and compare its output with the oracle."""
     turn = await engine.complete(ids, Sampling(max_tokens=count))
     assert await read(turn) == oracle(ids, count)
 
 
 async def is_healthy(engine: EngineClient, *, sessions: int) -> bool:
-    """It answers, and its books balance, as they did after every step."""
+    """Whether every page has one owner; asserts that no step and no audit has failed."""
     stats = await engine.stats()
     assert stats.sessions == sessions
     assert (stats.failed_steps, stats.failed_audits) == (0, 0)

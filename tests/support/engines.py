@@ -1,4 +1,5 @@
-"""An Engine in front of a real Loop over a real socket, in one process, on a fake device."""
+"""EngineHarness: an engine client and a real engine core in one process, on a fake device, joined
+by a real socket."""
 
 import asyncio
 import contextlib
@@ -28,7 +29,7 @@ from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 
 
 def tiny_tokenizer() -> Tokenizer:
-    """Id n reads as one letter: 0 is 'a', 26 is 'A', then digits."""
+    """Make a tokenizer with one character per id: 0 is 'a', 26 is 'A', then digits."""
     letters = (
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&()*+,-./:;<=>?@[]^_"
     )
@@ -39,7 +40,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 def tiny_text(folder: Path) -> Path:
-    """A folder with that tokenizer; its answers end with 'a'."""
+    """Write a checkpoint folder with that tokenizer; its stop id is 0, 'a'."""
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -52,8 +53,10 @@ Make = Callable[[], Runner[Any]]
 
 
 class Bench:
-    """An engine whose loop runs in this process, and the parts of it a test may look at. `kill`
-    ends it as a crash would; the front then launches another."""
+    """Engine whose loop runs in this process, with its parts open to the test.
+
+    `kill` ends the engine like a crash; the engine client then launches another.
+    """
 
     engine: EngineClient
     runner: Any
@@ -74,16 +77,16 @@ class Bench:
         self.launches = 0
         self.config = EngineConfig()
         self.may_launch = asyncio.Event()
-        """Cleared, no engine comes back."""
+        """While cleared, launches wait."""
         self.may_launch.set()
         self._listener: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._files: dict[str, str | None] = {}
         self.besides = contextlib.AsyncExitStack()
-        """What lives as long as this: closed with it, after the engine."""
+        """Resources closed with the harness, after the engine."""
 
     async def launch(self) -> socket.socket:
-        """A socket to a fresh loop on a fresh device."""
+        """Launch a fresh loop on a fresh device. Returns the client's end of its socket."""
         await self._end()
         await self.may_launch.wait()
         self.launches += 1
@@ -94,31 +97,31 @@ class Bench:
         digest = self._ready(self.runner.geometry).digest
         parts = assemble(self.runner, self._text, config, self._scheduling, digest)
         self.cache, self.scheduler, loop = parts.cache, parts.scheduler, parts.loop
-        fronts = self.fronts = parts.clients
+        clients = self.fronts = parts.clients
         link: Link[EngineEvent, EngineCommand] = Link(
             msgspec.msgpack.Decoder(list[EngineCommand]),
-            lambda commands: fronts.receive(front, commands),
+            lambda commands: clients.receive(client, commands),
             lambda: None,
             make_refusal=refuse_malformed,
         )
-        front = fronts.add(link.send_now)
-        ours, theirs = socket.socketpair()
-        await asyncio.get_running_loop().create_connection(lambda: link, sock=theirs)
+        client = clients.add(link.send_now)
+        client_socket, engine_socket = socket.socketpair()
+        await asyncio.get_running_loop().create_connection(lambda: link, sock=engine_socket)
         link.send(self._ready(self.runner.geometry))
         if self._listener is not None:
             await self._listen(self._listener)
         self._loop, self._link = loop, link
         self._running = asyncio.create_task(parts.run())
-        self._running.add_done_callback(self._ended)
-        return ours
+        self._running.add_done_callback(self._on_ended)
+        return client_socket
 
-    def _ended(self, running: "asyncio.Task[None]") -> None:
-        """A loop that crashed answers nobody any more: those who wait for it need not."""
+    def _on_ended(self, running: "asyncio.Task[None]") -> None:
+        """Stop the engine client if the loop has crashed, so that no caller waits for a reply."""
         if not running.cancelled() and running.exception() is not None:
             self._stopping = asyncio.create_task(self.engine.stop())
 
     def kill(self) -> None:
-        """What it has not sent is lost, and so is its memory."""
+        """Kill the engine: events not yet sent and all of its memory are lost."""
         assert self._loop is not None
         assert self._link is not None
         self._loop.stop()
@@ -128,10 +131,10 @@ class Bench:
         self.cut()
 
     def cut(self) -> None:
-        """Every link to a front elsewhere."""
-        for front in list(self.fronts.connected):
-            if front.disconnect is not None:
-                front.disconnect()
+        """Disconnect the clients that are connected over the network."""
+        for client in list(self.fronts.connected):
+            if client.disconnect is not None:
+                client.disconnect()
 
     async def listen(
         self,
@@ -139,7 +142,7 @@ class Bench:
         certificate: Path | None = None,
         key: Path | None = None,
     ) -> int:
-        """Fronts elsewhere may join it, and whatever is launched after it; gives the port."""
+        """Listen for other clients, also after later launches. Returns the port."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         files = (str(file) if file else None for file in (secret_file, certificate, key))
         self._files = dict(zip(("secret_file", "ssl_certfile", "ssl_keyfile"), files, strict=True))
@@ -163,7 +166,7 @@ class Bench:
             self.cut()
             self._listener.close()
         await self.besides.aclose()
-        assert not crashed, "the loop ended by itself"
+        assert not crashed, "the loop has crashed"
 
     async def _end(self) -> None:
         if self._loop is not None and self._running is not None:
@@ -178,7 +181,7 @@ class Bench:
 async def engine_on(
     folder: Path, make: Make, *, rows: int = 8, scheduler: type[Scheduler] = Scheduler
 ) -> AsyncIterator[Bench]:
-    """An engine on the runner that `make` makes, at each launch a new one."""
+    """Run an engine; each launch gets a new runner from `make`."""
     bench = Bench(folder, make, rows, scheduler)
     bench.engine = EngineClient(bench.launch)
     await bench.engine.connect()
@@ -202,7 +205,10 @@ def digest_engine(
     scheduler: type[Scheduler] = Scheduler,
     vocabulary: int = VOCABULARY,
 ) -> contextlib.AbstractAsyncContextManager[Bench]:
-    """`vocabulary`: ids it understands; it draws the first VOCABULARY of them."""
+    """Run an engine on the null device.
+
+    `vocabulary`: number of valid input ids; only the first VOCABULARY are drawn.
+    """
     limit = min(max_model_len, pages * page_size)
     geometry = Geometry(
         pages, page_size, limit, vocabulary, batched_tokens, steps_ahead, host_pages

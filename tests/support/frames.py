@@ -1,4 +1,4 @@
-"""WebSocket by hand: frames as a hostile peer makes them, over a socket of its own."""
+"""WebSocket frames encoded by hand, valid or not, and a raw connection to send them."""
 
 import asyncio
 import contextlib
@@ -26,8 +26,11 @@ def frame(
     length: int | None = None,
     wide: int | None = None,
 ) -> bytes:
-    """As RFC 6455 has it, or not: `length` is claimed whatever the payload is; `wide` is the size
-    of its field in bytes, 2 or 8, where it need not be."""
+    """Encode a frame of RFC 6455, or an invalid one.
+
+    `length`: the claimed length, whatever the payload; `wide`: the size in bytes, 2 or 8, of the
+    extended length field, even where a shorter one would do.
+    """
     data = payload.encode() if isinstance(payload, str) else payload
     claimed = len(data) if length is None else length
     bit = 0x80 if masked else 0
@@ -56,12 +59,12 @@ UPGRADE = (
 
 
 def upgrade(path: str = "/v1/realtime", **headers: str) -> bytes:
-    more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-    return (UPGRADE.format(path=path) + more + "\r\n").encode()
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    return (UPGRADE.format(path=path) + lines + "\r\n").encode()
 
 
 class Peer:
-    """One TCP connection, past the upgrade."""
+    """TCP connection after the WebSocket upgrade."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -77,7 +80,7 @@ class Peer:
         return peer
 
     async def send(self, *frames: bytes) -> None:
-        """Whether or not anybody reads them still."""
+        """Send frames, ignoring a closed connection."""
         for each in frames:
             self.writer.write(each)
             with contextlib.suppress(ConnectionError):
@@ -87,7 +90,7 @@ class Peer:
         await self.send(frame(json.dumps(event)))
 
     async def recv(self) -> Frame | None:
-        """None: the end, in order. Raises ConnectionError where it is a reset."""
+        """Receive a frame. Returns None at the end of the stream; raises ConnectionError on RST."""
         try:
             first, second = await asyncio.wait_for(self.reader.readexactly(2), 60)
             size = second & 0x7F
@@ -99,13 +102,13 @@ class Peer:
             return None
 
     async def event(self) -> dict[str, Any]:
-        """The next text frame; pings before it are answered."""
-        while (got := await self.recv()) is not None:
-            if got.opcode == PING:
-                await self.send(frame(got.payload, PONG))
-            if got.opcode == TEXT:
-                return json.loads(got.payload)
-            assert got.opcode != CLOSE, f"closed: {got.payload!r}"
+        """Receive the next text frame as JSON; pings before it are answered."""
+        while (received := await self.recv()) is not None:
+            if received.opcode == PING:
+                await self.send(frame(received.payload, PONG))
+            if received.opcode == TEXT:
+                return json.loads(received.payload)
+            assert received.opcode != CLOSE, f"closed: {received.payload!r}"
         raise AssertionError("the connection ended")
 
     async def until(self, type: str) -> dict[str, Any]:
@@ -114,14 +117,14 @@ class Peer:
         return event
 
     async def close_code(self) -> int:
-        """What it is closed with, whatever it says before; 1005: no code; 1006: without a word."""
-        while (got := await self.recv()) is not None:
-            if got.opcode == CLOSE:
-                return int.from_bytes(got.payload[:2], "big") if got.payload else 1005
+        """Receive until the close. Returns its code, 1005 without a code, 1006 without a frame."""
+        while (received := await self.recv()) is not None:
+            if received.opcode == CLOSE:
+                return int.from_bytes(received.payload[:2], "big") if received.payload else 1005
         return 1006
 
     def reset(self) -> None:
-        """Not a FIN: an RST."""
+        """Close the connection with an RST instead of a FIN."""
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()

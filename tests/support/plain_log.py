@@ -1,7 +1,8 @@
-"""PlainLog: a session's log told from outside, the slow and obvious way: each id keeps whose it is.
+"""ReferenceTokenLog: a slow, obvious model of a session's token log, in which each id has its turn.
 
-The oracle of engine/wire/token_log.py and engine/wire/turn_tree.py. It learns what happens from the
-engine's events, in their order, and copies whole logs; names of turns must not come twice."""
+The oracle of engine/wire/token_log.py and engine/wire/turn_tree.py. The log is updated from the
+engine's events, in their order, and copied whole; turn ids must be unique.
+"""
 
 from typing import NamedTuple
 
@@ -10,9 +11,9 @@ from continuo.engine.wire.messages import AppendIds
 
 class Item(NamedTuple):
     id: int | None
-    """None: here the turn begins."""
+    """Token id; None marks the beginning of the turn."""
     turn: str | None
-    """None: appended."""
+    """Turn that generated the id; None for an appended id."""
 
 
 class PlainLog:
@@ -20,7 +21,7 @@ class PlainLog:
         self.items = items or []
         self.finished: dict[str, list[Item]] = {}
         self.before: list[Item] | None = None
-        """The running turn: what there was when it began."""
+        """Entries before the running turn; None if no turn is running."""
 
     @property
     def ids(self) -> list[int]:
@@ -71,10 +72,10 @@ class PlainLog:
         self.before = None
 
     def _erase(self, turn: str | None) -> None:
-        """The turn and all that followed its end; None: all of them."""
-        whole = self.finished[turn] if turn is not None else []
+        """Erase a turn and all turns after its end; None: all turns."""
+        prefix = self.finished[turn] if turn is not None else []
         for name, items in list(self.finished.items()):
-            if items[: len(whole)] == whole:
+            if items[: len(prefix)] == prefix:
                 del self.finished[name]
 
 
@@ -83,7 +84,7 @@ def _ids(items: list[Item]) -> list[int]:
 
 
 def _until(items: list[Item], to: int) -> list[Item]:
-    """With `to` ids, and the turns that begin right behind them."""
+    """Keep the first `to` ids, and the markers of turns that begin directly after them."""
     kept: list[Item] = []
     for item in items:
         to -= item.id is not None
@@ -94,7 +95,7 @@ def _until(items: list[Item], to: int) -> list[Item]:
 
 
 def _before(items: list[Item], turn: str) -> list[Item]:
-    """Up to the end of the turn before this one."""
+    """Keep the entries up to the end of the turn before `turn`."""
     items = items[: items.index(Item(None, turn))]
     while items and items[-1].turn is None:
         items = items[:-1]

@@ -1,4 +1,4 @@
-"""Real `continuo` processes, and a client that talks to them."""
+"""Real `continuo` processes, and a Realtime client of them."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ CONTINUO = "continuo.realtime.server.cli"
 
 
 class Process:
-    """`continuo COMMAND …`, and what it prints."""
+    """A process of `continuo COMMAND …` and its output."""
 
     def __init__(
         self, *arguments: str, env: dict[str, str] | None = None, module: str = CONTINUO
@@ -46,16 +46,16 @@ class Process:
         return self._process.pid
 
     def until(self, pattern: str) -> str:
-        """Reads what it prints; gives the first group of the line that matches."""
+        """Read the output up to a line that matches. Returns the first group of the match."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.printed += line
             if found := re.search(pattern, line):
                 return found[1]
-        raise AssertionError(f"it ended with {self._process.wait()}:\n{self.printed}")
+        raise AssertionError(f"exited with {self._process.wait()}:\n{self.printed}")
 
     def read_on(self) -> None:
-        """What it prints from now on, so that it need not wait for a reader."""
+        """Read the output on a thread from now on, so that the process cannot block on its pipe."""
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -64,7 +64,7 @@ class Process:
             self.printed += line
 
     def children(self) -> list[int]:
-        """Of an engine or `serve`: the process with the model."""
+        """Return the child processes: of an engine or `serve`, the process with the model."""
         tasks = Path(f"/proc/{self.pid}/task")
         listed = [(task / "children").read_text() for task in tasks.iterdir()]
         return [int(pid) for pids in listed for pid in pids.split()]
@@ -83,7 +83,7 @@ class Process:
         return status
 
     def stop(self) -> None:
-        """However it is."""
+        """Kill the process, even if it is stopped by SIGSTOP, and wait for its exit."""
         for pid in [self.pid, *(self.children() if self._process.poll() is None else [])]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -101,7 +101,7 @@ def running(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Proc
 
 
 def is_running(pid: int) -> bool:
-    """Whoever its parent is, and whether that has asked how it ended."""
+    """Whether a process runs, whatever its parent; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -110,7 +110,7 @@ def is_running(pid: int) -> bool:
 
 
 def engine(*options: str, env: dict[str, str] | None = None) -> Any:
-    """On a free port."""
+    """Run an engine on a free port."""
     return running("engine", "--listen", "127.0.0.1:0", "--threads", "1", *options, env=env)
 
 
@@ -127,17 +127,17 @@ def url_of(gateway: Process) -> str:
 
 
 async def get(url: str, path: str, within_s: float = 10) -> int:
-    """The HTTP status."""
-    where = re.sub(r"^ws(.*)/v1/realtime$", r"http\1", url) + path
+    """GET a path of the gateway with this WebSocket URL. Returns the HTTP status."""
+    http_url = re.sub(r"^ws(.*)/v1/realtime$", r"http\1", url) + path
 
-    def ask() -> int:
+    def fetch_status() -> int:
         try:
-            with urllib.request.urlopen(where, timeout=within_s) as answer:
-                return answer.status
+            with urllib.request.urlopen(http_url, timeout=within_s) as response:
+                return response.status
         except urllib.error.HTTPError as error:
             return error.code
 
-    return await asyncio.to_thread(ask)
+    return await asyncio.to_thread(fetch_status)
 
 
 async def until_ready(url: str, status: int = 200, within_s: float = READY_S) -> None:
@@ -147,7 +147,7 @@ async def until_ready(url: str, status: int = 200, within_s: float = READY_S) ->
 
 
 class Client:
-    """Says something, and hears the answer out."""
+    """Realtime client that sends messages and receives responses."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -155,11 +155,11 @@ class Client:
         self.last: dict[str, Any] = {}
         self.session = ""
         self.heard: set[str] = set()
-        """Types of events."""
+        """Types of all events received."""
 
     @property
     def position(self) -> str:
-        """What a client says that comes back for what it has missed."""
+        """Query string of a connection that resumes the session after the last event."""
         return f"session_id={self.session}&last_event_id={self.last['event_id']}"
 
     async def created(self) -> None:
@@ -173,8 +173,8 @@ class Client:
             self.text += self.last["delta"]
         return self.last
 
-    async def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        while not wanted(await self.hear()):
+    async def until(self, matches: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        while not matches(await self.hear()):
             assert self.last["type"] != "error", self.last
         return self.last
 
@@ -187,7 +187,7 @@ class Client:
         await self.socket.send(json.dumps(event))
 
     async def ask(self, **response: Any) -> None:
-        """Begins an answer; `text` will be it."""
+        """Request a response; its text is collected in `text`."""
         self.text = ""
         await self.send(type="response.create", response=response)
 
@@ -196,7 +196,7 @@ class Client:
             await self.until(lambda event: event["type"] == "response.output_text.delta")
 
     async def close_code(self) -> int:
-        """The code the server closes with, whatever it says before."""
+        """Receive until the server closes. Returns its close code, 1006 if there is none."""
         try:
             while True:
                 await self.hear()
@@ -214,7 +214,7 @@ class Client:
 
 
 LONG = {"max_output_tokens": 300, "ignore_eos": True}
-"""An answer that gives a fault time to happen."""
+"""Settings of a response during which a fault can occur."""
 
 
 async def talk(url: str) -> AsyncIterator[Client]:

@@ -1,4 +1,4 @@
-"""A real redis-server of a test's own: on a free port, in a folder of its own."""
+"""Real redis-server for one test, on a free port and in a folder of its own."""
 
 import asyncio
 import atexit
@@ -22,7 +22,7 @@ needs_redis = pytest.mark.skipif(
 
 
 class RedisProcess:
-    """May be stopped and started again over the same files."""
+    """redis-server that can be stopped and started again on the same files."""
 
     def __init__(
         self,
@@ -50,18 +50,18 @@ class RedisProcess:
 
     async def start(self) -> None:
         self._spawn()
-        await self._answering()
+        await self._wait_ready()
 
     def _spawn(self) -> None:
         assert PROGRAM is not None
-        atexit.register(self.kill)  # whatever becomes of its test
+        atexit.register(self.kill)  # even if the test does not stop it
         options = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
         quiet = ("--save", "", "--logfile", str(self.folder / "log"), "--daemonize", "no")
         command = [PROGRAM, *self._config, *options, *quiet, *self._options]
         self._process = subprocess.Popen(command, env=self._env)
 
-    async def _answering(self) -> None:
-        """Loaded, too."""
+    async def _wait_ready(self) -> None:
+        """Wait until Redis has loaded its files and answers a PING."""
         async with asyncio.timeout(20):
             while True:
                 try:
@@ -85,11 +85,11 @@ class RedisProcess:
 
     @property
     def written(self) -> int:
-        """Bytes of its log of writes (append-only file), which it has before it answers."""
+        """Length in bytes of the append-only file, which Redis writes before it replies."""
         return self._log.stat().st_size
 
     def lose(self, length: int) -> None:
-        """While it is down: what it wrote behind so many bytes, as when its machine has died."""
+        """Truncate the append-only file of a stopped Redis, as after a crash of its machine."""
         assert self._process is None
         with self._log.open("r+b") as log:
             log.truncate(length)

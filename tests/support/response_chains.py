@@ -1,4 +1,4 @@
-"""Somebody who talks with a server of the Responses API, over its WebSocket."""
+"""Client of the Responses API over its WebSocket."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ class Caller:
         return events
 
     async def turn(self, text: str | None = None, /, **fields: Any) -> Event:
-        """A response to its end; gives it as it is then. Its events are numbered one by one."""
+        """Create a response and receive its events, numbered from 0. Returns the final response."""
         if text is not None:
             fields["input"] = text
         await self.send(**{"max_output_tokens": 4, **fields})
@@ -41,7 +41,7 @@ class Caller:
         return events[-1]["response"]
 
     async def refused(self, kind: str = "response.create", **fields: Any) -> Event:
-        """The error that answers; the connection is still good."""
+        """Send an event that must be refused. Returns the error; the connection stays open."""
         await self.send(kind, **fields)
         event = await self.recv()
         assert event["type"] == "error", event

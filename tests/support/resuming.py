@@ -1,4 +1,4 @@
-"""A client of a connection without a network, that comes back after the last event it has seen."""
+"""ResumingClient: a client of a connection without a network that resumes its session."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ Event = dict[str, Any]
 
 
 class Client:
-    """Remembers what it has seen, and comes back after the last event."""
+    """Client that records received events and resumes after the last of them."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -26,9 +26,11 @@ class Client:
     def session_id(self) -> str:
         return self.seen[0]["session"]["id"]
 
-    def connect(self, wish: ResumeRequest | None = None, guest: Credentials | None = None) -> None:
+    def connect(
+        self, request: ResumeRequest | None = None, guest: Credentials | None = None
+    ) -> None:
         self.socket = FakeSocket()
-        connection = Connection(self.socket, self.registry, Limits(), "demo", guest, wish)
+        connection = Connection(self.socket, self.registry, Limits(), "demo", guest, request)
         self.running = asyncio.create_task(connection.run())
 
     def resume(self, last: str | None = None) -> None:
@@ -43,7 +45,7 @@ class Client:
         await asyncio.wait_for(self.running, 20)
 
     def take(self, count: int | None = None) -> None:
-        """Sees the first `count` frames of what this connection was sent; the others are lost."""
+        """Receive the first `count` frames that the server has sent; the others are lost."""
         self.seen += self.socket.sent[:count]
 
     def say(self, name: str, text: str) -> None:
@@ -56,7 +58,7 @@ class Client:
 
 
 async def connected(registry: Registry) -> Client:
-    """A client with a new session."""
+    """Connect a client with a new session."""
     client = Client(registry)
     client.connect()
     await client.socket.until("session.created")
@@ -64,7 +66,7 @@ async def connected(registry: Registry) -> Client:
 
 
 def told(events: list[Event]) -> list[str]:
-    """What was said, without what tells of the resumption itself; deltas joined."""
+    """Normalize events to lines: without event ids and resume results, with deltas joined."""
     lines: list[str] = []
     for event in events:
         event = {key: value for key, value in event.items() if key != "event_id"}

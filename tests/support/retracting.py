@@ -1,26 +1,29 @@
-"""A scheduler that retracts every decoding turn before each third step, whatever room there is."""
+"""Scheduler that retracts every decoding turn before each third step, even if pages are free."""
 
 from continuo.engine.core.schedule import Scheduler, StepLoad, StepPlan
 from continuo.engine.core.sequence import Sequence
 
 RETRACT_EVERY = 3
-"""Steps, as the reference's own kit forces it."""
+"""Number of steps from one retraction to the next, as in the test kit of the reference."""
 
 
 class RetractingScheduler(Scheduler):
-    """Where steps run ahead it first lets what is in flight come back: a turn in flight cannot be
-    retracted. A turn that still computes its prompt is left alone, or it might never end."""
+    """Retract every decoding turn before each third step.
+
+    With steps ahead, the scheduler first waits for the steps in flight, because a turn in flight
+    cannot be retracted. A turn in prefill is not retracted, or it might never end.
+    """
 
     steps = 0
     retracted = 0
 
     def plan(self) -> StepPlan:
-        if self.steps % RETRACT_EVERY == RETRACT_EVERY - 1 and (able := self._decoding()):
+        if self.steps % RETRACT_EVERY == RETRACT_EVERY - 1 and (turns := self._decoding()):
             if any(s.in_flight for s in self._turns):
                 return StepPlan([], StepLoad())
-            for sequence in able:
+            for sequence in turns:
                 self.retract(sequence)
-            self.retracted += len(able)
+            self.retracted += len(turns)
         plan = super().plan()
         self.steps += bool(plan.rows)
         return plan

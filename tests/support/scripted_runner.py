@@ -1,4 +1,4 @@
-"""A device that says what it is told to, whatever it reads: what no small model would say."""
+"""Device whose turns output scripted texts, whatever the prompt."""
 
 import itertools
 from collections.abc import Sequence
@@ -9,15 +9,17 @@ from tests.support.digest_runner import Digest, DigestRunner, extend
 
 
 class ScriptedRunner(DigestRunner):
-    """The first turn says the first text, the next one the next, and so on, around again; each then
-    ends. `read` is all it has read, in order."""
+    """Runner whose n-th turn outputs the n-th text, in a cycle, and then a stop id.
 
-    def __init__(self, geometry: Geometry, text: ModelText, says: Sequence[str]) -> None:
+    `read` holds all input ids in order.
+    """
+
+    def __init__(self, geometry: Geometry, text: ModelText, outputs: Sequence[str]) -> None:
         super().__init__(geometry)
         self._text = text
-        self._says = itertools.cycle(says)
-        self._begun: dict[Digest, tuple[str, list[int]]] = {}
-        """What a turn says, and the ids it has drawn, by all that stands before the next."""
+        self._outputs = itertools.cycle(outputs)
+        self._turns: dict[Digest, tuple[str, list[int]]] = {}
+        """Text of a turn and the ids drawn so far, by the digest of all ids before the next."""
         self.read: list[int] = []
 
     def launch(self, batch: Batch) -> BatchResult:
@@ -26,25 +28,26 @@ class ScriptedRunner(DigestRunner):
         return super().launch(batch)
 
     def draw(self, past: Digest, sample: SampleParams) -> int:
-        if past not in self._begun:
-            self._begun[past] = next(self._says), []
-        said, drawn = self._begun[past]
+        if past not in self._turns:
+            self._turns[past] = next(self._outputs), []
+        output, drawn = self._turns[past]
         if sample.mask is None:
-            id = [*self._text.encode(said), self._text.stop_ids[0]][len(drawn)]
+            id = [*self._text.encode(output), self._text.stop_ids[0]][len(drawn)]
         else:
-            id = self._allowed(said, drawn, sample.mask)
-        self._begun[extend(past, id)] = said, [*drawn, id]
+            id = self._draw_allowed(output, drawn, sample.mask)
+        self._turns[extend(past, id)] = output, [*drawn, id]
         return id
 
-    def _allowed(self, said: str, drawn: list[int], mask: TokenMask) -> int:
-        """Of the ids that may be drawn, the one that says most of what is left."""
+    def _draw_allowed(self, output: str, drawn: list[int], mask: TokenMask) -> int:
+        """Draw the allowed id that covers most of the remaining output."""
         bits = mask.compute_bitmask()
         ids = [id for id in range(8 * len(bits)) if bits[id >> 3] >> (id & 7) & 1]
-        if self._spelt(drawn) == said:
+        if self._decode(drawn) == output:
             return next(id for id in ids if id in self._text.stop_ids)
-        spelt = {id: self._spelt([*drawn, id]) for id in ids}
-        return max((id for id in ids if said.startswith(spelt[id])), key=lambda id: len(spelt[id]))
+        texts = {id: self._decode([*drawn, id]) for id in ids}
+        candidates = (id for id in ids if output.startswith(texts[id]))
+        return max(candidates, key=lambda id: len(texts[id]))
 
-    def _spelt(self, ids: Sequence[int]) -> str:
+    def _decode(self, ids: Sequence[int]) -> str:
         detokenizer = self._text.create_detokenizer()
         return detokenizer.push(ids) + detokenizer.flush()

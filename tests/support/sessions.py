@@ -1,4 +1,4 @@
-"""A session, and somebody who talks with it."""
+"""SessionDriver: a session, commands to it, and a recorder of its events."""
 
 import asyncio
 from typing import Any
@@ -19,11 +19,11 @@ from tests.support.digest_runner import oracle
 from tests.support.engines import Bench
 
 SLOW_S = 0.01
-"""A step of a device that takes its time."""
+"""Duration of a step of a slow device."""
 
 
 class Ears:
-    """Hears what a session says."""
+    """Subscriber that records the events of a session."""
 
     def __init__(self) -> None:
         self.heard: list[ConversationEvent] = []
@@ -36,9 +36,9 @@ class Ears:
         self._new.set()
 
     async def until(self, kind: type[ConversationEvent], count: int = 1) -> ConversationEvent:
-        """The `count`th of its kind."""
+        """Wait for the `count`th event of a type."""
         while True:
-            found = [tell for tell in self.heard if type(tell) is kind]
+            found = [event for event in self.heard if type(event) is kind]
             if len(found) >= count:
                 return found[count - 1]
             self._new.clear()
@@ -46,11 +46,11 @@ class Ears:
 
 
 class Talk:
-    def __init__(self, session: Session, ears: Ears, bench: Bench) -> None:
+    def __init__(self, session: Session, recorder: Ears, bench: Bench) -> None:
         self.session = session
-        self.ears = ears
+        self.ears = recorder
         self.bench = bench
-        self._answers = 0
+        self._ended_responses = 0
         self._items = 0
 
     @property
@@ -64,38 +64,39 @@ class Talk:
         return name
 
     def expected(self, tokens: int) -> list[int]:
-        """What a fresh prefill of the conversation would answer."""
-        asked, header = self.session.conversation.render_header()
-        return oracle(asked.ids() + header, tokens, stop_ids=[0])
+        """Compute the response that a fresh prefill of the conversation gives."""
+        prompt, header = self.session.conversation.render_header()
+        return oracle(prompt.ids() + header, tokens, stop_ids=[0])
 
     async def respond(self, tokens: int | None = 6, **more: Any) -> None:
-        """None: one that goes on while something is done to it, on a machine however loaded."""
+        """Create a response; None: one with slow steps, which is still open when a test acts."""
         if tokens is None:
             self.bench.runner.step_s = SLOW_S
-        wish = GenerationSettings(
+        settings = GenerationSettings(
             instructions=self.session.settings.instructions,
             tools=self.session.settings.tools,
             max_output_tokens=tokens,
         )
-        await self.session.execute(CreateSessionResponse(settings=wish, **more))
+        await self.session.execute(CreateSessionResponse(settings=settings, **more))
 
     async def ended(self) -> Response:
-        self._answers += 1
-        tell = await self.ears.until(ResponseEnded, self._answers)
-        assert isinstance(tell, ResponseEnded)
-        return tell.answer
+        """Wait for the end of the next response."""
+        self._ended_responses += 1
+        event = await self.ears.until(ResponseEnded, self._ended_responses)
+        assert isinstance(event, ResponseEnded)
+        return event.answer
 
-    def sampled(self, answer: Response) -> list[int]:
-        spans = [s for s in self.session.conversation.spans if s.response_id == answer.id]
+    def sampled(self, response: Response) -> list[int]:
+        spans = [s for s in self.session.conversation.spans if s.response_id == response.id]
         return list(spans[0].sampled_ids or ()) if spans else []
 
     async def turn(self, tokens: int = 6) -> Response:
-        """One answer, which must be what a fresh prefill gives."""
+        """Run one response, which must be that of a fresh prefill."""
         expected = self.expected(tokens)
         await self.respond(tokens)
-        answer = await self.ended()
-        assert self.sampled(answer) == expected
-        return answer
+        response = await self.ended()
+        assert self.sampled(response) == expected
+        return response
 
 
 def message(name: str, text: str) -> MessageItem:
@@ -106,7 +107,7 @@ _STORES: WeakKeyDictionary[Bench, Store] = WeakKeyDictionary()
 
 
 async def store_of(bench: Bench) -> Store:
-    """One in memory, for all that is tried with this engine."""
+    """Open the in-memory store that all sessions of this engine share."""
     if bench not in _STORES:
         _STORES[bench] = store = await open_store("sqlite://:memory:")
         bench.besides.push_async_callback(store.aclose)
@@ -121,10 +122,10 @@ async def registry_of(bench: Bench, limits: Limits | None = None) -> Registry:
 
 
 async def open_talk(bench: Bench, limits: Limits | None = None) -> Talk:
-    ears = Ears()
-    session = await (await registry_of(bench, limits)).open(ears)
-    return Talk(session, ears, bench)
+    recorder = Ears()
+    session = await (await registry_of(bench, limits)).open(recorder)
+    return Talk(session, recorder, bench)
 
 
-def kinds(ears: Ears) -> list[str]:
-    return [type(tell).__name__ for tell in ears.heard]
+def kinds(recorder: Ears) -> list[str]:
+    return [type(event).__name__ for event in recorder.heard]

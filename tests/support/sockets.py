@@ -1,4 +1,4 @@
-"""A socket without a network."""
+"""FakeSocket: a client socket without a network."""
 
 import asyncio
 import json
@@ -12,13 +12,15 @@ from continuo.realtime.transport import SocketClosed
 
 
 def read(frame: str | bytes) -> dict[str, Any]:
-    """A text frame is JSON, a binary one MessagePack."""
+    """Decode a frame: text is JSON, binary is MessagePack."""
     return json.loads(frame) if isinstance(frame, str) else msgspec.msgpack.decode(frame)
 
 
 class FakeSocket:
-    """The test puts frames in, or None for the end; `reading` cleared: the other side does not
-    read."""
+    """Socket whose incoming frames a test puts into `frames`, with None for the end.
+
+    While the event of the peer's reading is cleared, the peer does not read.
+    """
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[str | bytes | None] = asyncio.Queue()
@@ -55,7 +57,7 @@ class FakeSocket:
         self.frames.put_nowait(json.dumps(event))
 
     async def until(self, type: str, count: int = 1) -> dict[str, Any]:
-        """The `count`th event of a type that was sent."""
+        """Wait for the `count`th sent event of a type."""
         while True:
             found = [event for event in self.sent if event["type"] == type]
             if len(found) >= count:

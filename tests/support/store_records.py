@@ -1,4 +1,4 @@
-"""Short words for what these tests are full of."""
+"""Short constructors of the records that tests of the store use."""
 
 import secrets
 from typing import Any
@@ -15,15 +15,15 @@ from continuo.realtime.store import (
 
 
 def fresh_session(**changes: Any) -> NewSession:
-    """Its id is its own, in whatever store."""
-    about: dict[str, Any] = {
+    """Make a new session with a unique id."""
+    fields: dict[str, Any] = {
         "id": "sess_" + secrets.token_hex(10),
         "owner": "gate-1",
         "tenant": "acme",
         "ttl_s": 3600,
         **changes,
     }
-    return NewSession(**about)
+    return NewSession(**fields)
 
 
 def entry(*ids: int) -> Entry:
@@ -35,6 +35,6 @@ def answer(name: str = "resp_1") -> ResponseCheckpoint:
 
 
 async def append(store: Store, lease: SessionLease, at: int, *entries: Entry) -> WriteResult:
-    written = await store.write(lease, WriteBatch(kept_entries=at, entries=entries))
-    assert isinstance(written, WriteResult)
-    return written
+    result = await store.write(lease, WriteBatch(kept_entries=at, entries=entries))
+    assert isinstance(result, WriteResult)
+    return result

@@ -1,4 +1,4 @@
-"""Ways in which a real Redis answers and takes no writes, or no commands at all."""
+"""States of a real Redis that replies but refuses writes, or all commands."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ Command = tuple[str, ...]
 class Refusal(NamedTuple):
     name: str
     cause: str
-    """In the one log line."""
+    """Text expected in the one line that is logged."""
     begin: tuple[Command, ...]
     mend: tuple[Command, ...]
 
@@ -85,7 +85,7 @@ REFUSALS = (
 
 
 async def with_a_user(redis: RedisProcess) -> str:
-    """The URL of a user of its own, whose rights and password may be changed."""
+    """Create an ACL user with rights and a password that can be changed. Returns its URL."""
     async with redis.client() as admin:
         await admin.execute_command("ACL", "SETUSER", "gate", "on", ">pw", *_RIGHTS)
     return redis.url.replace("redis://", "redis://gate:pw@")
@@ -93,7 +93,7 @@ async def with_a_user(redis: RedisProcess) -> str:
 
 @contextlib.asynccontextmanager
 async def password_required(redis: RedisProcess) -> AsyncIterator[None]:
-    """Of the default user, whose connections end; until this does."""
+    """Require a password of the default user in this context; open connections are closed."""
     async with redis.client() as admin:
         await admin.execute_command("CONFIG", "SET", "requirepass", "secret")
         await admin.execute_command(*_DISCONNECT)

@@ -1,5 +1,5 @@
-"""Small random checkpoints of every family, transformers as their oracle, and a driver that takes
-a runner through prompts in chunks, mixed with decoding rows, the way a scheduler would."""
+"""Small random checkpoints of every family, transformers as their oracle, and a driver that runs
+prompts in chunks, mixed with decoding rows, like a scheduler."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ YARN = {
 
 
 def small(kind: str, *, spread: float = 0.25, **differences: Any) -> Any:
-    """A causal LM of family `kind` (as in `<kind>Config`), all its parameters random; matrices
+    """Make a causal LM of family `kind` (as in `<kind>Config`) with random parameters; matrices
     have a standard deviation of `spread`."""
     config = getattr(tf, f"{kind}Config")(**(SMALL | differences))
     torch.manual_seed(sum(map(ord, kind)) + len(differences))
@@ -71,7 +71,7 @@ SIXTEENS: dict[str, Any] = {
     "intermediate_size": 96,
     "head_dim": 16,
 }
-"""Sizes that our own C does; it does not do those of SMALL."""
+"""Sizes that the native decoder supports; those of the small model are not supported."""
 
 FAMILIES: dict[str, Callable[..., Any]] = {
     "llama": partial(small, "Llama", num_key_value_heads=4),
@@ -96,7 +96,7 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 
 
 def runner_of(folder: Path, dtype: str = "float32", **bounds: Any) -> TorchRunner:
-    """On one thread: for models this small a second one costs more than it brings."""
+    """Build a CPU runner on one thread: for models this small a second thread costs more."""
     bounds = {"device": "cpu", "threads": 1} | bounds
     config = EngineConfig(model=str(folder), dtype=dtype, **bounds)  # pyright: ignore
     return build_runner(config, lambda what, fraction: None)[0]
@@ -108,13 +108,13 @@ def prompts(seed: int, lengths: Sequence[int], vocab: int = VOCAB) -> list[list[
 
 
 def whole(model: Any, ids: Sequence[int]) -> Tensor:
-    """transformers' logits [len(ids), vocab] of one prefill."""
+    """Compute transformers' logits [len(ids), vocab] of one prefill."""
     with torch.inference_mode():
         return model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float()
 
 
 def in_chunks(model: Any, ids: Sequence[int], size: int) -> Tensor:
-    """transformers' logits [len(ids), vocab], `size` tokens at a time over its own cache."""
+    """Compute transformers' logits [len(ids), vocab], `size` tokens at a time over its cache."""
     cache, rows = None, []
     with torch.inference_mode():
         for begin in range(0, len(ids), size):
@@ -126,22 +126,25 @@ def in_chunks(model: Any, ids: Sequence[int], size: int) -> Tensor:
 
 
 CHUNKS = (1, 8, 64)
-"""Tokens: a decode, the chunks of a busy step, an append taken whole."""
+"""Sizes in tokens: a decode, a chunk of a busy step, a whole append."""
 NOISE_FACTOR = 3.0
 CALM = 0.15
-"""A `spread` for bf16. With a larger one attention has hardly more than one token in view, and
-where two of them tie, rounding decides."""
+"""Value of `spread` for bf16. With a larger one, attention concentrates on one token, and where two
+tokens tie, rounding decides."""
 
 
 def epsilon(model: Any) -> float:
-    """How far a logit may lie from transformers': NOISE_FACTOR times as far as chunking alone moves
-    one of theirs at most. Their attention is SDPA whole and in chunks, for that of two
-    implementations differs by more. A rule by which most runners-up would pass is none."""
+    """Compute the allowed distance of a logit from that of transformers.
+
+    The distance is NOISE_FACTOR times the largest change that chunking alone causes in a logit of
+    transformers. Both of its runs use SDPA, because two implementations of attention differ by
+    more. A tolerance that most second-best ids would pass is refused.
+    """
     model.set_attn_implementation("sdpa")
     [ids] = prompts(9, [250], model.config.vocab_size)
     logits = whole(model, ids)
-    moved = [(in_chunks(model, ids, size) - logits).abs().max().item() for size in CHUNKS]
-    allowed = NOISE_FACTOR * max(moved)
+    changes = [(in_chunks(model, ids, size) - logits).abs().max().item() for size in CHUNKS]
+    allowed = NOISE_FACTOR * max(changes)
     best, second = logits.topk(2).values.unbind(1)
     assert allowed > 0
     assert (best - second > allowed).double().mean() > 0.5
@@ -149,7 +152,7 @@ def epsilon(model: Any) -> float:
 
 
 def greedy(model: Any, ids: Sequence[int], count: int) -> list[int]:
-    """transformers' own greedy continuation, one full prefill per token."""
+    """Compute transformers' greedy continuation with one full prefill per token."""
     out = list(ids)
     for _ in range(count):
         out.append(int(whole(model, out)[-1].argmax()))
@@ -157,7 +160,7 @@ def greedy(model: Any, ids: Sequence[int], count: int) -> list[int]:
 
 
 class Pages:
-    """Hands out pages in a scrambled order, so that no sequence's pages are neighbours."""
+    """Allocator of pages in scrambled order, so that the pages of a sequence are not adjacent."""
 
     def __init__(self, runner: TorchRunner, seed: int = 0) -> None:
         self.size = runner.geometry.page_size
@@ -173,7 +176,7 @@ class Pages:
 
 
 def logits_in_chunks(runner: TorchRunner, ids: Sequence[int], cuts: Sequence[int]) -> Tensor:
-    """Our logits [len(cuts) + 1, vocab] at the end of each chunk of a prompt cut at `cuts`."""
+    """Compute the runner's logits [len(cuts) + 1, vocab] at the end of each chunk of a prompt."""
     pages, found = Pages(runner), []
     borders = [0, *cuts, len(ids)]
     with torch.inference_mode():
@@ -188,18 +191,17 @@ def logits_in_chunks(runner: TorchRunner, ids: Sequence[int], cuts: Sequence[int
 def serve(
     runner: TorchRunner, starts: Sequence[Sequence[int]], count: int, seed: int = 0
 ) -> list[list[int]]:
-    """Greedy continuations of several prompts, in batches that mix chunks of prompts with decoding
-    rows,
-    in random order and of random size."""
+    """Generate greedy continuations of several prompts, in batches that mix prompt chunks of random
+    size with decoding rows in random order."""
     source = random.Random(seed)
     pages = Pages(runner, seed)
     logs = [list(ids) for ids in starts]
-    wanted = [len(ids) + count for ids in starts]
+    ends_at = [len(ids) + count for ids in starts]
     committed = [0] * len(logs)
     number = 0
-    while any(len(log) < end for log, end in zip(logs, wanted, strict=True)):
-        due = [n for n in range(len(logs)) if len(logs[n]) < wanted[n]]
-        chosen = source.sample(due, source.randint(1, len(due)))
+    while any(len(log) < end for log, end in zip(logs, ends_at, strict=True)):
+        unfinished = [n for n in range(len(logs)) if len(logs[n]) < ends_at[n]]
+        chosen = source.sample(unfinished, source.randint(1, len(unfinished)))
         rows, ends = [], []
         for n in chosen:
             owed = len(logs[n]) - committed[n]
@@ -209,8 +211,8 @@ def serve(
             rows.append(BatchRow(ids, -1, committed[n], pages.cover(n, end), sample))
             ends.append(end)
         number += 1
-        answer = runner.collect(runner.launch(Batch(number, rows)))
-        for n, end, drawn in zip(chosen, ends, answer.results, strict=True):
+        result = runner.collect(runner.launch(Batch(number, rows)))
+        for n, end, drawn in zip(chosen, ends, result.results, strict=True):
             committed[n] = end
             if drawn is not None:
                 assert drawn.failure is None, drawn.failure

@@ -1,5 +1,5 @@
-"""Run as a program under TRITON_INTERPRET=1 (see test_paged_triton.py): one set of rows, through
-the Triton kernels and one token at a time. Exits with 1 where they differ."""
+"""Program run under TRITON_INTERPRET=1 (see test_paged_triton.py): compares the Triton kernels with
+the reference on one set of rows, and exits with 1 if they differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = {
     "appends": [(40, 7), (0, 9), (100, 3)],
     "mixed": [(10, 1), (0, 40), (130, 16), (12, 1)],
 }
-CASES = [  # page size, window, programs wanted, query heads, KV
+CASES = [  # page size, window, number of programs, query heads, KV
     (16, None, 1, 4, KVShape(2, 16, 16)),
     (16, None, 64, 4, KVShape(2, 16, 16)),
     (1, 20, 64, 6, KVShape(2, 12, 20)),
@@ -25,7 +25,8 @@ CASES = [  # page size, window, programs wanted, query heads, KV
     (16, 33, 8, 5, KVShape(1, 24, 24)),
 ]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
-"""Not bf16: the interpreter keeps bf16 as integers, and multiplies those in tl.dot."""
+"""Absolute tolerance by dtype, without bf16: in tl.dot the interpreter multiplies bf16 as integers.
+"""
 
 
 def main(name: str) -> None:
@@ -34,25 +35,25 @@ def main(name: str) -> None:
     seen: set[int] = set()
     for dtype, tolerance in TOLERANCE.items():
         for page_size, window, programs, heads, shape in CASES:
-            made, pages = oracle.batch(ROWS[name], page_size)
+            batch, pages = oracle.batch(ROWS[name], page_size)
             torch.manual_seed(0)
             like = torch.empty(0, dtype=dtype)
-            pool = oracle.filled(made, pages, page_size, shape, like)
-            total = sum(row.count for row in made.rows)
+            pool = oracle.filled(batch, pages, page_size, shape, like)
+            total = sum(row.count for row in batch.rows)
             query = torch.randn(total, heads + 3, shape.key_dim).to(like)[:, :heads]
-            step = step_inputs.build_inputs(made, page_size, torch.device("cpu"))
+            step = step_inputs.build_inputs(batch, page_size, torch.device("cpu"))
             run = triton_backend.TritonBackend(programs).prepare(step, pool)
             found = run(0, query, 0.3, window)
-            wanted = oracle.obvious(made, pool, query, 0.3, window)
-            error = (found - wanted).abs().max().item()
+            expected = oracle.obvious(batch, pool, query, 0.3, window)
+            error = (found - expected).abs().max().item()
             splits = [launch.splits for plan in run.plans.values() for launch in plan]
             seen.update(splits)
             print(dtype, page_size, window, heads, shape, splits, error)
-            assert found.shape == wanted.shape
+            assert found.shape == expected.shape
             assert found.dtype == dtype
             assert error < tolerance
-    assert 1 in seen, "a kernel that writes its result itself"
-    assert max(seen) > 1, "a kernel whose splits are combined"
+    assert 1 in seen, "no launch without splits"
+    assert max(seen) > 1, "no launch with splits"
 
 
 if __name__ == "__main__":

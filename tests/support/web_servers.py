@@ -1,4 +1,4 @@
-"""The web server on a real port, in this process."""
+"""Web server on a real port, in this process."""
 
 import asyncio
 import contextlib
@@ -69,23 +69,23 @@ async def listening(
     port: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Running]:
-    """`app` is or becomes the application with that registry."""
+    """Serve `app`, which is the application with `registry` or its readiness gate."""
     sock = bind("127.0.0.1", port)
     ready = asyncio.Event()
     server = WebServer(app, settings, ready.set, tls)
     async with registry.running():
-        serving = asyncio.create_task(server.serve([sock]))
+        serve_task = asyncio.create_task(server.serve([sock]))
         await ready.wait()
         yield Running(sock.getsockname()[1], server)
         server.should_exit = True
-        await asyncio.wait_for(serving, 20)
+        await asyncio.wait_for(serve_task, 20)
 
 
 BEARER = {"Authorization": f"Bearer {KEY}"}
 
 
 async def closed(socket: ClientConnection) -> int:
-    """The code the server closes with, whatever it says before."""
+    """Receive until the server closes. Returns its close code, 1006 if there is none."""
     try:
         while True:
             await first(socket)
