@@ -2,9 +2,9 @@
 
 The server runs the bundled model on loopback; bystanders hold conversations with it meanwhile.
 
-Every answer of a bystander must be right, none may take more than 50 ms longer than the longest of
-an idle control process beside it, the gateway's memory stays bounded, no engine dies, and the log
-holds no traceback. The exit status is 1 if something did not hold.
+Every response to a bystander must be right, none may take more than 50 ms longer than the longest
+of an idle control process beside it, the gateway's memory stays bounded, no engine dies, and the
+log holds no traceback. The exit status is 1 if one of these does not hold.
 """
 
 import argparse

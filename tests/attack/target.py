@@ -1,4 +1,4 @@
-"""The attacked server and the idle control beside it: two `continuo serve` processes, alike."""
+"""The attacked server and the idle control beside it: two equal `continuo serve` processes."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ KEY = "key-of-the-attacked-tenant"
 
 
 class Address(NamedTuple):
-    """Where a server listens, and the key that it accepts."""
+    """The port of a server, and the key that it accepts."""
 
     port: int
     key: str
@@ -39,7 +39,7 @@ class Server:
         return int(found[1]) * 1024
 
     def engines(self) -> list[int]:
-        """Process ids of its engine: another one means that an engine has died."""
+        """Process ids of the engines; a new one means that an engine has died."""
         return self.process.children()
 
     def faults(self) -> list[str]:
