@@ -36,18 +36,18 @@ async def endless_headers(server: Address, random: Random, tally: Tally) -> None
     """Four connections send up to 50 MiB of header lines each."""
     start = random.choice([b"GET /health HTTP/1.1\r\nHost: x\r\n", upgrade()[:-2]])
     line = b"X-%06d: " % random.randrange(10**6) + b"a" * random.choice([1, 80, 4000]) + b"\r\n"
-    await _together(4, lambda: _flood(server, start, line * (CHUNK // len(line) + 1), 50, tally))
+    await _in_parallel(4, lambda: _flood(server, start, line * (CHUNK // len(line) + 1), 50, tally))
 
 
 async def endless_request_line(server: Address, random: Random, tally: Tally) -> None:
     """Four connections send one request line of up to 50 MiB each."""
-    await _together(4, lambda: _flood(server, b"GET /", b"a" * CHUNK, 50, tally))
+    await _in_parallel(4, lambda: _flood(server, b"GET /", b"a" * CHUNK, 50, tally))
 
 
 async def dripped_head(server: Address, random: Random, tally: Tally) -> None:
     """A head sent one byte at a time, as fast as the server reads."""
     start = random.choice([b"GET /", b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: "])
-    await _together(8, lambda: _flood(server, start, b"a", 0.08, tally))
+    await _in_parallel(8, lambda: _flood(server, start, b"a", 0.08, tally))
 
 
 async def _flood(server: Address, start: bytes, chunk: bytes, mib_max: float, tally: Tally) -> None:
@@ -105,12 +105,12 @@ async def large_session_update(server: Address, random: Random, tally: Tally) ->
 async def unfinished_messages(server: Address, random: Random, tally: Tally) -> None:
     """40 frames of 19 MiB and 40 bodies of 15 MiB without the last byte."""
     await asyncio.gather(
-        *(_half_frame(server, tally) for _ in range(40)),
-        *(_half_body(server, tally) for _ in range(40)),
+        *(_unfinished_frame(server, tally) for _ in range(40)),
+        *(_unfinished_body(server, tally) for _ in range(40)),
     )
 
 
-async def _half_frame(server: Address, tally: Tally) -> None:
+async def _unfinished_frame(server: Address, tally: Tally) -> None:
     try:
         bearer = f"Bearer {server.key}"
         async with _connected(server) as (reader, writer):
@@ -125,7 +125,7 @@ async def _half_frame(server: Address, tally: Tally) -> None:
         tally["closed"] += 1
 
 
-async def _half_body(server: Address, tally: Tally) -> None:
+async def _unfinished_body(server: Address, tally: Tally) -> None:
     head = (
         f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {15 * MIB}\r\n\r\n"
@@ -187,12 +187,13 @@ async def spoilt_frames(server: Address, random: Random, tally: Tally) -> None:
     """Frames that are not events, until the server closes the connection."""
     peer = await Peer.connect(server.port, Authorization=f"Bearer {server.key}")
     ended = asyncio.create_task(_end(peer))
-    good = json.dumps({"type": "conversation.item.create", "item": {"type": "message"}})
+    valid = json.dumps({"type": "conversation.item.create", "item": {"type": "message"}})
     with contextlib.suppress(ConnectionError):
         for _ in range(100):
-            at = random.randrange(len(good))
-            spoilt = good[:at] + random.choice(['"', "{", "\x00", "[" * 20_000, ""]) + good[at:]
-            await peer.send(frame(spoilt.encode(), random.choice([TEXT, BINARY])))
+            offset = random.randrange(len(valid))
+            insert = random.choice(['"', "{", "\x00", "[" * 20_000, ""])
+            malformed = valid[:offset] + insert + valid[offset:]
+            await peer.send(frame(malformed.encode(), random.choice([TEXT, BINARY])))
     await _count_end(ended, tally)
     peer.reset()
 
@@ -328,12 +329,12 @@ async def _outcome(server: Address, path: str, **headers: str) -> str:
             return status
         await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), RESPONSE_TIMEOUT_S)
         peer = Peer(reader, writer)
-        while (got := await peer.recv()) is not None:
-            if got.opcode == TEXT:
-                event = json.loads(got.payload)
+        while (received := await peer.recv()) is not None:
+            if received.opcode == TEXT:
+                event = json.loads(received.payload)
                 assert event["type"] == "error", f"the session of another: {event['type']}"
-            if got.opcode == CLOSE:
-                return str(int.from_bytes(got.payload[:2], "big"))
+            if received.opcode == CLOSE:
+                return str(int.from_bytes(received.payload[:2], "big"))
         return "1006"
 
 
@@ -348,8 +349,8 @@ async def _browser_key(server: Address) -> str:
         return json.loads(answer.partition(b"\r\n\r\n")[2])["value"]
 
 
-async def _together(count: int, act: Callable[[], Awaitable[None]]) -> None:
-    await asyncio.gather(*(act() for _ in range(count)), return_exceptions=True)
+async def _in_parallel(count: int, attempt: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.gather(*(attempt() for _ in range(count)), return_exceptions=True)
 
 
 def _tools(random: Random, count: int, chars: int) -> list[dict[str, object]]:

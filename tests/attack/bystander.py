@@ -26,16 +26,16 @@ class Observations(msgspec.Struct):
 
     probes: int = 0
     longest_s: float = 0.0
-    late: list[float] = []
+    slowest_s: list[float] = []
     """The five longest response times in seconds, longest first."""
     answers: int = 0
-    wrong: list[str] = []
+    faults: list[str] = []
     """Faults: a response that differs, a connection that ended."""
 
     def add(self, seconds: float) -> None:
         self.probes += 1
         self.longest_s = max(self.longest_s, seconds)
-        self.late = sorted([*self.late, seconds], reverse=True)[:5]
+        self.slowest_s = sorted([*self.slowest_s, seconds], reverse=True)[:5]
 
 
 class Pair(msgspec.Struct):
@@ -71,7 +71,7 @@ async def _guarded(work: Coroutine[None, None, None], observed: Observations) ->
     try:
         await work
     except Exception as error:
-        observed.wrong.append(f"{type(error).__name__}: {error}")
+        observed.faults.append(f"{type(error).__name__}: {error}")
 
 
 async def _probe_http(address: Address, observed: Observations, end_s: float) -> None:
@@ -116,11 +116,11 @@ async def _converse(address: Address, observed: Observations, end_s: float) -> N
                     if event["type"] == "response.output_text.delta":
                         text += event["delta"]
                     if event["type"] == "error":
-                        observed.wrong.append(str(event["error"]["message"]))
+                        observed.faults.append(str(event["error"]["message"]))
                         break
                     if event["type"] == "response.done":
                         break
                 if text.strip().rstrip(".") != ANSWER:
-                    observed.wrong.append(f"answered {text!r}")
+                    observed.faults.append(f"answered {text!r}")
                 observed.answers += 1
         await asyncio.sleep(0.2)

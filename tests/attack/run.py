@@ -35,7 +35,7 @@ class Outcome(msgspec.Struct):
     peak_bytes: int
 
     def line(self) -> str:
-        answers = ", ".join(f"{what} {n:,}" for what, n in sorted(self.tally.items()))
+        answers = ", ".join(f"{key} {n:,}" for key, n in sorted(self.tally.items()))
         server, control = self.pair.server, self.pair.control
         return (
             f"{self.attack:<22} {server.longest_s * 1e3:7.1f} ms, control "
@@ -49,27 +49,27 @@ class Report:
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
-        self.found: list[str] = []
+        self.violations: list[str] = []
 
     def add(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
-        for wrong in outcome.pair.server.wrong:
-            self.found.append(f"{outcome.attack}: a bystander was disturbed: {wrong}")
-        reached = [what for what in outcome.tally if what.startswith(SUCCEEDED)]
-        self.found += [f"{outcome.attack} {what}" for what in reached]
+        for fault in outcome.pair.server.faults:
+            self.violations.append(f"{outcome.attack}: a bystander was disturbed: {fault}")
+        reached = [key for key in outcome.tally if key.startswith(SUCCEEDED)]
+        self.violations += [f"{outcome.attack} {key}" for key in reached]
 
     def check(self, server: Server, before_bytes: int, engines: list[int]) -> None:
-        self.found += [f"the log holds: {line}" for line in server.faults()[:10]]
+        self.violations += [f"the log holds: {line}" for line in server.faults()[:10]]
         if server.engines() != engines:
-            self.found.append("an engine has died")
+            self.violations.append("an engine has died")
         peak = max((outcome.peak_bytes for outcome in self.outcomes), default=0)
         if peak - before_bytes > GROWTH_BYTES_MAX:
-            self.found.append(f"the gateway grew from {before_bytes:,} to {peak:,} bytes")
+            self.violations.append(f"the gateway grew from {before_bytes:,} to {peak:,} bytes")
 
     def check_stalls(self) -> None:
         for outcome in self.outcomes:
             if outcome.pair.stall_s > STALL_S_MAX:
-                self.found.append(
+                self.violations.append(
                     f"{outcome.attack}: a stall of {outcome.pair.stall_s * 1e3:.1f} ms"
                 )
 
@@ -121,8 +121,8 @@ async def run(
     for phase in itertools.count():
         if phase >= len(names) and time.monotonic() > end_s:
             break
-        rounds, at = divmod(phase, len(names))
-        name = random.Random(seed + rounds).sample(names, len(names))[at]
+        rounds, index = divmod(phase, len(names))
+        name = random.Random(seed + rounds).sample(names, len(names))[index]
         outcome = await attack(server, control, name, phase_s, seed + phase)
         report.add(outcome)
         print(outcome.line(), flush=True)

@@ -27,16 +27,16 @@ class Server:
         self.process = process
         url = process.until(r"Listening on +(\S+)")
         process.read_on()
-        found = re.search(r":(\d+)/", url)
-        assert found is not None, url
-        self.address = Address(int(found[1]), KEY)
+        match = re.search(r":(\d+)/", url)
+        assert match is not None, url
+        self.address = Address(int(match[1]), KEY)
 
     def memory_bytes(self) -> int:
         """Resident memory of the gateway process, without its engine."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found[1]) * 1024
+        match = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert match is not None
+        return int(match[1]) * 1024
 
     def engines(self) -> list[int]:
         """Process ids of the engines; a new one means that an engine has died."""

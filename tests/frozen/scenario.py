@@ -175,9 +175,9 @@ async def responses(server: VirtualServer) -> list[str]:
 
 async def run(server: VirtualServer) -> Event:
     """Run the scenario. Returns the ids that clients know: of sessions, their events, responses."""
-    one = await everything(server)
-    two = await rewound(server)
-    fork = await open_session(server, f"model=demo&fork={one.id}&at=item_hello")
+    full = await everything(server)
+    edited = await rewound(server)
+    fork = await open_session(server, f"model=demo&fork={full.id}&at=item_hello")
     await fork.add(message("another way", "item_other"))
     await fork.respond(8)
     secret = await under_secret(server)
@@ -188,15 +188,15 @@ async def run(server: VirtualServer) -> Event:
     deleted = await open_session(server)
     await deleted.add(message("bye", "item_bye"))
     await server.request("DELETE", f"/v1/realtime/sessions/{deleted.id}")
-    for client in (one, two, fork, secret):
+    for client in (full, edited, fork, secret):
         await client.socket.disconnect()
-    last = await cut_off(server)
+    interrupted = await cut_off(server)
     sessions = {
-        "everything": one,
-        "rewound": two,
+        "everything": full,
+        "rewound": edited,
         "forked": fork,
         "secret": secret,
-        "cut off": last,
+        "cut off": interrupted,
         "closed": closed,
         "deleted": deleted,
     }

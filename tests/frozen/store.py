@@ -162,28 +162,28 @@ def replay(fresh: Callable[[], str], known: Event) -> Event:
 
     `fresh` returns the URL of a store as frozen; `known` has the ids that clients know.
     """
-    found: Event = {name: {} for name in known["sessions"]}
+    events_by_name: Event = {name: {} for name in known["sessions"]}
     for start in range(RESUMES_PER_SESSION):
         for name, events in run_on_virtual_time(
             fresh(),
             start,
             lambda server: _resume_all(server, start, known),  # noqa: B023
         ):
-            found[name].update(events)
+            events_by_name[name].update(events)
     responses = run_on_virtual_time(
         fresh(), RESUMES_PER_SESSION, lambda server: _continue_all(server, known)
     )
-    return {"sessions": found, "responses": responses}
+    return {"sessions": events_by_name, "responses": responses}
 
 
 async def _resume_all(server: VirtualServer, start: int, known: Event) -> list[tuple[str, Event]]:
-    found: list[tuple[str, Event]] = []
+    resumed: list[tuple[str, Event]] = []
     for name, (session, *seen) in known["sessions"].items():
         after = seen[(len(seen) - 1) * start // (RESUMES_PER_SESSION - 1)]
         events = await scenario.resumed(server, session, after)
         lines = [json.dumps(masked(event)) for event in events]
-        found.append((name, {after: [_without_fence(line, after) for line in lines]}))
-    return found
+        resumed.append((name, {after: [_without_fence(line, after) for line in lines]}))
+    return resumed
 
 
 def _without_fence(line: str, after: str) -> str:
@@ -196,11 +196,11 @@ def _without_fence(line: str, after: str) -> str:
 
 
 async def _continue_all(server: VirtualServer, known: Event) -> Event:
-    found: Event = {}
+    continued: Event = {}
     for response in known["responses"]:
         parts = await scenario.continued(server, response)
-        found[response] = [_masked_response(part) for part in parts]
-    return found
+        continued[response] = [_masked_response(part) for part in parts]
+    return continued
 
 
 def _masked_response(response: str) -> str:

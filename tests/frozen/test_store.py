@@ -41,18 +41,20 @@ def test_frozen_sqlite_file_has_the_frozen_schema() -> None:
     assert names.schema_of(store.SQLITE) == names.frozen()["sqlite"]
 
 
-def compare(found: Event, frozen: Event) -> None:
+def assert_equal_replays(replayed: Event, frozen: Event) -> None:
     """Compare session by session, so that a failure shows the first event that differs."""
     for name, starts in frozen["sessions"].items():
         for after, events in starts.items():
-            assert found["sessions"][name][after] == events, f"{name} after {after}"
-    assert found["sessions"].keys() == frozen["sessions"].keys()
-    assert found["responses"] == frozen["responses"]
+            assert replayed["sessions"][name][after] == events, f"{name} after {after}"
+    assert replayed["sessions"].keys() == frozen["sessions"].keys()
+    assert replayed["responses"] == frozen["responses"]
 
 
 def test_sessions_resume_from_the_frozen_sqlite_file(tmp_path: Path) -> None:
     frozen = store.frozen_replay()
-    compare(store.replay(lambda: store.unexpired_sqlite_copy(tmp_path), frozen["known"]), frozen)
+    assert_equal_replays(
+        store.replay(lambda: store.unexpired_sqlite_copy(tmp_path), frozen["known"]), frozen
+    )
 
 
 @needs_redis
@@ -62,7 +64,7 @@ def test_sessions_resume_from_the_frozen_redis_dump(redis: RedisProcess) -> None
         return redis.url
 
     frozen = store.frozen_replay()
-    compare(store.replay(fresh, frozen["known"]), frozen)
+    assert_equal_replays(store.replay(fresh, frozen["known"]), frozen)
 
 
 def test_frozen_client_secret_is_valid() -> None:

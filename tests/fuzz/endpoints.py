@@ -43,9 +43,9 @@ class Tally:
 
     def record_response_id(self, data: bytes) -> None:
         """Record the response id at the beginning of `data`, if there is one."""
-        found = _ID.search(data[:200])
-        if found and found[1].decode() not in self.responses:
-            self.responses.append(found[1].decode())
+        match = _ID.search(data[:200])
+        if match and match[1].decode() not in self.responses:
+            self.responses.append(match[1].decode())
 
     def insert_response_id(self, text: str) -> str:
         """Replace RESPONSE_ID by the id of the last response."""

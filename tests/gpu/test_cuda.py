@@ -49,8 +49,8 @@ def test_attention_kernels_equal_the_reference(
         query = torch.randn(sum(row.count for row in batch.rows), heads, shape.key_dim).to(like)
         expected = cases.obvious(batch, pool, query, 0.1, window)
         for backend in (TritonBackend(1), TritonBackend(500), ReferenceBackend()):
-            found = backend.prepare(step, pool)(0, query, 0.1, window)
-            assert (found - expected).abs().max() < TOLERANCE[dtype]
+            actual = backend.prepare(step, pool)(0, query, 0.1, window)
+            assert (actual - expected).abs().max() < TOLERANCE[dtype]
 
 
 def test_masked_draws_equal_those_of_the_cpu() -> None:
@@ -82,8 +82,8 @@ def test_greedy_ids_in_mixed_batches_on_cuda_equal_transformers(
         tmp_path, device="cuda", block_size=page_size, kv_cache_memory_bytes=8 << 20
     )
     assert runner.geometry.steps_ahead == 1
-    found = oracle.serve(runner, prompts, count=8)
-    assert found == [oracle.greedy(model, ids, 8) for ids in prompts]
+    actual = oracle.serve(runner, prompts, count=8)
+    assert actual == [oracle.greedy(model, ids, 8) for ids in prompts]
 
 
 PAGES, SLOTS = 24, 16

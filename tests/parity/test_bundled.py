@@ -17,7 +17,7 @@ LOGITS_TOLERANCE = 2e-4
 
 def test_bundled_model_equals_transformers_in_chunks_and_batches() -> None:
     folder = resolve(BUNDLED_MODEL, None, lambda what, fraction: None)
-    assert (folder / "config.json").exists(), f"there is no checkpoint in {folder}"
+    assert (folder / "config.json").exists(), f"no checkpoint in {folder}"
     reference = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     config = EngineConfig(dtype="float32", device="cpu", threads=1, max_model_len=2048)
     runner, loaded = build_runner(config, lambda what, fraction: None)

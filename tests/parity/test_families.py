@@ -43,9 +43,9 @@ def test_logits_of_a_prompt_in_chunks_equal_transformers(family: tuple[str, Any,
     expected = oracle.whole(model, ids)
     for cuts in ([], [1, 2, 20, 21, 100], [70], [16, 32, 148, 149]):
         ends = [cut - 1 for cut in cuts] + [len(ids) - 1]
-        found = oracle.logits_in_chunks(runner, ids, cuts)
+        actual = oracle.logits_in_chunks(runner, ids, cuts)
         scale = expected[ends].abs().max()
-        assert (found - expected[ends]).abs().max() <= LOGITS_TOLERANCE * scale
+        assert (actual - expected[ends]).abs().max() <= LOGITS_TOLERANCE * scale
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 256])
@@ -55,8 +55,8 @@ def test_greedy_ids_in_mixed_batches_equal_transformers(
     _, model, folder = family
     prompts = oracle.prompts(2, [3, 37, 70, 1, 40])
     runner = oracle.runner_of(folder, block_size=page_size, kv_cache_memory_bytes=8 << 20)
-    found = oracle.serve(runner, prompts, count=8, seed=page_size)
-    assert found == [oracle.greedy(model, ids, 8) for ids in prompts]
+    actual = oracle.serve(runner, prompts, count=8, seed=page_size)
+    assert actual == [oracle.greedy(model, ids, 8) for ids in prompts]
 
 
 @pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3", "smollm3"])

@@ -7,7 +7,8 @@
  5  idle sessions hold all rows                  test_5_…
  6  no cap, no admission, no eviction            test_6_…: a pool for three serves thirty. The cap
                                                  is the gateway's (`sessions_max` of
-                                                 realtime/limits.py): realtime/transport/test_connection.py::
+                                                 realtime/limits.py), tested by
+                                                 realtime/transport/test_connection.py::
                                                  test_too_many_sessions_are_sent_away
  7  timeout from submission, mid-turn            test_7_…: both kinds of session
  8  a turn lands where its history is not        test_8_…: a fresh engine is sent the log first.

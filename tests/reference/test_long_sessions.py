@@ -1,6 +1,6 @@
 """Tests of long sessions: SGLang's list (test_session_latency), on this engine.
 
-row of the reference                          here
+row of SGLang                                 here
 streaming session, 8 by 150: flat             test_steps_counted (in steps), `continuo bench
                                               flatness` (by the clock)
 three modes, 4 by 300: duration, and equal    `continuo bench session-latency`
