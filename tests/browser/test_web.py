@@ -51,7 +51,7 @@ def name_of(file: Path) -> str:
 
 @needs_node_modules
 @pytest.mark.parametrize("file", files("client"), ids=name_of)
-def test_client_library(file: Path) -> None:
+def test_client_library_passes_its_test_file(file: Path) -> None:
     run_npm("test", file, 110)
 
 
@@ -60,7 +60,7 @@ def test_client_library(file: Path) -> None:
 @needs_page
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("file", files("browser"), ids=name_of)
-def test_page_in_chromium(file: Path) -> None:
+def test_page_passes_its_test_file_in_chromium(file: Path) -> None:
     run_npm("test:browser", file, 590)
 
 

@@ -117,7 +117,7 @@ async def wait_until_ready(url: str) -> None:
 
 
 @needs_programs
-async def test_conversation_through_haproxy(stack: Stack, url: str) -> None:
+async def test_conversation_works_through_haproxy(stack: Stack, url: str) -> None:
     await wait_until_ready(url)
     await check_conversation(url)
 

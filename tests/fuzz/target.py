@@ -25,7 +25,7 @@ SHORT_LIMITS = Limits(
 
 @contextlib.asynccontextmanager
 async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[Running]:
-    """Serve; at the end the engine must become empty."""
+    """Serve the target. At exit the engine must hold no session, turn or page."""
     logging_setup.configure("warning", ())
     async with digest_engine(
         folder,
