@@ -150,7 +150,7 @@ async def _send_while_open(
 
 
 async def empty_continuations(server: Address, random: Random, tally: Tally) -> None:
-    """A message of up to 300,000 frames without a byte."""
+    """A message of up to 300,000 empty frames."""
     peer = await Peer.connect(server.port, Authorization=f"Bearer {server.key}")
     ended = asyncio.create_task(_end(peer))
     many = frame(b"", CONT, fin=False) * 1000
