@@ -1,4 +1,4 @@
-"""Fixtures that many tests use, and the selection of `make quick`."""
+"""Fixtures and options of all tests, and the selection of `make quick`."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="only tests that need no process, Redis, browser, torch or transformers",
     )
     parser.addoption(
-        "--record", action="store_true", help="write the transcripts of tests/clients/golden anew"
+        "--record", action="store_true", help="rewrite the transcripts of tests/clients/golden"
     )
 
 
@@ -65,11 +65,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop that drives gateway and engine drives their tests."""
+    """Run tests on uvloop, as gateway and engine run."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint folder with a tokenizer of one letter an id, and no weights."""
+    """A checkpoint folder with a tokenizer of one id per letter, and no weights."""
     return tiny_text(tmp_path_factory.mktemp("letters"))

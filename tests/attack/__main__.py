@@ -2,9 +2,9 @@
 
 The server runs the bundled model on loopback; bystanders hold conversations with it meanwhile.
 
-Every answer of a bystander must be right, none may take more than 50 ms longer than the longest of
-an idle control process beside it, the gateway's memory stays bounded, no engine dies, and the log
-holds no traceback. The exit status is 1 if something did not hold.
+Every response to a bystander must be right, none may take more than 50 ms longer than the longest
+of an idle control process beside it, the gateway's memory stays bounded, no engine dies, and the
+log holds no traceback. The exit status is 1 if one of these does not hold.
 """
 
 import argparse
@@ -43,17 +43,17 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument(
-        "--only", action="append", choices=[*ATTACKS], metavar="NAME", help="may be given again"
+        "--only", action="append", choices=[*ATTACKS], metavar="NAME", help="may be repeated"
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = asyncio.run(_run(options, Path(folder)))
     stalls = sorted(outcome.pair.stall_s for outcome in report.outcomes)
     print(f"longest stall beyond the control's: {stalls[-1] * 1e3:.1f} ms of {len(stalls)} phases")
-    for found in report.found:
-        print(f"FOUND {found}")
-    print("Nothing found." if not report.found else f"{len(report.found)} found.")
-    return 1 if report.found else 0
+    for violation in report.violations:
+        print(f"FOUND {violation}")
+    print("Nothing found." if not report.violations else f"{len(report.violations)} found.")
+    return 1 if report.violations else 0
 
 
 if __name__ == "__main__":

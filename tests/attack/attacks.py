@@ -1,4 +1,4 @@
-"""The attacks: what a stranger, or the holder of one key, can do to a server over the wire.
+"""The attacks: abuse of a server by a client without a key, or with any one key.
 
 Each function makes one round of one abuse, bounded in bytes and time, and counts in a `Tally` how
 the server answered. The bounds that hold against them: docs/reliability.md, "Attacks".
@@ -21,12 +21,12 @@ Attack = Callable[[Address, Random, Tally], Awaitable[None]]
 
 CHUNK = 64 * 1024
 MIB = 1024 * 1024
-ANSWER_S = 60.0
-"""How long an attacker waits for an answer."""
+RESPONSE_TIMEOUT_S = 60.0
+"""How long an attacker waits for a response."""
 HOLD_S = float(os.environ.get("CONTINUO_ATTACK_HOLD_S", 10.0))
 """How long an attacker holds a connection that the server does not end."""
 SUCCEEDED = "succeeded: "
-"""Begins what a tally says of an attack that reached what it must not reach."""
+"""Prefix of the tally's key for an attack that gained access."""
 
 
 # ------------------------------------------------------------------ without a key
@@ -36,18 +36,18 @@ async def endless_headers(server: Address, random: Random, tally: Tally) -> None
     """Four connections send up to 50 MiB of header lines each."""
     start = random.choice([b"GET /health HTTP/1.1\r\nHost: x\r\n", upgrade()[:-2]])
     line = b"X-%06d: " % random.randrange(10**6) + b"a" * random.choice([1, 80, 4000]) + b"\r\n"
-    await _together(4, lambda: _flood(server, start, line * (CHUNK // len(line) + 1), 50, tally))
+    await _in_parallel(4, lambda: _flood(server, start, line * (CHUNK // len(line) + 1), 50, tally))
 
 
 async def endless_request_line(server: Address, random: Random, tally: Tally) -> None:
     """Four connections send one request line of up to 50 MiB each."""
-    await _together(4, lambda: _flood(server, b"GET /", b"a" * CHUNK, 50, tally))
+    await _in_parallel(4, lambda: _flood(server, b"GET /", b"a" * CHUNK, 50, tally))
 
 
 async def dripped_head(server: Address, random: Random, tally: Tally) -> None:
-    """A head that comes one byte at a time, as fast as the server reads."""
+    """A head sent one byte at a time, as fast as the server reads."""
     start = random.choice([b"GET /", b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: "])
-    await _together(8, lambda: _flood(server, start, b"a", 0.08, tally))
+    await _in_parallel(8, lambda: _flood(server, start, b"a", 0.08, tally))
 
 
 async def _flood(server: Address, start: bytes, chunk: bytes, mib_max: float, tally: Tally) -> None:
@@ -76,7 +76,7 @@ async def large_tools(server: Address, random: Random, tally: Tally) -> None:
 
 
 async def large_input(server: Address, random: Random, tally: Tally) -> None:
-    """One long word, or emoji with combining marks, as the text of a request."""
+    """A long word, or emoji with combining marks, as the text of a request."""
     text = random.choice(["a" * 520_000, "\U0001f600\u0301" * 200_000, "<|end|>" * 70_000])
     if random.random() < 0.5:
         await _post(server, "/v1/responses", {"model": "demo", "input": text}, tally)
@@ -103,19 +103,19 @@ async def large_session_update(server: Address, random: Random, tally: Tally) ->
 
 
 async def unfinished_messages(server: Address, random: Random, tally: Tally) -> None:
-    """40 frames of 19 MiB and 40 bodies of 15 MiB of which the last byte never comes."""
+    """40 frames of 19 MiB and 40 bodies of 15 MiB without the last byte."""
     await asyncio.gather(
-        *(_half_frame(server, tally) for _ in range(40)),
-        *(_half_body(server, tally) for _ in range(40)),
+        *(_unfinished_frame(server, tally) for _ in range(40)),
+        *(_unfinished_body(server, tally) for _ in range(40)),
     )
 
 
-async def _half_frame(server: Address, tally: Tally) -> None:
+async def _unfinished_frame(server: Address, tally: Tally) -> None:
     try:
         bearer = f"Bearer {server.key}"
         async with _connected(server) as (reader, writer):
             writer.write(upgrade("/v1/responses", Authorization=bearer))
-            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ANSWER_S)
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), RESPONSE_TIMEOUT_S)
             peer = Peer(reader, writer)
             ended = asyncio.create_task(_end(peer))
             writer.write(frame(b"", BINARY, length=19 * MIB))
@@ -125,7 +125,7 @@ async def _half_frame(server: Address, tally: Tally) -> None:
         tally["closed"] += 1
 
 
-async def _half_body(server: Address, tally: Tally) -> None:
+async def _unfinished_body(server: Address, tally: Tally) -> None:
     head = (
         f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {15 * MIB}\r\n\r\n"
@@ -150,7 +150,7 @@ async def _send_while_open(
 
 
 async def empty_continuations(server: Address, random: Random, tally: Tally) -> None:
-    """A message in up to 300,000 frames of which none holds a byte."""
+    """A message of up to 300,000 empty frames."""
     peer = await Peer.connect(server.port, Authorization=f"Bearer {server.key}")
     ended = asyncio.create_task(_end(peer))
     many = frame(b"", CONT, fin=False) * 1000
@@ -166,7 +166,7 @@ async def empty_continuations(server: Address, random: Random, tally: Tally) -> 
 
 
 async def foreign_sessions(server: Address, random: Random, tally: Tally) -> None:
-    """A browser's key tries the session of another end user of the tenant, by its id."""
+    """A browser's key requests the session of another end user of the tenant, by its id."""
     owner_key, other_key = await _browser_key(server), await _browser_key(server)
     owner = await Peer.connect(server.port, Authorization=f"Bearer {owner_key}")
     created = await owner.until("session.created")
@@ -184,21 +184,22 @@ async def foreign_sessions(server: Address, random: Random, tally: Tally) -> Non
 
 
 async def spoilt_frames(server: Address, random: Random, tally: Tally) -> None:
-    """Frames that are no events, until the server closes the connection."""
+    """Frames that are not events, until the server closes the connection."""
     peer = await Peer.connect(server.port, Authorization=f"Bearer {server.key}")
     ended = asyncio.create_task(_end(peer))
-    good = json.dumps({"type": "conversation.item.create", "item": {"type": "message"}})
+    valid = json.dumps({"type": "conversation.item.create", "item": {"type": "message"}})
     with contextlib.suppress(ConnectionError):
         for _ in range(100):
-            at = random.randrange(len(good))
-            spoilt = good[:at] + random.choice(['"', "{", "\x00", "[" * 20_000, ""]) + good[at:]
-            await peer.send(frame(spoilt.encode(), random.choice([TEXT, BINARY])))
+            offset = random.randrange(len(valid))
+            insert = random.choice(['"', "{", "\x00", "[" * 20_000, ""])
+            malformed = valid[:offset] + insert + valid[offset:]
+            await peer.send(frame(malformed.encode(), random.choice([TEXT, BINARY])))
     await _count_end(ended, tally)
     peer.reset()
 
 
 async def many_values(server: Address, random: Random, tally: Tally) -> None:
-    """Bodies of many small values, of escapes, of depth."""
+    """Bodies of many small values, of escapes, or nested deeply."""
     wide = json.dumps({"model": "demo", "input": [{"type": "message"}] * 300_000})
     deep = '{"model": "demo", "input": ' + "[" * 200_000 + "]" * 200_000 + "}"
     escaped = json.dumps({"model": "demo", "input": "\x01" * 900_000})
@@ -207,11 +208,11 @@ async def many_values(server: Address, random: Random, tally: Tally) -> None:
 
 
 async def never_reading(server: Address, random: Random, tally: Tally) -> None:
-    """40 clients ask for echoes of 64 KiB and read none of them."""
-    await asyncio.gather(*(_deaf(server, tally) for _ in range(40)))
+    """40 clients send up to 4,000 updates each and read no event."""
+    await asyncio.gather(*(_send_without_reading(server, tally) for _ in range(40)))
 
 
-async def _deaf(server: Address, tally: Tally) -> None:
+async def _send_without_reading(server: Address, tally: Tally) -> None:
     peer = await Peer.connect(server.port, Authorization=f"Bearer {server.key}")
     metadata = {"type": "session.update", "session": {"type": "realtime"}}
     event = json.dumps({**metadata, "event_id": "e" * 500}).encode()
@@ -244,7 +245,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 async def repeat(name: str, server: Address, seconds: float, seed: int) -> Tally:
-    """Make rounds of one attack until the time is over; a round under way is finished."""
+    """Run rounds of one attack until the time is over; the last round is completed."""
     random, tally = Random(seed), Tally()
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
@@ -274,9 +275,9 @@ async def _connected(
 
 
 async def _status(reader: asyncio.StreamReader) -> str:
-    """The HTTP status of an answer, or how the connection ended without one."""
+    """The HTTP status of a response, or how the connection ended without one."""
     try:
-        line = await asyncio.wait_for(reader.readuntil(b"\r\n"), ANSWER_S)
+        line = await asyncio.wait_for(reader.readuntil(b"\r\n"), RESPONSE_TIMEOUT_S)
         return line.split()[1].decode()
     except asyncio.IncompleteReadError:
         return "closed"
@@ -294,7 +295,7 @@ async def _count_end(ended: "asyncio.Task[str]", tally: Tally) -> None:
 
 
 async def _end(peer: Peer) -> str:
-    """The code that a WebSocket is closed with."""
+    """The close code of a WebSocket."""
     try:
         return str(await peer.close_code())
     except ConnectionError:
@@ -320,20 +321,20 @@ async def _post(server: Address, path: str, body: object, tally: Tally) -> None:
 
 
 async def _outcome(server: Address, path: str, **headers: str) -> str:
-    """How a WebSocket is refused: the HTTP status, or its first event and its close code."""
+    """How a WebSocket is refused: its HTTP status or its close code."""
     async with _connected(server) as (reader, writer):
         writer.write(upgrade(path, **headers))
         status = await _status(reader)
         if status != "101":
             return status
-        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ANSWER_S)
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), RESPONSE_TIMEOUT_S)
         peer = Peer(reader, writer)
-        while (got := await peer.recv()) is not None:
-            if got.opcode == TEXT:
-                event = json.loads(got.payload)
+        while (received := await peer.recv()) is not None:
+            if received.opcode == TEXT:
+                event = json.loads(received.payload)
                 assert event["type"] == "error", f"the session of another: {event['type']}"
-            if got.opcode == CLOSE:
-                return str(int.from_bytes(got.payload[:2], "big"))
+            if received.opcode == CLOSE:
+                return str(int.from_bytes(received.payload[:2], "big"))
         return "1006"
 
 
@@ -344,12 +345,12 @@ async def _browser_key(server: Address) -> str:
     )
     async with _connected(server) as (reader, writer):
         writer.write(head.encode())
-        answer = await asyncio.wait_for(reader.read(), ANSWER_S)
+        answer = await asyncio.wait_for(reader.read(), RESPONSE_TIMEOUT_S)
         return json.loads(answer.partition(b"\r\n\r\n")[2])["value"]
 
 
-async def _together(count: int, act: Callable[[], Awaitable[None]]) -> None:
-    await asyncio.gather(*(act() for _ in range(count)), return_exceptions=True)
+async def _in_parallel(count: int, attempt: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.gather(*(attempt() for _ in range(count)), return_exceptions=True)
 
 
 def _tools(random: Random, count: int, chars: int) -> list[dict[str, object]]:

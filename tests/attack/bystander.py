@@ -1,7 +1,7 @@
 """Bystanders: clients of the attacked server, and the same clients of an idle control beside it.
 
-A stall is the longest time that one answer took. What other processes of the machine take delays
-the control as well, so a stall of the server is its longest time less the control's.
+A stall is the longest response time. Other processes of the machine delay the control as well, so
+a stall of the server is its longest response time less the control's.
 """
 
 import asyncio
@@ -15,32 +15,32 @@ from websockets.asyncio.client import connect
 
 from tests.attack.target import Address
 
-EVERY_S = 0.02
+PROBE_INTERVAL_S = 0.02
 """Between two probes of a server."""
-ANSWER_S = 60.0
+RESPONSE_TIMEOUT_S = 60.0
 QUESTION, ANSWER = "What is 3 plus 4?", "3 + 4 = 7"
 
 
-class Seen(msgspec.Struct):
-    """What the bystanders of one server saw."""
+class Observations(msgspec.Struct):
+    """Observations of the bystanders of one server."""
 
     probes: int = 0
     longest_s: float = 0.0
-    late: list[float] = []
-    """The longest times of all, longest first; in seconds."""
+    slowest_s: list[float] = []
+    """The five longest response times in seconds, longest first."""
     answers: int = 0
-    wrong: list[str] = []
-    """What went wrong: an answer that differs, a connection that ended."""
+    faults: list[str] = []
+    """Faults: a response that differs, a connection that ended."""
 
     def add(self, seconds: float) -> None:
         self.probes += 1
         self.longest_s = max(self.longest_s, seconds)
-        self.late = sorted([*self.late, seconds], reverse=True)[:5]
+        self.slowest_s = sorted([*self.slowest_s, seconds], reverse=True)[:5]
 
 
 class Pair(msgspec.Struct):
-    server: Seen
-    control: Seen
+    server: Observations
+    control: Observations
 
     @property
     def stall_s(self) -> float:
@@ -49,16 +49,17 @@ class Pair(msgspec.Struct):
 
 async def watch(server: Address, control: Address, seconds: float) -> Pair:
     """Probe both at the same instants over HTTP and WebSocket, and hold conversations with the
-    attacked one."""
-    pair = Pair(Seen(), Seen())
+    attacked one.
+    """
+    pair = Pair(Observations(), Observations())
     end_s = time.monotonic() + seconds
     gc.collect()
     gc.freeze()
     gc.disable()
     await asyncio.gather(
         *(
-            _guarded(probe(address, seen, end_s), seen)
-            for address, seen in ((server, pair.server), (control, pair.control))
+            _guarded(probe(address, observed, end_s), observed)
+            for address, observed in ((server, pair.server), (control, pair.control))
             for probe in (_probe_http, _probe_websocket)
         ),
         _guarded(_converse(server, pair.server, end_s), pair.server),
@@ -66,46 +67,46 @@ async def watch(server: Address, control: Address, seconds: float) -> Pair:
     return pair
 
 
-async def _guarded(work: Coroutine[None, None, None], seen: Seen) -> None:
+async def _guarded(work: Coroutine[None, None, None], observed: Observations) -> None:
     try:
         await work
     except Exception as error:
-        seen.wrong.append(f"{type(error).__name__}: {error}")
+        observed.faults.append(f"{type(error).__name__}: {error}")
 
 
-async def _probe_http(address: Address, seen: Seen, end_s: float) -> None:
+async def _probe_http(address: Address, observed: Observations, end_s: float) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
     while (began_s := time.monotonic()) < end_s:
         writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ANSWER_S)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), RESPONSE_TIMEOUT_S)
         assert head.startswith(b"HTTP/1.1 200 "), head
         size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
         await reader.readexactly(size)
-        seen.add(time.monotonic() - began_s)
-        await asyncio.sleep(EVERY_S)
+        observed.add(time.monotonic() - began_s)
+        await asyncio.sleep(PROBE_INTERVAL_S)
     writer.close()
 
 
-async def _probe_websocket(address: Address, seen: Seen, end_s: float) -> None:
+async def _probe_websocket(address: Address, observed: Observations, end_s: float) -> None:
     headers = {"Authorization": f"Bearer {address.key}"}
-    ask = json.dumps({"type": "conversation.item.retrieve", "item_id": "none"})
+    request = json.dumps({"type": "conversation.item.retrieve", "item_id": "none"})
     async with connect(address.websocket, additional_headers=headers) as socket:
         await socket.recv()
         while (began_s := time.monotonic()) < end_s:
-            await socket.send(ask)
-            event = json.loads(await asyncio.wait_for(socket.recv(), ANSWER_S))
+            await socket.send(request)
+            event = json.loads(await asyncio.wait_for(socket.recv(), RESPONSE_TIMEOUT_S))
             assert event["type"] == "error", event
-            seen.add(time.monotonic() - began_s)
-            await asyncio.sleep(EVERY_S)
+            observed.add(time.monotonic() - began_s)
+            await asyncio.sleep(PROBE_INTERVAL_S)
 
 
-async def _converse(address: Address, seen: Seen, end_s: float) -> None:
-    """Ask a question whose answer is known, in a session of its own each time."""
+async def _converse(address: Address, observed: Observations, end_s: float) -> None:
+    """Send a question with a known answer, in a new session each time."""
     headers = {"Authorization": f"Bearer {address.key}"}
     part = {"type": "input_text", "text": QUESTION}
     item = {"type": "message", "role": "user", "content": [part]}
     while time.monotonic() < end_s:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(RESPONSE_TIMEOUT_S):
             async with connect(address.websocket, additional_headers=headers) as socket:
                 await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
                 await socket.send(json.dumps({"type": "response.create"}))
@@ -115,11 +116,11 @@ async def _converse(address: Address, seen: Seen, end_s: float) -> None:
                     if event["type"] == "response.output_text.delta":
                         text += event["delta"]
                     if event["type"] == "error":
-                        seen.wrong.append(str(event["error"]["message"]))
+                        observed.faults.append(str(event["error"]["message"]))
                         break
                     if event["type"] == "response.done":
                         break
                 if text.strip().rstrip(".") != ANSWER:
-                    seen.wrong.append(f"answered {text!r}")
-                seen.answers += 1
+                    observed.faults.append(f"answered {text!r}")
+                observed.answers += 1
         await asyncio.sleep(0.2)

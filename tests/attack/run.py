@@ -1,4 +1,4 @@
-"""One run: every attack in turn, beside bystanders, on a server that must not notice."""
+"""A run: every attack in turn, beside bystanders that the server must serve undisturbed."""
 
 import asyncio
 import itertools
@@ -16,18 +16,18 @@ from tests.attack.bystander import Pair
 from tests.attack.target import Server
 
 STALL_S_MAX = 0.050
-"""A bystander's answer may take so much longer than one of the idle control."""
+"""How much longer a bystander's response may take than one of the idle control."""
 GROWTH_BYTES_MAX = 400 * 1024 * 1024
-"""Memory of the gateway over what it held before the first attack."""
-MEMORY_EVERY_S = 0.1
+"""How much the gateway's memory may grow after the first attack begins."""
+MEMORY_INTERVAL_S = 0.1
 SETTLE_S = 1.0
-"""After an attack, before the next one."""
+"""Between an attack and the next one."""
 ATTACKERS = 2
-"""Processes that make one attack at the same time."""
+"""Processes that run one attack at the same time."""
 
 
 class Outcome(msgspec.Struct):
-    """What one phase of one attack did."""
+    """The outcome of one phase of one attack."""
 
     attack: str
     pair: Pair
@@ -35,7 +35,7 @@ class Outcome(msgspec.Struct):
     peak_bytes: int
 
     def line(self) -> str:
-        answers = ", ".join(f"{what} {n:,}" for what, n in sorted(self.tally.items()))
+        answers = ", ".join(f"{key} {n:,}" for key, n in sorted(self.tally.items()))
         server, control = self.pair.server, self.pair.control
         return (
             f"{self.attack:<22} {server.longest_s * 1e3:7.1f} ms, control "
@@ -45,37 +45,37 @@ class Outcome(msgspec.Struct):
 
 
 class Report:
-    """Everything that must hold, and what did not."""
+    """The requirements of a run, and the violations found."""
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
-        self.found: list[str] = []
+        self.violations: list[str] = []
 
     def add(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
-        for wrong in outcome.pair.server.wrong:
-            self.found.append(f"{outcome.attack}: a bystander was disturbed: {wrong}")
-        reached = [what for what in outcome.tally if what.startswith(SUCCEEDED)]
-        self.found += [f"{outcome.attack} {what}" for what in reached]
+        for fault in outcome.pair.server.faults:
+            self.violations.append(f"{outcome.attack}: a bystander was disturbed: {fault}")
+        reached = [key for key in outcome.tally if key.startswith(SUCCEEDED)]
+        self.violations += [f"{outcome.attack} {key}" for key in reached]
 
     def check(self, server: Server, before_bytes: int, engines: list[int]) -> None:
-        self.found += [f"the log holds: {line}" for line in server.faults()[:10]]
+        self.violations += [f"the log holds: {line}" for line in server.faults()[:10]]
         if server.engines() != engines:
-            self.found.append("an engine has died")
+            self.violations.append("an engine has died")
         peak = max((outcome.peak_bytes for outcome in self.outcomes), default=0)
         if peak - before_bytes > GROWTH_BYTES_MAX:
-            self.found.append(f"the gateway grew from {before_bytes:,} to {peak:,} bytes")
+            self.violations.append(f"the gateway grew from {before_bytes:,} to {peak:,} bytes")
 
     def check_stalls(self) -> None:
         for outcome in self.outcomes:
             if outcome.pair.stall_s > STALL_S_MAX:
-                self.found.append(
+                self.violations.append(
                     f"{outcome.attack}: a stall of {outcome.pair.stall_s * 1e3:.1f} ms"
                 )
 
 
 async def attack(server: Server, control: Server, name: str, seconds: float, seed: int) -> Outcome:
-    """One phase: attackers and bystanders, each in a process of its own."""
+    """Run one phase: attackers and bystanders, each in a process of its own."""
     port, key = str(server.address.port), server.address.key
     watching = await worker.start(
         "watch", port, str(control.address.port), key, str(seconds + SETTLE_S)
@@ -84,11 +84,11 @@ async def attack(server: Server, control: Server, name: str, seconds: float, see
         await worker.start("attack", name, port, key, str(seconds), str(seed * ATTACKERS + n))
         for n in range(ATTACKERS)
     ]
-    working = asyncio.gather(*(each.communicate() for each in (watching, *attacking)))
+    working = asyncio.gather(*(process.communicate() for process in (watching, *attacking)))
     peak_bytes = await _peak_bytes(server, working)
     outputs = await working
-    for each in (watching, *attacking):
-        assert each.returncode == 0, f"{name}, seed {seed}: a process of the run failed"
+    for process in (watching, *attacking):
+        assert process.returncode == 0, f"{name}, seed {seed}: a process of the run failed"
     tally: Counter[str] = Counter()
     for printed, _ in outputs[1:]:
         tally.update(msgspec.json.decode(printed, type=dict[str, int]))
@@ -97,10 +97,10 @@ async def attack(server: Server, control: Server, name: str, seconds: float, see
 
 
 async def _peak_bytes(server: Server, until: "asyncio.Future[Any]") -> int:
-    """The most memory that the gateway holds until then."""
+    """The peak memory of the gateway until `until` is done."""
     peak = server.memory_bytes()
     while not until.done():
-        await asyncio.wait([until], timeout=MEMORY_EVERY_S)
+        await asyncio.wait([until], timeout=MEMORY_INTERVAL_S)
         peak = max(peak, server.memory_bytes())
     return peak
 
@@ -114,15 +114,15 @@ async def run(
     phase_s: float,
     seed: int,
 ) -> Report:
-    """Attack after attack in a seeded order until the time is over; each at least once."""
+    """Run the attacks in a seeded order until the time is over; each at least once."""
     report, names = Report(), list(names)
     before_bytes, engines = server.memory_bytes(), server.engines()
     end_s = time.monotonic() + minutes * 60
     for phase in itertools.count():
         if phase >= len(names) and time.monotonic() > end_s:
             break
-        rounds, at = divmod(phase, len(names))
-        name = random.Random(seed + rounds).sample(names, len(names))[at]
+        rounds, index = divmod(phase, len(names))
+        name = random.Random(seed + rounds).sample(names, len(names))[index]
         outcome = await attack(server, control, name, phase_s, seed + phase)
         report.add(outcome)
         print(outcome.line(), flush=True)

@@ -1,4 +1,4 @@
-"""The attacked server and the idle control beside it: two `continuo serve` processes, alike."""
+"""The attacked server and the idle control beside it: two equal `continuo serve` processes."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ KEY = "key-of-the-attacked-tenant"
 
 
 class Address(NamedTuple):
-    """Where a server listens, and the key that it accepts."""
+    """The port of a server, and the key that it accepts."""
 
     port: int
     key: str
@@ -27,19 +27,19 @@ class Server:
         self.process = process
         url = process.until(r"Listening on +(\S+)")
         process.read_on()
-        found = re.search(r":(\d+)/", url)
-        assert found is not None, url
-        self.address = Address(int(found[1]), KEY)
+        match = re.search(r":(\d+)/", url)
+        assert match is not None, url
+        self.address = Address(int(match[1]), KEY)
 
     def memory_bytes(self) -> int:
         """Resident memory of the gateway process, without its engine."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found[1]) * 1024
+        match = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert match is not None
+        return int(match[1]) * 1024
 
     def engines(self) -> list[int]:
-        """Process ids of its engine: another one means that an engine has died."""
+        """Process ids of the engines; a new one means that an engine has died."""
         return self.process.children()
 
     def faults(self) -> list[str]:

@@ -1,6 +1,6 @@
-"""A second of each attack; `make attack` makes all of them for half an hour and compares stalls.
+"""Tests of a second of each attack; `make attack` runs them for half an hour and compares stalls.
 
-Connections are held for less time than there.
+Connections are held for a shorter time than in `make attack`.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,14 @@ HOLD_S = 4
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
     """The attacked server, and the control."""
-    one, other = tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("control")
-    with serving(one) as server, serving(other) as control:
+    server_folder = tmp_path_factory.mktemp("server")
+    control_folder = tmp_path_factory.mktemp("control")
+    with serving(server_folder) as server, serving(control_folder) as control:
         yield server, control
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_bystanders_are_undisturbed(
+async def test_attack_does_not_disturb_bystanders(
     name: str, servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, control = servers
@@ -33,5 +34,5 @@ async def test_bystanders_are_undisturbed(
     before_bytes, engines = server.memory_bytes(), server.engines()
     report.add(await attack(server, control, name, seconds=1, seed=0))
     report.check(server, before_bytes, engines)
-    assert report.found == []
+    assert report.violations == []
     assert report.outcomes[0].pair.server.answers > 0

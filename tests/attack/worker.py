@@ -1,6 +1,6 @@
 """python -m tests.attack.worker attack|watch …: one part of a run, in a process of its own.
 
-Attackers run at the lowest priority, because they stand for other machines.
+Attackers run at the lowest priority, because they represent other machines.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""The real web server before a model that can be broken: `python -m tests.browser.failing`.
+"""The real web server with a model that fails on request: `python -m tests.browser.failing`.
 
-The device is that of digests, slow enough to be watched; its answers have no end but the longest
-that is allowed. At SIGUSR1 its logits stop being finite, at SIGHUP the engine dies and none comes
-back; at SIGUSR2 all is well again.
+The engine runs a null device, slowed so that a response can be watched; responses end only at the
+largest allowed length. SIGUSR1 makes its logits non-finite, SIGHUP kills the engine and prevents a
+restart, and SIGUSR2 undoes both.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tests.support.engines import digest_engine
 from tests.support.web_servers import serving
 
 STEP_S = 0.02
-IDS = 400
+VOCABULARY_SIZE = 400
 
 
 async def main(port: int, limits: Limits, folder: Path) -> None:
@@ -29,38 +29,38 @@ async def main(port: int, limits: Limits, folder: Path) -> None:
         max_model_len=2000,
         batched_tokens=64,
         step_s=STEP_S,
-        vocabulary=IDS,
+        vocabulary=VOCABULARY_SIZE,
     )
     settings = GatewaySettings(limits=limits)
     store = await open_store("sqlite://:memory:", "normal")
     async with device as bench, serving(bench.engine, settings, store, port):
-        here, stopped = asyncio.get_running_loop(), asyncio.Event()
+        loop, terminated = asyncio.get_running_loop(), asyncio.Event()
 
-        def spoil() -> None:
-            bench.runner.poison.update(range(IDS))
+        def make_logits_non_finite() -> None:
+            bench.runner.poison.update(range(VOCABULARY_SIZE))
 
         def kill() -> None:
             bench.may_launch.clear()
             bench.kill()
 
-        def heal() -> None:
+        def recover() -> None:
             bench.runner.poison.clear()
             bench.may_launch.set()
 
-        here.add_signal_handler(signal.SIGUSR1, spoil)
-        here.add_signal_handler(signal.SIGHUP, kill)
-        here.add_signal_handler(signal.SIGUSR2, heal)
-        here.add_signal_handler(signal.SIGTERM, stopped.set)
+        loop.add_signal_handler(signal.SIGUSR1, make_logits_non_finite)
+        loop.add_signal_handler(signal.SIGHUP, kill)
+        loop.add_signal_handler(signal.SIGUSR2, recover)
+        loop.add_signal_handler(signal.SIGTERM, terminated.set)
         print("Listening on", port, flush=True)
-        await stopped.wait()
+        await terminated.wait()
     await store.aclose()
 
 
 if __name__ == "__main__":
-    given = argparse.ArgumentParser()
-    given.add_argument("--port", type=int, required=True)
-    given.add_argument("--requests-per-minute", type=int, default=0)
-    asked = given.parse_args()
-    limits = Limits(requests_per_minute=asked.requests_per_minute)
-    with tempfile.TemporaryDirectory() as made:
-        asyncio.run(main(asked.port, limits, Path(made)))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--requests-per-minute", type=int, default=0)
+    arguments = parser.parse_args()
+    limits = Limits(requests_per_minute=arguments.requests_per_minute)
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(main(arguments.port, limits, Path(folder)))

@@ -1,5 +1,7 @@
-"""`continuo` with a model that takes its time: `python -m tests.browser.paced WORDS`. The bundled
-one has told a story before anybody could do something in the middle of it."""
+"""`continuo` with a slowed model: `python -m tests.browser.paced ARGUMENTS`.
+
+The bundled model ends a long response before a test can act in the middle of it.
+"""
 
 import sys
 

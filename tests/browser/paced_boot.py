@@ -1,4 +1,4 @@
-"""python -m tests.browser.paced_boot START: the engine's process, whose steps wait a little."""
+"""python -m tests.browser.paced_boot START: the engine process, with a delay in every step."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from continuo.engine.wire.messages import EngineReady
 STEP_S = 0.001
 
 
-class Paced(TorchRunner):
+class PacedRunner(TorchRunner):
     def collect(self, ticket: PendingStep | Batch) -> BatchResult:
         time.sleep(STEP_S)
         return super().collect(ticket)
@@ -23,7 +23,7 @@ def build(
     config: EngineConfig, progress: Callable[[str, float], None]
 ) -> tuple[TorchRunner, EngineReady]:
     runner, ready = __main__._build_runner(config, progress)  # pyright: ignore[reportPrivateUsage]
-    runner.__class__ = Paced
+    runner.__class__ = PacedRunner
     return runner, ready
 
 

@@ -1,5 +1,6 @@
 """The services of compose.yaml as plain processes: the same commands, the same environment, the
-same haproxy.cfg. Names and ports of containers become free ports of this machine."""
+same haproxy.cfg. Names and ports of containers become free ports of this host.
+"""
 
 import os
 import re
@@ -19,25 +20,27 @@ SECRETS = {"link": "what gateways and engines know", "api_keys": "sk-compose = d
 KEY = "sk-compose"
 
 
-def missing() -> list[str]:
-    """Programs that are not here."""
-    found = {name: shutil.which(name) or shutil.which(f"/usr/sbin/{name}") for name in PROGRAMS}
-    return [name for name, where in found.items() if where is None]
+def missing_programs() -> list[str]:
+    """The programs that are not installed."""
+    paths = {name: shutil.which(name) or shutil.which(f"/usr/sbin/{name}") for name in PROGRAMS}
+    return [name for name, path in paths.items() if path is None]
 
 
 class Stack:
+    """The services of compose.yaml, each started and stopped by its name."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        whole: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
-        self.services: dict[str, dict[str, Any]] = whole["services"]
-        assert whole["secrets"].keys() == SECRETS.keys()
+        compose: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+        self.services: dict[str, dict[str, Any]] = compose["services"]
+        assert compose["secrets"].keys() == SECRETS.keys()
         for name, text in SECRETS.items():
             (folder / name).write_text(text)
         self._ports: dict[tuple[str, str], int] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def port(self, service: str, port: str) -> int:
-        """Of this machine, for a port of a container."""
+        """The port of this host for a port of a container."""
         if (service, port) not in self._ports:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
@@ -45,25 +48,26 @@ class Stack:
         return self._ports[service, port]
 
     def start(self, service: str) -> None:
-        told = self.services[service]
+        definition = self.services[service]
         environment = {
-            name: self._here(service, value) for name, value in told.get("environment", {}).items()
+            name: self._to_host(service, value)
+            for name, value in definition.get("environment", {}).items()
         }
         if "CONTINUO_PORT" in environment:
             environment["CONTINUO_PORT"] = str(self.port(service, environment["CONTINUO_PORT"]))
         log = (self.folder / f"{service}.log").open("ab")
         with log:
             self.processes[service] = subprocess.Popen(
-                self._command(service, told),
+                self._command(service, definition),
                 cwd=ROOT,
-                env={**_outside(), **environment},
+                env={**_base_environment(), **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
     def kill(self, service: str) -> None:
-        """As when its container is killed: nothing of it is left."""
+        """Kill the process of a service, as when its container is killed."""
         process = self.processes.pop(service)
         process.kill()
         process.wait()
@@ -74,24 +78,24 @@ class Stack:
         return process.wait(60)
 
     def children(self, service: str) -> list[int]:
-        """Of an engine: the process with the model."""
+        """The child processes of a service: of an engine, the one with the model."""
         tasks = Path(f"/proc/{self.processes[service].pid}/task")
-        listed = " ".join((task / "children").read_text() for task in tasks.iterdir())
-        return [int(pid) for pid in listed.split()]
+        pids = " ".join((task / "children").read_text() for task in tasks.iterdir())
+        return [int(pid) for pid in pids.split()]
 
     def is_healthy(self, service: str) -> bool:
-        """As its health check says."""
+        """Run the health check of a service. Returns whether it passes."""
         word, *command = self.services[service]["healthcheck"]["test"]
         assert word == "CMD"
         program = {"python": sys.executable}.get(command[0], command[0])
-        command = [program, *(self._inside(service, word) for word in command[1:])]
+        command = [program, *(self._to_host_port(service, word) for word in command[1:])]
         return subprocess.run(command, capture_output=True).returncode == 0
 
-    def _inside(self, service: str, text: str) -> str:
-        """What it says of the ports of its own container."""
+    def _to_host_port(self, service: str, text: str) -> str:
+        """Replace ports of the service's own container by those of this host."""
         return re.sub(
             r"(127\.0\.0\.1(?::|\", ))(\d+)",
-            lambda found: f"{found[1]}{self.port(service, found[2])}",
+            lambda match: f"{match[1]}{self.port(service, match[2])}",
             text,
         )
 
@@ -99,33 +103,33 @@ class Stack:
         for service in list(self.processes):
             self.kill(service)
 
-    def _command(self, service: str, told: dict[str, Any]) -> list[str]:
-        command = [self._here(service, word) for word in told["command"]]
+    def _command(self, service: str, definition: dict[str, Any]) -> list[str]:
+        command = [self._to_host(service, word) for word in definition["command"]]
         if command[0] == "redis-server":
             port = str(self.port(service, "6379"))
             return [*command, "--port", port, "--dir", str(self.folder), "--bind", "127.0.0.1"]
         if command[0] == "haproxy":
-            for volume in told["volumes"]:
-                here, there, *_ = volume.split(":")
-                command = [str(ROOT / here) if word == there else word for word in command]
+            for volume in definition["volumes"]:
+                source, target, *_ = volume.split(":")
+                command = [str(ROOT / source) if word == target else word for word in command]
             return [shutil.which("haproxy") or "/usr/sbin/haproxy", *command[1:]]
         return [sys.executable, "-m", "continuo.realtime.server.cli", *command]
 
-    def _here(self, service: str, text: str) -> str:
-        """What it says of containers, said of this machine."""
+    def _to_host(self, service: str, text: str) -> str:
+        """Replace names, ports and paths of containers by those of this host."""
         text = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text)
         text = re.sub(r"/run/secrets/", f"{self.folder}/", text)
         text = re.sub(
-            r"0\.0\.0\.0:(\d+)", lambda found: f"127.0.0.1:{self.port(service, found[1])}", text
+            r"0\.0\.0\.0:(\d+)", lambda match: f"127.0.0.1:{self.port(service, match[1])}", text
         )
         names = "|".join(map(re.escape, self.services))
         text = re.sub(
-            rf"\b({names}):(\d+)", lambda found: f"127.0.0.1:{self.port(found[1], found[2])}", text
+            rf"\b({names}):(\d+)", lambda match: f"127.0.0.1:{self.port(match[1], match[2])}", text
         )
         return "127.0.0.1" if text == "0.0.0.0" else text
 
 
-def _outside() -> dict[str, str]:
-    """What a container does not set."""
+def _base_environment() -> dict[str, str]:
+    """The environment variables that compose.yaml does not set."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CONTINUO_")}
     return {**kept, "CONTINUO_THREADS": "1"}

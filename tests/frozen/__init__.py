@@ -1,20 +1,20 @@
-"""What must not change while the code is renamed and moved, as files that tests compare with.
+"""Recorded wire formats, names and stored data, which no renaming or move of code may change.
 
-    link      bytes of every message between gateway and engine, and of the greeting
+    link      bytes of every message between gateway and engine, and of the handshake
     names     options, codes, fields of events and of stored values, keys of stores and page
     goldens   transcripts of the OpenAI SDKs (tests/clients/golden)
-    store     a SQLite file and a dump of Redis after a scenario, and the events that clients are
-              sent when they resume from them
+    store     a SQLite file and a dump of Redis after a scenario, and the events that clients
+              receive when they resume from them
     lives     all frames that clients sent and received in 10,000 simulated lives (tests/simulation)
 
 Each is a module here and a file in data/, which was written by code that is known to be good. The
-sentences of error messages are masked everywhere: they may be improved. A test that fails shows a
-change that clients, stores or peers of an older version would notice. Where the change is meant,
+sentences of error messages are masked everywhere: they may be improved. A failing test shows a
+change that clients, stores or peers of an older version would notice. If the change is intended,
 
     python -m tests.frozen --write NAME
 
-writes the file anew (delete lives.txt first), and the commit explains how older versions are
-served. The tests look at the product from outside, over its protocols and its stores, and import
+writes the file again (delete lives.txt first), and the commit explains how older versions are
+served. The tests observe the product from outside, over its protocols and its stores, and import
 little of it, so that they need not change with it. The lives also depend on tests/simulation: the
-strings there that seed a generator, the order of its faults and of its names are part of a life.
+strings that seed a generator there, and the order of its faults and names, determine each life.
 """

@@ -1,10 +1,10 @@
-"""Compare the code with what is frozen, or write the files anew.
+"""Compare the code with the frozen files, or write them again.
 
 python -m tests.frozen                          run the tests
-python -m tests.frozen --lives 10000 --jobs 2   compare so many simulated lives
+python -m tests.frozen --lives 10000 --jobs 2   compare the first 10,000 simulated lives
 python -m tests.frozen --trace 7                print the trace of one life
-python -m tests.frozen --write names            write one file anew: link, names, goldens, store
-python -m tests.frozen --write lives --lives 10000  add the lives that the file lacks
+python -m tests.frozen --write names            write one file again: link, names, goldens, store
+python -m tests.frozen --write lives --lives 10000  append the lives that the file lacks
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Digests of the golden transcripts of the OpenAI SDKs, with the sentences of errors masked.
 
 goldens.txt has one line for each transcript: digest, SDK, name. A transcript is compared with those
-of its SDK by its digest alone: a flow of tests/clients may be given another name.
+of its SDK by its digest alone, so that flows of tests/clients may be renamed.
 """
 
 import hashlib
@@ -15,12 +15,14 @@ TRANSCRIPTS = Path(__file__).parents[1] / "clients" / "golden"
 
 
 def _masked_line(line: str) -> str:
-    """A line has the number of the connection, the side (C or S), and a frame or another event.
-    What a client sends may be no JSON."""
-    head, brace, rest = line.partition("{")
-    if not brace or head.split()[1] == "C":
+    """Mask a line: the number of the connection, the side (C or S), and a frame or another event.
+
+    Lines of a client are not masked, and need not be JSON.
+    """
+    prefix, brace, rest = line.partition("{")
+    if not brace or prefix.split()[1] == "C":
         return line
-    return head + json.dumps(masked(json.loads(brace + rest)))
+    return prefix + json.dumps(masked(json.loads(brace + rest)))
 
 
 def _digest(transcript: Path) -> str:
@@ -28,7 +30,7 @@ def _digest(transcript: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def today() -> list[tuple[str, str, str]]:
+def current() -> list[tuple[str, str, str]]:
     """Digest, SDK and name of each transcript."""
     files = sorted(TRANSCRIPTS.glob("*/*.txt"))
     return [(_digest(file), file.parent.name, file.stem) for file in files]
@@ -40,4 +42,4 @@ def frozen() -> list[tuple[str, str, str]]:
 
 
 def write() -> None:
-    FILE.write_text("".join(f"{' '.join(row)}\n" for row in today()))
+    FILE.write_text("".join(f"{' '.join(row)}\n" for row in current()))

@@ -1,7 +1,7 @@
-"""Bytes on the link between gateway and engine: messages, greeting, START, the flight recorder.
+"""Bytes on the link between gateway and engine: messages, handshake, START, the flight recorder.
 
-link.json has, for each tag, the MessagePack of one message with every field given and of one with
-no more than it must have, and the other formats by name. All in hex, but for START, which is JSON.
+link.json has, for each tag, the MessagePack of one message with every field and of one with only
+its required fields, and the other formats by name. All are in hex, except START, which is JSON.
 """
 
 import json
@@ -26,11 +26,11 @@ FILE = Path(__file__).parent / "data" / "link.json"
 SECRET = b"sixteen bytes or more"
 
 
-def today() -> dict[str, dict[str, str]]:
+def current() -> dict[str, dict[str, str]]:
     return {
         "commands": _messages(EngineCommand),
         "events": _messages(EngineEvent),
-        "greeting": _greeting(),
+        "greeting": _handshake(),
         "flight recorder": _recorder(),
         "start": {
             "full": msgspec.json.encode(example_of(StartOptions, full=True)).decode(),
@@ -40,36 +40,36 @@ def today() -> dict[str, dict[str, str]]:
 
 
 def _messages(union: object) -> dict[str, str]:
-    found: dict[str, str] = {}
+    encodings: dict[str, str] = {}
     for kind in members(union):
         for name, full in (("full", True), ("least", False)):
             encoded = msgspec.msgpack.encode(example_of(kind, full=full))
             tag = msgspec.msgpack.decode(encoded)["type"]
-            found[f"{tag}, {name}"] = encoded.hex()
-    return found
+            encodings[f"{tag}, {name}"] = encoded.hex()
+    return encodings
 
 
-def _greeting() -> dict[str, str]:
-    """What each side sends, in order."""
-    with _counted_nonces():
-        front, engine = ClientHandshake(SECRET), EngineHandshake(SECRET)
-    hello = front.start()
+def _handshake() -> dict[str, str]:
+    """The messages of both sides, in order."""
+    with _predictable_nonces():
+        client, engine = ClientHandshake(SECRET), EngineHandshake(SECRET)
+    hello = client.start()
     assert hello is not None
     answer = engine.receive(hello)
     assert answer is not None
-    proof = front.receive(answer)
+    proof = client.receive(answer)
     assert proof is not None
     engine.receive(proof)
-    assert front.is_complete
+    assert client.is_complete
     assert engine.is_complete
     return {"hello": hello.hex(), "answer": answer.hex(), "proof": proof.hex()}
 
 
 @contextmanager
-def _counted_nonces() -> Iterator[None]:
-    """Nonces are random; here each byte of the n-th is n."""
-    made, token_bytes = iter(range(1, 256)), secrets.token_bytes
-    secrets.token_bytes = lambda nbytes=None: bytes([next(made)]) * (nbytes or 32)
+def _predictable_nonces() -> Iterator[None]:
+    """Replace random nonces: each byte of the n-th nonce is n."""
+    counter, token_bytes = iter(range(1, 256)), secrets.token_bytes
+    secrets.token_bytes = lambda nbytes=None: bytes([next(counter)]) * (nbytes or 32)
     try:
         yield
     finally:
@@ -77,7 +77,7 @@ def _counted_nonces() -> Iterator[None]:
 
 
 def _recorder() -> dict[str, str]:
-    """The memory while two steps are in flight, as the next engine process finds it."""
+    """The memory while two steps are in flight, as the next engine process reads it."""
     memory = bytearray(compute_recorder_bytes(4))
     recorder = FlightRecorder(memory)
     recorder.begin_incarnation("an incarnation")
@@ -91,4 +91,4 @@ def frozen() -> dict[str, dict[str, str]]:
 
 
 def write() -> None:
-    FILE.write_text(json.dumps(today(), indent=1) + "\n")
+    FILE.write_text(json.dumps(current(), indent=1) + "\n")

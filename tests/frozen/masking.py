@@ -7,8 +7,10 @@ MASK = "(sentence)"
 
 
 def masked(value: Any) -> Any:
-    """`value` with the `message` of every error object replaced by MASK. An error object is one
-    that also has a `code`."""
+    """`value` with the `message` of every error object replaced by MASK.
+
+    An error object is an object with a `message` and a `code`.
+    """
     match value:
         case dict():
             return {
@@ -22,7 +24,7 @@ def masked(value: Any) -> Any:
 
 
 def masked_frame(frame: str) -> str:
-    """A frame of JSON; byte for byte as it is if it has no error object."""
+    """Mask a frame of JSON. A frame without an error object is returned byte for byte."""
     parsed = json.loads(frame)
-    plain = masked(parsed)
-    return frame if plain == parsed else json.dumps(plain)
+    masked_json = masked(parsed)
+    return frame if masked_json == parsed else json.dumps(masked_json)

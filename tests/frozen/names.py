@@ -1,9 +1,9 @@
-"""Names that users, clients, other versions and other tools know.
+"""Names that users, clients, other versions and other tools depend on.
 
 names.json: options with their environment and config keys, error and close codes, fields of
-`/v1/stats`, of events and of what is stored, keys in Redis, the schema of SQLite, keys of
-the page in the browser's storage. Fields are described as in `shapes`, in their order: the digest
-of a client event under an idempotency key depends on it.
+`/v1/stats`, of events and of stored values, keys in Redis, the schema of SQLite, keys of the page
+in the browser's storage. Fields are described as in `shapes`, in their order: the digest of a
+client event under an idempotency key depends on it.
 """
 
 import ast
@@ -35,7 +35,7 @@ FILE = Path(__file__).parent / "data" / "names.json"
 _STORAGE_KEY = re.compile(r"""['"`](continuo\.[\w.]+)""")
 
 
-def today() -> dict[str, Any]:
+def current() -> dict[str, Any]:
     return {
         "options": _options(),
         "error codes": _error_codes(),
@@ -87,18 +87,20 @@ def _options() -> dict[str, Any]:
 
 
 def _error_codes() -> list[str]:
-    """The frozen codes that are still in the source, and those given as an argument or attribute
-    `code` there. Codes from tables and rows of the source are only known to the file: they were
-    put there by hand."""
+    """The frozen codes that still occur in the source, and those given as an argument or attribute
+    `code` in it.
+
+    Codes in tables of the source were added to the file by hand.
+    """
     nodes = [node for module in _sources() for node in ast.walk(module)]
     texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
-    known: list[str] = frozen()["error codes"] if FILE.exists() else []
+    recorded: list[str] = frozen()["error codes"] if FILE.exists() else []
     given = {code for node in nodes for code in _codes(node)}
-    return sorted(given | {code for code in known if code in texts})
+    return sorted(given | {code for code in recorded if code in texts})
 
 
 def _sources() -> Iterator[ast.Module]:
-    """The product's Python."""
+    """Yield the syntax trees of the product's Python files."""
     for folder in ("engine", "realtime"):
         for file in sorted((ROOT / folder).rglob("*.py")):
             yield ast.parse(file.read_text())
@@ -118,7 +120,7 @@ def _codes(node: ast.AST) -> Iterator[str]:
 
 
 def _strings(value: ast.expr) -> Iterator[str]:
-    """A constant, or either side of a choice."""
+    """Yield a constant string, or those in both branches of a conditional expression."""
     match value:
         case ast.Constant(value=str() as text):
             yield text
@@ -173,4 +175,4 @@ def frozen() -> dict[str, Any]:
 
 
 def write() -> None:
-    FILE.write_text(json.dumps(today(), indent=1) + "\n")
+    FILE.write_text(json.dumps(current(), indent=1) + "\n")

@@ -1,8 +1,7 @@
-"""The shape of a type on the wire: names of fields, tags, values. The names of classes are no part
-of it.
+"""The shape of a type on the wire: names of fields, tags, values, but not the names of classes.
 
 `shape_of` describes a type as JSON; `example_of` makes an instance with a fixed value in each
-field, or in those alone that have no default.
+field, or in required fields only.
 """
 
 import types
@@ -13,7 +12,7 @@ from msgspec import inspect
 
 
 def shape_of(kind: Any) -> Any:
-    """Fields in their order, tag first. Unions of tagged structs are listed by tag."""
+    """Describe a type: fields in their order, tag first. Unions of tagged structs list each tag."""
     return _shape(inspect.type_info(kind), ())
 
 
@@ -42,7 +41,7 @@ def _shape(kind: inspect.Type, within: tuple[type, ...]) -> Any:
 
 
 def example_of(kind: type, *, full: bool) -> Any:
-    """`full`: every field has a value that is not None; else only what has no default is given."""
+    """An instance of `kind`: a value other than None in each field, or in each required field."""
     return _example(inspect.type_info(kind), "", full)
 
 
@@ -51,12 +50,12 @@ def _example(kind: inspect.Type, name: str, full: bool) -> Any:
         case inspect.Metadata(type=inner):
             return _example(inner, name, full)
         case inspect.StructType(cls=cls, fields=fields):
-            given = {
+            arguments = {
                 field.name: _example(field.type, field.encode_name, full)
                 for field in fields
                 if full or field.required
             }
-            return cls(**given)
+            return cls(**arguments)
         case inspect.UnionType(types=kinds):
             if not full and any(isinstance(one, inspect.NoneType) for one in kinds):
                 return None
@@ -88,7 +87,7 @@ def _example(kind: inspect.Type, name: str, full: bool) -> Any:
 
 
 def members(union: Any) -> tuple[type[msgspec.Struct], ...]:
-    """The structs of a union, those of unions in it included."""
+    """The structs of a union, including those of nested unions."""
     if isinstance(union, types.UnionType):
         return tuple(kind for part in union.__args__ for kind in members(part))
     return (union,)

@@ -1,15 +1,16 @@
-"""The store after `scenario`, as a file of SQLite and as a dump of Redis, and the events
-that resuming clients are sent.
+"""The store after `scenario`, as a SQLite file and a dump of Redis, and the events that
+resuming clients receive.
 
     store.db         the SQLite file, byte for byte
     redis.json       for each key its type, whether it expires, and its value in hex
-    replayed.json    for some event ids of each session the events sent to a client that resumes
-                     after them; for each stored response how it is retrieved and continued
+    replayed.json    for some event ids of each session, the events that a client receives after
+                     resuming from them; for each stored response, the HTTP responses when it is
+                     retrieved and continued
 
-One replayed.json serves both stores. All values are the same in every run of the scenario but those
-from the clock of the store itself: MASKED, and the epoch of a session whose event ids begin anew,
-which is its fence. Values are deflated: a zlib that compresses otherwise than the common one would
-need files of its own.
+One replayed.json serves both stores. All values are the same in every run of the scenario except
+those from the store's own clock: MASKED, and the epoch of a session with new event ids, which is
+its fence. Values are deflated: a zlib whose output differs from the common one's needs its own
+files.
 """
 
 import asyncio
@@ -28,16 +29,16 @@ import redis
 
 from tests.frozen import scenario
 from tests.frozen.masking import masked, masked_frame
-from tests.frozen.virtual_server import Event, VirtualServer, live
+from tests.frozen.virtual_server import Event, VirtualServer, run_on_virtual_time
 from tests.support.redis_process import RedisProcess
 
 DATA = Path(__file__).parent / "data"
 SQLITE, REDIS, REPLAYED = DATA / "store.db", DATA / "redis.json", DATA / "replayed.json"
 MASKED = {"fence", "created_ms", "deadline_ms", "created", "deadline"}
-"""Columns and hash fields with a time of the store's clock; a fence is one to begin with. The index
-of deadlines in Redis has its sessions in the dump, not their scores."""
-STARTS = 4
-"""Event ids of each session that it is resumed from."""
+"""Columns and hash fields with a time of the store's clock; fences start from one. The dump of the
+index of deadlines in Redis has its sessions without their scores."""
+RESUMES_PER_SESSION = 4
+"""How many event ids of each session are resumed from."""
 HOUR_MS = 3_600_000
 
 Dump = dict[str, Any]
@@ -69,8 +70,8 @@ def _is_blob(value: object) -> bool:
     return isinstance(value, bytes)
 
 
-def sqlite_copy(folder: Path) -> str:
-    """The URL of a copy of the frozen file, in which nothing has expired."""
+def unexpired_sqlite_copy(folder: Path) -> str:
+    """The URL of a copy of the frozen file with deadlines that have not expired."""
     file = folder / "store.db"
     shutil.copy(SQLITE, file)
     with closing(sqlite3.connect(file)) as db:
@@ -85,7 +86,7 @@ def sqlite_copy(folder: Path) -> str:
 
 
 def redis_dump(port: int) -> Dump:
-    """Every key. Lists are in order, hashes and sorted sets by field."""
+    """Every key, with lists in order, and hashes and sorted sets ordered by field."""
     with redis.Redis(port=port) as client:
         return {key.decode(): _redis_value(client, key) for key in sorted(client.scan_iter("*"))}
 
@@ -117,7 +118,7 @@ def frozen_redis() -> Dump:
 
 
 def masked_redis(dump: Dump) -> Dump:
-    """Only hashes have fields that are masked."""
+    """The dump with the MASKED fields of hashes masked."""
     return {
         key: {**entry, "value": _masked_hash(entry["value"])} if entry["type"] == "hash" else entry
         for key, entry in dump.items()
@@ -129,7 +130,7 @@ def _masked_hash(fields: Dump) -> Dump:
 
 
 def redis_load(port: int) -> None:
-    """The frozen dump, in the place of all that is there, in which nothing has expired."""
+    """Replace the contents of Redis with the frozen dump, with deadlines that have not expired."""
     until = int(time.time() * 1000) + HOUR_MS
     with redis.Redis(port=port) as client:
         client.flushall()
@@ -156,52 +157,64 @@ def _redis_put(client: Any, key: str, kind: str, value: Any, until: int) -> None
 # ---------------------------------------------------------------- replay
 
 
-def replayed(fresh: Callable[[], str], known: Event) -> Event:
-    """`fresh` returns the URL of a store as frozen; `known` has the ids that clients know."""
-    found: Event = {name: {} for name in known["sessions"]}
-    for start in range(STARTS):
-        for name, events in live(fresh(), start, lambda server: _resume_all(server, start, known)):  # noqa: B023
-            found[name].update(events)
-    responses = live(fresh(), STARTS, lambda server: _continue_all(server, known))
-    return {"sessions": found, "responses": responses}
+def replay(fresh: Callable[[], str], known: Event) -> Event:
+    """Resume every session and continue every response.
+
+    `fresh` returns the URL of a store as frozen; `known` has the ids that clients know.
+    """
+    events_by_name: Event = {name: {} for name in known["sessions"]}
+    for start in range(RESUMES_PER_SESSION):
+        for name, events in run_on_virtual_time(
+            fresh(),
+            start,
+            lambda server: _resume_all(server, start, known),  # noqa: B023
+        ):
+            events_by_name[name].update(events)
+    responses = run_on_virtual_time(
+        fresh(), RESUMES_PER_SESSION, lambda server: _continue_all(server, known)
+    )
+    return {"sessions": events_by_name, "responses": responses}
 
 
 async def _resume_all(server: VirtualServer, start: int, known: Event) -> list[tuple[str, Event]]:
-    found: list[tuple[str, Event]] = []
+    resumed: list[tuple[str, Event]] = []
     for name, (session, *seen) in known["sessions"].items():
-        after = seen[(len(seen) - 1) * start // (STARTS - 1)]
+        after = seen[(len(seen) - 1) * start // (RESUMES_PER_SESSION - 1)]
         events = await scenario.resumed(server, session, after)
         lines = [json.dumps(masked(event)) for event in events]
-        found.append((name, {after: [_without_fence(line, after) for line in lines]}))
-    return found
+        resumed.append((name, {after: [_without_fence(line, after) for line in lines]}))
+    return resumed
 
 
 def _without_fence(line: str, after: str) -> str:
-    """The epoch in an event id is 8 digits of the store's and the session's, which is the fence
-    (a time in ms, in hex) where event ids have begun anew."""
+    """Mask the fence in the epoch of event ids: 8 digits of the store's epoch and the session's.
+
+    The session's epoch is its fence (a time in ms, in hex) if its event ids are new.
+    """
     store = after.removeprefix("event_")[:8]
     return re.sub(rf"{store}[0-9a-f]{{11}}", f"{store}(fence)", line)
 
 
 async def _continue_all(server: VirtualServer, known: Event) -> Event:
-    found: Event = {}
+    continued: Event = {}
     for response in known["responses"]:
-        found[response] = [_masked_answer(a) for a in await scenario.continued(server, response)]
-    return found
+        parts = await scenario.continued(server, response)
+        continued[response] = [_masked_response(part) for part in parts]
+    return continued
 
 
-def _masked_answer(answer: str) -> str:
-    """Of an HTTP request: its status, and JSON or server-sent events."""
-    status, _, body = answer.partition(" ")
-    return f"{status} {masked_frame(body)}" if body.startswith("{") else answer
+def _masked_response(response: str) -> str:
+    """Mask an HTTP response: its status, and JSON or server-sent events."""
+    status, _, body = response.partition(" ")
+    return f"{status} {masked_frame(body)}" if body.startswith("{") else response
 
 
 # ---------------------------------------------------------------- writing
 
 
-def filled(url: str) -> Event:
+def run_scenario(url: str) -> Event:
     """Run the scenario on an empty store. Returns the ids that clients know afterwards."""
-    return live(url, scenario.SEED, scenario.run)
+    return run_on_virtual_time(url, scenario.SEED, scenario.run)
 
 
 def frozen_replay() -> Event:
@@ -211,16 +224,16 @@ def frozen_replay() -> Event:
 def write() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        known = filled(f"sqlite:///{folder / 'made.db'}")
+        known = run_scenario(f"sqlite:///{folder / 'made.db'}")
         SQLITE.unlink(missing_ok=True)
         with closing(sqlite3.connect(folder / "made.db")) as db:
             db.execute(f"VACUUM INTO '{SQLITE}'")
         process = RedisProcess(folder / "redis")
         asyncio.run(process.start())
         try:
-            assert filled(process.url) == known
+            assert run_scenario(process.url) == known
             REDIS.write_text(json.dumps(redis_dump(process.port), indent=1) + "\n")
         finally:
             process.stop()
-        answers = replayed(lambda: sqlite_copy(folder), known)
-        REPLAYED.write_text(json.dumps({"known": known, **answers}, indent=1) + "\n")
+        results = replay(lambda: unexpired_sqlite_copy(folder), known)
+        REPLAYED.write_text(json.dumps({"known": known, **results}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The bytes between gateway and engine are the frozen ones, whatever the classes are called."""
+"""Tests of the bytes between gateway and engine: they are as frozen, whatever the class names."""
 
 from typing import Any
 
@@ -10,16 +10,16 @@ from tests.frozen import link
 
 
 @pytest.mark.parametrize("part", ["commands", "events", "greeting", "flight recorder", "start"])
-def test_the_bytes_are_as_frozen(part: str) -> None:
-    assert link.today()[part] == link.frozen()[part]
+def test_link_bytes_are_as_frozen(part: str) -> None:
+    assert link.current()[part] == link.frozen()[part]
 
 
-def test_no_part_is_missing() -> None:
-    assert link.today().keys() == link.frozen().keys()
+def test_link_parts_are_the_frozen_parts() -> None:
+    assert link.current().keys() == link.frozen().keys()
 
 
 @pytest.mark.parametrize(("part", "union"), [("commands", EngineCommand), ("events", EngineEvent)])
-def test_frozen_messages_are_read(part: str, union: Any) -> None:
+def test_frozen_messages_decode_and_encode_to_the_same_bytes(part: str, union: Any) -> None:
     decoder = msgspec.msgpack.Decoder(list[union])
     messages = [bytes.fromhex(text) for text in link.frozen()[part].values()]
     frame = bytes((0xDC, *len(messages).to_bytes(2, "big"))) + b"".join(messages)

@@ -1,4 +1,7 @@
-"""Simulated lives have the frozen traces. All of them: `python -m tests.frozen --lives 10000`."""
+"""Tests of simulated lives: their traces are as frozen.
+
+`python -m tests.frozen --lives 10000` compares all of them.
+"""
 
 import os
 import subprocess
@@ -11,20 +14,20 @@ from tests.frozen import lives
 
 pytestmark = pytest.mark.timeout(240)
 GROUPS = (20, 70)
-"""Beyond the seeds that tests/simulation lives in each run."""
+"""Groups beyond the seeds that tests/simulation runs each time."""
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lives.seeds_of)
-def test_a_group_of_lives_is_as_frozen(group: int) -> None:
+def test_group_of_simulated_lives_is_as_frozen(group: int) -> None:
     assert lives.digest(group) == lives.frozen()[group]
 
 
-def test_all_lives_are_frozen() -> None:
+def test_frozen_digests_cover_all_lives() -> None:
     assert list(lives.frozen()) == list(range(lives.LIVES // lives.GROUP))
 
 
-def test_a_trace_is_the_same_in_another_process() -> None:
-    """Where hashes of strings, and addresses, are others."""
+def test_trace_of_a_seed_is_the_same_in_another_process() -> None:
+    """Hashes of strings, and addresses, differ between the processes."""
     traces = {
         subprocess.run(
             [sys.executable, "-m", "tests.frozen", "--trace", "7"],

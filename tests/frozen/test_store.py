@@ -1,4 +1,4 @@
-"""The scenario fills the stores as frozen, and sessions resume from the frozen stores."""
+"""Tests of stored data: written by the scenario as frozen, and resumed from frozen stores."""
 
 import asyncio
 import json
@@ -14,64 +14,66 @@ from tests.support.redis_process import RedisProcess, needs_redis
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
     process = RedisProcess(tmp_path_factory.mktemp("redis"))
     asyncio.run(process.start())
     yield process
     process.stop()
 
 
-def test_sqlite_holds_the_same(tmp_path: Path) -> None:
-    known = store.filled(f"sqlite:///{tmp_path / 'store.db'}")
+def test_scenario_fills_sqlite_as_frozen(tmp_path: Path) -> None:
+    known = store.run_scenario(f"sqlite:///{tmp_path / 'store.db'}")
     assert known == store.frozen_replay()["known"]
     assert store.sqlite_dump(tmp_path / "store.db") == store.sqlite_dump(store.SQLITE)
 
 
 @needs_redis
-def test_redis_holds_the_same(server: RedisProcess) -> None:
-    store.redis_flush(server.port)
-    known = store.filled(server.url)
+def test_scenario_fills_redis_as_frozen(redis: RedisProcess) -> None:
+    store.redis_flush(redis.port)
+    known = store.run_scenario(redis.url)
     assert known == store.frozen_replay()["known"]
-    assert store.masked_redis(store.redis_dump(server.port)) == store.masked_redis(
+    assert store.masked_redis(store.redis_dump(redis.port)) == store.masked_redis(
         store.frozen_redis()
     )
 
 
-def test_the_frozen_sqlite_file_has_the_frozen_schema() -> None:
+def test_frozen_sqlite_file_has_the_frozen_schema() -> None:
     assert names.schema_of(store.SQLITE) == names.frozen()["sqlite"]
 
 
-def compare(found: Event, frozen: Event) -> None:
-    """Session by session, so that the first event that differs is shown."""
+def assert_equal_replays(replayed: Event, frozen: Event) -> None:
+    """Compare session by session, so that a failure shows the first event that differs."""
     for name, starts in frozen["sessions"].items():
         for after, events in starts.items():
-            assert found["sessions"][name][after] == events, f"{name} after {after}"
-    assert found["sessions"].keys() == frozen["sessions"].keys()
-    assert found["responses"] == frozen["responses"]
+            assert replayed["sessions"][name][after] == events, f"{name} after {after}"
+    assert replayed["sessions"].keys() == frozen["sessions"].keys()
+    assert replayed["responses"] == frozen["responses"]
 
 
-def test_the_frozen_sqlite_file_is_resumed_from(tmp_path: Path) -> None:
+def test_sessions_resume_from_the_frozen_sqlite_file(tmp_path: Path) -> None:
     frozen = store.frozen_replay()
-    compare(store.replayed(lambda: store.sqlite_copy(tmp_path), frozen["known"]), frozen)
+    assert_equal_replays(
+        store.replay(lambda: store.unexpired_sqlite_copy(tmp_path), frozen["known"]), frozen
+    )
 
 
 @needs_redis
-def test_the_frozen_redis_is_resumed_from(server: RedisProcess) -> None:
+def test_sessions_resume_from_the_frozen_redis_dump(redis: RedisProcess) -> None:
     def fresh() -> str:
-        store.redis_load(server.port)
-        return server.url
+        store.redis_load(redis.port)
+        return redis.url
 
     frozen = store.frozen_replay()
-    compare(store.replayed(fresh, frozen["known"]), frozen)
+    assert_equal_replays(store.replay(fresh, frozen["known"]), frozen)
 
 
-def test_a_frozen_client_secret_is_valid() -> None:
-    """It expires in three centuries."""
+def test_frozen_client_secret_is_valid() -> None:
+    """The secret expires in three centuries."""
     frozen = json.loads((store.DATA / "client_secret.json").read_text())
-    guest = SignedSecrets(b"the gateways' secret").find(frozen["value"])
-    assert guest is not None
-    assert guest.tenant == frozen["tenant"]
-    assert guest.client_secret_digest.hex() == frozen["digest"]
-    assert guest.settings is not None
-    assert guest.settings.instructions == frozen["instructions"]
-    assert [tool.name for tool in guest.settings.tools] == frozen["tools"]
+    secret = SignedSecrets(b"the gateways' secret").find(frozen["value"])
+    assert secret is not None
+    assert secret.tenant == frozen["tenant"]
+    assert secret.client_secret_digest.hex() == frozen["digest"]
+    assert secret.settings is not None
+    assert secret.settings.instructions == frozen["instructions"]
+    assert [tool.name for tool in secret.settings.tools] == frozen["tools"]

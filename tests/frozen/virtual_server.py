@@ -1,11 +1,11 @@
-"""A gateway and an engine on virtual time, above a real store: deterministic to the byte.
+"""A gateway and an engine on virtual time, above a real store, byte for byte deterministic.
 
-    client ── ASGI ── the application ── virtual network ── engine (a device of digests)
+    client ── ASGI ── the application ── virtual network ── engine (null device)
                            │
                       a real store, SQLite or Redis, on a thread of its own
 
-Ids, tokens and seeds are drawn from one seed, and virtual time stands still during a call of the
-store, so that each run writes the same. The clock of the store is the real one.
+Ids, tokens and seeds are drawn from one seed, and virtual time does not advance during a call of
+the store, so that each run writes the same. The clock of the store is the real one.
 """
 
 import asyncio
@@ -39,44 +39,44 @@ KEY = "key-one"
 SETTINGS = GatewaySettings(tenants={KEY: "acme"}, served_model_name=("demo",), web=False)
 
 
-class _Blocking:
+class _BlockingStore:
     """A store on an event loop of its own, in real time. Each call blocks virtual time."""
 
     def __init__(self, url: str) -> None:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._store: Store = self._do(open_store(url))
+        self._store: Store = self._run(open_store(url))
 
-    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        if not inspect.iscoroutinefunction(found):
-            return found
+        method = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(method):
+            return method
 
         async def call(*args: Any, **options: Any) -> Any:
-            return self._do(found(*args, **options))
+            return self._run(method(*args, **options))
 
         return call
 
-    def shut(self) -> None:
-        self._do(self._store.aclose())
+    def shut_down(self) -> None:
+        self._run(self._store.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
         self._loop.close()
 
 
 class Socket:
-    """A WebSocket of a client."""
+    """The client's end of a WebSocket."""
 
     def __init__(self, server: "VirtualServer", path: str, query: str, key: str) -> None:
         self.events: list[Event] = []
         self.closed: int | None = None
         self._to_server: asyncio.Queue[Event] = asyncio.Queue()
         self._to_server.put_nowait({"type": "websocket.connect"})
-        self._new = asyncio.Event()
+        self._changed = asyncio.Event()
         scope = server.scope("websocket", path, query, key)
         server.gateway.run(server.app(scope, self._to_server.get, self._receive))
 
@@ -88,29 +88,29 @@ class Socket:
                 self.closed = message["code"]
             case _:
                 pass
-        self._new.set()
+        self._changed.set()
 
     def send(self, type: str, **fields: Any) -> None:
         frame = json.dumps({"type": type, **fields})
         self._to_server.put_nowait({"type": "websocket.receive", "text": frame})
 
-    async def until(self, kind: str, count: int = 1) -> Event:
-        """The `count`th event of a type."""
+    async def wait_for(self, kind: str, count: int = 1) -> Event:
+        """Wait for the `count`th event of a type."""
         async with asyncio.timeout(60):
             while True:
-                found = [event for event in self.events if event["type"] == kind]
-                if len(found) >= count:
-                    return found[count - 1]
-                self._new.clear()
-                await self._new.wait()
+                matching = [event for event in self.events if event["type"] == kind]
+                if len(matching) >= count:
+                    return matching[count - 1]
+                self._changed.clear()
+                await self._changed.wait()
 
-    async def drop(self) -> None:
+    async def disconnect(self) -> None:
         self._to_server.put_nowait({"type": "websocket.disconnect", "code": 1006})
         await asyncio.sleep(1.0)
 
 
 class VirtualServer:
-    """One gateway and one engine, within `live`."""
+    """A gateway and an engine, within `run_on_virtual_time`."""
 
     app: Any
 
@@ -141,7 +141,7 @@ class VirtualServer:
             await asyncio.Event().wait()
 
     def kill(self) -> None:
-        """Kill gateway and engine at one moment."""
+        """Kill gateway and engine at the same instant."""
         self.gateway.kill()
         self.engine.process.kill()
 
@@ -170,11 +170,11 @@ class VirtualServer:
         query = f"model=demo&session_id={session}&last_event_id={after}"
         return self.connect("/v1/realtime", query, key)
 
-    async def http(self, method: str, path: str, body: object = None, query: str = "") -> str:
-        """Status and body."""
-        inbox: asyncio.Queue[Event] = asyncio.Queue()
+    async def request(self, method: str, path: str, body: object = None, query: str = "") -> str:
+        """Send an HTTP request. Returns status and body."""
+        request_events: asyncio.Queue[Event] = asyncio.Queue()
         content = b"" if body is None else json.dumps(body).encode()
-        inbox.put_nowait({"type": "http.request", "body": content, "more_body": False})
+        request_events.put_nowait({"type": "http.request", "body": content, "more_body": False})
         status, data = 0, b""
 
         async def receive(message: Event) -> None:
@@ -183,41 +183,49 @@ class VirtualServer:
             data += message.get("body", b"")
 
         scope = self.scope("http", path, query, KEY, method=method)
-        await self.gateway.run(self.app(scope, inbox.get, receive))
+        await self.gateway.run(self.app(scope, request_events.get, receive))
         return f"{status} {data.decode()}"
 
 
-def live(url: str, seed: int, life: Callable[["VirtualServer"], Awaitable[T]]) -> T:
-    """The result of `life`, on virtual time, above the store at `url`. The processes are killed
-    where they stand when it returns, and then the store is closed."""
+def run_on_virtual_time(
+    url: str, seed: int, scenario: Callable[["VirtualServer"], Awaitable[T]]
+) -> T:
+    """Run `scenario` on virtual time, above the store at `url`. Returns its result.
+
+    The processes are killed when it returns, and then the store is closed.
+    """
     loop = NetworkLoop()
     loop.network = Network(loop, Random(f"network {seed}"))
-    with warnings.catch_warnings(), virtual(loop, seed), _without_pools():
-        warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")  # of the killed
-        store = _Blocking(url)
+    with warnings.catch_warnings(), virtual(loop, seed), _without_thread_pools():
+        warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")  # after the kill
+        store = _BlockingStore(url)
         try:
-            return loop.run_until_complete(_live(VirtualServer(loop, store), life))
+            return loop.run_until_complete(_start_and_run(VirtualServer(loop, store), scenario))
         finally:
             bury([task for task in asyncio.all_tasks(loop) if not task.done()])
-            store.shut()
-            gc.collect()  # while the warnings of what was killed are not shown
+            store.shut_down()
+            gc.collect()  # while warnings about killed coroutines are suppressed
 
 
-async def _live(server: "VirtualServer", life: Callable[["VirtualServer"], Awaitable[T]]) -> T:
+async def _start_and_run(
+    server: "VirtualServer", scenario: Callable[["VirtualServer"], Awaitable[T]]
+) -> T:
     await server.start()
     try:
-        return await life(server)
+        return await scenario(server)
     finally:
         server.kill()
 
 
 @contextmanager
-def _without_pools() -> Iterator[None]:
-    """Work for a pool of threads (a grammar is compiled) is done at once: on virtual time nothing
-    may depend on how long it takes."""
+def _without_thread_pools() -> Iterator[None]:
+    """Run work for a thread pool (compiling a grammar) synchronously.
+
+    Nothing on virtual time may depend on how long the work takes.
+    """
     submit = ThreadPoolExecutor.submit
 
-    def at_once(self: ThreadPoolExecutor, work: Any, /, *args: Any, **options: Any) -> Future[Any]:
+    def run_now(self: ThreadPoolExecutor, work: Any, /, *args: Any, **options: Any) -> Future[Any]:
         done: Future[Any] = Future()
         try:
             done.set_result(work(*args, **options))
@@ -225,7 +233,7 @@ def _without_pools() -> Iterator[None]:
             done.set_exception(error)
         return done
 
-    ThreadPoolExecutor.submit = at_once
+    ThreadPoolExecutor.submit = run_now
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A server on the engine of digests, to be thrown at."""
+"""Fixtures: servers with an engine on a null device."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,27 +14,29 @@ from tests.support.web_servers import Running
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return chat_folder(tmp_path_factory.mktemp("chatty"))
+    return chat_folder(tmp_path_factory.mktemp("chat"))
 
 
 @pytest.fixture(scope="session")
-def roomy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer that cuts words, as today's models have them; one of its tokens is so long that a
-    text is hardly ever refused by its characters."""
-    folder = chat_folder(tmp_path_factory.mktemp("roomy"))
+def large_context_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer that splits words, as those of current models do.
+
+    One of its tokens is so long that the limit of characters refuses hardly any text.
+    """
+    folder = chat_folder(tmp_path_factory.mktemp("large_context"))
     file = str(folder / "tokenizer.json")
     tokenizer = Tokenizer.from_file(file)
     words = pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated")
-    spelt = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, spelt])
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
     tokenizer.add_special_tokens([AddedToken(f"<|{'x' * 124}|>", special=True)])
     tokenizer.save(file)
     return folder
 
 
 @pytest.fixture
-async def roomy(roomy_folder: Path) -> AsyncIterator[Running]:
-    async with target(roomy_folder, max_model_len=32 * 1024) as running:
+async def large_context_server(large_context_folder: Path) -> AsyncIterator[Running]:
+    async with target(large_context_folder, max_model_len=32 * 1024) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""Good events, to be spoilt: every type, every key that is read."""
+"""Valid Realtime events, to be mutated: every type, every key that is read."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ CALL: dict[str, Any] = {
     "arguments": '{"city": "Rome"}',
 }
 RESULT: dict[str, Any] = {"type": "function_call_output", "call_id": "call_1", "output": "sunny"}
-SPOKEN: dict[str, Any] = {
+ASSISTANT_MESSAGE: dict[str, Any] = {
     "type": "message",
     "role": "assistant",
     "content": [{"type": "output_text", "text": "well then"}],
@@ -75,7 +75,7 @@ EVENTS: tuple[dict[str, Any], ...] = (
     {"type": "conversation.item.create", "item": MESSAGE, "previous_item_id": "root"},
     {"type": "conversation.item.create", "item": CALL, "event_id": "e2"},
     {"type": "conversation.item.create", "item": RESULT, "previous_item_id": "item_b"},
-    {"type": "conversation.item.create", "item": SPOKEN},
+    {"type": "conversation.item.create", "item": ASSISTANT_MESSAGE},
     {"type": "conversation.item.retrieve", "item_id": "item_a"},
     {"type": "conversation.item.truncate", "item_id": "item_a", "content_index": 0, "text_end": 3},
     {

@@ -1,9 +1,9 @@
-"""Good asks of the Responses API and of chat completions, to be spoilt: every key that is read."""
+"""Valid requests of the Responses API and of chat completions, with every key that is read."""
 
 from typing import Any
 
 from tests.fuzz.corpus import SAMPLING, TOOL
-from tests.fuzz.doors import KNOWN
+from tests.fuzz.endpoints import RESPONSE_ID
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -11,7 +11,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["city"],
     "additionalProperties": False,
 }
-NAMED: dict[str, Any] = {"type": "function", "name": "get_weather"}
+NAMED_TOOL: dict[str, Any] = {"type": "function", "name": "get_weather"}
 ITEMS: list[dict[str, Any]] = [
     {"role": "developer", "content": "Be kind."},
     {"role": "user", "content": [{"type": "input_text", "text": "hello there"}], "id": "msg_a"},
@@ -21,7 +21,7 @@ ITEMS: list[dict[str, Any]] = [
     {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "c", "output": [{"type": "text", "text": "1"}]},
 ]
-ASKED: dict[str, Any] = {
+FULL: dict[str, Any] = {
     "model": "demo",
     "input": ITEMS,
     "instructions": "Say yes.",
@@ -38,23 +38,23 @@ ASKED: dict[str, Any] = {
     **SAMPLING,
 }
 SHORT: dict[str, Any] = {"input": "hello", "max_output_tokens": 2}
-ON: dict[str, Any] = {**SHORT, "previous_response_id": KNOWN}
-FORMED: dict[str, Any] = {
+CONTINUED: dict[str, Any] = {**SHORT, "previous_response_id": RESPONSE_ID}
+WITH_SCHEMA: dict[str, Any] = {
     **SHORT,
     "text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True}},
 }
-CALLED: dict[str, Any] = {**SHORT, "tools": [TOOL], "tool_choice": NAMED}
-REFERRING: dict[str, Any] = {**ON, "input": [{"type": "item_reference", "id": "msg_a"}]}
+WITH_TOOL: dict[str, Any] = {**SHORT, "tools": [TOOL], "tool_choice": NAMED_TOOL}
+WITH_REFERENCE: dict[str, Any] = {**CONTINUED, "input": [{"type": "item_reference", "id": "msg_a"}]}
 BODIES: tuple[dict[str, Any], ...] = (
     SHORT,
-    ON,
-    ASKED,
-    REFERRING,
-    FORMED,
-    CALLED,
-    {**ASKED, "stream": True},
-    {**ON, "stream": True},
-    {**FORMED, "stream": True},
+    CONTINUED,
+    FULL,
+    WITH_REFERENCE,
+    WITH_SCHEMA,
+    WITH_TOOL,
+    {**FULL, "stream": True},
+    {**CONTINUED, "stream": True},
+    {**WITH_SCHEMA, "stream": True},
     {**SHORT, "background": True},
     {
         **SHORT,
@@ -65,13 +65,13 @@ BODIES: tuple[dict[str, Any], ...] = (
 )
 EVENTS: tuple[dict[str, Any], ...] = (
     *({"type": "response.create", **body} for body in BODIES),
-    {"type": "response.create", **ASKED, "stream_id": "a"},
-    {"type": "response.create", **ON, "stream_id": "b", "store": False},
-    {"type": "response.create", **ASKED, "generate": False, "stream_id": "a"},
+    {"type": "response.create", **FULL, "stream_id": "a"},
+    {"type": "response.create", **CONTINUED, "stream_id": "b", "store": False},
+    {"type": "response.create", **FULL, "generate": False, "stream_id": "a"},
     {"type": "response.create", **SHORT, "max_output_tokens": 60, "stream_id": "c"},
-    {"type": "response.steer", "previous_response_id": KNOWN, "input": "more"},
-    {"type": "response.steer", "previous_response_id": KNOWN, "input": ITEMS[1:2]},
-    {"type": "response.cancel", "response_id": KNOWN},
+    {"type": "response.steer", "previous_response_id": RESPONSE_ID, "input": "more"},
+    {"type": "response.steer", "previous_response_id": RESPONSE_ID, "input": ITEMS[1:2]},
+    {"type": "response.cancel", "response_id": RESPONSE_ID},
     {"type": "response.cancel"},
 )
 FUNCTION: dict[str, Any] = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
@@ -99,19 +99,19 @@ CHAT: dict[str, Any] = {
     "stream_options": {"include_usage": True},
     **SAMPLING,
 }
-BRIEF: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+SHORT_CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 CHATS: tuple[dict[str, Any], ...] = (
     CHAT,
-    BRIEF,
+    SHORT_CHAT,
     {**CHAT, "stream": True},
-    {**BRIEF, "stream": True},
+    {**SHORT_CHAT, "stream": True},
     {
-        **BRIEF,
+        **SHORT_CHAT,
         "tools": [{"type": "function", "function": TOOL}],
         "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
     },
     {
-        **BRIEF,
+        **SHORT_CHAT,
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "s", "schema": SCHEMA, "strict": True},

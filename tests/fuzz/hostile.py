@@ -1,4 +1,4 @@
-"""Frames made to hurt a parser: depth, size, numbers, keys, text."""
+"""Frames that are expensive or dangerous to parse: depth, size, numbers, keys, text."""
 
 DEPTH = 10_000
 MANY = 500_000
@@ -40,7 +40,7 @@ PLACES = (
     '{"event_id": %s, "type": "session.update"}',
     "%s",
 )
-"""Where a value may stand in Realtime events: ignored, typed, kept."""
+"""Places of a value in Realtime events: ignored, typed, kept."""
 BODY_PLACES = (
     '"input": "x", "x": %s',
     '"input": %s',
@@ -55,9 +55,9 @@ BODY_PLACES = (
     '"input": "x", "text": {"format": {"type": "json_schema", "name": "s", "schema": {"a": %s}}}',
     '"input": "x", "stream_id": %s',
 )
-"""The same in what is asked of the Responses API."""
-LANE_PLACES = (BODY_PLACES[0], BODY_PLACES[1], BODY_PLACES[9], BODY_PLACES[-1])
-"""Over its WebSocket they are read alike."""
+"""Places of a value in requests of the Responses API."""
+SOCKET_PLACES = (BODY_PLACES[0], BODY_PLACES[1], BODY_PLACES[9], BODY_PLACES[-1])
+"""Fewer of them for its WebSocket, which decodes them in the same way."""
 CHAT_PLACES = (
     '"x": %s',
     '"messages": %s',
@@ -66,17 +66,17 @@ CHAT_PLACES = (
     '"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": %s}}}]',
     '"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"a": %s}}}',
 )
-"""And of chat completions."""
-LATER_PLACES = (
+"""Places of a value in requests of chat completions."""
+OTHER_EVENT_PLACES = (
     '{"type": "response.steer", "previous_response_id": "a", "input": %s}',
     '{"type": "response.cancel", "response_id": %s}',
     "%s",
 )
-"""Events of the Responses API that are no ask."""
+"""Events of the Responses API that create no response."""
 
 
 def body(place: str) -> str:
-    """A short answer is asked for."""
+    """A request for a short response."""
     return f'{{"max_output_tokens": 1, "store": false, {place}}}'
 
 
@@ -85,7 +85,7 @@ def chat(place: str) -> str:
     return f'{{"max_tokens": 1, {messages}{place}}}'
 
 
-def lanes(place: str) -> str:
+def create_event(place: str) -> str:
     return f'{{"type": "response.create", "max_output_tokens": 1, {place}}}'
 
 
@@ -128,11 +128,11 @@ def frames() -> list[str]:
 
 
 LARGE = 12 * 1024 * 1024
-"""Bytes; agents may send 16 MiB."""
+"""Bytes; a request may have 16 MiB."""
 
 
 def large() -> list[str]:
-    """Values as large as only the Responses API and its like take them."""
+    """Values of a size that only the Responses API and chat completions accept."""
     return [
         "[" + "[[[[[]]]]]," * (LARGE // 11) + "0]",
         "[" + '{"a":[{}]},' * (LARGE // 11) + "0]",

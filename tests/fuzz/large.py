@@ -1,4 +1,4 @@
-"""Texts near every bound and over it, of the shapes that cost a tokenizer most."""
+"""Texts near and over every bound, of the shapes that are most expensive to tokenize."""
 
 import json
 import random
@@ -15,8 +15,8 @@ _BOUNDS = (
     *(CONTEXT, 12 * CONTEXT, Limits().off_loop_chars_min, 16 * 1024, 64 * 1024),
     *(TEXT_CHARS_MAX // 4, TEXT_CHARS_MAX),
 )
-"""The context in tokens and in characters; what leaves the event loop; a piece; what one part
-holds."""
+"""The context in tokens and in characters; the text that is tokenized off the event loop; a piece;
+the text of one part."""
 REALTIME_PLACES = (
     '{"type": "session.update", "session": {"type": "realtime", "instructions": %s}}',
     '{"type": "session.update", "session": {"type": "realtime", "tools": '
@@ -51,5 +51,5 @@ def text(source: random.Random) -> str:
 
 
 def values(source: random.Random, count: int) -> list[str]:
-    """As JSON."""
+    """JSON strings."""
     return [json.dumps(text(source), ensure_ascii=source.random() < 0.5) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Good events spoilt, by a seed."""
+"""Valid events, mutated by a seeded generator."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ from tests.fuzz.corpus import EVENTS
 from tests.fuzz.large import text
 from tests.support import frames
 
-ODD: tuple[Any, ...] = (
+ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**53, 2**63, -(2**63), 1e308, -1.5, 0.0),
     *("", "a", "\x00", "item_a", "root", "none", "inf", "é" * 40, "x" * 5_000, "\u2028"),
     *([], {}, [None], [[]], {"type": None}, {"type": "message"}, ["text"] * 70, {"": ""}),
@@ -20,23 +20,23 @@ ODD: tuple[Any, ...] = (
 
 
 LARGE_SHARE = 0.05
-"""Of odd values, those that are a large text."""
+"""The share of odd values that are a large text."""
 
 Corpus = Sequence[dict[str, Any]]
 
 
-def event(source: random.Random, corpus: Corpus) -> str:
-    """One text frame: as good as it was, spoilt in its values, in its letters, or both."""
-    chosen = _chosen(source, corpus)
-    text = json.dumps(chosen, ensure_ascii=source.random() < 0.5)
+def text_frame(source: random.Random, corpus: Corpus) -> str:
+    """A text frame: valid, or mutated in its values, its characters, or both."""
+    event = _mutated_event(source, corpus)
+    text = json.dumps(event, ensure_ascii=source.random() < 0.5)
     for _ in range(source.choice((0, 0, 0, 1, 3))):
         text = _scramble(text, source)
     return text
 
 
-def packed(source: random.Random, corpus: Corpus) -> bytes:
-    """The same as a MessagePack frame."""
-    data = msgspec.msgpack.encode(_chosen(source, corpus))
+def msgpack_frame(source: random.Random, corpus: Corpus) -> bytes:
+    """A MessagePack frame, mutated in the same ways."""
+    data = msgspec.msgpack.encode(_mutated_event(source, corpus))
     for _ in range(source.choice((0, 0, 0, 1, 3))):
         start = source.randrange(len(data) + 1)
         end = min(start + source.choice((0, 1, 1, 4, 40)), len(data))
@@ -48,28 +48,28 @@ _BYTES = (b"", b"\x80", b"\x90", b"\xc0", b"\xc1", b"\xc4\x01x", b"\xd4\x05x", b
 _BYTES += (b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x81\xc0\xc0", b"\x91" * 3_000)
 
 
-def _chosen(source: random.Random, corpus: Corpus) -> dict[str, Any]:
-    chosen = copy.deepcopy(source.choice(corpus))
+def _mutated_event(source: random.Random, corpus: Corpus) -> dict[str, Any]:
+    event = copy.deepcopy(source.choice(corpus))
     for _ in range(source.choice((0, 1, 1, 2, 5))):
-        _spoil(chosen, source, corpus)
-    return chosen
+        _mutate(event, source, corpus)
+    return event
 
 
-def _spoil(value: Any, source: random.Random, corpus: Corpus) -> None:
-    """Somewhere in it."""
+def _mutate(value: Any, source: random.Random, corpus: Corpus) -> None:
+    """Change one value at a random place in `value`."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     if not keys:
         return
     key = source.choice(keys)
     if isinstance(value[key], dict | list) and source.random() < 0.8:
-        _spoil(value[key], source, corpus)
+        _mutate(value[key], source, corpus)
         return
     match source.randrange(4):
         case 0:
             del value[key]
         case 1:
             large = source.random() < LARGE_SHARE
-            value[key] = text(source) if large else copy.deepcopy(source.choice(ODD))
+            value[key] = text(source) if large else copy.deepcopy(source.choice(ODD_VALUES))
         case 2:
             value[key] = copy.deepcopy(source.choice(corpus))
         case _:
@@ -82,19 +82,19 @@ def _spoil(value: Any, source: random.Random, corpus: Corpus) -> None:
 def _scramble(text: str, source: random.Random) -> str:
     start = source.randrange(len(text) + 1)
     end = min(start + source.choice((0, 1, 1, 4, 40)), len(text))
-    middle = source.choice(("", '"', "{", "}", "[", ",", "\\", "\x7f", "\ufffd", "1e9", text[:20]))
-    return text[:start] + middle + text[end:]
+    insert = source.choice(("", '"', "{", "}", "[", ",", "\\", "\x7f", "\ufffd", "1e9", text[:20]))
+    return text[:start] + insert + text[end:]
 
 
-def wire(source: random.Random) -> bytes:
-    """Bytes on the socket that are a frame, nearly."""
-    payload = event(source, EVENTS).encode()[: source.choice((0, 10, 125, 126, 4_000))]
-    made = source.choice(_WIRE)(payload, source)
-    return made[: source.randrange(1, len(made) + 1)] if source.random() < 0.2 else made
+def websocket_bytes(source: random.Random) -> bytes:
+    """Bytes of a malformed or unusual WebSocket frame."""
+    payload = text_frame(source, EVENTS).encode()[: source.choice((0, 10, 125, 126, 4_000))]
+    data = source.choice(_FRAMES)(payload, source)
+    return data[: source.randrange(1, len(data) + 1)] if source.random() < 0.2 else data
 
 
-_Wire = Callable[[bytes, random.Random], bytes]
-_WIRE: tuple[_Wire, ...] = (
+_MakeFrame = Callable[[bytes, random.Random], bytes]
+_FRAMES: tuple[_MakeFrame, ...] = (
     lambda payload, source: frames.frame(payload, source.randrange(16)),
     lambda payload, source: frames.frame(payload, rsv=source.randrange(1, 8)),
     lambda payload, source: frames.frame(payload, masked=False),

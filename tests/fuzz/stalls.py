@@ -1,5 +1,6 @@
-"""How long the event loop is ever kept from its other work: by its own callbacks, and by other
-threads that hold the interpreter lock. What other processes of the machine take does not count."""
+"""The longest stalls of the event loop: by its own callbacks, and by other threads that hold the
+interpreter lock. Time that other processes of the machine use does not count.
+"""
 
 import asyncio
 import threading
@@ -8,7 +9,7 @@ from pathlib import Path
 
 
 class Stalls:
-    """By the clock of the loop's own thread."""
+    """Stalls by callbacks, by the CPU clock of the loop's thread."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -25,12 +26,12 @@ class Stalls:
             self._handle.cancel()
 
     def take(self) -> float:
-        """The longest since it was last asked, in seconds."""
+        """The longest stall since the last call, in seconds."""
         longest, self.longest_s = self.longest_s, 0.0
         return longest
 
     def _tick(self) -> None:
-        """Once in every round of the loop."""
+        """Measure one round of the loop."""
         now = time.thread_time()
         self.longest_s = max(self.longest_s, now - self._last)
         self._last = now
@@ -38,9 +39,12 @@ class Stalls:
 
 
 class LockStalls:
-    """A thread that sleeps for a millisecond and looks how much later it runs: what it did not wait
-    for a processor (the kernel counts that for each thread), it waited for the interpreter lock.
-    That is at most what this process has computed meanwhile, or the holder itself was kept."""
+    """Stalls by the interpreter lock, measured by a thread that repeatedly sleeps a millisecond.
+
+    A late wake-up, less the wait for a processor (the kernel counts that for each thread), was a
+    wait for the lock. The CPU time of this process bounds it: beyond that, the holder itself
+    waited for a processor.
+    """
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -56,31 +60,31 @@ class LockStalls:
         self._thread.join()
 
     def take(self) -> float:
-        """The longest since it was last asked, in seconds."""
+        """The longest stall since the last call, in seconds."""
         longest, self.longest_s = self.longest_s, 0.0
         return longest
 
     def _watch(self) -> None:
-        waited = _Waited()
+        run_queue = _RunQueueTime()
         while not self._stop.is_set():
-            began, computed, queued = time.monotonic(), time.process_time(), waited.s()
+            began, computed, queued = time.monotonic(), time.process_time(), run_queue.read_s()
             time.sleep(SLEEP_S)
             late_s = time.monotonic() - began - SLEEP_S
-            late_s -= waited.s() - queued
-            held_s = min(late_s, time.process_time() - computed)
-            self.longest_s = max(self.longest_s, held_s)
+            late_s -= run_queue.read_s() - queued
+            blocked_s = min(late_s, time.process_time() - computed)
+            self.longest_s = max(self.longest_s, blocked_s)
 
 
 SLEEP_S = 0.001
 
 
-class _Waited:
-    """How long the current thread has waited for a processor; 0 where the kernel does not say."""
+class _RunQueueTime:
+    """How long the current thread has waited for a processor; 0 if the kernel does not count."""
 
     def __init__(self) -> None:
         self._file = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
 
-    def s(self) -> float:
+    def read_s(self) -> float:
         try:
             return int(self._file.read_text().split()[1]) / 1e9
         except OSError:

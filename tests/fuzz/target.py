@@ -1,4 +1,4 @@
-"""What is thrown at: the web server on a real port, its engine on a device of digests."""
+"""The server under test: the web server on a real port, with an engine on a null device."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from tests.fuzz.large import CONTEXT
 from tests.support.engines import digest_engine
 from tests.support.web_servers import Running, serve
 
-FLEETING = Limits(
+SHORT_LIMITS = Limits(
     resume_window_s=0.1,
     detach_grace_s=0.05,
     sweep_interval_s=0.05,
@@ -20,12 +20,12 @@ FLEETING = Limits(
     unread_response_grace_s=0.05,
     stored_response_ttl_s=2.0,
 )
-"""A session that was dropped does not wait for its client; nor does a response for its next."""
+"""Parked sessions and continuation points expire almost at once."""
 
 
 @contextlib.asynccontextmanager
 async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[Running]:
-    """Nothing may be left in the engine when it is put away."""
+    """Serve the target. At exit the engine must hold no session, turn or page."""
     logging_setup.configure("warning", ())
     async with digest_engine(
         folder,
@@ -34,7 +34,7 @@ async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[Ru
         max_model_len=max_model_len,
         batched_tokens=64,
     ) as bench:
-        async with serve(bench, GatewaySettings(limits=FLEETING)) as running:
+        async with serve(bench, GatewaySettings(limits=SHORT_LIMITS)) as running:
             yield running
             async with asyncio.timeout(30):
                 while await bench.engine.list_sessions():

@@ -1,4 +1,4 @@
-"""The codec under Hypothesis: whatever comes in, an event or a BadFrame that names the fault."""
+"""Property tests of the Realtime codec: a frame is an event, or a BadFrame that names the fault."""
 
 import contextlib
 import copy
@@ -35,62 +35,64 @@ VALUES = st.recursive(
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in it, as the keys on the way there."""
-    found = [path] if path else []
+def paths_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in `value`, as the path of keys to it."""
+    paths = [path] if path else []
     keys = value if isinstance(value, dict) else range(len(value)) if type(value) is list else ()
-    return found + [place for key in keys for place in places(value[key], (*path, key))]
+    return paths + [inner for key in keys for inner in paths_in(value[key], (*path, key))]
 
 
-PLACES = [(event, place) for event in EVENTS for place in places(event)]
+PLACES = [(event, place) for event in EVENTS for place in paths_in(event)]
 
 
-def read(frame: str | bytes) -> client_events.ClientEvent | BadFrame:
+def decode(frame: str | bytes) -> client_events.ClientEvent | BadFrame:
     try:
         return decode_frame(frame)
     except BadFrame as refusal:
         return refusal
 
 
-def check(read: client_events.ClientEvent | BadFrame) -> None:
-    if isinstance(read, BadFrame):
-        assert read.message
-        assert read.code
-        assert read.event_id is None or len(read.event_id) <= 512
+def check(result: client_events.ClientEvent | BadFrame) -> None:
+    if isinstance(result, BadFrame):
+        assert result.message
+        assert result.code
+        assert result.event_id is None or len(result.event_id) <= 512
 
 
 @given(st.binary() | st.text())
-def test_anything_is_an_event_or_refused(frame: bytes | str) -> None:
-    check(read(frame))
+def test_any_frame_decodes_to_an_event_or_is_refused(frame: bytes | str) -> None:
+    check(decode(frame))
     extract_event_id(frame)
 
 
 @settings(max_examples=1_000)
 @given(st.sampled_from(PLACES), VALUES)
 @example((EVENTS[0], ("session", "seed")), 2**64)
-def test_one_wrong_value_is_named(place: tuple[Any, tuple[Any, ...]], value: Any) -> None:
-    """What is understood is heard or refused; what is not, is refused by the name of a place."""
+def test_refusal_of_a_wrong_value_names_a_key_of_the_event(
+    place: tuple[Any, tuple[Any, ...]], value: Any
+) -> None:
+    """A decoded event becomes a command or a refusal; a BadFrame names a key of the event."""
     event, path = copy.deepcopy(place[0]), place[1]
-    inside = event
+    parent = event
     for key in path[:-1]:
-        inside = inside[key]
-    inside[path[-1]] = value
+        parent = parent[key]
+    parent[path[-1]] = value
     try:
         frame = msgspec.json.encode(event)
     except (OverflowError, UnicodeEncodeError):
-        return  # it cannot be said in JSON
-    understood = read(frame)
-    if isinstance(understood, BadFrame):
-        check(understood)
-        named = (understood.param or "type").split(".")[0].split("[")[0]
+        return  # JSON cannot represent the value
+    decoded = decode(frame)
+    if isinstance(decoded, BadFrame):
+        check(decoded)
+        named = (decoded.param or "type").split(".")[0].split("[")[0]
         assert named in event
         return
     with contextlib.suppress(Refusal):
-        decode_command(understood, GenerationSettings(), GenerationSettings(), generate_id)
+        decode_command(decoded, GenerationSettings(), GenerationSettings(), generate_id)
 
 
 @given(st.sampled_from(EVENTS), st.text(max_size=20))
-def test_keys_of_tomorrow_are_ignored(event: dict[str, Any], key: str) -> None:
+def test_unknown_keys_are_ignored(event: dict[str, Any], key: str) -> None:
     if key in event or key in client_events.ClientEventBase.__struct_fields__:
         return
     before = decode_frame(msgspec.json.encode(event))
@@ -99,13 +101,13 @@ def test_keys_of_tomorrow_are_ignored(event: dict[str, Any], key: str) -> None:
 
 
 @pytest.mark.parametrize("place", hostile.PLACES, ids=range(len(hostile.PLACES)))
-def test_hostile_values(place: str) -> None:
+def test_hostile_values_decode_or_are_refused(place: str) -> None:
     for value in hostile.values():
-        check(read(place % value))
+        check(decode(place % value))
         extract_event_id(place % value)
 
 
-def test_too_many_values_are_refused_before_they_are_made() -> None:
+def test_frame_of_too_many_values_is_refused_before_decoding() -> None:
     many = ",".join(["0"] * 40_000)
     with pytest.raises(BadFrame, match=r"40,00\d values; the limit is 32,768") as caught:
         decode_frame('{"event_id": "e", "type": "response.cancel", "x": [' + many + "]}")
@@ -115,7 +117,7 @@ def test_too_many_values_are_refused_before_they_are_made() -> None:
         decode_frame('{"type": "response.cancel", "x": [' + quoted + "]}")
 
 
-def test_commas_in_a_text_are_not_values() -> None:
+def test_commas_in_a_string_are_not_counted_as_values() -> None:
     text = 'well, "quoted", \\ and, ' * 20_000
     event = decode_frame(msgspec.json.encode({"type": "input_text_buffer.append", "text": text}))
     assert isinstance(event, client_events.TextAppend)

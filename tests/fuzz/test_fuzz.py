@@ -1,4 +1,4 @@
-"""Twenty thousand frames, and the ones made to hurt."""
+"""Fuzz tests: twenty thousand mutated frames, and hostile ones, at every endpoint."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from tests.fuzz import hostile, large
 from tests.fuzz.corpus_responses import BODIES, CHATS
-from tests.fuzz.doors import Door
-from tests.fuzz.fuzzer import STALL_S_MAX, Found, Fuzzer, shrink
+from tests.fuzz.endpoints import Endpoint
+from tests.fuzz.fuzzer import STALL_S_MAX, Fault, Fuzzer, shrink
 from tests.fuzz.stalls import LockStalls
 from tests.support.web_servers import Running
 
@@ -22,102 +22,117 @@ FRAMES = int(os.environ.get("CONTINUO_FUZZ_FRAMES", 20_000))
 SEED = int(os.environ.get("CONTINUO_FUZZ_SEED", 0))
 
 
-def told(found: Found) -> str:
-    shown = "\n".join(str(thrown)[:300] for thrown in found.frames[:5])
-    return f"seed {found.seed}: {found.what}\n{len(found.frames)} frames:\n{shown}"
+def describe(fault: Fault) -> str:
+    payloads = "\n".join(str(payload)[:300] for payload in fault.payloads[:5])
+    return f"seed {fault.seed}: {fault.problem}\n{len(fault.payloads)} frames:\n{payloads}"
 
 
 @pytest.mark.timeout(600)
-async def test_spoilt_frames(server: Running) -> None:
+async def test_mutated_frames_cause_no_fault(server: Running) -> None:
     with Fuzzer(server.port) as fuzzer:
         seed = SEED
-        while fuzzer.thrown < FRAMES:
-            found = await fuzzer.round(seed)
-            if found is not None:
-                raise AssertionError(told(await shrink(fuzzer, found)))
+        while fuzzer.sent < FRAMES:
+            fault = await fuzzer.round(seed)
+            if fault is not None:
+                raise AssertionError(describe(await shrink(fuzzer, fault)))
             seed += 1
 
 
-async def test_what_is_spoilt_was_good(server: Running) -> None:
-    """Else nothing would be seen of what comes after a refusal. The model here cannot be made to
-    call a tool."""
+async def test_unmutated_requests_of_the_corpora_are_accepted(server: Running) -> None:
+    """Otherwise an early refusal would hide the code behind it. This model cannot call a tool."""
     with Fuzzer(server.port) as fuzzer:
-        for door, corpus in ((fuzzer.responses, BODIES), (fuzzer.chats, CHATS)):
+        for endpoint, corpus in ((fuzzer.responses, BODIES), (fuzzer.chats, CHATS)):
             for body in corpus:
                 if isinstance(body.get("tool_choice"), dict):
                     continue
-                found = await fuzzer.throw(door, [json.dumps(body)], seed=0)
-                assert found is None, told(found)
+                fault = await fuzzer.send(endpoint, [json.dumps(body)], seed=0)
+                assert fault is None, describe(fault)
         assert set(fuzzer.tally.codes) == {200}
 
 
-class Way(NamedTuple):
-    """Where a frame goes, and where in it a value stands."""
+class Target(NamedTuple):
+    """An endpoint, and a frame with a place for a value."""
 
-    door: Callable[[Fuzzer], Door]
+    endpoint: Callable[[Fuzzer], Endpoint]
     frame: str
 
 
-async def hostile_values(server: Running, way: Way, values: list[str]) -> None:
+async def send_values(server: Running, target: Target, values: list[str]) -> None:
     with Fuzzer(server.port) as fuzzer:
         for value in values:
-            found = await fuzzer.throw(way.door(fuzzer), [way.frame % value], seed=0)
-            assert found is None, told(found)
+            fault = await fuzzer.send(target.endpoint(fuzzer), [target.frame % value], seed=0)
+            assert fault is None, describe(fault)
 
 
-WAYS = {
-    "realtime": [Way(lambda fuzzer: fuzzer.realtime, place) for place in hostile.PLACES],
-    "lanes": [
-        Way(lambda fuzzer: fuzzer.lanes, frame)
-        for frame in (*map(hostile.lanes, hostile.LANE_PLACES), *hostile.LATER_PLACES)
+TARGETS = {
+    "realtime": [Target(lambda fuzzer: fuzzer.realtime, place) for place in hostile.PLACES],
+    "websocket": [
+        Target(lambda fuzzer: fuzzer.responses_socket, frame)
+        for frame in (
+            *map(hostile.create_event, hostile.SOCKET_PLACES),
+            *hostile.OTHER_EVENT_PLACES,
+        )
     ],
     "responses": [
-        Way(lambda fuzzer: fuzzer.responses, hostile.body(place)) for place in hostile.BODY_PLACES
+        Target(lambda fuzzer: fuzzer.responses, hostile.body(place))
+        for place in hostile.BODY_PLACES
     ],
     "chats": [
-        Way(lambda fuzzer: fuzzer.chats, hostile.chat(place)) for place in hostile.CHAT_PLACES
+        Target(lambda fuzzer: fuzzer.chats, hostile.chat(place)) for place in hostile.CHAT_PLACES
     ],
 }
-ALL = [pytest.param(way, id=f"{name}{n}") for name in WAYS for n, way in enumerate(WAYS[name])]
-LARGE = [
-    pytest.param(WAYS[name][n], id=f"{name}{n}")
-    for name, n in (("lanes", 0), ("lanes", 1), ("responses", 1), ("responses", 9), ("chats", 2))
+ALL_TARGETS = [
+    pytest.param(target, id=f"{name}{n}")
+    for name in TARGETS
+    for n, target in enumerate(TARGETS[name])
+]
+LARGE_TARGETS = [
+    pytest.param(TARGETS[name][n], id=f"{name}{n}")
+    for name, n in (
+        ("websocket", 0),
+        ("websocket", 1),
+        ("responses", 1),
+        ("responses", 9),
+        ("chats", 2),
+    )
 ]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("way", ALL)
-async def test_hostile_json(server: Running, way: Way) -> None:
-    await hostile_values(server, way, hostile.values())
+@pytest.mark.parametrize("target", ALL_TARGETS)
+async def test_hostile_json_causes_no_fault(server: Running, target: Target) -> None:
+    await send_values(server, target, hostile.values())
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("way", LARGE)
-async def test_large_hostile_json(server: Running, way: Way) -> None:
-    await hostile_values(server, way, hostile.large())
+@pytest.mark.parametrize("target", LARGE_TARGETS)
+async def test_large_hostile_json_causes_no_fault(server: Running, target: Target) -> None:
+    await send_values(server, target, hostile.large())
 
 
-TEXT_WAYS = [
-    *(Way(lambda fuzzer: fuzzer.realtime, place) for place in large.REALTIME_PLACES),
-    *(Way(lambda fuzzer: fuzzer.responses, hostile.body(place)) for place in large.BODY_PLACES),
-    *(Way(lambda fuzzer: fuzzer.chats, hostile.chat(place)) for place in large.CHAT_PLACES),
+TEXT_TARGETS = [
+    *(Target(lambda fuzzer: fuzzer.realtime, place) for place in large.REALTIME_PLACES),
+    *(Target(lambda fuzzer: fuzzer.responses, hostile.body(place)) for place in large.BODY_PLACES),
+    *(Target(lambda fuzzer: fuzzer.chats, hostile.chat(place)) for place in large.CHAT_PLACES),
 ]
-PLACES = [pytest.param(way, id=f"{n}") for n, way in enumerate(TEXT_WAYS)]
+TEXT_PLACES = [pytest.param(target, id=f"{n}") for n, target in enumerate(TEXT_TARGETS)]
 
 
-@pytest.mark.parametrize("way", PLACES)
-async def test_large_texts(server: Running, way: Way) -> None:
-    await hostile_values(server, way, large.values(random.Random(way.frame), 20))
+@pytest.mark.parametrize("target", TEXT_PLACES)
+async def test_large_texts_cause_no_fault(server: Running, target: Target) -> None:
+    await send_values(server, target, large.values(random.Random(target.frame), 20))
 
 
-@pytest.mark.parametrize("way", PLACES)
-async def test_large_texts_in_a_large_context(roomy: Running, way: Way) -> None:
-    await hostile_values(roomy, way, large.values(random.Random(way.frame), 6))
+@pytest.mark.parametrize("target", TEXT_PLACES)
+async def test_large_texts_in_a_large_context_cause_no_fault(
+    large_context_server: Running, target: Target
+) -> None:
+    await send_values(large_context_server, target, large.values(random.Random(target.frame), 6))
 
 
-def test_a_call_that_keeps_the_interpreter_lock_is_noticed(roomy_folder: Path) -> None:
-    """`encode` does, and `encode_batch_fast`, which is used for long texts, does not."""
-    tokenizer = Tokenizer.from_file(str(roomy_folder / "tokenizer.json"))
+def test_call_that_holds_the_interpreter_lock_is_measured(large_context_folder: Path) -> None:
+    """`encode` holds it; `encode_batch_fast`, which is used for long texts, does not."""
+    tokenizer = Tokenizer.from_file(str(large_context_folder / "tokenizer.json"))
     text = "\U0001f600\u0301 and words " * 40_000
     with LockStalls() as stalls:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: the kernels compiled, and the whole runner on it."""
+"""Tests on a CUDA device: the compiled kernels, and the whole runner."""
 
 from __future__ import annotations
 
@@ -34,69 +34,73 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 @pytest.mark.parametrize("page_size", [1, 16, 256])
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("rows", list(cases.ROWS.values()), ids=list(cases.ROWS))
-def test_kernels_against_the_obvious_way(
+def test_attention_kernels_equal_the_reference(
     rows: list[tuple[int, int]], window: int | None, page_size: int, dtype: torch.dtype
 ) -> None:
     from continuo.engine.device.attention.triton_backend import TritonBackend
 
     device = torch.device("cuda")
-    made, pages = cases.batch(rows, page_size)
+    batch, pages = cases.batch(rows, page_size)
     torch.manual_seed(0)
     like = torch.empty(0, dtype=dtype, device=device)
-    step = step_inputs.build_inputs(made, page_size, device)
+    step = step_inputs.build_inputs(batch, page_size, device)
     for shape, heads in ((KVShape(2, 64, 64), 6), (KVShape(1, 48, 80), 3)):
-        pool = cases.filled(made, pages, page_size, shape, like)
-        query = torch.randn(sum(row.count for row in made.rows), heads, shape.key_dim).to(like)
-        wanted = cases.obvious(made, pool, query, 0.1, window)
+        pool = cases.filled(batch, pages, page_size, shape, like)
+        query = torch.randn(sum(row.count for row in batch.rows), heads, shape.key_dim).to(like)
+        expected = cases.obvious(batch, pool, query, 0.1, window)
         for backend in (TritonBackend(1), TritonBackend(500), ReferenceBackend()):
-            found = backend.prepare(step, pool)(0, query, 0.1, window)
-            assert (found - wanted).abs().max() < TOLERANCE[dtype]
+            actual = backend.prepare(step, pool)(0, query, 0.1, window)
+            assert (actual - expected).abs().max() < TOLERANCE[dtype]
 
 
-def test_masked_draws_are_those_of_the_cpu() -> None:
+def test_masked_draws_equal_those_of_the_cpu() -> None:
     logits = torch.randn(4, 900, generator=torch.Generator().manual_seed(0))
-    wishes = [
+    params = [
         SampleParams(),
         SampleParams(temperature=0.8, uniform=0.7),
         SampleParams(logprobs=2),
         SampleParams(),
     ]
     samples = [
-        msgspec.structs.replace(wish, mask=Only(set(range(n, 900, 7)), 900))
-        for n, wish in enumerate(wishes)
+        msgspec.structs.replace(sample, mask=Only(set(range(n, 900, 7)), 900))
+        for n, sample in enumerate(params)
     ]
-    there = draw(logits.cuda(), samples).to_host()
+    drawn_on_device = draw(logits.cuda(), samples).to_host()
     torch.cuda.synchronize()
-    assert there.ids.tolist() == draw(logits, samples).ids.tolist()
+    assert drawn_on_device.ids.tolist() == draw(logits, samples).ids.tolist()
 
 
 @pytest.mark.parametrize("name", list(oracle.FAMILIES))
 @pytest.mark.parametrize("page_size", [1, 16, 256])
-def test_greedy_ids_in_mixed_batches(name: str, page_size: int, tmp_path: Path) -> None:
+def test_greedy_ids_in_mixed_batches_on_cuda_equal_transformers(
+    name: str, page_size: int, tmp_path: Path
+) -> None:
     model = oracle.FAMILIES[name]()
     model.save_pretrained(tmp_path)
-    starts = oracle.prompts(2, [3, 37, 70, 1, 40])
+    prompts = oracle.prompts(2, [3, 37, 70, 1, 40])
     runner = oracle.runner_of(
         tmp_path, device="cuda", block_size=page_size, kv_cache_memory_bytes=8 << 20
     )
     assert runner.geometry.steps_ahead == 1
-    found = oracle.serve(runner, starts, count=8)
-    assert found == [oracle.greedy(model, ids, 8) for ids in starts]
+    actual = oracle.serve(runner, prompts, count=8)
+    assert actual == [oracle.greedy(model, ids, 8) for ids in prompts]
 
 
 PAGES, SLOTS = 24, 16
 
 
-def moves_at_random(source: random.Random) -> list[PageMove]:
-    """Stretches of one kind, as a cache makes them that spills and recalls."""
-    made: list[PageMove] = []
+def random_moves(source: random.Random) -> list[PageMove]:
+    """Runs of moves of one kind, like those of a cache that spills and recalls."""
+    moves: list[PageMove] = []
     for _ in range(source.randint(1, 4)):
         kind = source.choice(("copy", "spill", "load"))
-        read = SLOTS if kind == "load" else PAGES
-        written = SLOTS if kind == "spill" else PAGES
+        source_count = SLOTS if kind == "load" else PAGES
+        target_count = SLOTS if kind == "spill" else PAGES
         for _ in range(source.randint(1, 12)):
-            made.append(PageMove(kind, source.randrange(read), source.randrange(written)))
-    return made
+            moves.append(
+                PageMove(kind, source.randrange(source_count), source.randrange(target_count))
+            )
+    return moves
 
 
 def filled_pool() -> KVPool:
@@ -108,20 +112,20 @@ def filled_pool() -> KVPool:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_page_moves_of_many_steps_in_flight(seed: int) -> None:
+def test_page_moves_queued_behind_a_busy_device_are_in_order(seed: int) -> None:
     source, pool = random.Random(seed), filled_pool()
     device, host = [[float(n)] for n in range(PAGES)], [[0.0] for _ in range(SLOTS)]
     torch.cuda._sleep(100_000_000)  # pyright: ignore
     for _ in range(30):
-        moves = moves_at_random(source)
+        moves = random_moves(source)
         pool.move(moves)
         carry_out(moves, device, host)
     for layer in (*pool.keys, *pool.values):
         assert layer.cpu().float().flatten(1).unique(dim=1).tolist() == device
 
 
-def test_page_moves_wait_for_nothing() -> None:
-    """The host goes on while the device is busy with what was launched before."""
+def test_page_moves_do_not_block_the_host() -> None:
+    """The host continues while the device is busy with earlier launches."""
     pool = filled_pool()
     spill = [PageMove("spill", n, (n * 5) % SLOTS) for n in range(SLOTS)]
     moves = [
@@ -148,15 +152,15 @@ table = torch.zeros(4, device="cuda")
 try:
     table @ torch.zeros(5, device="cuda")
 except RuntimeError:
-    assert runner.works(), "a step that fails alone"
+    assert runner.works(), "only this step fails"
 try:
     table[torch.tensor([9], device="cuda")].sum().item()
 except RuntimeError:
-    assert not runner.works(), "every later call fails as well"
+    assert not runner.works(), "every later call fails too"
     raise SystemExit(7)
 """
 
 
-def test_a_context_that_is_lost_is_told_from_a_step_that_fails() -> None:
-    """In a process of its own, which has no other context."""
+def test_lost_cuda_context_is_distinguished_from_a_failed_step() -> None:
+    """The context is lost in a separate process."""
     assert subprocess.run([sys.executable, "-c", LOSE_THE_CONTEXT], check=False).returncode == 7

@@ -1,4 +1,4 @@
-"""The checkpoint inside the package: our decoder and transformers read the same model from it."""
+"""Parity of the bundled checkpoint: our decoder and transformers read the same model from it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tests.support import transformers_oracle as oracle
 LOGITS_TOLERANCE = 2e-4
 
 
-def test_the_bundled_model_in_chunks_and_mixed_batches() -> None:
+def test_bundled_model_equals_transformers_in_chunks_and_batches() -> None:
     folder = resolve(BUNDLED_MODEL, None, lambda what, fraction: None)
-    assert (folder / "config.json").exists(), f"there is no checkpoint in {folder}"
-    theirs = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert (folder / "config.json").exists(), f"no checkpoint in {folder}"
+    reference = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     config = EngineConfig(dtype="float32", device="cpu", threads=1, max_model_len=2048)
     runner, loaded = build_runner(config, lambda what, fraction: None)
     assert loaded.folder == str(folder)
-    starts = oracle.prompts(1, [5, 120, 40], vocab=theirs.config.vocab_size)
-    wanted = oracle.whole(theirs, starts[1])
+    prompts = oracle.prompts(1, [5, 120, 40], vocab=reference.config.vocab_size)
+    expected = oracle.whole(reference, prompts[1])
     cuts = [1, 17, 90]
     ends = [end - 1 for end in cuts] + [119]
-    found = oracle.logits_in_chunks(runner, starts[1], cuts)
-    assert (found - wanted[ends]).abs().max() <= LOGITS_TOLERANCE * wanted.abs().max()
-    served = oracle.serve(runner, starts, count=16)
-    assert served == [oracle.greedy(theirs, ids, 16) for ids in starts]
+    logits = oracle.logits_in_chunks(runner, prompts[1], cuts)
+    assert (logits - expected[ends]).abs().max() <= LOGITS_TOLERANCE * expected.abs().max()
+    served = oracle.serve(runner, prompts, count=16)
+    assert served == [oracle.greedy(reference, ids, 16) for ids in prompts]
     assert len(set(itertools.chain(*served))) > 3

@@ -1,4 +1,4 @@
-"""Architectures that run as transformers' own modules, and those that cannot and say so."""
+"""Parity of architectures that run as transformers' modules, and errors of unsupported ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support import transformers_oracle as oracle
 
 LOGITS_TOLERANCE = 2e-4
 
-RUN: dict[str, Callable[[], Any]] = {
+SUPPORTED: dict[str, Callable[[], Any]] = {
     "phi": lambda: oracle.small("Phi", num_key_value_heads=4),
     "gpt-neox": lambda: oracle.small("GPTNeoX"),
     "olmo2": lambda: oracle.small("Olmo2"),
@@ -23,7 +23,7 @@ RUN: dict[str, Callable[[], Any]] = {
     "starcoder2-windows": lambda: oracle.small("Starcoder2", sliding_window=20),
 }
 
-REFUSE: dict[str, tuple[Callable[[], Any], str]] = {
+UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
     "state-space": (
         lambda: tf.MambaForCausalLM(
             tf.MambaConfig(vocab_size=131, hidden_size=32, num_hidden_layers=2, state_size=4)
@@ -51,23 +51,25 @@ REFUSE: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(RUN))
-def test_what_runs_gives_the_logits_and_ids_of_transformers(name: str, tmp_path: Path) -> None:
-    model = RUN[name]()
+@pytest.mark.parametrize("name", list(SUPPORTED))
+def test_fallback_architecture_equals_transformers(name: str, tmp_path: Path) -> None:
+    model = SUPPORTED[name]()
     model.save_pretrained(tmp_path)
     runner = oracle.runner_of(tmp_path, block_size=16)
     [ids] = oracle.prompts(1, [70])
-    wanted = oracle.whole(model, ids)
-    found = oracle.logits_in_chunks(runner, ids, [5, 6, 40])
-    difference = (found - wanted[[4, 5, 39, 69]]).abs().max()
-    assert difference <= LOGITS_TOLERANCE * wanted.abs().max()
-    starts = oracle.prompts(2, [3, 37, 1])
-    assert oracle.serve(runner, starts, 6) == [oracle.greedy(model, s, 6) for s in starts]
+    expected = oracle.whole(model, ids)
+    logits = oracle.logits_in_chunks(runner, ids, [5, 6, 40])
+    difference = (logits - expected[[4, 5, 39, 69]]).abs().max()
+    assert difference <= LOGITS_TOLERANCE * expected.abs().max()
+    prompts = oracle.prompts(2, [3, 37, 1])
+    assert oracle.serve(runner, prompts, 6) == [oracle.greedy(model, ids, 6) for ids in prompts]
 
 
-@pytest.mark.parametrize("name", list(REFUSE))
-def test_what_cannot_run_names_the_architecture_and_why(name: str, tmp_path: Path) -> None:
-    make, message = REFUSE[name]
+@pytest.mark.parametrize("name", list(UNSUPPORTED))
+def test_error_of_an_unsupported_architecture_names_it_and_the_cause(
+    name: str, tmp_path: Path
+) -> None:
+    make, message = UNSUPPORTED[name]
     make().save_pretrained(tmp_path)
     with pytest.raises(ModelError) as refused:
         oracle.runner_of(tmp_path)

@@ -1,4 +1,4 @@
-"""Our decoder against transformers: every family, whole, in chunks and in mixed batches."""
+"""Parity of our decoders with transformers: every family, whole, in chunks and mixed batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from continuo.engine.device.native.native_runner import NativeRunner
 from tests.support import transformers_oracle as oracle
 
 LOGITS_TOLERANCE = 2e-4
-"""fp32, relative to the largest logit: what a different order of summation leaves."""
+"""fp32, relative to the largest logit: the error of a different order of summation."""
 
 
 @pytest.fixture(scope="module", params=["torch", "C"])
 def sizes(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Of models that torch's operations compute, and of such that our own C does."""
+    """Sizes of models that run on torch's operations, and of models that our C decoder runs."""
     if request.param == "C" and shutil.which("cc") is None:
         pytest.skip("no C compiler (cc) is installed")
     return oracle.SIXTEENS if request.param == "C" else {}
@@ -35,45 +35,48 @@ def family(
     return request.param, model, folder
 
 
-def test_logits_of_a_prompt_whole_and_in_chunks(family: tuple[str, Any, Path]) -> None:
+def test_logits_of_a_prompt_in_chunks_equal_transformers(family: tuple[str, Any, Path]) -> None:
     _, model, folder = family
     [ids] = oracle.prompts(1, [150])
     runner = oracle.runner_of(folder)
     assert isinstance(runner, NativeRunner) == (model.config.vocab_size != oracle.VOCAB)
-    wanted = oracle.whole(model, ids)
+    expected = oracle.whole(model, ids)
     for cuts in ([], [1, 2, 20, 21, 100], [70], [16, 32, 148, 149]):
         ends = [cut - 1 for cut in cuts] + [len(ids) - 1]
-        found = oracle.logits_in_chunks(runner, ids, cuts)
-        scale = wanted[ends].abs().max()
-        assert (found - wanted[ends]).abs().max() <= LOGITS_TOLERANCE * scale
+        actual = oracle.logits_in_chunks(runner, ids, cuts)
+        scale = expected[ends].abs().max()
+        assert (actual - expected[ends]).abs().max() <= LOGITS_TOLERANCE * scale
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 256])
-def test_greedy_ids_in_mixed_batches(family: tuple[str, Any, Path], page_size: int) -> None:
+def test_greedy_ids_in_mixed_batches_equal_transformers(
+    family: tuple[str, Any, Path], page_size: int
+) -> None:
     _, model, folder = family
-    starts = oracle.prompts(2, [3, 37, 70, 1, 40])
+    prompts = oracle.prompts(2, [3, 37, 70, 1, 40])
     runner = oracle.runner_of(folder, block_size=page_size, kv_cache_memory_bytes=8 << 20)
-    found = oracle.serve(runner, starts, count=8, seed=page_size)
-    assert found == [oracle.greedy(model, ids, 8) for ids in starts]
+    actual = oracle.serve(runner, prompts, count=8, seed=page_size)
+    assert actual == [oracle.greedy(model, ids, 8) for ids in prompts]
 
 
 @pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3", "smollm3"])
-def test_bf16_within_the_noise_of_chunking(
+def test_bf16_output_is_within_the_noise_of_chunking(
     name: str, sizes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The served ids, put through one prefill by transformers, are its best but for noise; how
-    large that may be is measured on transformers alone."""
+    """The served ids are the most likely in one prefill by transformers, within the noise of
+    chunking, which is measured on transformers alone.
+    """
     model = oracle.FAMILIES[name](**sizes, spread=oracle.CALM).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     epsilon = oracle.epsilon(model)
-    starts = oracle.prompts(3, [3, 37, 70])
-    served = oracle.serve(oracle.runner_of(tmp_path, "bfloat16"), starts, count=10, seed=5)
-    for ids, out in zip(starts, served, strict=True):
-        answers = oracle.whole(model, ids + out)[len(ids) - 1 : -1]
-        chosen = answers.gather(1, torch.tensor(out)[:, None])[:, 0]
-        assert (answers.amax(1) - chosen).max() <= epsilon
+    prompts = oracle.prompts(3, [3, 37, 70])
+    served = oracle.serve(oracle.runner_of(tmp_path, "bfloat16"), prompts, count=10, seed=5)
+    for ids, output in zip(prompts, served, strict=True):
+        logits = oracle.whole(model, ids + output)[len(ids) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+        assert (logits.amax(1) - chosen).max() <= epsilon
 
 
-def test_one_shard_of_several_is_really_several(tmp_path: Path) -> None:
+def test_sharded_checkpoint_has_several_shards(tmp_path: Path) -> None:
     oracle.FAMILIES["llama"]().save_pretrained(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2

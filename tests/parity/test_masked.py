@@ -1,5 +1,6 @@
-"""A greedy turn under a grammar, through the whole engine, is the masked argmax of transformers'
-logits, id by id."""
+"""Parity of a greedy turn under a grammar, through the whole engine, with the masked argmax of
+transformers' logits, id by id.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +28,24 @@ COUNT = 48
 @pytest.mark.parametrize(
     "grammar", [Grammar("json_schema", CITY), Grammar("lark", 'start: /[A-Z][a-z ]{9,}/ "!"')]
 )
-async def test_a_masked_greedy_turn_is_the_masked_argmax(grammar: Grammar) -> None:
+async def test_greedy_turn_under_a_grammar_is_the_masked_argmax(grammar: Grammar) -> None:
     folder = resolve(BUNDLED_MODEL, None, lambda what, fraction: None)
-    theirs = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    text, vocab = ModelText(str(folder)), theirs.config.vocab_size
+    reference = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text, vocab = ModelText(str(folder)), reference.config.vocab_size
     ids = text.encode("<|user|>Where do you live?<|end|><|assistant|>")
     matcher = text.create_grammar_compiler(vocab, lambda: None).create_matcher(
         grammar, text.stop_ids
     )
-    wanted: list[int] = []
-    while len(wanted) < COUNT and not set(wanted[-1:]) & set(text.stop_ids):
+    expected: list[int] = []
+    while len(expected) < COUNT and not set(expected[-1:]) & set(text.stop_ids):
         packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         allowed = torch.from_numpy(np.unpackbits(packed, bitorder="little")[:vocab]).bool()
-        logits = oracle.whole(theirs, ids + wanted)[-1].masked_fill(~allowed, -torch.inf)
-        wanted.append(int(logits.argmax()))
-        matcher.accept(wanted[-1])
+        logits = oracle.whole(reference, ids + expected)[-1].masked_fill(~allowed, -torch.inf)
+        expected.append(int(logits.argmax()))
+        matcher.accept(expected[-1])
 
     async with engine_on(folder, lambda: oracle.runner_of(folder, max_model_len=512)) as bench:
         session = await bench.engine.open()
         await bench.engine.append(session, ids)
-        wish = Sampling(max_tokens=COUNT, stop_ids=text.stop_ids, grammar=grammar)
-        assert await read(await bench.engine.generate(session, wish)) == wanted
+        sampling = Sampling(max_tokens=COUNT, stop_ids=text.stop_ids, grammar=grammar)
+        assert await read(await bench.engine.generate(session, sampling)) == expected

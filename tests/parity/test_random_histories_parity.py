@@ -1,11 +1,10 @@
-"""Random lives of eight sessions on real small models, one that torch's operations compute and one
-that our own C does: whatever happened to them, each answer is what transformers gives for one fresh
-prefill of the final ids.
+"""Parity of random histories: eight sessions on real small models, one on torch's operations and
+one on our C decoder. Every output equals that of transformers for one fresh prefill.
 
-What happens: appends of 1 to 64 ids, provisional words, cancels, rewinds, forks; turns retracted
-and idle sessions evicted or spilled before every third step; the engine killed in the middle. In
-fp32 the ids are identical; in bf16 each is the oracle's best but for the noise that chunking alone
-makes. Log-probabilities are as near as that noise lets them be, in both.
+The history: appends of 1 to 64 ids, provisional ids, cancellations, rewinds and forks; turns
+retracted and idle sessions evicted or spilled before every third step; the engine killed halfway.
+In fp32 the ids are identical; in bf16 each is the oracle's most likely id within the noise of
+chunking. Log-probabilities are equal within that noise in both.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ from tests.support.digest_runner import VOCABULARY
 from tests.support.disturbed import DisturbedScheduler
 from tests.support.engines import Bench, engine_on
 
-SESSIONS, DEEDS = 8, 7
+SESSIONS, ACTIONS = 8, 7
 CONTEXT = 300
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -36,21 +35,21 @@ SIZES: dict[str, dict[str, Any]] = {
 SPREADS = {"float32": 0.25, "bfloat16": oracle.CALM}
 
 
-class Told(NamedTuple):
-    """An answer: all ids before it, those said, their log-probabilities if asked for."""
+class TurnOutput(NamedTuple):
+    """The ids of a turn, the log before it, and log-probabilities if they were requested."""
 
     log: list[int]
-    said: list[int]
+    ids: list[int]
     logprobs: list[float] | None
 
 
-class Subject(NamedTuple):
-    """A model, as transformers has it and as a checkpoint."""
+class ModelUnderTest(NamedTuple):
+    """A model of transformers and its checkpoint."""
 
     native: bool
-    """Our own C computes it."""
+    """Whether our C decoder runs it."""
     dtype: str
-    theirs: Any
+    reference: Any
     epsilon: float
     folder: Path
 
@@ -61,86 +60,86 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module", params=list(SIZES))
-def subject(
+def model(
     request: pytest.FixtureRequest, dtype: str, tmp_path_factory: pytest.TempPathFactory
-) -> Subject:
+) -> ModelUnderTest:
     if request.param == "C" and shutil.which("cc") is None:
         pytest.skip("no C compiler (cc) is installed")
     folder = tmp_path_factory.mktemp("qwen3")
     sizes = SIZES[request.param]
-    theirs = oracle.small("Qwen3", spread=SPREADS[dtype], tie_word_embeddings=True, **sizes)
-    theirs = theirs.to(getattr(torch, dtype))
-    theirs.save_pretrained(folder)
-    return Subject(request.param == "C", dtype, theirs, oracle.epsilon(theirs), folder)
+    reference = oracle.small("Qwen3", spread=SPREADS[dtype], tie_word_embeddings=True, **sizes)
+    reference = reference.to(getattr(torch, dtype))
+    reference.save_pretrained(folder)
+    return ModelUnderTest(request.param == "C", dtype, reference, oracle.epsilon(reference), folder)
 
 
-async def live(engine: EngineClient, vocabulary: int, seed: int) -> list[Told]:
-    """One session's life; returns what it was told."""
+async def run_session(engine: EngineClient, vocabulary: int, seed: int) -> list[TurnOutput]:
+    """Run random actions on one session. Returns its outputs."""
     source = random.Random(seed)
-    session, log, answers = await engine.open(), list[int](), list[Told]()
+    session, log, outputs = await engine.open(), list[int](), list[TurnOutput]()
 
-    def words(most: int) -> list[int]:
-        return [source.randrange(vocabulary) for _ in range(source.randint(1, most))]
+    def words(max_count: int) -> list[int]:
+        return [source.randrange(vocabulary) for _ in range(source.randint(1, max_count))]
 
-    for _ in range(DEEDS):
-        deed = source.choice(["append", "append", "speak", "rewind", "fork", "cancel"])
-        if deed == "rewind" and log:
+    for _ in range(ACTIONS):
+        action = source.choice(["append", "append", "draft", "rewind", "fork", "cancel"])
+        if action == "rewind" and log:
             del log[source.randint(0, len(log)) :]
             await engine.rewind(session, len(log))
-        elif deed == "fork" and log:
-            at = source.randint(1, len(log))
-            session, log = await engine.fork(session, at), log[:at]
-        elif deed == "speak":
-            spoken = words(30)
-            for end in range(5, len(spoken), 7):
-                await engine.append(session, spoken[:end], "provisional")
+        elif action == "fork" and log:
+            length = source.randint(1, len(log))
+            session, log = await engine.fork(session, length), log[:length]
+        elif action == "draft":
+            draft = words(30)
+            for end in range(5, len(draft), 7):
+                await engine.append(session, draft[:end], "provisional")
                 await asyncio.sleep(0)
-            await engine.append(session, spoken, "commit")
-            log += spoken
-        if deed == "append" or not log:
+            await engine.append(session, draft, "commit")
+            log += draft
+        if action == "append" or not log:
             new = words(64)
             await engine.append(session, new)
             log += new
         if len(log) > CONTEXT - 80:
             log = log[: CONTEXT // 3]
             await engine.rewind(session, len(log))
-        answers.append(await ask(engine, session, log, source, cancel=deed == "cancel"))
-        log += answers[-1].said
-    return answers
+        outputs.append(await run_turn(engine, session, log, source, cancel=action == "cancel"))
+        log += outputs[-1].ids
+    return outputs
 
 
-async def ask(
+async def run_turn(
     engine: EngineClient, session: str, log: list[int], source: random.Random, *, cancel: bool
-) -> Told:
+) -> TurnOutput:
     limit = source.randint(1, 10)
     stop_at = source.randint(1, limit) if cancel else limit + 1
     sampling = Sampling(max_tokens=limit, logprobs=0 if source.random() < 0.1 else None)
     turn = await engine.generate(session, sampling)
-    said, logprobs = list[int](), list[float]()
+    output, logprobs = list[int](), list[float]()
     async for piece in turn:
-        said += piece.ids
+        output += piece.ids
         logprobs += [each.drawn for each in piece.logprobs or []]
-        if len(said) == stop_at:
+        if len(output) == stop_at:
             await engine.cancel(session, turn.id)
-    return Told(list(log), said, None if sampling.logprobs is None else logprobs)
+    return TurnOutput(list(log), output, None if sampling.logprobs is None else logprobs)
 
 
-async def lives(bench: Bench, vocabulary: int, seed: int) -> list[Told]:
-    """All of them at once; the engine dies when half of it is over."""
+async def run_sessions(bench: Bench, vocabulary: int, seed: int) -> list[TurnOutput]:
+    """Run all sessions at once and kill the engine when half of the tokens are drawn."""
 
-    async def crash() -> None:
-        half = SESSIONS * DEEDS * 5 // 2
+    async def kill_halfway() -> None:
+        half_of_tokens = SESSIONS * ACTIONS * 5 // 2
         async with asyncio.timeout(60):
-            while (await bench.engine.stats()).tokens_drawn < half:
+            while (await bench.engine.stats()).tokens_drawn < half_of_tokens:
                 await asyncio.sleep(0.002)
         bench.kill()
 
-    crashing = asyncio.create_task(crash())
-    each = (live(bench.engine, vocabulary, seed * 100 + n) for n in range(SESSIONS))
-    told = await asyncio.gather(*each)
-    await crashing
+    killing = asyncio.create_task(kill_halfway())
+    sessions = (run_session(bench.engine, vocabulary, seed * 100 + n) for n in range(SESSIONS))
+    results = await asyncio.gather(*sessions)
+    await killing
     assert bench.launches == 2
-    return [answer for life in told for answer in life]
+    return [output for session_outputs in results for output in session_outputs]
 
 
 @pytest.mark.parametrize(
@@ -154,8 +153,8 @@ async def lives(bench: Bench, vocabulary: int, seed: int) -> list[Told]:
         (256, 512, False, 1),
     ],
 )
-async def test_lives(
-    subject: Subject,
+async def test_output_after_random_histories_equals_one_prefill(
+    model: ModelUnderTest,
     letters: Path,
     monkeypatch: pytest.MonkeyPatch,
     page_size: int,
@@ -163,54 +162,55 @@ async def test_lives(
     host: bool,
     ahead: int,
 ) -> None:
-    """`ahead`: a step is planned before the one before is done. With our own C other threads do the
-    end of that one, if all its ids are drawn there."""
-    approached = list[bool]()
-    if subject.native and ahead:
+    """`ahead`: a step is planned before the previous one is done. With our C decoder, other threads
+    run the end of the previous step, if that draws all ids.
+    """
+    near_end_results = list[bool]()
+    if model.native and ahead:
         monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
-        approach = NativeRunner.run_until_near_end
+        run_until_near_end = NativeRunner.run_until_near_end
 
-        def told(runner: NativeRunner, ticket: Any) -> bool:
-            approached.append(approach(runner, ticket))
-            return approached[-1]
+        def run_and_record(runner: NativeRunner, ticket: Any) -> bool:
+            near_end_results.append(run_until_near_end(runner, ticket))
+            return near_end_results[-1]
 
-        monkeypatch.setattr(NativeRunner, "run_until_near_end", told)
+        monkeypatch.setattr(NativeRunner, "run_until_near_end", run_and_record)
     bounds: dict[str, Any] = {
         "block_size": page_size,
         "num_gpu_blocks_override": -(-CONTEXT // page_size) * 3 + 2,
         "max_model_len": CONTEXT,
         "max_num_batched_tokens": chunk,
         "kv_offloading_size": 0.01 if host else 0.0,
-        "steps_ahead": 0 if subject.native else ahead,
-        "threads": 1 + (subject.native and ahead),
+        "steps_ahead": 0 if model.native else ahead,
+        "threads": 1 + (model.native and ahead),
     }
 
     def make() -> Any:
-        return oracle.runner_of(subject.folder, subject.dtype, **bounds)
+        return oracle.runner_of(model.folder, model.dtype, **bounds)
 
-    vocabulary = subject.theirs.config.vocab_size
+    vocabulary = model.reference.config.vocab_size
     async with engine_on(letters, make, scheduler=DisturbedScheduler) as bench:
-        answers = await lives(bench, vocabulary, seed=page_size + chunk)
+        outputs = await run_sessions(bench, vocabulary, seed=page_size + chunk)
         stats = await bench.engine.stats()
-        assert isinstance(bench.runner, NativeRunner) == subject.native
+        assert isinstance(bench.runner, NativeRunner) == model.native
     assert stats.retractions > 0
     assert stats.evicted_pages > 0
     assert not host or stats.pages_recalled > 0
-    assert sum(approached) > 20 or not (subject.native and ahead)
-    assert len(answers) == SESSIONS * DEEDS
-    for answer in answers:
-        check(answer, subject)
+    assert sum(near_end_results) > 20 or not (model.native and ahead)
+    assert len(outputs) == SESSIONS * ACTIONS
+    for output in outputs:
+        check(output, model)
 
 
-def check(answer: Told, subject: Subject) -> None:
-    """By one fresh prefill: see docs/structure.md, what the same output means."""
-    log, said, logprobs = answer
-    logits = oracle.whole(subject.theirs, log + said)[len(log) - 1 : -1]
-    picked = logits.gather(1, torch.tensor(said)[:, None])[:, 0]
-    if subject.dtype == "float32":
-        assert said == logits.argmax(1).tolist()
-    assert (logits.amax(1) - picked).max() <= subject.epsilon
+def check(turn_output: TurnOutput, model: ModelUnderTest) -> None:
+    """Compare with one fresh prefill; docs/structure.md defines equal output."""
+    log, output, logprobs = turn_output
+    logits = oracle.whole(model.reference, log + output)[len(log) - 1 : -1]
+    drawn = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+    if model.dtype == "float32":
+        assert output == logits.argmax(1).tolist()
+    assert (logits.amax(1) - drawn).max() <= model.epsilon
     if logprobs is not None:
-        assert len(logprobs) == len(said)
-        expected = picked - logits.logsumexp(1)
-        assert (expected - torch.tensor(logprobs)).abs().max() <= 2 * subject.epsilon
+        assert len(logprobs) == len(output)
+        expected = drawn - logits.logsumexp(1)
+        assert (expected - torch.tensor(logprobs)).abs().max() <= 2 * model.epsilon

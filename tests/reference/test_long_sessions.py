@@ -1,11 +1,11 @@
-"""The reference's list for long sessions (test_session_latency), on our door.
+"""Tests of long sessions: SGLang's list (test_session_latency), on this engine.
 
-row of the reference                          here
+row of SGLang                                 here
 streaming session, 8 by 150: flat             test_steps_counted (in steps), `continuo bench
                                               flatness` (by the clock)
-three modes, 4 by 300: how long, and equal    `continuo bench session-latency`
-correctness, 1 by 30                          test_thirty_turns_are_the_same_in_every_mode
-random lengths, 8 by 50, seed 42              test_random_lengths
+three modes, 4 by 300: duration, and equal    `continuo bench session-latency`
+correctness, 1 by 30                          test_output_of_thirty_turns_is_equal_in_every_mode
+random lengths, 8 by 50, seed 42              test_every_session_gets_its_turns_of_random_lengths
 a short request beside a deep one             test_steps_counted, `continuo bench
                                               cold-beside-live`
 """
@@ -28,29 +28,29 @@ SESSIONS, TURNS, SEED = 8, 50, 42
 
 
 @AHEAD
-async def test_thirty_turns_are_the_same_in_every_mode(letters: Path, ahead: int) -> None:
-    """16 in, 8 out; each what one fresh prefill gives."""
-    told: dict[str, list[list[int]]] = {"streaming": [], "regular": [], "none": []}
+async def test_output_of_thirty_turns_is_equal_in_every_mode(letters: Path, ahead: int) -> None:
+    """16 tokens in and 8 out; each output equals that of one fresh prefill."""
+    outputs: dict[str, list[list[int]]] = {"streaming": [], "regular": [], "none": []}
     async with digest_engine(letters, pages=600, max_model_len=800, steps_ahead=ahead) as bench:
         engine, sampling = bench.engine, Sampling(max_tokens=8)
-        for mode, said in told.items():
+        for mode, replies in outputs.items():
             session = await engine.open(streaming=mode == "streaming", cache_scope=mode)
             log: list[int] = []
             for turn in range(30):
                 new = words(16, seed=turn)
                 log += new
                 if mode == "none":
-                    answer = await engine.complete(log, sampling, cache_scope=mode)
+                    stream = await engine.complete(log, sampling, cache_scope=mode)
                 else:
                     await engine.append(session, new)
-                    answer = await engine.generate(session, sampling)
-                said.append(await read(answer))
-                assert said[-1] == oracle(log, 8)
-                log += said[-1]
+                    stream = await engine.generate(session, sampling)
+                replies.append(await read(stream))
+                assert replies[-1] == oracle(log, 8)
+                log += replies[-1]
             await engine.close(session)
         assert await is_healthy(engine, sessions=0)
-    assert told["streaming"] == told["regular"] == told["none"]
-    assert len(told["regular"]) == 30
+    assert outputs["streaming"] == outputs["regular"] == outputs["none"]
+    assert len(outputs["regular"]) == 30
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,12 @@ async def test_thirty_turns_are_the_same_in_every_mode(letters: Path, ahead: int
     ],
     ids=["all fit", "half fit, a step ahead"],
 )
-async def test_random_lengths(letters: Path, bounds: dict[str, Any]) -> None:
-    """8 to 64 in, 4 to 32 out: every session gets all its turns, each answered rightly."""
+async def test_every_session_gets_its_turns_of_random_lengths(
+    letters: Path, bounds: dict[str, Any]
+) -> None:
+    """8 to 64 tokens in, 4 to 32 out: every turn of every session has the right output."""
 
-    async def one(engine: EngineClient, number: int) -> None:
+    async def run_session(engine: EngineClient, number: int) -> None:
         source = random.Random(SEED + number)
         talk = await Talk.open(engine)
         for _ in range(TURNS):
@@ -74,6 +76,6 @@ async def test_random_lengths(letters: Path, bounds: dict[str, Any]) -> None:
         await talk.close()
 
     async with digest_engine(letters, max_model_len=4_000, **bounds) as bench:
-        await asyncio.gather(*(one(bench.engine, n) for n in range(SESSIONS)))
+        await asyncio.gather(*(run_session(bench.engine, n) for n in range(SESSIONS)))
         assert (await bench.engine.stats()).evicted_pages > 0 or "host_pages" not in bounds
         assert await is_healthy(bench.engine, sessions=0)

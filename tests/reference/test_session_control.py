@@ -1,15 +1,16 @@
-"""The reference's list for regular sessions (test_session_control), on our door.
+"""Tests of regular sessions: SGLang's list (test_session_control), on this engine.
 
-four chunks, 12 generated            test_four_chunks_equal_one_request
-duplicate open must fail             test_opening_twice_fails
-erased turn, closed session          test_an_erased_turn_and_a_closed_session_are_gone
-backtrack to the first turn          test_backtracking_to_the_first_turn,
-                                     test_log_probabilities_after_backtracking (exactly those of
-                                     one request; there within 0.15)
-backtrack with an abort              test_backtracking_with_an_abort (skipped there as broken)
-branching two by two                 test_branching_two_by_two
-logprob_start_len too large          nothing to test: no log-probabilities of prompts here
-vision variants                      nothing to test: text alone
+four chunks, 12 generated       test_four_turns_equal_one_request_each
+duplicate open must fail        test_session_cannot_be_opened_twice
+erased turn, closed session     test_replaced_turn_and_closed_session_are_unknown
+backtrack to the first turn     test_append_after_the_first_turn_reuses_its_kv,
+                                test_log_probabilities_after_backtracking_equal_one_request
+                                (exactly; SGLang's are within 0.15)
+backtrack with an abort         test_branch_with_a_cancelled_turn_can_be_left_and_continued
+                                (SGLang skips this test as broken)
+branching two by two            test_branches_of_branches_have_their_own_history
+logprob_start_len too large     nothing to test: no log-probabilities of prompts
+vision variants                 nothing to test: text only
 """
 
 import pytest
@@ -38,7 +39,7 @@ def regular() -> Desk:
     return desk
 
 
-def turn(desk: Desk, name: str, ids: list[int], ahead: int, **options: object) -> list[int]:
+def run_turn(desk: Desk, name: str, ids: list[int], ahead: int, **options: object) -> list[int]:
     desk.append("s", ids, **options)
     desk.generate("s", 12, name)
     desk.run(ahead=ahead)
@@ -46,27 +47,27 @@ def turn(desk: Desk, name: str, ids: list[int], ahead: int, **options: object) -
 
 
 @AHEAD
-def test_four_chunks_equal_one_request(ahead: int) -> None:
+def test_four_turns_equal_one_request_each(ahead: int) -> None:
     desk, log = regular(), list[int]()
     for n in range(4):
-        said = turn(desk, str(n), words(11, seed=n), ahead)
-        assert said == oracle(log + words(11, seed=n), 12)
-        log += words(11, seed=n) + said
+        output = run_turn(desk, str(n), words(11, seed=n), ahead)
+        assert output == oracle(log + words(11, seed=n), 12)
+        log += words(11, seed=n) + output
         assert desk.ended("s", str(n)).prompt_tokens == len(log) - 12
 
 
-def test_opening_twice_fails() -> None:
+def test_session_cannot_be_opened_twice() -> None:
     desk = regular()
     refused = desk.refuse(OpenSession(desk.n(), "s"))
     assert (refused.field, "already open" in refused.message) == ("session_id", True)
 
 
 @AHEAD
-def test_an_erased_turn_and_a_closed_session_are_gone(ahead: int) -> None:
+def test_replaced_turn_and_closed_session_are_unknown(ahead: int) -> None:
     desk = regular()
-    first = turn(desk, "a", words(9), ahead)
-    turn(desk, "b", words(5, seed=1), ahead)
-    turn(desk, "c", [4], ahead, after="b", replace=True)
+    first = run_turn(desk, "a", words(9), ahead)
+    run_turn(desk, "b", words(5, seed=1), ahead)
+    run_turn(desk, "c", [4], ahead, after="b", replace=True)
     assert desk.said("s", "c") == oracle([*words(9), *first, 4], 12)
     assert desk.refuse(AppendIds(desk.n(), "s", [1], after="b")).field == "after"
     desk.close("s")
@@ -74,24 +75,24 @@ def test_an_erased_turn_and_a_closed_session_are_gone(ahead: int) -> None:
 
 
 @AHEAD
-def test_backtracking_to_the_first_turn(ahead: int) -> None:
+def test_append_after_the_first_turn_reuses_its_kv(ahead: int) -> None:
     desk = regular()
-    first = turn(desk, "a", words(9), ahead)
+    first = run_turn(desk, "a", words(9), ahead)
     for n in range(3):
-        turn(desk, f"later {n}", words(7, seed=n), ahead)
+        run_turn(desk, f"later {n}", words(7, seed=n), ahead)
     before = desk.runner.tokens_run
-    said = turn(desk, "back", [1, 2, 3], ahead, after="a")
-    assert said == oracle([*words(9), *first, 1, 2, 3], 12)
+    output = run_turn(desk, "back", [1, 2, 3], ahead, after="a")
+    assert output == oracle([*words(9), *first, 1, 2, 3], 12)
     assert desk.runner.tokens_run - before <= 1 + 3 + 11 + ahead + desk.cache.page_size
 
 
 @AHEAD
-def test_log_probabilities_after_backtracking(ahead: int) -> None:
-    """To the first turn, from three later ones: those of one request that re-sends everything."""
+def test_log_probabilities_after_backtracking_equal_one_request(ahead: int) -> None:
+    """From the third later turn back to the first: equal to one request that sends everything."""
     desk = regular()
-    log = words(9) + turn(desk, "a", words(9), ahead)
+    log = words(9) + run_turn(desk, "a", words(9), ahead)
     for n in range(3):
-        turn(desk, f"later {n}", words(7, seed=n), ahead)
+        run_turn(desk, f"later {n}", words(7, seed=n), ahead)
     desk.append("s", [1, 2, 3], after="a")
     scored: list[list[TokenLogprobs]] = []
     for session in ("s", "once"):
@@ -101,8 +102,8 @@ def test_log_probabilities_after_backtracking(ahead: int) -> None:
         sampling = Sampling(max_tokens=12, logprobs=3)
         desk.do(Generate(desk.n(), session, "back", sampling))
         desk.run(ahead=ahead)
-        told = [e for e in desk.heard(TurnTokens) if (e.session, e.turn) == (session, "back")]
-        scored.append([each for e in told for each in e.logprobs or []])
+        tokens = [e for e in desk.heard(TurnTokens) if (e.session, e.turn) == (session, "back")]
+        scored.append([each for e in tokens for each in e.logprobs or []])
     assert desk.said("s", "back") == desk.said("once", "back") == oracle([*log, 1, 2, 3], 12)
     assert desk.ended("s", "back").cached_tokens > 0 == desk.ended("once", "back").cached_tokens
     assert scored[0] == scored[1]
@@ -111,10 +112,10 @@ def test_log_probabilities_after_backtracking(ahead: int) -> None:
 
 @AHEAD
 @pytest.mark.parametrize("steps", [1, 4])
-def test_backtracking_with_an_abort(ahead: int, steps: int) -> None:
+def test_branch_with_a_cancelled_turn_can_be_left_and_continued(ahead: int, steps: int) -> None:
     desk = regular()
-    first = turn(desk, "a", words(9), ahead)
-    turn(desk, "b", words(5, seed=1), ahead)
+    first = run_turn(desk, "a", words(9), ahead)
+    run_turn(desk, "b", words(5, seed=1), ahead)
     desk.append("s", [6, 6], after="a")
     desk.generate("s", 12, "aborted")
     for _ in range(steps):
@@ -122,109 +123,113 @@ def test_backtracking_with_an_abort(ahead: int, steps: int) -> None:
     desk.do(CancelTurn(desk.n(), "s", "aborted"))
     log = [*words(9), *first, 6, 6, *desk.said("s", "aborted")]
     assert list(desk.sequence("s").ids) == log
-    assert turn(desk, "on", [3], ahead) == oracle([*log, 3], 12)
-    assert turn(desk, "back", [3], ahead, after="a") == oracle([*words(9), *first, 3], 12)
+    assert run_turn(desk, "on", [3], ahead) == oracle([*log, 3], 12)
+    assert run_turn(desk, "back", [3], ahead, after="a") == oracle([*words(9), *first, 3], 12)
 
 
 @AHEAD
-def test_branching_two_by_two(ahead: int) -> None:
+def test_branches_of_branches_have_their_own_history(ahead: int) -> None:
     desk = regular()
-    root = words(9) + turn(desk, "root", words(9), ahead)
+    root = words(9) + run_turn(desk, "root", words(9), ahead)
     for x in range(2):
         branch = [*root, x, x]
-        branch += turn(desk, f"{x}", [x, x], ahead, after="root")
+        branch += run_turn(desk, f"{x}", [x, x], ahead, after="root")
         assert branch[len(root) + 2 :] == oracle([*root, x, x], 12)
         for y in range(2):
-            leaf = turn(desk, f"{x}{y}", [5, y], ahead, after=f"{x}")
+            leaf = run_turn(desk, f"{x}{y}", [5, y], ahead, after=f"{x}")
             assert leaf == oracle([*branch, 5, y], 12)
 
 
-# ---- what becomes of the turns before: rewound, appended to, forked, named again ---------------
+# ---- earlier turns: rewound, appended to, forked, names reused ---------------------------------
 
 
-def talked() -> tuple[Desk, list[int], list[int]]:
-    """Two turns; with the log after the first, and after the second."""
+def two_turns() -> tuple[Desk, list[int], list[int]]:
+    """A session after two turns, its log after the first, and after the second."""
     desk = regular()
     first = words(5)
-    first += turn(desk, "a", words(5), 0)
+    first += run_turn(desk, "a", words(5), 0)
     second = [*first, 7, 7]
-    second += turn(desk, "b", [7, 7], 0)
+    second += run_turn(desk, "b", [7, 7], 0)
     return desk, first, second
 
 
-def drop(desk: Desk, session: str, ids: list[int]) -> list[int]:
-    """The log after an append that drops the previous output."""
+def drop_and_append(desk: Desk, session: str, ids: list[int]) -> list[int]:
+    """Append `ids` and drop the previous output. Returns the log."""
     desk.append(session, ids, drop_previous_output=True)
     return list(desk.sequence(session).ids)
 
 
 @pytest.mark.parametrize("left", [12, 5, 1, 0])
-def test_dropped_is_what_a_rewind_has_left_of_the_last_answer(left: int) -> None:
-    desk, first, _ = talked()
+def test_drop_previous_output_drops_what_a_rewind_has_left(left: int) -> None:
+    desk, first, _ = two_turns()
     desk.rewind("s", len(first) + 2 + left)
-    assert drop(desk, "s", [3]) == [*first, 7, 7, 3]
-    assert drop(desk, "s", [4]) == [*first, 7, 7, 3, 4], "it has been dropped already"
-    assert turn(desk, "c", [5], 0) == oracle([*first, 7, 7, 3, 4, 5], 12)
+    assert drop_and_append(desk, "s", [3]) == [*first, 7, 7, 3]
+    assert drop_and_append(desk, "s", [4]) == [*first, 7, 7, 3, 4], "the output is dropped once"
+    assert run_turn(desk, "c", [5], 0) == oracle([*first, 7, 7, 3, 4, 5], 12)
 
 
-def test_a_turn_that_is_rewound_away_is_not_the_last() -> None:
-    desk, first, _ = talked()
+def test_turn_that_is_rewound_away_has_no_output_to_drop() -> None:
+    desk, first, _ = two_turns()
     desk.rewind("s", len(first) + 1)
-    assert drop(desk, "s", [3]) == [*words(5), 7, 3]
+    assert drop_and_append(desk, "s", [3]) == [*words(5), 7, 3]
 
 
-def test_what_was_appended_behind_the_last_answer_is_not_dropped_with_it() -> None:
-    desk, first, _ = talked()
+def test_drop_previous_output_keeps_ids_appended_after_it() -> None:
+    desk, first, _ = two_turns()
     desk.append("s", [8, 9])
-    assert drop(desk, "s", [3]) == [*first, 7, 7, 8, 9, 3]
-    assert drop(desk, "s", [4]) == [*first, 7, 7, 8, 9, 3, 4], "it has been dropped already"
-    assert turn(desk, "c", [5], 0) == oracle([*first, 7, 7, 8, 9, 3, 4, 5], 12)
+    assert drop_and_append(desk, "s", [3]) == [*first, 7, 7, 8, 9, 3]
+    assert drop_and_append(desk, "s", [4]) == [*first, 7, 7, 8, 9, 3, 4], (
+        "the output is dropped once"
+    )
+    assert run_turn(desk, "c", [5], 0) == oracle([*first, 7, 7, 8, 9, 3, 4, 5], 12)
 
 
-def test_a_fork_has_the_turns_that_finished_in_it() -> None:
-    desk, first, second = talked()
+def test_fork_has_the_turns_that_finished_within_it() -> None:
+    desk, first, second = two_turns()
     desk.fork("s", "whole")
-    assert drop(desk, "whole", [3]) == [*first, 7, 7, 3]
+    assert drop_and_append(desk, "whole", [3]) == [*first, 7, 7, 3]
     desk.append("whole", [1], after="a")
     assert list(desk.sequence("whole").ids) == [*first, 1]
     desk.append("whole", [1], after="b")
     assert list(desk.sequence("whole").ids) == [*second, 1]
     desk.fork("s", "cut", len(second) - 3)
     assert desk.refuse(AppendIds(desk.n(), "cut", [1], after="b")).field == "after"
-    assert drop(desk, "cut", [3]) == [*first, 7, 7, 3]
+    assert drop_and_append(desk, "cut", [3]) == [*first, 7, 7, 3]
     desk.append("cut", [6], after="a", replace=True)
     assert list(desk.sequence("cut").ids) == [6]
-    assert list(desk.sequence("s").ids) == second, "the parent is as it was"
+    assert list(desk.sequence("s").ids) == second, "the parent is unchanged"
     assert desk.append("s", [1], after="a").length == len(first) + 1
 
 
-def test_a_name_that_can_be_gone_on_from_is_not_given_twice() -> None:
-    desk, first, second = talked()
+def test_name_of_a_turn_that_can_be_continued_is_not_reused() -> None:
+    desk, first, second = two_turns()
     refused = desk.refuse(Generate(desk.n(), "s", "a", Sampling(max_tokens=3)))
     assert (refused.code, refused.field) == ("bad_request", "turn")
     assert "turn a has already finished in this session" in refused.message
-    assert list(desk.sequence("s").ids) == second, "nothing has changed"
+    assert list(desk.sequence("s").ids) == second, "the log is unchanged"
     desk.append("s", [1], after="a")
     assert list(desk.sequence("s").ids) == [*first, 1]
     desk.append("s", [2], after="a", replace=True)
-    assert turn(desk, "b", [2], 0)[12:] == oracle([2, 2], 12), "what was replaced has left its name"
+    assert run_turn(desk, "b", [2], 0)[12:] == oracle([2, 2], 12), (
+        "the name of a replaced turn is free"
+    )
 
 
-def test_a_queued_turn_whose_name_has_been_taken_is_refused_in_its_turn() -> None:
+def test_queued_turn_with_the_name_of_a_finished_one_is_refused() -> None:
     desk = regular()
     desk.append("s", [1])
     desk.generate("s", 2, "a")
-    again = Generate(desk.n(), "s", "a", Sampling(max_tokens=2))
-    assert desk.tell(again) is None
+    repeated = Generate(desk.n(), "s", "a", Sampling(max_tokens=2))
+    assert desk.tell(repeated) is None
     desk.run()
     (refused,) = desk.heard(CommandRefused)
-    assert (refused.n, refused.field) == (again.n, "turn")
+    assert (refused.n, refused.field) == (repeated.n, "turn")
     assert desk.said("s", "a") == oracle([1], 2)
 
 
-def test_a_turn_whose_front_never_heard_of_it_may_be_asked_for_again() -> None:
-    """Its link was lost before the answer came: it says what it knows, and asks once more."""
+def test_turn_is_requested_again_after_its_client_reattached() -> None:
+    """The client lost its link before the response: it attaches the session and sends it again."""
     desk = regular()
-    first = turn(desk, "a", [1, 2], 0)
+    first = run_turn(desk, "a", [1, 2], 0)
     desk.do(AttachSession(desk.n(), OpenSession(desk.n(), "s", streaming=False), [1, 2]))
-    assert turn(desk, "a", [], 0) == first + first
+    assert run_turn(desk, "a", [], 0) == first + first

@@ -1,20 +1,23 @@
-"""The reference's stress and leak kits, on our door. What its servers check after every step, the
-loop here audits after every step; where it asserts that the server lives, we compare every answer
-with one fresh prefill as well.
+"""Tests under load: SGLang's stress and leak kits, on this engine.
 
-    row of the reference                     here
-    kv_cache_inheritance                     test_kv_cache_inheritance
-    leak_logprob_concurrent                  test_leak_logprob_concurrent
-    test_session_logprob_leak                test_logprobs_equal_one_shot
-    stress_concurrent_sessions               test_stress_concurrent_sessions
-    first leak test (4 by 5 by 1,500)        test_first_leak
-    nth_mid_abort_recovery                   test_nth_mid_abort_recovery
-    first_mid_abort_recovery                 test_first_mid_abort_recovery
-    preabort_recovery                        test_preabort_recovery
-    abort-leak kit                           test_abort_leak
+SGLang's servers check their pools after every step, and the loop here runs the audit after every
+step. Where SGLang asserts that the server is alive, these tests also compare every output with one
+fresh prefill.
 
-Its server variants are ours too, but for speculation, sliding windows and log-probabilities of
-prompts, which do not exist here: a chunk of 128 beside decodes is every chunk of ours.
+    row of SGLang                        here
+    kv_cache_inheritance                 test_turn_reuses_the_kv_of_earlier_turns
+    leak_logprob_concurrent              test_concurrent_turns_with_log_probabilities_leak_nothing
+    test_session_logprob_leak            test_log_probabilities_equal_those_of_one_request
+    stress_concurrent_sessions           test_concurrent_sessions_beside_requests_leak_nothing
+    first leak test (4 by 5 by 1,500)    test_sessions_of_long_turns_beside_requests_leak_nothing
+    nth_mid_abort_recovery               test_session_recovers_from_a_later_turn_cancelled_midway
+    first_mid_abort_recovery             test_session_recovers_from_a_first_turn_cancelled_midway
+    preabort_recovery                    test_refused_append_leaves_a_session_unchanged
+    abort-leak kit                       test_refused_and_normal_turns_in_a_small_pool_leak_nothing
+
+The variants are those of SGLang's servers, except speculation, sliding windows and
+log-probabilities of prompts, which this engine lacks. Every prefill chunk here may share its step
+with decodes.
 """
 
 import asyncio
@@ -79,7 +82,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 HEAVY = pytest.mark.parametrize(
     "variant", ["chunk-512-ahead", "retract-large-page", "host-tier-small-pool"], indirect=True
 )
-"""For the loads that take long: the variants that differ most."""
+"""The variants that differ most, for long tests."""
 
 
 @pytest.fixture(params=VARIANTS)
@@ -87,15 +90,16 @@ def variant(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def engine_of(letters: Path, variant: str, **more: Any) -> AbstractAsyncContextManager[Bench]:
-    settings = {"max_model_len": 1_700, "rows": 32, **VARIANTS[variant], **more}
+def engine_for(letters: Path, variant: str, **overrides: Any) -> AbstractAsyncContextManager[Bench]:
+    settings = {"max_model_len": 1_700, "rows": 32, **VARIANTS[variant], **overrides}
     return digest_engine(letters, **settings)
 
 
-async def test_kv_cache_inheritance(letters: Path, variant: str) -> None:
-    """A later turn finds all of the past but the last id, whose KV is not computed when a turn ends
-    by length; of the new words it may find what was prefilled before the turn was asked for."""
-    async with engine_of(letters, variant) as bench:
+async def test_turn_reuses_the_kv_of_earlier_turns(letters: Path, variant: str) -> None:
+    """A later turn reuses the KV of all earlier ids but the last, whose KV is not computed when a
+    turn ends by length, and of the new ids that were prefilled before the turn was requested.
+    """
+    async with engine_for(letters, variant) as bench:
         talk = await Talk.open(bench.engine)
         for turn in range(3):
             before = len(talk.log)
@@ -109,10 +113,12 @@ async def test_kv_cache_inheritance(letters: Path, variant: str) -> None:
 
 @HEAVY
 @pytest.mark.parametrize("logprobs", [None, 0, 5])
-async def test_leak_logprob_concurrent(letters: Path, variant: str, logprobs: int | None) -> None:
-    """All turns of six sessions fired together; sessions opened and closed in each round."""
+async def test_concurrent_turns_with_log_probabilities_leak_nothing(
+    letters: Path, variant: str, logprobs: int | None
+) -> None:
+    """The sessions run their turns at once, and are opened and closed in each round."""
     sampling = Sampling(max_tokens=8, logprobs=logprobs)
-    async with engine_of(letters, variant) as bench:
+    async with engine_for(letters, variant) as bench:
         for round in range(10):
             talks = [await Talk.open(bench.engine) for _ in range(6)]
             for turn in range(5):
@@ -127,26 +133,27 @@ async def test_leak_logprob_concurrent(letters: Path, variant: str, logprobs: in
 
 
 @HEAVY
-async def test_logprobs_equal_one_shot(letters: Path, variant: str) -> None:
-    """Exactly: each output's log-probabilities, however its KV was kept, against one request that
-    re-sends everything."""
+async def test_log_probabilities_equal_those_of_one_request(letters: Path, variant: str) -> None:
+    """Log-probabilities with KV of earlier turns equal exactly those of one request that sends all
+    ids.
+    """
     sampling = Sampling(max_tokens=16, logprobs=2)
 
-    async def one(engine: EngineClient, number: int) -> None:
+    async def run_session(engine: EngineClient, number: int) -> None:
         session, log = await engine.open(cache_scope="session"), list[int]()
         for turn in range(5):
             log += words(7 + number, seed=turn)
             await engine.append(session, log[-7 - number :])
-            ids, inherited = await scored(await engine.generate(session, sampling))
-            again, fresh = await scored(
+            ids, logprobs = await scored(await engine.generate(session, sampling))
+            fresh_ids, fresh_logprobs = await scored(
                 await engine.complete(log, sampling, cache_scope=f"{number} {turn}")
             )
-            assert (ids, inherited) == (again, fresh)
-            assert len(inherited) == 16
+            assert (ids, logprobs) == (fresh_ids, fresh_logprobs)
+            assert len(logprobs) == 16
             log += ids
 
-    async with engine_of(letters, variant) as bench:
-        await asyncio.gather(*(one(bench.engine, n) for n in range(4)))
+    async with engine_for(letters, variant) as bench:
+        await asyncio.gather(*(run_session(bench.engine, n) for n in range(4)))
 
 
 async def scored(turn: Any) -> tuple[list[int], list[TokenLogprobs]]:
@@ -158,9 +165,11 @@ async def scored(turn: Any) -> tuple[list[int], list[TokenLogprobs]]:
 
 
 @HEAVY
-async def test_stress_concurrent_sessions(letters: Path, variant: str) -> None:
-    """Eight sessions of six long turns with four plain requests beside each, all at once."""
-    async with engine_of(letters, variant) as bench:
+async def test_concurrent_sessions_beside_requests_leak_nothing(
+    letters: Path, variant: str
+) -> None:
+    """Eight sessions of six long turns, with four requests without a session beside each turn."""
+    async with engine_for(letters, variant) as bench:
         engine = bench.engine
         talks = [await Talk.open(engine) for _ in range(8)]
         for turn in range(6):
@@ -175,9 +184,11 @@ async def test_stress_concurrent_sessions(letters: Path, variant: str) -> None:
 
 
 @HEAVY
-async def test_first_leak(letters: Path, variant: str) -> None:
-    """Four sessions, five turns of what 1,500 characters are, two plain requests a turn."""
-    async with engine_of(letters, variant, max_model_len=2_000) as bench:
+async def test_sessions_of_long_turns_beside_requests_leak_nothing(
+    letters: Path, variant: str
+) -> None:
+    """Four sessions, five turns of 370 tokens (1,500 characters), two requests beside each turn."""
+    async with engine_for(letters, variant, max_model_len=2_000) as bench:
         engine = bench.engine
         talks = [await Talk.open(engine) for _ in range(4)]
         for turn in range(5):
@@ -189,10 +200,14 @@ async def test_first_leak(letters: Path, variant: str) -> None:
         assert await is_healthy(engine, sessions=0)
 
 
-async def test_nth_mid_abort_recovery(letters: Path, variant: str) -> None:
-    """A turn without bound is cancelled. Here the session keeps the words of both sides, or forgets
-    the answer; taking the whole turn back, as the reference does, is then a rewind."""
-    async with engine_of(letters, variant) as bench:
+async def test_session_recovers_from_a_later_turn_cancelled_midway(
+    letters: Path, variant: str
+) -> None:
+    """An unbounded turn is cancelled; the session keeps or drops its output.
+
+    SGLang drops the whole turn, for which this engine has a rewind.
+    """
+    async with engine_for(letters, variant) as bench:
         talk = await Talk.open(bench.engine)
         await talk.say(words(20), 16)
         await talk.interrupt(words(8, seed=1), after=5)
@@ -212,8 +227,10 @@ async def test_nth_mid_abort_recovery(letters: Path, variant: str) -> None:
         assert await is_healthy(bench.engine, sessions=1)
 
 
-async def test_first_mid_abort_recovery(letters: Path, variant: str) -> None:
-    async with engine_of(letters, variant) as bench:
+async def test_session_recovers_from_a_first_turn_cancelled_midway(
+    letters: Path, variant: str
+) -> None:
+    async with engine_for(letters, variant) as bench:
         talk = await Talk.open(bench.engine)
         await talk.interrupt(words(20), after=3, drop=True)
         assert await bench.engine.rewind(talk.session, 0) == 0
@@ -224,9 +241,9 @@ async def test_first_mid_abort_recovery(letters: Path, variant: str) -> None:
         assert await is_healthy(bench.engine, sessions=0)
 
 
-async def test_preabort_recovery(letters: Path, variant: str) -> None:
-    """An append with an offset is refused before it touches anything."""
-    async with engine_of(letters, variant) as bench:
+async def test_refused_append_leaves_a_session_unchanged(letters: Path, variant: str) -> None:
+    """An append with an offset is refused before it changes the session."""
+    async with engine_for(letters, variant) as bench:
         talk = await Talk.open(bench.engine)
         await talk.say(words(20), 16)
         total = len(talk.log)
@@ -241,11 +258,12 @@ async def test_preabort_recovery(letters: Path, variant: str) -> None:
     ("ahead", "pages", "host_pages", "retract"),
     [(0, 40, 0, False), (1, 40, 0, True), (0, 7, 0, True), (1, 7, 8, False), (0, 7, 8, True)],
 )
-async def test_abort_leak(
+async def test_refused_and_normal_turns_in_a_small_pool_leak_nothing(
     letters: Path, ahead: int, pages: int, host_pages: int, retract: bool
 ) -> None:
     """Context 512, pages of 256, chunks of 4,096, 32 rows; eight rounds of normal, over-long and
-    recovery turns. With seven pages the four sessions do not fit, and must still all be served."""
+    recovery turns. Seven pages do not hold the four sessions, and all are served nevertheless.
+    """
     async with digest_engine(
         letters,
         max_model_len=512,
@@ -265,7 +283,7 @@ async def test_abort_leak(
                 *(talk.say(words(16 + round, n), 4) for n, talk in enumerate(talks)),
                 *(complete(engine, words(20, round + n), 4) for n in range(2)),
             )
-            await asyncio.gather(*(over_long(talk) for talk in talks))
+            await asyncio.gather(*(append_too_many_ids(talk) for talk in talks))
             for n, talk in enumerate(talks):
                 recovered = await talk.say(words(17, n), 4)
                 assert recovered.cached_tokens > 0 or not (host_pages or pages > 7)
@@ -275,7 +293,7 @@ async def test_abort_leak(
         assert await is_healthy(engine, sessions=0)
 
 
-async def over_long(talk: Talk) -> None:
+async def append_too_many_ids(talk: Talk) -> None:
     with pytest.raises(TooLong, match="the session holds 512") as caught:
         await talk.engine.append(talk.session, words(600))
     assert caught.value.field == "ids"

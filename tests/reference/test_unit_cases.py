@@ -1,22 +1,25 @@
-"""The reference's unit cases, as far as they mean something here.
+"""Tests of single rules of sessions: SGLang's unit cases, as far as they apply to this engine.
 
 test_streaming_session_unit
-  pre-abort keeps the slot            test_a_refused_turn_keeps_pages_and_log
-  first-turn abort frees [0, 20)      test_an_aborted_first_turn_leaves_nothing
-  Nth-turn abort frees [0, 65)        test_an_aborted_later_turn_keeps_what_was_before (it does)
-  trim overshoot 26 + 12 = 38         test_trim_overshoot, test_trim_overshoot_in_a_session
-  release forwards Mamba skip ids     nothing to test: no recurrent state here
+  pre-abort keeps the slot            test_refused_commands_keep_pages_and_log
+  first-turn abort frees [0, 20)      test_first_turn_cancelled_and_rewound_leaves_no_pages
+  Nth-turn abort frees [0, 65)        test_later_turn_cancelled_with_drop_keeps_its_prompt_and_kv
+  trim overshoot 26 + 12 = 38         test_commit_of_fewer_tokens_releases_the_tail_pages,
+                                      test_turn_ended_by_length_holds_no_page_beyond_its_kv
+  release forwards Mamba skip ids     nothing to test: no recurrent state
 token sharing
-  in-place share, carry               test_turns_share_one_array
-  abort mid turn, continue, twice     test_abort_mid_turn_then_continue
-  first-turn abort                    test_an_aborted_first_turn_leaves_nothing
-  overshoot falls back to rebuild     test_an_overrun_is_dropped_where_it_lands
-test_session_inactivity               test_rejected_requests_do_not_refresh_the_idle_clock,
-                                      test_accepted_ones_do
-test_session_controller (unmerged)    test_the_reaper_*, test_close_defers_to_what_is_in_flight
-test_session_abort_lifecycle          test_abort_of_a_queued_turn, test_aborting_twice
-retract/readmit equals no-retract     test_retract_and_readmit_equals_no_retract
-test_streaming_session_backtrack      test_backtracking_*
+  in-place share, carry               test_turns_of_a_session_share_one_array_of_ids
+  abort mid turn, continue, twice     test_session_continues_after_turns_cancelled_midway
+  first-turn abort                    test_first_turn_cancelled_and_rewound_leaves_no_pages
+  overshoot falls back to rebuild     test_step_in_flight_beyond_a_stop_id_is_discarded
+test_session_inactivity               test_refused_command_does_not_restart_the_idle_timeout,
+                                      test_accepted_command_restarts_the_idle_timeout
+test_session_controller (unmerged)    test_busy_session_expires_only_after_its_turn_ended,
+                                      test_close_waits_for_the_step_in_flight
+test_session_abort_lifecycle          test_queued_turn_is_cancelled_and_the_running_one_ends,
+                                      test_turn_cancelled_repeatedly_is_cancelled_once
+retract/readmit equals no-retract     test_output_after_a_retraction_equals_that_without
+test_streaming_session_backtrack      test_five_rewinds_keep_kv_before_them_and_leak_no_page
 """
 
 from array import array
@@ -49,11 +52,11 @@ AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 SIZES = pytest.mark.parametrize("page_size", [1, 16, 256])
 
 
-def pages_for(tokens: int, page_size: int) -> int:
+def page_count(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def started(session: str, prompt: list[int], count: int, **options: Any) -> Desk:
+def desk_with_turn(session: str, prompt: list[int], count: int, **options: Any) -> Desk:
     desk = Desk(**options)
     desk.open(session)
     desk.append(session, list(prompt))
@@ -61,12 +64,12 @@ def started(session: str, prompt: list[int], count: int, **options: Any) -> Desk
     return desk
 
 
-# ---- aborts --------------------------------------------------------------------------------
+# ---- refused and cancelled turns -------------------------------------------------------------
 
 
 @SIZES
-def test_a_refused_turn_keeps_pages_and_log(page_size: int) -> None:
-    desk = started("s", words(20), 5, page_size=page_size, max_model_len=40)
+def test_refused_commands_keep_pages_and_log(page_size: int) -> None:
+    desk = desk_with_turn("s", words(20), 5, page_size=page_size, max_model_len=40)
     desk.run()
     sequence = desk.sequence("s")
     before = (list(sequence.ids), list(sequence.lease.pages), sequence.committed)
@@ -84,9 +87,9 @@ def test_a_refused_turn_keeps_pages_and_log(page_size: int) -> None:
 
 @SIZES
 @AHEAD
-def test_an_aborted_first_turn_leaves_nothing(page_size: int, ahead: int) -> None:
+def test_first_turn_cancelled_and_rewound_leaves_no_pages(page_size: int, ahead: int) -> None:
     prompt = words(20)
-    desk = started("s", prompt, 30, page_size=page_size, batched_tokens=8)
+    desk = desk_with_turn("s", prompt, 30, page_size=page_size, batched_tokens=8)
     for _ in range(4):
         desk.step()
     desk.do(CancelTurn(desk.n(), "s", drop=True))
@@ -103,9 +106,9 @@ def test_an_aborted_first_turn_leaves_nothing(page_size: int, ahead: int) -> Non
 
 @SIZES
 @AHEAD
-def test_an_aborted_later_turn_keeps_what_was_before(page_size: int, ahead: int) -> None:
-    """The reference frees all of it, [0, 65), or leaves it to chance. Here nothing is lost."""
-    desk = started("s", words(40), 12, page_size=page_size, pages=200)
+def test_later_turn_cancelled_with_drop_keeps_its_prompt_and_kv(page_size: int, ahead: int) -> None:
+    """SGLang frees the pages of all 65 tokens; this engine keeps them."""
+    desk = desk_with_turn("s", words(40), 12, page_size=page_size, pages=200)
     desk.run(ahead=ahead)
     log = words(40) + desk.said("s")
     desk.append("s", words(13, seed=1))
@@ -125,56 +128,56 @@ def test_an_aborted_later_turn_keeps_what_was_before(page_size: int, ahead: int)
     assert desk.ended("s", "third").cached_tokens == 65
 
 
-# ---- the tail rule -------------------------------------------------------------------------
+# ---- pages of uncommitted tokens -------------------------------------------------------------
 
 
 @SIZES
-def test_trim_overshoot(page_size: int) -> None:
-    """KV of 26 + 18 tokens was reserved and written; 38 of them are believed; the tail goes."""
+def test_commit_of_fewer_tokens_releases_the_tail_pages(page_size: int) -> None:
+    """KV of 26 + 18 tokens is reserved and written, and 38 of them are committed."""
     cache = SessionAwareCache(64, page_size)
     lease = cache.open()
     assert cache.reserve(lease, 26)
     cache.commit(lease, 26)
     assert cache.reserve(lease, 18)
-    assert len(lease.pages) == pages_for(44, page_size)
+    assert len(lease.pages) == page_count(44, page_size)
     cache.commit(lease, 18, 12)
     assert (lease.committed, lease.reserved) == (38, 0)
-    assert len(lease.pages) == pages_for(38, page_size)
+    assert len(lease.pages) == page_count(38, page_size)
     assert cache.pool.free_count == 64 - len(lease.pages)
     cache.audit()
 
 
 @SIZES
 @AHEAD
-def test_trim_overshoot_in_a_session(page_size: int, ahead: int) -> None:
-    desk = started("s", words(26), 12, page_size=page_size)
+def test_turn_ended_by_length_holds_no_page_beyond_its_kv(page_size: int, ahead: int) -> None:
+    desk = desk_with_turn("s", words(26), 12, page_size=page_size)
     desk.run(ahead=ahead)
     sequence = desk.sequence("s")
     assert len(sequence.ids) == 38
     assert sequence.committed == 37, "the last id's KV is not computed when a turn ends by length"
-    assert len(sequence.lease.pages) == pages_for(37, page_size)
+    assert len(sequence.lease.pages) == page_count(37, page_size)
     assert desk.ended("s").output_tokens == 12
 
 
 @SIZES
-def test_an_overrun_is_dropped_where_it_lands(page_size: int) -> None:
-    """A stop id ends the turn while one step more is in flight."""
+def test_step_in_flight_beyond_a_stop_id_is_discarded(page_size: int) -> None:
+    """A stop id ends the turn while one more step is in flight."""
     prompt = words(26)
-    said = oracle(prompt, 12)
-    stop = said[4]
+    output = oracle(prompt, 12)
+    stop = output[4]
     desk = Desk(page_size=page_size, batched_tokens=64)
     desk.open("s")
     desk.append("s", list(prompt))
     desk.do(Generate(desk.n(), "s", "turn", Sampling(max_tokens=12, stop_ids=(stop,))))
-    ran = desk.run(ahead=1)
-    expected = said[: said.index(stop) + 1]
+    steps = desk.run(ahead=1)
+    expected = output[: output.index(stop) + 1]
     assert desk.said("s") == expected
     assert desk.ended("s").reason == "stop"
-    assert ran == len(expected) + 1, "the step beyond was launched"
+    assert steps == len(expected) + 1, "one more step was launched"
     sequence = desk.sequence("s")
     assert list(sequence.ids) == prompt + expected
-    assert sequence.committed == len(sequence.ids), "of it, the id that was known is kept"
-    assert len(sequence.lease.pages) == pages_for(sequence.committed, page_size)
+    assert sequence.committed == len(sequence.ids), "the KV of the stop id is kept"
+    assert len(sequence.lease.pages) == page_count(sequence.committed, page_size)
     desk.append("s", [3])
     desk.generate("s", 3, "next")
     desk.run(ahead=1)
@@ -184,9 +187,9 @@ def test_an_overrun_is_dropped_where_it_lands(page_size: int) -> None:
 # ---- token sharing -------------------------------------------------------------------------
 
 
-def test_turns_share_one_array() -> None:
-    """A turn copies nothing of the past: it is the same array, longer."""
-    desk = started("s", words(10), 3)
+def test_turns_of_a_session_share_one_array_of_ids() -> None:
+    """A turn extends the array of ids and copies no earlier id."""
+    desk = desk_with_turn("s", words(10), 3)
     desk.run()
     sequence = desk.sequence("s")
     ids = sequence.ids
@@ -200,26 +203,26 @@ def test_turns_share_one_array() -> None:
 
 
 @AHEAD
-def test_abort_mid_turn_then_continue(ahead: int) -> None:
-    desk = started("s", words(10), 4)
+def test_session_continues_after_turns_cancelled_midway(ahead: int) -> None:
+    desk = desk_with_turn("s", words(10), 4)
     desk.run(ahead=ahead)
     log = words(10) + desk.said("s")
-    for time in range(2):
-        desk.append("s", [time, 8])
-        desk.generate("s", 50, f"aborted {time}")
+    for attempt in range(2):
+        desk.append("s", [attempt, 8])
+        desk.generate("s", 50, f"aborted {attempt}")
         for _ in range(4):
             desk.step()
-        desk.do(CancelTurn(desk.n(), "s", f"aborted {time}", drop=False))
-        log += [time, 8, *desk.said("s", f"aborted {time}")]
+        desk.do(CancelTurn(desk.n(), "s", f"aborted {attempt}", drop=False))
+        log += [attempt, 8, *desk.said("s", f"aborted {attempt}")]
         desk.append("s", [9])
-        desk.generate("s", 3, f"next {time}")
+        desk.generate("s", 3, f"next {attempt}")
         desk.run(ahead=ahead)
-        assert desk.said("s", f"next {time}") == oracle([*log, 9], 3)
-        log += [9, *desk.said("s", f"next {time}")]
+        assert desk.said("s", f"next {attempt}") == oracle([*log, 9], 3)
+        log += [9, *desk.said("s", f"next {attempt}")]
     assert list(desk.sequence("s").ids) == log
 
 
-# ---- the idle clock and the reaper ---------------------------------------------------------
+# ---- idle timeouts ---------------------------------------------------------------------------
 
 
 REJECTED: dict[str, Callable[[int], LoopCommand]] = {
@@ -231,13 +234,13 @@ REJECTED: dict[str, Callable[[int], LoopCommand]] = {
     "rewind too far": lambda n: RewindSession(n, "s", 500),
     "fork too far": lambda n: ForkSession(n, "s", "child", 500),
     "fork onto itself": lambda n: ForkSession(n, "s", "s"),
-    "open again": lambda n: OpenSession(n, "s"),
+    "opened twice": lambda n: OpenSession(n, "s"),
     "no room": lambda n: Generate(n, "full", "t", Sampling()),
 }
 
 
 @pytest.mark.parametrize("rejected", REJECTED)
-def test_rejected_requests_do_not_refresh_the_idle_clock(rejected: str) -> None:
+def test_refused_command_does_not_restart_the_idle_timeout(rejected: str) -> None:
     desk = Desk(max_model_len=100)
     for name in ("s", "full"):
         desk.open(name, timeout_s=10.0)
@@ -259,7 +262,7 @@ ACCEPTED: dict[str, Callable[[int], LoopCommand]] = {
 
 
 @pytest.mark.parametrize("accepted", ACCEPTED)
-def test_accepted_ones_do(accepted: str) -> None:
+def test_accepted_command_restarts_the_idle_timeout(accepted: str) -> None:
     desk = Desk()
     desk.open("s", timeout_s=10.0)
     desk.append("s", words(20))
@@ -273,7 +276,7 @@ def test_accepted_ones_do(accepted: str) -> None:
     assert "s" in {event.session for event in desk.heard(SessionExpired)}
 
 
-def test_the_reaper_skips_what_is_busy_and_reaps_after_its_end() -> None:
+def test_busy_session_expires_only_after_its_turn_ended() -> None:
     desk = Desk()
     for name, streaming in (("regular", False), ("streaming", True), ("empty", True)):
         desk.open(name, streaming=streaming, timeout_s=5.0)
@@ -293,9 +296,9 @@ def test_the_reaper_skips_what_is_busy_and_reaps_after_its_end() -> None:
     assert desk.cache.leased_pages == 0
 
 
-def test_close_defers_to_what_is_in_flight() -> None:
-    """Pages go back when the step that writes them has come back, and the answer comes then."""
-    desk = started("s", words(8), 20)
+def test_close_waits_for_the_step_in_flight() -> None:
+    """Pages are released, and the close is confirmed, when the step that writes them returns."""
+    desk = desk_with_turn("s", words(8), 20)
     desk.step()
     desk.launch()
     closing = CloseSession(desk.n(), "s")
@@ -308,23 +311,23 @@ def test_close_defers_to_what_is_in_flight() -> None:
     assert desk.cache.leased_pages == 0
 
 
-# ---- aborts of what waits, aborts twice ----------------------------------------------------
+# ---- queued turns cancelled, turns cancelled repeatedly ----------------------------------------
 
 
-def test_abort_of_a_queued_turn() -> None:
-    desk = started("s", words(8), 6)
-    waiting = Generate(desk.n(), "s", "queued", Sampling(max_tokens=4))
-    assert desk.tell(waiting) is None
+def test_queued_turn_is_cancelled_and_the_running_one_ends() -> None:
+    desk = desk_with_turn("s", words(8), 6)
+    queued = Generate(desk.n(), "s", "queued", Sampling(max_tokens=4))
+    assert desk.tell(queued) is None
     desk.do(CancelTurn(desk.n(), "s", "queued"))
-    assert [(e.n, e.code) for e in desk.heard(CommandRefused)] == [(waiting.n, "cancelled")]
+    assert [(e.n, e.code) for e in desk.heard(CommandRefused)] == [(queued.n, "cancelled")]
     desk.run()
     assert desk.said("s") == oracle(words(8), 6)
     assert [end.turn for end in desk.heard(TurnEnded)] == ["turn"]
 
 
 @AHEAD
-def test_aborting_twice(ahead: int) -> None:
-    desk = started("s", words(8), 20)
+def test_turn_cancelled_repeatedly_is_cancelled_once(ahead: int) -> None:
+    desk = desk_with_turn("s", words(8), 20)
     desk.step()
     desk.launch()
     lengths = [desk.do(CancelTurn(desk.n(), "s", "turn")).length for _ in range(3)]
@@ -336,18 +339,22 @@ def test_aborting_twice(ahead: int) -> None:
     desk.generate("s", 3, "next")
     desk.do(CancelTurn(desk.n(), "s", "turn"))
     desk.run(ahead=ahead)
-    assert desk.said("s", "next") == oracle(log, 3), "a late abort does not hit the next turn"
+    assert desk.said("s", "next") == oracle(log, 3), (
+        "a late cancellation does not cancel the next turn"
+    )
 
 
-# ---- retract, backtrack --------------------------------------------------------------------
+# ---- retractions and rewinds -----------------------------------------------------------------
 
 
 @SIZES
 @AHEAD
-@pytest.mark.parametrize("at", range(1, 9))
-def test_retract_and_readmit_equals_no_retract(page_size: int, ahead: int, at: int) -> None:
-    desk = started("s", words(20), 6, page_size=page_size)
-    for _ in range(at):
+@pytest.mark.parametrize("step", range(1, 9))
+def test_output_after_a_retraction_equals_that_without(
+    page_size: int, ahead: int, step: int
+) -> None:
+    desk = desk_with_turn("s", words(20), 6, page_size=page_size)
+    for _ in range(step):
         if not desk.has_ended("s"):
             desk.step()
     if not desk.has_ended("s"):
@@ -361,24 +368,24 @@ def test_retract_and_readmit_equals_no_retract(page_size: int, ahead: int, at: i
 
 @SIZES
 @AHEAD
-def test_backtracking_five_times_leaks_nothing(page_size: int, ahead: int) -> None:
-    desk = started("s", words(30), 8, page_size=page_size)
+def test_five_rewinds_keep_kv_before_them_and_leak_no_page(page_size: int, ahead: int) -> None:
+    desk = desk_with_turn("s", words(30), 8, page_size=page_size)
     desk.run(ahead=ahead)
     log = words(30) + desk.said("s")
     for turn in range(5):
-        to = len(log) - 3 - turn
+        length = len(log) - 3 - turn
         before = desk.runner.tokens_run
-        assert desk.rewind("s", to).length == to
-        assert desk.sequence("s").committed == to, "backtracking keeps all before it"
-        log = [*log[:to], turn, 7]
+        assert desk.rewind("s", length).length == length
+        assert desk.sequence("s").committed == length, "a rewind keeps all KV before it"
+        log = [*log[:length], turn, 7]
         desk.append("s", [turn, 7])
         desk.generate("s", 6, str(turn))
         desk.run(ahead=ahead)
         assert desk.said("s", str(turn)) == oracle(log, 6)
-        assert desk.ended("s", str(turn)).cached_tokens == to
+        assert desk.ended("s", str(turn)).cached_tokens == length
         assert desk.runner.tokens_run - before <= 2 + 5 + ahead
         log += desk.said("s", str(turn))
-        assert len(desk.sequence("s").lease.pages) == pages_for(len(log) - 1, page_size)
+        assert len(desk.sequence("s").lease.pages) == page_count(len(log) - 1, page_size)
     desk.close("s", keep_prefix=False)
     assert desk.cache.leased_pages == 0
     assert desk.cache.tree.unreferenced == desk.cache.tree.size

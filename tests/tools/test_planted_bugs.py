@@ -1,5 +1,7 @@
-"""The bugs of the mutation check can still be planted. Whether each is caught is for
-`python -m tools.mutation` to say; docs/mutations.md has its last answer."""
+"""Tests of the planted bugs: each still applies to the code.
+
+`python -m tools.mutation` tests that each is caught; docs/mutations.md has its last result.
+"""
 
 import ast
 from pathlib import Path
@@ -12,19 +14,19 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_it_applies_and_is_still_python(mutant: Mutant) -> None:
+def test_planted_bug_applies_and_parses(mutant: Mutant) -> None:
     text = (ROOT / mutant.path).read_text()
     planted = mutant.mutate(text)
     assert planted != text
     ast.parse(planted)
 
 
-def test_each_is_another_bug() -> None:
+def test_planted_bugs_are_distinct() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 24
     assert len({(mutant.path, mutant.changes) for mutant in MUTANTS}) == len(MUTANTS)
 
 
-def test_code_that_has_moved_on_is_reported() -> None:
+def test_planted_bug_that_does_not_apply_raises() -> None:
     mutant = MUTANTS[0]
     with pytest.raises(ValueError, match="has 0 places for this bug, not one"):
         mutant.mutate("something else")

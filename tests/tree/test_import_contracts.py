@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml refuse each of twenty planted violations.
+"""Tests of the import contracts in pyproject.toml: they report every planted violation.
 
 All are planted at once into a copy of the packages, and one run of import-linter must name each.
 """
@@ -16,7 +16,7 @@ PACKAGES = ("engine", "realtime", "bench")
 CONTINUO = "continuo."
 
 VIOLATIONS = (
-    # The client's half of the engine is entered by `continuo.engine` alone.
+    # Only `continuo.engine` imports the client's half of the engine.
     ("realtime/session/status.py", "engine.client.turn_stream"),
     ("realtime/generation/prompt.py", "engine.client.replica"),
     ("realtime/server/process/console.py", "engine.client.engine_process"),
@@ -28,7 +28,7 @@ VIOLATIONS = (
     ("engine/client/engine_client.py", "engine.device.runner"),
     ("engine/device/step_inputs.py", "engine.core.cache"),
     ("engine/device/kv_pool.py", "engine.core.schedule"),
-    # torch and its like stay under the device.
+    # Only the device imports torch and transformers.
     ("engine/wire/bounds.py", "torch"),
     ("engine/client/replica.py", "torch"),
     ("engine/core/stats.py", "torch"),
@@ -41,22 +41,22 @@ VIOLATIONS = (
     ("realtime/conversation/rendering.py", "sqlite3"),
     ("realtime/protocol/items.py", "starlette"),
     ("realtime/rate_limit.py", "threading"),
-    # Rooms of realtime import downwards only.
+    # Packages of realtime import only lower layers.
     ("realtime/conversation/conversation.py", "realtime.registry.registry"),
     ("realtime/store/base.py", "realtime.session.session"),
     ("realtime/ids.py", "realtime.server.config.settings"),
     ("realtime/session/state.py", "realtime.responses.service"),
     ("realtime/persistence/session_writer.py", "realtime.generation.prompt"),
     ("realtime/server/config/addresses.py", "bench.report"),
-    # No cycles, not even of two files.
+    # Cycles are refused, even between two files.
     ("engine/core/turn.py", "engine.core.loop"),
     ("engine/device/runner.py", "engine.device.build"),
 )
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What import-linter prints of a copy with every violation, its lines joined."""
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The output of import-linter on a copy with every violation, without line breaks."""
     tree = tmp_path_factory.mktemp("tree")
     for package in PACKAGES:
         only_code = shutil.ignore_patterns("__pycache__", "assets", "bundled", "*.c", "*.h")
@@ -65,7 +65,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> str:
     shutil.copy(ROOT / "pyproject.toml", tree)
     for file, imported in VIOLATIONS:
         with (tree / "continuo" / file).open("a") as source:
-            source.write(f"\nimport {_full(imported)}\n")
+            source.write(f"\nimport {_module_name(imported)}\n")
     run = subprocess.run(
         (sys.executable, "-c", "from importlinter.cli import lint_imports; exit(lint_imports())"),
         cwd=tree,
@@ -78,13 +78,13 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run.stdout
 
 
-def _full(module: str) -> str:
+def _module_name(module: str) -> str:
     return f"{CONTINUO}{module}" if module.split(".")[0] in PACKAGES else module
 
 
 @pytest.mark.parametrize(("file", "imported"), VIOLATIONS)
-def test_a_planted_violation_is_refused(refused: str, file: str, imported: str) -> None:
+def test_planted_import_violation_is_reported(report: str, file: str, imported: str) -> None:
     importer = CONTINUO + file.removesuffix(".py").replace("/", ".")
-    direct = f"{importer} -> {_full(imported)} (l."
+    direct = f"{importer} -> {_module_name(imported)} (l."
     siblings = f".{importer.rpartition('.')[2]} -> .{imported.rpartition('.')[2]} ("
-    assert direct in refused or siblings in refused
+    assert direct in report or siblings in report

@@ -1,0 +1,118 @@
+"""WS /v1/realtime: mutated events as JSON or MessagePack, and malformed WebSocket frames."""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tests.fuzz import mutate
+from tests.fuzz.corpus import EVENTS
+from tests.fuzz.endpoints import Payload, Tally
+from tests.support.frames import BINARY, TEXT, Frame, Peer, frame
+
+EVENT_CODES = {1000, 1007, 1009}
+"""After session.close, too many frames that are not JSON, and an over-long frame."""
+WIRE_CODES = {*EVENT_CODES, 1001, 1002, 1003, 1005, 1006, 1008, 1011}
+"""The server also echoes the code of a client's close frame."""
+
+
+class Codec(NamedTuple):
+    subprotocol: str
+    opcode: int
+    generate: Callable[[random.Random], Payload]
+    write: Callable[[object], Payload]
+    read: Callable[[bytes], Any]
+    error: bytes
+    """Bytes in every error event."""
+
+
+JSON = Codec(
+    "realtime",
+    TEXT,
+    lambda source: mutate.text_frame(source, EVENTS),
+    json.dumps,
+    json.loads,
+    b'"type":"error"',
+)
+MSGPACK = Codec(
+    "realtime.msgpack",
+    BINARY,
+    lambda source: mutate.msgpack_frame(source, EVENTS),
+    msgspec.msgpack.encode,
+    msgspec.msgpack.decode,
+    b"\xa4type\xa5error",
+)
+
+
+class RealtimeEvents:
+    """Events, after which the connection must respond to a request."""
+
+    def __init__(self, port: int, tally: Tally, codec: Codec) -> None:
+        self._port = port
+        self._tally = tally
+        self._codec = codec
+
+    def generate(self, source: random.Random) -> list[Payload]:
+        return [self._codec.generate(source) for _ in range(source.randrange(1, 120))]
+
+    def encode(self, payloads: Sequence[Payload]) -> list[bytes]:
+        return [frame(payload, self._codec.opcode) for payload in payloads]
+
+    async def send(self, frames: Sequence[bytes], is_abrupt: bool) -> str | None:
+        peer = await Peer.connect(self._port, Sec_WebSocket_Protocol=self._codec.subprotocol)
+        marker = self._tally.marker()
+        event = {"type": "conversation.item.retrieve", "item_id": marker, "event_id": marker}
+        request = frame(self._codec.write(event), self._codec.opcode)
+        sending = asyncio.create_task(peer.send(*frames, request))
+        problem = await self._tally.read_until(
+            peer, EVENT_CODES, lambda received: self._judge(received, marker)
+        )
+        await sending
+        peer.reset() if is_abrupt else peer.close()
+        return problem
+
+    def _judge(self, received: Frame, marker: str) -> str | None:
+        if received.opcode != self._codec.opcode or self._codec.error not in received.payload:
+            return None
+        error = self._codec.read(received.payload)["error"]
+        if error["type"] == "server_error":
+            return f"a server error: {error['message']}"
+        return "" if error["event_id"] == marker else None
+
+
+class WebSocketBytes:
+    """Bytes on one connection, which the server must then end."""
+
+    def __init__(self, port: int, tally: Tally) -> None:
+        self._port = port
+        self._tally = tally
+
+    def generate(self, source: random.Random) -> list[Payload]:
+        return [mutate.websocket_bytes(source)]
+
+    def encode(self, payloads: Sequence[Payload]) -> list[bytes]:
+        return [payload for payload in payloads if isinstance(payload, bytes)]
+
+    async def send(self, frames: Sequence[bytes], is_abrupt: bool) -> str | None:
+        peer = await Peer.connect(self._port)
+        await peer.event()
+        await peer.send(*frames)
+        with contextlib.suppress(OSError):
+            peer.writer.write_eof()
+        problem = None
+        try:
+            code = await peer.close_code()
+            sent_code = int.from_bytes(frames[-1][-2:], "big")  # used only if this is a close frame
+            self._tally.codes[code] += 1
+            if code not in WIRE_CODES and not 1000 <= code <= 4999 and code != sent_code:
+                problem = f"closed with {code}"
+        except ConnectionError:
+            pass
+        except TimeoutError:
+            problem = "neither response nor close"
+        peer.close()
+        return problem
