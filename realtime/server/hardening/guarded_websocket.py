@@ -108,7 +108,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
                 self.loop.call_soon(self._uncork_all)
             self.corked_sockets.append(self)
         for frame in frames:
-            self._corked_frames += frame_head(len(frame), is_binary) + frame
+            self._corked_frames += frame_head(len(frame), is_binary=is_binary) + frame
         if len(self._corked_frames) > CORKED_BYTES_MAX:
             self._uncork()
         return True
@@ -147,12 +147,12 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self.conn.send_ping(_PING_PAYLOAD)
             self.transport.write(b"".join(self.conn.data_to_send()))
         else:
-            self._resolve_ping(False)
+            self._resolve_ping(is_answered=False)
         return self._ping_result
 
     def handle_pong(self, event: Frame) -> None:
         if event.data == _PING_PAYLOAD:
-            self._resolve_ping(True)
+            self._resolve_ping(is_answered=True)
         else:
             super().handle_pong(event)
 
@@ -171,7 +171,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self.transport.write(pong)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._resolve_ping(False)
+        self._resolve_ping(is_answered=False)
         super().connection_lost(exc)
         self._release_charge()
         self._break_reference_cycles()
@@ -184,7 +184,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self.conn.reader.buffer = bytearray()
         self.frames = []
 
-    def _resolve_ping(self, is_answered: bool) -> None:
+    def _resolve_ping(self, *, is_answered: bool) -> None:
         if self._ping_result is not None and not self._ping_result.done():
             self._ping_result.set_result(is_answered)
 
@@ -335,7 +335,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self.transport.abort()
 
 
-def frame_head(size: int, is_binary: bool) -> bytes:
+def frame_head(size: int, *, is_binary: bool) -> bytes:
     """The head of an unfragmented frame from a server, text or binary (RFC 6455, 5.2)."""
     first = 0x82 if is_binary else 0x81
     if size < 126:

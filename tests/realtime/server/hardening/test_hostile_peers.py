@@ -300,4 +300,4 @@ def test_a_frame_sent_at_once_looks_as_any_other(size: int) -> None:
     body = bytes(size)
     for opcode in (Opcode.TEXT, Opcode.BINARY):
         whole = Frame(opcode, body).serialize(mask=False)
-        assert frame_head(size, opcode is Opcode.BINARY) + body == whole
+        assert frame_head(size, is_binary=opcode is Opcode.BINARY) + body == whole
