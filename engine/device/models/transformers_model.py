@@ -84,7 +84,7 @@ def _paged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,  # noqa: ARG001 - an argument of all attention functions; 0 outside training
+    dropout: float = 0.0,  # noqa: ARG001 - as in all attention functions
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:

@@ -99,7 +99,11 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             extensions[SEND_NOW_EXTENSION] = {"write": self.send_now}
             extensions[PING_EXTENSION] = {"ask": self.ping}
 
-    def send_now(self, frames: Sequence[bytes], is_binary: bool) -> bool:
+    def send_now(
+        self,
+        frames: Sequence[bytes],
+        is_binary: bool,  # noqa: FBT001 - an ASGI extension is called by position
+    ) -> bool:
         """Send frames if that needs no waiting and cannot raise. Returns False if it would."""
         if not (self.writable.is_set() and self.handshake_complete and self._is_open):
             return False
@@ -117,7 +121,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         peers = self.corked_sockets[:]
         self.corked_sockets.clear()
         for peer in peers:
-            peer._uncork()
+            peer._uncork()  # noqa: SLF001 - its own class
 
     def _uncork(self) -> None:
         frames, self._corked_frames = self._corked_frames, b""
