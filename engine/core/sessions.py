@@ -111,7 +111,7 @@ class Sessions:
             self._apply(command)
         except EngineError as error:
             self._refuse(command, error)
-        except Exception as error:  # noqa: BLE001 - a defect in one session spares the others
+        except Exception as error:  # noqa: BLE001 - a defect fails one command, not the engine
             self._fail(command, error)
 
     def _apply(self, command: LoopCommand) -> None:
@@ -588,7 +588,7 @@ class Sessions:
                 self._execute(sequence, command)
             except EngineError as error:
                 self._refuse(command, error)
-            except Exception as error:  # noqa: BLE001 - a defect in one session spares the others
+            except Exception as error:  # noqa: BLE001 - a defect fails one command, not the engine
                 self._fail(command, error)
 
     def _finish_close(self, sequence: Sequence, command: CloseSession) -> None:
