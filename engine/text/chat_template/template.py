@@ -412,14 +412,12 @@ class ChatTemplate:
     def _iter_probes(
         self,
     ) -> Iterator[tuple[Sequence[ChatMessage], Sequence[ChatMessage], Sequence[ToolDefinition]]]:
-        yield from self._iter_probes_of(_iter_probe_conversations())
+        yield from self._iter_probes_of(_iter_probe_conversations(), lambda _past, _new: True)
 
     def _iter_probes_of(
         self,
         conversations: Iterable[tuple[ChatMessage, ...]],
-        is_relevant: Callable[[Sequence[ChatMessage], ChatMessage], bool] = lambda _past, _new: (
-            True
-        ),
+        is_relevant: Callable[[Sequence[ChatMessage], ChatMessage], bool],
     ) -> Iterator[tuple[Sequence[ChatMessage], Sequence[ChatMessage], Sequence[ToolDefinition]]]:
         """Yield (history, new messages, tools) for every cut that is relevant and that the template
         accepts."""
