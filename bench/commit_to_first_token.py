@@ -41,7 +41,7 @@ async def _run(options: argparse.Namespace) -> Report:
     folder = session_latency.resolve_checkpoint(options.model)
     async with live_engine.run_engine(folder, dtype=options.dtype, max_model_len=8192) as engine:
         rows = [
-            await _measure(engine, options, is_incremental)
+            await _measure(engine, options, is_incremental=is_incremental)
             for is_incremental in (True, False, True, False)
         ]
     title = f"Turns of {options.words} words, one every {options.pause_ms:.0f} ms"
@@ -49,7 +49,7 @@ async def _run(options: argparse.Namespace) -> Report:
 
 
 async def _measure(
-    engine: EngineClient, options: argparse.Namespace, is_incremental: bool
+    engine: EngineClient, options: argparse.Namespace, *, is_incremental: bool
 ) -> ReportRow:
     source = random.Random(1)
     session, firsts, prefilled = await engine.open(), list[float](), list[int]()

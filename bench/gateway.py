@@ -266,7 +266,7 @@ async def measure_idle(gateway: GatewayProcess, count: int, seconds: float) -> l
 
     async def open_one() -> WebSocketClient:
         async with open_limit:
-            return await WebSocketClient.connect(gateway.port, lambda payload, now: None)
+            return await WebSocketClient.connect(gateway.port, lambda _payload, _now: None)
 
     start_s = time.monotonic()
     clients = await asyncio.gather(*(open_one() for _ in range(count)))

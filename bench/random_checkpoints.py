@@ -15,6 +15,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
+
 CACHE_FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "continuo" / "bench"
 CONTEXT = 131_072
 VOCAB_SIZE = 4096
@@ -72,8 +77,8 @@ def save_checkpoint(shape: Mapping[str, int], path: Path) -> None:
 
 
 def _save_weights(shape: Mapping[str, int], path: Path) -> None:
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    # Slow to import, and needed only once per machine.
+    from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: PLC0415
 
     config = Qwen3Config(
         vocab_size=VOCAB_SIZE,
@@ -91,10 +96,6 @@ def _save_weights(shape: Mapping[str, int], path: Path) -> None:
 
 def save_tokenizer(path: Path) -> None:
     """Save the tokenizer and its chat template."""
-    from tokenizers import Tokenizer
-    from tokenizers.decoders import Fuse
-    from tokenizers.models import BPE
-
     tokenizer = Tokenizer(BPE(ID_OF_LETTER, []))
     tokenizer.decoder = Fuse()
     tokenizer.save(str(path / "tokenizer.json"))

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 Cell = str | int | float | None
 ReportRow = Mapping[str, Cell]
 
@@ -51,8 +53,6 @@ class Report:
 
 def describe_machine() -> str:
     """Describe the machine and the versions of Python and torch in one line."""
-    import torch
-
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():

@@ -20,7 +20,7 @@ from typing import Any
 
 import uvloop
 
-from continuo.bench import live_engine, live_server, random_checkpoints
+from continuo.bench import competitors, live_engine, live_server, random_checkpoints
 from continuo.bench.report import Report, ReportRow, median
 from continuo.bench.turn_stats import TurnTimings
 from continuo.engine.client.engine_client import EngineClient
@@ -213,8 +213,6 @@ def _measure_competitors(
     prompts: live_engine.Prompts,
     outputs: list[list[list[int]]],
 ) -> list[ReportRow]:
-    from continuo.bench import competitors
-
     results = competitors.measure(
         folder,
         sessions=options.sessions,

@@ -96,8 +96,8 @@ def _measure_decode(sequences: int, steps: int) -> ReportRow:
 
 def _measure_turns(history: int, turns: int) -> list[ReportRow]:
     kinds = {
-        "streaming": _open_session(history, turns, True),
-        "regular": _open_session(history, turns, False),
+        "streaming": _open_session(history, turns, streaming=True),
+        "regular": _open_session(history, turns, streaming=False),
     }
     spent: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(turns):
@@ -113,7 +113,7 @@ def _measure_turns(history: int, turns: int) -> list[ReportRow]:
     ]
 
 
-def _open_session(history: int, turns: int, streaming: bool) -> _EngineHarness:
+def _open_session(history: int, turns: int, *, streaming: bool) -> _EngineHarness:
     harness = _EngineHarness(pages=(history + turns * 24) // PAGE_SIZE + 10, rows=64)
     harness.sessions.apply(OpenSession(0, "s", streaming))
     harness.sessions.apply(AppendIds(0, "s", [7] * history))

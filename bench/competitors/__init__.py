@@ -105,7 +105,7 @@ class CompetitorResult:
     outputs: Outputs | None = dataclasses.field(default=None, repr=False)
 
 
-def measure(
+def measure(  # noqa: PLR0913 - the size of a workload, all by keyword
     model_folder: Path,
     *,
     sessions: int,
@@ -231,7 +231,8 @@ def _result_without_figures(competitor: Competitor, note: str) -> CompetitorResu
 
 
 def _auto_dtype(folder: Path) -> str:
-    from continuo.engine.device.build import CPU_FP32_PARAMETERS_MAX
+    # Imported here, because the environment of a competitor may lack what the engine imports.
+    from continuo.engine.device.build import CPU_FP32_PARAMETERS_MAX  # noqa: PLC0415
 
     return "float32" if count_parameters(folder) <= CPU_FP32_PARAMETERS_MAX else "bfloat16"
 

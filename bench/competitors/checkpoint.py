@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -21,8 +23,6 @@ def count_parameters(folder: Path) -> int:
 
 def iterate_tensors(folder: Path) -> "Iterator[tuple[str, Any]]":
     """Yield the name of each tensor and its values as a numpy array in fp32."""
-    import numpy as np
-
     header, begin = _read_header(folder)
     data = np.memmap(folder / "model.safetensors", mode="r", offset=begin)
     for name, entry in header.items():

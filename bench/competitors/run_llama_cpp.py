@@ -81,7 +81,7 @@ class _Slot:
 class _SlotBackend:
     """A llama.cpp context with a sequence per session; a step computes the owed ids of all."""
 
-    def __init__(self, path: Path, job: Workload, resend: bool) -> None:
+    def __init__(self, path: Path, job: Workload, *, resend: bool) -> None:
         self._model = llama_cpp.llama_model_load_from_file(
             str(path).encode(), llama_cpp.llama_model_default_params()
         )

@@ -49,7 +49,7 @@ def run(job: Workload) -> WorkloadResult:
 class _Generator:
     """Runs generate() on the whole context, with the session's KV cache if `keep_cache`."""
 
-    def __init__(self, model: Any, job: Workload, keep_cache: bool) -> None:
+    def __init__(self, model: Any, job: Workload, *, keep_cache: bool) -> None:
         self._model = model
         # Without a stop id, no turn ends early.
         model.generation_config.eos_token_id = None

@@ -113,7 +113,7 @@ class EngineConnection:
         *,
         backoff: Backoff = restart_backoff,
         security: LinkSecurity | None = None,
-        on_loading: OnLoading = lambda what, fraction: None,
+        on_loading: OnLoading = lambda _what, _fraction: None,
     ) -> None:
         """`launch` returns a socket connected to the engine. `security` is set for a remote engine:
         both ends then run the handshake."""

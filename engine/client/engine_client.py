@@ -92,7 +92,7 @@ class EngineClient:
     def __init__(
         self,
         launch: EngineLauncher | None = None,
-        on_loading: OnLoading = lambda what, fraction: None,
+        on_loading: OnLoading = lambda _what, _fraction: None,
     ) -> None:
         """`launch` starts an engine of this client's own and returns a socket to it; used by
         `connect`."""
@@ -112,7 +112,7 @@ class EngineClient:
     async def start(
         cls,
         config: EngineConfig,
-        on_loading: OnLoading = lambda what, fraction: None,
+        on_loading: OnLoading = lambda _what, _fraction: None,
         listener: ListenerConfig | None = None,
     ) -> "EngineClient":
         """Start an engine process and wait until its model is loaded. The process exits with this

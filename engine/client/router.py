@@ -131,8 +131,8 @@ class Router:
         self.failure: EngineLost | None = None
         """Set when no engine will be available any more."""
         self.failed = asyncio.Event()
-        self.on_expired: Callable[[str], None] = lambda session: None
-        self.on_superseded: Callable[[str], None] = lambda session: None
+        self.on_expired: Callable[[str], None] = lambda _session: None
+        self.on_superseded: Callable[[str], None] = lambda _session: None
         self._placements: dict[str, Placement] = {}
         self._stale_copies: dict[EngineConnection, dict[str, int]] = {}
         """Sessions, with their fences, that moved away from a disconnected engine and must be
@@ -452,17 +452,10 @@ class Router:
         match event:
             case TurnTokens():
                 if self._is_placed_on(event.session, connection):
-                    self.replicas.apply_tokens(event)
-                    self.quarantine.count_drawn(event.session, len(event.ids))
-                    if turn := self.turns.get((event.session, event.turn)):
-                        turn.put(event)
+                    self._handle_tokens(event)
             case TurnEnded():
                 if self._is_placed_on(event.session, connection) and self._has_received_all(event):
-                    self.replicas.apply_turn_ended(event)
-                    if event.reason in ("stop", "length"):
-                        self.quarantine.clear(event.session)
-                    if turn := self.turns.pop((event.session, event.turn), None):
-                        turn.put(event)
+                    self._handle_turn_ended(event)
             case CommandDone():
                 self._handle_done(event, connection)
             case CommandRefused():
@@ -476,6 +469,19 @@ class Router:
                     self._handle_superseded(event.session)
             case EngineReady() | ModelLoading() | ModelLoadFailed() | Pong():
                 pass
+
+    def _handle_tokens(self, event: TurnTokens) -> None:
+        self.replicas.apply_tokens(event)
+        self.quarantine.count_drawn(event.session, len(event.ids))
+        if turn := self.turns.get((event.session, event.turn)):
+            turn.put(event)
+
+    def _handle_turn_ended(self, event: TurnEnded) -> None:
+        self.replicas.apply_turn_ended(event)
+        if event.reason in ("stop", "length"):
+            self.quarantine.clear(event.session)
+        if turn := self.turns.pop((event.session, event.turn), None):
+            turn.put(event)
 
     def _has_received_all(self, ended: TurnEnded) -> bool:
         """Return whether all ids of an ended turn were received. If not, this client is about to

@@ -105,7 +105,7 @@ class TurnStream:
                     self._handle(self._events.popleft(), on_chunk)
                     if self.ended is not None:
                         end.set_result(None)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised to the reader by its future
                 end.set_exception(error)
 
         drain()

@@ -165,7 +165,7 @@ class EngineLoop(Generic[TicketT]):
         else:
             try:
                 ticket = self._runner.launch(step.batch)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a failed launch is logged at collect
                 ticket = error
         self._steps_in_flight.append(InFlightStep(step, ticket))
         return True
@@ -208,7 +208,7 @@ class EngineLoop(Generic[TicketT]):
         if not isinstance(ticket, Exception):
             try:
                 is_near_end = self._runner.run_until_near_end(cast(TicketT, ticket))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a failed step is logged at collect
                 self._steps_in_flight[0] = InFlightStep(step, error)
         if not is_near_end:
             await self._collect(sessions)

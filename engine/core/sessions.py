@@ -74,7 +74,7 @@ NO_REPLY = 0
 
 
 class Sessions:
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per part of the core that commands act on
         self,
         cache: SessionAwareCache,
         scheduler: Scheduler,
@@ -111,7 +111,7 @@ class Sessions:
             self._apply(command)
         except EngineError as error:
             self._refuse(command, error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a defect fails one command, not the engine
             self._fail(command, error)
 
     def _apply(self, command: LoopCommand) -> None:
@@ -588,7 +588,7 @@ class Sessions:
                 self._execute(sequence, command)
             except EngineError as error:
                 self._refuse(command, error)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a defect fails one command, not the engine
                 self._fail(command, error)
 
     def _finish_close(self, sequence: Sequence, command: CloseSession) -> None:

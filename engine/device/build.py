@@ -23,6 +23,8 @@ from continuo.engine.device.kv_sizing import bytes_per_token, count_host_pages, 
 from continuo.engine.device.model import CausalLM
 from continuo.engine.device.models import rope
 from continuo.engine.device.models.llama_decoder import ARCHITECTURES, LlamaDecoder, empty_tensor
+from continuo.engine.device.native.native_decoder import NativeDecoder
+from continuo.engine.device.native.native_runner import NativeRunner
 from continuo.engine.device.runner import TorchRunner
 from continuo.engine.device.weights import ProgressCallback
 from continuo.engine.errors import ModelError
@@ -89,9 +91,6 @@ def _try_build_native(model: CausalLM, pool: KVPool, *others: Any) -> TorchRunne
 
     Returns None if it does not support the model, or if steps run ahead.
     """
-    from continuo.engine.device.native.native_decoder import NativeDecoder
-    from continuo.engine.device.native.native_runner import NativeRunner
-
     geometry: Geometry = others[1]
     threads = torch.get_num_threads()
     decoder = None if geometry.steps_ahead else NativeDecoder.try_create(model, pool, threads)
@@ -136,9 +135,8 @@ def _load_model(
         model = LlamaDecoder(to_shape(model_config), model_config, length, like)
         weights.load_weights(folder, model.weight_targets(), progress)
         return model, limit
-    from continuo.engine.device.models import (
-        transformers_model,  # transformers' model code is slow to import
-    )
+    # transformers' model code is slow to import.
+    from continuo.engine.device.models import transformers_model  # noqa: PLC0415
 
     progress("loading weights", 0.0)
     model = transformers_model.load(folder, model_config, like.dtype, like.device)
@@ -188,7 +186,8 @@ def _choose_backend(device: torch.device) -> AttentionBackend:
     """Choose the Triton kernels on CUDA, where torch depends on triton; else the reference."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return ReferenceBackend()
-    from continuo.engine.device.attention.triton_backend import TritonBackend
+    # triton is installed only where torch supports CUDA.
+    from continuo.engine.device.attention.triton_backend import TritonBackend  # noqa: PLC0415
 
     return TritonBackend(4 * torch.cuda.get_device_properties(device).multi_processor_count)
 

@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from safetensors import SafetensorError, safe_open
+from tqdm.auto import tqdm
 from transformers import AutoConfig
 
 from continuo.engine.config import BUNDLED_MODEL
@@ -45,19 +54,10 @@ def resolve(model: str, revision: str | None, progress: ProgressCallback) -> Pat
 
 
 def _fetch(model: str, revision: str | None, progress: ProgressCallback) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
     options: dict[str, Any] = {"revision": revision, "allow_patterns": FETCH_PATTERNS}
     bar = _reporting_bar(model, progress)
     try:
-        return Path(snapshot_download(model, tqdm_class=bar, **options))
+        return Path(huggingface_hub.snapshot_download(model, tqdm_class=bar, **options))
     except HFValidationError as error:
         raise ModelError(f"{model}: neither a folder nor a hub id") from error
     except GatedRepoError as error:
@@ -76,7 +76,6 @@ def _fetch(model: str, revision: str | None, progress: ProgressCallback) -> Path
 
 def _reporting_bar(model: str, progress: ProgressCallback) -> type:
     """Create a tqdm class that draws nothing and reports the share of bytes (or files) fetched."""
-    from tqdm.auto import tqdm
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

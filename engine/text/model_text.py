@@ -62,8 +62,8 @@ class ModelText:
     def create_detokenizer(self) -> Detokenizer:
         """Create a detokenizer that skips special tokens, except those that `ToolParser` needs:
         the markers of tool calls."""
-        format = self.template.tool_format if self.template else None
-        markers = (format.marker, format.close_marker, format.args_marker) if format else ()
+        syntax = self.template.tool_format if self.template else None
+        markers = (syntax.marker, syntax.close_marker, syntax.args_marker) if syntax else ()
         ids = {id for marker in markers if (id := self._tokenizer.id_of(marker)) is not None}
         return Detokenizer(self._tokenizer, visible_ids=ids & self._tokenizer.special_ids)
 

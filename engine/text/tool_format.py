@@ -37,8 +37,8 @@ def detect_format(written: str, name: str) -> ToolFormat | None:
 
     Returns None if the format is unknown.
     """
-    for format in (HERMES, MISTRAL_ARGS, MISTRAL):
-        if format.marker in written and format.args_marker in written:
-            return format
+    for candidate in (HERMES, MISTRAL_ARGS, MISTRAL):
+        if candidate.marker in written and candidate.args_marker in written:
+            return candidate
     bare = rf'\{{\s*"name":\s*"{re.escape(name)}",\s*"(parameters|arguments)"'
     return LLAMA3 if re.search(bare, written) else None

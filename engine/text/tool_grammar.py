@@ -73,13 +73,13 @@ def build_tool_grammar(
 
 
 def _build_call_rules(
-    format: ToolFormat, tools: Sequence[CallableTool], lookup: TokenLookup
+    tool_format: ToolFormat, tools: Sequence[CallableTool], lookup: TokenLookup
 ) -> tuple[str, str]:
     """Build the right-hand sides of two grammar rules for what follows a tool-call marker: one
     call, and one or more calls."""
-    marker, quoted = _marker_term(format.marker, lookup), json.dumps
-    if format.args_marker:
-        between = _marker_term(format.args_marker, lookup)
+    marker, quoted = _marker_term(tool_format.marker, lookup), json.dumps
+    if tool_format.args_marker:
+        between = _marker_term(tool_format.args_marker, lookup)
         heads = [
             f"{quoted(tool.name)} {between} "
             f"{build_json_rule(tool.parameters_schema, type='object')}"
@@ -87,7 +87,7 @@ def _build_call_rules(
         ]
         one = f"({' | '.join(heads)})"
         return one, f"{one} ({marker} {one})*"
-    key = "parameters" if format.allows_bare else "arguments"
+    key = "parameters" if tool_format.allows_bare else "arguments"
     heads = [
         quoted(f'{json.dumps(tool.name, ensure_ascii=False)}, "{key}": ')
         + f" {build_json_rule(tool.parameters_schema, type='object')}"
@@ -95,21 +95,21 @@ def _build_call_rules(
     ]
     opening, closing = quoted('{"name": '), quoted("}")
     one = f"{opening} ({' | '.join(heads)}) {closing}"
-    if format.close_marker:
-        one = f'"\\n"? {one} "\\n"? {_marker_term(format.close_marker, lookup)}'
+    if tool_format.close_marker:
+        one = f'"\\n"? {one} "\\n"? {_marker_term(tool_format.close_marker, lookup)}'
         return one, f'{one} ("\\n"? {marker} {one})*'
-    separator = quoted(", " if format.is_array else "; ")
+    separator = quoted(", " if tool_format.is_array else "; ")
     return one, f"{one} ({separator} {one})*"
 
 
-def _build_text_rules(format: ToolFormat, marker: str) -> list[str]:
+def _build_text_rules(tool_format: ToolFormat, marker: str) -> list[str]:
     """Build the rules of text without a marker (`text`), and of optional text followed by a marker
     and calls (`begun`).
 
     Where calls need no marker, text may not begin like a call.
     """
-    pattern = re.escape(format.marker).replace("/", r"\/")
-    any_text = r"/\s*[^\s{](?s:.*)/" if format.allows_bare else "/(?s:.+)/"
+    pattern = re.escape(tool_format.marker).replace("/", r"\/")
+    any_text = r"/\s*[^\s{](?s:.*)/" if tool_format.allows_bare else "/(?s:.+)/"
     text = f"text: TEXT\nTEXT: {any_text} & ~/(?s:.*){pattern}(?s:.*)/"
     if marker.startswith("<["):
         return [text, f"begun: text? {marker} behind"]

@@ -177,7 +177,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self._cancel_handshake_timer()
             self._on_established()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - as in asyncio
         self._transport = None
         self._cancel_handshake_timer()
         self._on_lost()

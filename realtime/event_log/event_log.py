@@ -10,7 +10,7 @@ The output of a response that has ended is replayed from its items.
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
 
 import msgspec
 
@@ -252,6 +252,19 @@ class EventLog:
     def _replay_since(
         self, since: EventId, find_previous: FindPreviousItem
     ) -> tuple[list[EmittedEvent], dict[int, tuple[ResponseProgress, int]]]:
+        self._check_position(since)
+        logged_events = self.events_since(since.offset)
+        streams = dict(self._responses)
+        for logged in logged_events:
+            if logged.response_number is not None:
+                streams[logged.response_number] = _rebuild_stream(logged, find_previous)
+        replay = _Replay(since, self.epoch, streams, find_previous)
+        for offset, logged in enumerate(logged_events, since.offset):
+            replay.add(logged, offset)
+        ahead = replay.add_output_so_far(self._responses.keys(), self.next_offset)
+        return replay.missed, ahead
+
+    def _check_position(self, since: EventId) -> None:
         if since.epoch != self.epoch or not self._first_offset <= since.offset <= self.next_offset:
             raise ReplayGap
         if (
@@ -260,69 +273,6 @@ class EventLog:
             and since.response_number is None
         ):
             raise ReplayGap  # the client has seen a part of a logged event that is unknown here
-        reached = {progress.response_number: progress for progress in since.open_responses}
-        seen_parts = {since.response_number: since.emitted_parts}
-        logged_events = self.events_since(since.offset)
-        streams = dict(self._responses)
-        for logged in logged_events:
-            if logged.response_number is not None:
-                streams[logged.response_number] = _rebuild_stream(logged, find_previous)
-        response_of_item = {
-            item_id: number for number, stream in streams.items() for item_id in stream.item_ids
-        }
-        missed: list[EmittedEvent] = []
-
-        def is_covered(number: int) -> bool:
-            return streams[number].covers(reached[number], seen_parts.get(number, 0))
-
-        def expects_item(number: int) -> bool:
-            """Whether the client is between two items of a response. The next one may still be
-            unknown here."""
-            return reached[number].item_boundaries % 2 == 0
-
-        def catch_up(number: int, offset: int) -> None:
-            progress = reached[number]
-            output = streams[number].replay(progress)
-            missed.extend(
-                _assign_event_ids(
-                    output, progress, reached, self.epoch, offset, seen_parts.pop(number, 0)
-                )
-            )
-
-        for offset, logged in enumerate(logged_events, since.offset):
-            skip = (
-                since.emitted_parts
-                if offset == since.offset and since.response_number is None
-                else 0
-            )
-            if logged.response_number is not None:
-                if logged.response_number not in reached or not is_covered(logged.response_number):
-                    raise ReplayGap
-                catch_up(logged.response_number, offset)
-            else:  # an event that refers to an item of a response is replayed after that item
-                previous = _previous_item_of(logged.event)
-                response = response_of_item.get(previous or "", -1)
-                if response in reached and is_covered(response):
-                    catch_up(response, offset)
-                elif not _is_known(previous, find_previous) and any(map(expects_item, reached)):
-                    raise ReplayGap  # the unknown item may be the one that the client expects
-            event_id = EventId(
-                epoch=self.epoch, offset=offset, open_responses=tuple(reached.values())
-            )
-            missed.append(EmittedEvent(logged.event, event_id, skip))
-            if isinstance(logged.event, ResponseStarted):
-                reached[offset] = ResponseProgress(offset)
-            if logged.response_number is not None:
-                del reached[logged.response_number]
-        if reached.keys() != self._responses.keys():
-            raise ReplayGap
-        ahead: dict[int, tuple[ResponseProgress, int]] = {}
-        for number, progress in list(reached.items()):
-            if is_covered(number):
-                catch_up(number, self.next_offset)
-            else:
-                ahead[number] = progress, seen_parts.get(number, 0)
-        return missed, ahead
 
     def attach_with_snapshot(
         self, listener: EventListener, events: Iterable[ConversationEvent]
@@ -336,6 +286,98 @@ class EventLog:
                 listener(EmittedEvent(event, UNRESUMABLE.for_unlogged_event()))
         self._listener = listener
         self._ahead = {}
+
+
+class _Replay:
+    """The events that a client has missed since a position. Each method raises ReplayGap if they
+    cannot be replayed exactly."""
+
+    def __init__(
+        self,
+        since: EventId,
+        epoch: str,
+        streams: "dict[int, _ResponseStream]",
+        find_previous: FindPreviousItem,
+    ) -> None:
+        """`streams`: all responses that are generated, or have ended since."""
+        self.missed: list[EmittedEvent] = []
+        self._since = since
+        self._epoch = epoch
+        self._streams = streams
+        self._find_previous = find_previous
+        self._reached = {progress.response_number: progress for progress in since.open_responses}
+        """How much of each open response the client has after the events so far."""
+        self._seen_parts = {since.response_number: since.emitted_parts}
+        self._response_of_item = {
+            item_id: number for number, stream in streams.items() for item_id in stream.item_ids
+        }
+
+    def add(self, logged: LoggedEvent, offset: int) -> None:
+        """Add a logged event, after the output that precedes it."""
+        ended = logged.response_number
+        if ended is None:
+            self._add_item_before(logged.event, offset)
+        elif ended in self._reached and self._is_covered(ended):
+            self._add_output(ended, offset)
+        else:
+            raise ReplayGap
+        event_id = EventId(
+            epoch=self._epoch, offset=offset, open_responses=tuple(self._reached.values())
+        )
+        is_begun = offset == self._since.offset and self._since.response_number is None
+        seen_parts = self._since.emitted_parts if is_begun else 0
+        self.missed.append(EmittedEvent(logged.event, event_id, seen_parts))
+        if isinstance(logged.event, ResponseStarted):
+            self._reached[offset] = ResponseProgress(offset)
+        if ended is not None:
+            del self._reached[ended]
+
+    def add_output_so_far(
+        self, open_responses: KeysView[int], next_offset: int
+    ) -> dict[int, tuple[ResponseProgress, int]]:
+        """Add the output of the responses being generated. Returns those of which the client has
+        seen more than is known here."""
+        if self._reached.keys() != open_responses:
+            raise ReplayGap
+        ahead: dict[int, tuple[ResponseProgress, int]] = {}
+        for number, progress in list(self._reached.items()):
+            if self._is_covered(number):
+                self._add_output(number, next_offset)
+            else:
+                ahead[number] = progress, self._seen_parts.get(number, 0)
+        return ahead
+
+    def _add_item_before(self, event: ConversationEvent, offset: int) -> None:
+        """Add the output up to the item that an event refers to, if a response has that item."""
+        previous = _previous_item_of(event)
+        response = self._response_of_item.get(previous or "", -1)
+        if response in self._reached and self._is_covered(response):
+            self._add_output(response, offset)
+        elif not _is_known(previous, self._find_previous) and any(
+            map(self._expects_item, self._reached)
+        ):
+            raise ReplayGap  # the unknown item may be the one that the client expects
+
+    def _is_covered(self, number: int) -> bool:
+        return self._streams[number].covers(self._reached[number], self._seen_parts.get(number, 0))
+
+    def _expects_item(self, number: int) -> bool:
+        """Whether the client is between two items of a response. The next one may still be
+        unknown here."""
+        return self._reached[number].item_boundaries % 2 == 0
+
+    def _add_output(self, number: int, offset: int) -> None:
+        progress = self._reached[number]
+        self.missed.extend(
+            _assign_event_ids(
+                self._streams[number].replay(progress),
+                progress,
+                self._reached,
+                self._epoch,
+                offset,
+                self._seen_parts.pop(number, 0),
+            )
+        )
 
 
 class _OutputItem(msgspec.Struct):

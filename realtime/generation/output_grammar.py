@@ -31,7 +31,7 @@ def build_grammar(settings: GenerationSettings, template: ChatTemplate) -> Gramm
         text_grammar=text_grammar,
     )
     tools = [
-        _to_callable(tool, is_required)
+        _to_callable(tool, is_required=is_required)
         for tool in settings.tools
         if choice.name in (None, tool.name)
     ]
@@ -99,7 +99,7 @@ def _check_enforceable(
         )
 
 
-def _to_callable(tool: Tool, is_required: bool) -> CallableTool:
+def _to_callable(tool: Tool, *, is_required: bool) -> CallableTool:
     """Convert a tool for the grammar. A strict tool's schema is always enforced; that of another
     tool only if a call is required, and if it can be."""
     enforced = tool.strict or (is_required and find_schema_problem(tool.parameters) is None)

@@ -224,7 +224,7 @@ class Registry:
         listener: EventListener,
         session_id: str | None = None,
         credentials: Credentials | None = None,
-        close_connection: CloseConnection = lambda code, reason: None,
+        close_connection: CloseConnection = lambda _code, _reason: None,
         fork: ForkRequest | None = None,
     ) -> Session:
         """Open a session; `close_connection` closes its connection. Raises Refusal if there are too

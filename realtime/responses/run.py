@@ -139,5 +139,5 @@ def _discard(event: ConversationEvent) -> None:
     pass
 
 
-def _no_placement(items: Sequence[Item]) -> str | None:
+def _no_placement(_items: Sequence[Item]) -> str | None:
     return None

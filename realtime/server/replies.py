@@ -46,7 +46,7 @@ async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
         await response(scope, receive, send)
 
 
-def internal_error_response(request: Request, error: Exception) -> Response:
+def internal_error_response(_request: Request, _error: Exception) -> Response:
     """Return the response for an unexpected exception, which the caller logs."""
     return refusal_response(internal_error())
 

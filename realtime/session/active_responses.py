@@ -424,5 +424,5 @@ class ActiveResponses:
             task.cancel()
 
 
-def _no_placement(items: tuple[Item, ...]) -> str | None:
+def _no_placement(_items: tuple[Item, ...]) -> str | None:
     return None

@@ -55,14 +55,7 @@ def replay(
                 emit(ItemAdded(msgspec.structs.replace(item, id=original_id), None))
                 emit(ItemDeleted(original_id))
         case CommitText():
-            found = unit_of_work.conversation.find(result)
-            emit(
-                TextCommitted(
-                    result, unit_of_work.conversation.previous_item_id(result) if found else None
-                )
-            )
-            if not _replay_item(result, unit_of_work):
-                emit(ItemDeleted(result))
+            _replay_commit(result, unit_of_work)
         case DeleteItem(item_id=item_id):
             emit(ItemDeleted(item_id))
         case TruncateItem(item_id=item_id, content_index=index):
@@ -82,6 +75,15 @@ def replay(
         case _:
             assert_never(command)
     return True
+
+
+def _replay_commit(item_id: str, unit_of_work: UnitOfWork) -> None:
+    """Emit the commit of the text buffer again, and its item, or that the item is deleted."""
+    conversation, emit = unit_of_work.conversation, unit_of_work.event_log.emit_unlogged
+    found = conversation.find(item_id)
+    emit(TextCommitted(item_id, conversation.previous_item_id(item_id) if found else None))
+    if not _replay_item(item_id, unit_of_work):
+        emit(ItemDeleted(item_id))
 
 
 def _replay_item(item_id: str, unit_of_work: UnitOfWork) -> bool:

@@ -428,7 +428,7 @@ class Session:
                 self._unit_of_work.find_complete(item_id, "item_delete_invalid_item_id")
                 await self._change(
                     lambda now: now.delete_item(item_id),
-                    make_events=lambda now, rewind: [ItemDeleted(item_id, rewind)],
+                    make_events=lambda _now, rewind: [ItemDeleted(item_id, rewind)],
                     param="item_id",
                 )
             case TruncateItem():
@@ -452,7 +452,7 @@ class Session:
             await check_enforceable(settings, self.conversation.template, "session.")
             await self._change(
                 lambda now: now.with_settings(settings),
-                make_events=lambda now, rewind: [SessionConfigured(settings, rewind)],
+                make_events=lambda _now, rewind: [SessionConfigured(settings, rewind)],
                 settings=settings,
                 context_window=ContextWindow(self._engine.ready.max_model_len, settings.truncation),
                 param="session.instructions",
@@ -485,7 +485,9 @@ class Session:
             if truncated is not item:
                 await self._change(
                     lambda now: now.truncate_item(truncated, self._engine.text),
-                    make_events=lambda now, rewind: [msgspec.structs.replace(event, rewind=rewind)],
+                    make_events=lambda _now, rewind: [
+                        msgspec.structs.replace(event, rewind=rewind)
+                    ],
                     param="text_end",
                     chars=count_chars(truncated),
                 )
@@ -502,7 +504,7 @@ class Session:
             case ClearText():
                 await self._change(
                     _unchanged,
-                    make_events=lambda now, rewind: [TextCleared()],
+                    make_events=lambda _now, _rewind: [TextCleared()],
                     param="text",
                     draft="",
                 )
@@ -550,7 +552,7 @@ class Session:
         event = TextAppended(len(text))
         with self._charge_text(len(text)):
             await self._change(
-                _unchanged, make_events=lambda now, rewind: [event], param="text", draft=text
+                _unchanged, make_events=lambda _now, _rewind: [event], param="text", draft=text
             )
 
     async def _add_item(self, command: AddItem) -> None:

@@ -131,7 +131,7 @@ class UnitOfWork:
 
     # ------------------------------------------------------------ changes
 
-    async def change(
+    async def change(  # noqa: PLR0913 - one argument per value that a change may set, by keyword
         self,
         edit: ConversationEdit,
         *,

@@ -87,7 +87,7 @@ class HealthProbe:
                 is_timeout=self.is_circuit_open,
             )
             return False
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a probe that fails in any way has failed
             if self.is_healthy:
                 self.report_failure(str(error) or type(error).__name__)
             return False

@@ -207,7 +207,7 @@ class ResponsesConnection:
         """Run a request; an exception closes the connection."""
         try:
             await self._respond(create)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - closes the connection, which reports it
             self._on_error(error)
 
     async def _respond(self, create: ResponseCreate) -> None:

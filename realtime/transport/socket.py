@@ -28,7 +28,12 @@ class Socket(Protocol):
         Raises SocketClosed."""
         ...
 
-    def send_now(self, frames: Sequence[bytes], is_binary: bool, /) -> bool:
+    def send_now(
+        self,
+        frames: Sequence[bytes],
+        is_binary: bool,  # noqa: FBT001 - an ASGI extension is called by position
+        /,
+    ) -> bool:
         """Send frames if that needs no waiting. Returns False if none is sent, because `send` would
         wait or raise."""
         ...
@@ -123,5 +128,6 @@ def _pong_at_once() -> "asyncio.Future[bool]":
     return pong
 
 
-def _refuse_send_now(frames: Sequence[bytes], is_binary: bool) -> bool:
+# In place of the extension, which is called by position.
+def _refuse_send_now(_frames: Sequence[bytes], _is_binary: bool) -> bool:  # noqa: FBT001
     return False

@@ -105,9 +105,9 @@ class Steering:
         """Create the response that continues a steered one. Raises Refusal."""
         if response.status == "failed" or response.reason == "client_cancelled":
             raise Refusal("The response has failed or was cancelled.", code="response_not_active")
-        input = self.pending_input(response.id)
+        pending = self.pending_input(response.id)
         command = msgspec.structs.replace(
-            run.command, previous_response_id=response.id, input=input
+            run.command, previous_response_id=response.id, input=pending
         )
         try:
             return await self._responses.create(command, self._requester)

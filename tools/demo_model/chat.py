@@ -432,24 +432,26 @@ DO_NOT_KNOW = "I am only a tiny demo model, so I do not know that."
 
 
 def intent_turn(
-    rng: random.Random, style: Style, skill: str, intents: tuple[Intent, ...], held_out: bool
+    rng: random.Random, style: Style, skill: str, intents: tuple[Intent, ...], *, held_out: bool
 ) -> Turn:
     """One exchange about one of the intents."""
     intent = rng.choice(intents)
-    user = typed(rng, style, opened(rng, fill(rng, held_out, rng.choice(intent.asks)), 0.05))
+    user = typed(
+        rng, style, opened(rng, fill(rng, rng.choice(intent.asks), held_out=held_out), 0.05)
+    )
     return exchange(
         skill, user, reply(rng, rng.choice(intent.replies)), Expect(has=(intent.accept,))
     )
 
 
-def fill(rng: random.Random, held_out: bool, pattern: str) -> str:
+def fill(rng: random.Random, pattern: str, *, held_out: bool) -> str:
     """Put things of the side asked for in the places of a pattern."""
 
     def one(pool: list[str]) -> str:
-        return values.choose(rng, pool, held_out)
+        return values.choose(rng, pool, held_out=held_out)
 
     def odd() -> str:
-        return values.invent(rng, held_out)
+        return values.invent(rng, held_out=held_out)
 
     for topic in ("{topic}", "{topic2}"):
         pattern = pattern.replace(topic, rng.choice(_TOPICS))
@@ -458,7 +460,7 @@ def fill(rng: random.Random, held_out: bool, pattern: str) -> str:
         noun2=one(values.NOUNS),
         adjective=one(values.ADJECTIVES),
         odd=odd(),
-        number=values.number(rng, held_out, 2, 2030),
+        number=values.number(rng, 2, 2030, held_out=held_out),
         odd2=odd(),
         odd3=odd(),
         animal=one(values.ANIMALS),
@@ -469,9 +471,9 @@ def fill(rng: random.Random, held_out: bool, pattern: str) -> str:
     )
 
 
-def unknown_turn(rng: random.Random, style: Style, held_out: bool) -> Turn:
+def unknown_turn(rng: random.Random, style: Style, *, held_out: bool) -> Turn:
     """A question about anything at all, to which the model owns up."""
     asked = rng.choice((1, 1, 1, 1, 1, 1, 1, 2, 3))
-    patterns = (fill(rng, held_out, rng.choice(UNKNOWN)) for _ in range(asked))
+    patterns = (fill(rng, rng.choice(UNKNOWN), held_out=held_out) for _ in range(asked))
     user = " ".join(typed(rng, style, opened(rng, pattern)) for pattern in patterns)
     return exchange("unknown", user, DO_NOT_KNOW, Expect(has=("tiny demo model",)))

@@ -65,7 +65,7 @@ def _plainly(skill: str) -> Callable[[random.Random], list[Probe]]:
         conversation.tools, known = [], [t for t in conversation.turns if t.skill == "tool"]
         if known:
             conversation = Conversation()
-        turn = Talk(rng, True, []).turn(skill)
+        turn = Talk(rng, [], held_out=True).turn(skill)
         return probes_of(skill, conversation, turn)
 
     return make
@@ -73,13 +73,13 @@ def _plainly(skill: str) -> Callable[[random.Random], list[Probe]]:
 
 def _recalled(distance: int, facts_told: int = 1) -> Callable[[random.Random], list[Probe]]:
     def make(rng: random.Random) -> list[Probe]:
-        talk = Talk(rng, True, [])
+        talk = Talk(rng, [], held_out=True)
         conversation = Conversation()
         kinds = {}
         while len(kinds) < facts_told:
-            kind = facts.draw_kind(rng, True)
+            kind = facts.draw_kind(rng, held_out=True)
             kinds[kind.key] = kind
-        turn = facts.tell_turn(rng, talk.style, list(kinds.values()), True)
+        turn = facts.tell_turn(rng, talk.style, list(kinds.values()), held_out=True)
         conversation.add(turn)
         for _ in range(distance - 1):
             skill = rng.choices(list(_DISTANT), list(_DISTANT.values()))[0]
@@ -98,17 +98,17 @@ def _recalled(distance: int, facts_told: int = 1) -> Callable[[random.Random], l
 def _other_fact(
     rng: random.Random, talk: Talk, conversation: Conversation, taken: set[str]
 ) -> None:
-    while (kind := facts.draw_kind(rng, True)).key in taken:
+    while (kind := facts.draw_kind(rng, held_out=True)).key in taken:
         pass
     taken.add(kind.key)
-    conversation.add(facts.tell_turn(rng, talk.style, [kind], True))
+    conversation.add(facts.tell_turn(rng, talk.style, [kind], held_out=True))
 
 
 def _far_back(rng: random.Random) -> list[Probe]:
-    talk = Talk(rng, True, [])
+    talk = Talk(rng, [], held_out=True)
     conversation = Conversation()
     kind = rng.choice(facts.KINDS[:6])
-    turn = facts.tell_turn(rng, talk.style, [kind], True)
+    turn = facts.tell_turn(rng, talk.style, [kind], held_out=True)
     conversation.add(turn)
     while conversation.size() < 5200:
         skill = rng.choices(list(_PADDING), list(_PADDING.values()))[0]
@@ -133,21 +133,21 @@ def _quiet(rng: random.Random) -> Conversation:
 
 def _one_word(rng: random.Random) -> list[Probe]:
     conversation = Conversation()
-    talk = Talk(rng, True, [])
+    talk = Talk(rng, [], held_out=True)
     for _ in range(rng.randint(1, 3)):
         conversation.add(talk.turn("tell"))
     return probes_of("one word", conversation, talk.turn("one word"))
 
 
 def _tool(rng: random.Random) -> list[Probe]:
-    tools = toolcalls.draw_tools(rng, True)
+    tools = toolcalls.draw_tools(rng, held_out=True)
     conversation = Conversation(tools=[tool.schema for tool in tools])
     if rng.random() < 0.4:
         conversation.messages.append({"role": "system", "content": rng.choice(SYSTEMS)})
-    talk = Talk(rng, True, tools)
+    talk = Talk(rng, tools, held_out=True)
     for _ in range(rng.randint(0, 2)):
         conversation.add(talk.turn(rng.choice(("small talk", "tell", "add"))))
-    turn = toolcalls.tool_turn(rng, talk.style, rng.choice(tools), True)
+    turn = toolcalls.tool_turn(rng, talk.style, rng.choice(tools), held_out=True)
     return probes_of("tool", conversation, turn)
 
 
@@ -181,27 +181,33 @@ def _asked(skill: str, rng: random.Random, text: str, expect: Expect, tools: Any
     return Probe(skill, messages, tools or [], expect)
 
 
-_SORTS: dict[str, facts.Draw] = {
-    "name": lambda rng, held: rng.choice(
-        (values.choose(rng, values.NAMES, held), values.invent(rng, held).capitalize())
+_SORTS: dict[str, Callable[[random.Random], str]] = {
+    "name": lambda rng: rng.choice(
+        (
+            values.choose(rng, values.NAMES, held_out=True),
+            values.invent(rng, held_out=True).capitalize(),
+        )
     ),
-    "city": lambda rng, held: rng.choice(
-        (values.choose(rng, values.CITIES, held), values.invent(rng, held).capitalize())
+    "city": lambda rng: rng.choice(
+        (
+            values.choose(rng, values.CITIES, held_out=True),
+            values.invent(rng, held_out=True).capitalize(),
+        )
     ),
-    "colour": lambda rng, held: values.choose(rng, values.COLOURS, held),
-    "pet": lambda rng, held: values.invent(rng, held).capitalize(),
-    "animal": lambda rng, held: values.choose(rng, values.ANIMALS, held),
-    "food": lambda rng, held: values.choose(rng, values.FOODS, held),
-    "job": lambda rng, held: values.choose(rng, values.JOBS, held),
-    "hobby": lambda rng, held: values.choose(rng, values.HOBBIES, held),
-    "drink": lambda rng, held: values.invent(rng, held),
-    "age": lambda rng, held: values.number(rng, held, 5, 99),
-    "number": lambda rng, held: values.number(rng, held, 2, 9999),
+    "colour": lambda rng: values.choose(rng, values.COLOURS, held_out=True),
+    "pet": lambda rng: values.invent(rng, held_out=True).capitalize(),
+    "animal": lambda rng: values.choose(rng, values.ANIMALS, held_out=True),
+    "food": lambda rng: values.choose(rng, values.FOODS, held_out=True),
+    "job": lambda rng: values.choose(rng, values.JOBS, held_out=True),
+    "hobby": lambda rng: values.choose(rng, values.HOBBIES, held_out=True),
+    "drink": lambda rng: values.invent(rng, held_out=True),
+    "age": lambda rng: values.number(rng, 5, 99, held_out=True),
+    "number": lambda rng: values.number(rng, 2, 9999, held_out=True),
 }
 
 
 def _draw(rng: random.Random, sort: str, text: str) -> str:
-    value = _SORTS[sort](rng, True)
+    value = _SORTS[sort](rng)
     return value.lower() if text[0].islower() else value
 
 
@@ -251,14 +257,14 @@ def _two_told(rng: random.Random) -> Iterator[Probe]:
 
 def _repeated(rng: random.Random) -> Iterator[Probe]:
     for pattern in wordings.REPEAT:
-        value = exercises.sentence(rng, True) if "{v}" in pattern else "hello"
+        value = exercises.sentence(rng, held_out=True) if "{v}" in pattern else "hello"
         yield _asked("repeat", rng, pattern.format(v=value), Expect(exact=value))
 
 
 def _counted(rng: random.Random) -> Iterator[Probe]:
     for pattern in wordings.COUNT:
         for skill in ("count to thirty", "count"):
-            first, last = (1, 30) if skill != "count" else exercises.span(rng, True)
+            first, last = (1, 30) if skill != "count" else exercises.span(rng, held_out=True)
             show = exercises.in_words if rng.random() < 0.5 and last - first < 40 else str
             text = ", ".join(show(number) for number in range(first, last + 1))
             asked = pattern.format(a=show(first), b=show(last))
@@ -277,7 +283,7 @@ def _added(rng: random.Random) -> Iterator[Probe]:
 
 def _told_stories(rng: random.Random) -> Iterator[Probe]:
     for pattern in wordings.STORY:
-        noun = values.choose(rng, values.ANIMALS, True)
+        noun = values.choose(rng, values.ANIMALS, held_out=True)
         hero = f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
         has = (hero, "the end") if "{v}" in pattern else ("the end",)
         yield _asked("story", rng, pattern.format(v=hero), Expect(words_min=100, has=has))
@@ -306,9 +312,11 @@ def _with_tools(rng: random.Random) -> Iterator[Probe]:
     cases += [("time", text) for text in wordings.CLOCK]
     for family, pattern in cases:
         others = [name for name in ("price", "time", "search") if name != family]
-        tools = [toolcalls.draw_tool(rng, family, True)]
-        tools += [toolcalls.draw_tool(rng, name, True) for name in others[: rng.randrange(2)]]
-        turn = toolcalls.tool_turn(rng, PLAIN, tools[0], True)
+        tools = [toolcalls.draw_tool(rng, family, held_out=True)]
+        tools += [
+            toolcalls.draw_tool(rng, name, held_out=True) for name in others[: rng.randrange(2)]
+        ]
+        turn = toolcalls.tool_turn(rng, PLAIN, tools[0], held_out=True)
         sort = "city" if family != "search" else "pet"
         value = _draw(rng, sort, pattern)
         call = {"name": tools[0].name, "arguments": {tools[0].argument: value}}

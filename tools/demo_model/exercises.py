@@ -59,18 +59,18 @@ red blue green, la la la
 """)
 
 
-def sentence(rng: random.Random, held_out: bool) -> str:
+def sentence(rng: random.Random, *, held_out: bool) -> str:
     """A few words to say back."""
 
     def one(pool: list[str]) -> str:
-        return values.choose(rng, pool, held_out)
+        return values.choose(rng, pool, held_out=held_out)
 
     def odd() -> str:
-        return values.invent(rng, held_out)
+        return values.invent(rng, held_out=held_out)
 
     form = rng.randrange(9)
     if form == 0:
-        return values.choose(rng, _PHRASES, held_out)
+        return values.choose(rng, _PHRASES, held_out=held_out)
     if form == 1:
         return odd()
     if form == 2:
@@ -89,12 +89,12 @@ def sentence(rng: random.Random, held_out: bool) -> str:
         return f"my {one(values.NOUNS)} is {one(values.ADJECTIVES)} and {one(values.ADJECTIVES)}"
     if form == 7:
         return f"{one(values.NAMES)} and {odd().capitalize()} went to {one(values.CITIES)}"
-    return f"{odd()} {values.number(rng, held_out, 0, 999)} {one(values.NOUNS)}"
+    return f"{odd()} {values.number(rng, 0, 999, held_out=held_out)} {one(values.NOUNS)}"
 
 
-def repeat_turn(rng: random.Random, style: Style, held_out: bool) -> Turn:
+def repeat_turn(rng: random.Random, style: Style, *, held_out: bool) -> Turn:
     """The model says the very words it is given, without quotation marks."""
-    text = style.value(sentence(rng, held_out))
+    text = style.value(sentence(rng, held_out=held_out))
     if not style.lower and rng.random() < 0.4:
         text = text[:1].upper() + text[1:]
     quoted = rng.random() < 0.25
@@ -149,7 +149,7 @@ _COUNT_DOWN = (
 _COUNT_DOWN_ONE = ("[please|] count [down|backwards] from {a}", "[do a|] countdown from {a}")
 
 
-def span(rng: random.Random, held_out: bool) -> tuple[int, int]:
+def span(rng: random.Random, *, held_out: bool) -> tuple[int, int]:
     """Two numbers to count between."""
     while True:
         first = 1 if rng.random() < 0.5 else rng.randint(0, 80)
@@ -159,12 +159,12 @@ def span(rng: random.Random, held_out: bool) -> tuple[int, int]:
             return first, last
 
 
-def count_turn(rng: random.Random, style: Style, held_out: bool) -> Turn:
+def count_turn(rng: random.Random, style: Style, *, held_out: bool) -> Turn:
     """Counting between two numbers, in words if asked in words."""
     if rng.random() < 0.12 and not held_out:
         first, last = 1, rng.choice((10, 20, 30, 30, 30, 50, 100))
     else:
-        first, last = span(rng, held_out)
+        first, last = span(rng, held_out=held_out)
     words = rng.random() < 0.5 and last - first <= 40
     step = 1
     if first == 1 and rng.random() < 0.4:
@@ -241,7 +241,7 @@ _PLURALS = [
 TOO_HARD = "I am only a tiny demo model: I can only add small numbers."
 
 
-def add_turn(rng: random.Random, style: Style, held_out: bool) -> Turn:
+def add_turn(rng: random.Random, style: Style, *, held_out: bool) -> Turn:
     """A sum of numbers up to twenty; now and then a difference, or what is too hard."""
     share = rng.random()
     if not held_out and share < 0.1:
@@ -444,12 +444,13 @@ def known_turn(rng: random.Random, style: Style) -> Turn:
 def one_word_turn(
     rng: random.Random,
     style: Style,
-    held_out: bool,
     known: list[tuple[facts.Kind, str]],
+    *,
+    held_out: bool,
     told_by_system: bool = False,
 ) -> Turn:
     """A question to be answered in one word: of what is known, told or small enough to add."""
-    ask, word, slots = _one_word_question(rng, held_out, known)
+    ask, word, slots = _one_word_question(rng, known, held_out=held_out)
     share = 1.0 if told_by_system else rng.random()
     if share < 0.55:
         ask = f"{rng.choice(_ONE_WORD_BEFORE)} {ask}"
@@ -461,7 +462,7 @@ def one_word_turn(
 
 
 def _one_word_question(
-    rng: random.Random, held_out: bool, known: list[tuple[facts.Kind, str]]
+    rng: random.Random, known: list[tuple[facts.Kind, str]], *, held_out: bool
 ) -> tuple[str, str, dict[str, str]]:
     """A pattern, its one-word answer and the values of the pattern."""
     single = [(kind, value) for kind, value in known if " " not in value]
@@ -476,4 +477,4 @@ def _one_word_question(
         first, second = rng.randint(0, 20), rng.randint(0, 20)
         slots = {"a": str(first), "b": str(second)}
         return "[what is|how much is|] {a} [plus|+] {b}?", str(first + second), slots
-    return chat.fill(rng, held_out, rng.choice(chat.UNKNOWN)), "unknown", {}
+    return chat.fill(rng, rng.choice(chat.UNKNOWN), held_out=held_out), "unknown", {}

@@ -1,15 +1,18 @@
 """What a person tells of themselves, and the model's telling it back."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from tools.demo_model import values
 from tools.demo_model.grammar import Style, capital, opened, reply, typed
 from tools.demo_model.turns import Expect, Turn, exchange, has_word
 
-Draw = Callable[[random.Random, bool], str]
-"""Draws a value from the training side (False) or the held-out side (True)."""
+
+class Draw(Protocol):
+    """Draws a value from the training side or, if `held_out`, from the held-out side."""
+
+    def __call__(self, rng: random.Random, *, held_out: bool) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -28,39 +31,41 @@ class Kind:
     unknown: str
 
 
-def _pool(pool: list[str], invented: float = 0.5, proper: bool = False) -> Draw:
-    def draw(rng: random.Random, held_out: bool) -> str:
+def _pool(pool: list[str], invented: float = 0.5, *, proper: bool = False) -> Draw:
+    def draw(rng: random.Random, *, held_out: bool) -> str:
         if rng.random() >= invented:
-            return values.choose(rng, pool, held_out)
-        word = values.invent(rng, held_out)
+            return values.choose(rng, pool, held_out=held_out)
+        word = values.invent(rng, held_out=held_out)
         return word.capitalize() if proper else word
 
     return draw
 
 
 def _numbers(low: int, high: int) -> Draw:
-    def draw(rng: random.Random, held_out: bool) -> str:
-        return values.number(rng, held_out, low, high)
+    def draw(rng: random.Random, *, held_out: bool) -> str:
+        return values.number(rng, low, high, held_out=held_out)
 
     return draw
 
 
-def _full_name(rng: random.Random, held_out: bool) -> str:
-    first = _pool(values.NAMES, 0.6, proper=True)(rng, held_out)
+def _full_name(rng: random.Random, *, held_out: bool) -> str:
+    first = _pool(values.NAMES, 0.6, proper=True)(rng, held_out=held_out)
     if rng.random() < 0.85:
         return first
-    return f"{first} {values.invent(rng, held_out).capitalize()}"
+    return f"{first} {values.invent(rng, held_out=held_out).capitalize()}"
 
 
-def _code(rng: random.Random, held_out: bool) -> str:
+def _code(rng: random.Random, *, held_out: bool) -> str:
     form = rng.randrange(4)
     if form == 0:
-        return values.number(rng, held_out, 100, 99_999)
+        return values.number(rng, 100, 99_999, held_out=held_out)
     if form == 1:
-        return f"{values.invent(rng, held_out)}-{values.number(rng, held_out, 1, 99)}"
+        word = values.invent(rng, held_out=held_out)
+        return f"{word}-{values.number(rng, 1, 99, held_out=held_out)}"
     if form == 2:
-        return f"{values.choose(rng, values.ADJECTIVES, held_out)} {values.invent(rng, held_out)}"
-    return values.invent(rng, held_out)
+        adjective = values.choose(rng, values.ADJECTIVES, held_out=held_out)
+        return f"{adjective} {values.invent(rng, held_out=held_out)}"
+    return values.invent(rng, held_out=held_out)
 
 
 _NAME = _full_name
@@ -569,22 +574,23 @@ def thing_kind(thing: str, draw: Draw) -> Kind:
     )
 
 
-def _any_value(rng: random.Random, held_out: bool) -> str:
+def _any_value(rng: random.Random, *, held_out: bool) -> str:
     """A value of any look, for things that may be named anyhow."""
     form = rng.randrange(5)
     if form == 0:
-        return values.invent(rng, held_out).capitalize()
+        return values.invent(rng, held_out=held_out).capitalize()
     if form == 1:
-        return values.choose(rng, values.NOUNS, held_out)
+        return values.choose(rng, values.NOUNS, held_out=held_out)
     if form == 2:
-        return f"{values.choose(rng, values.ADJECTIVES, held_out)} {values.invent(rng, held_out)}"
+        adjective = values.choose(rng, values.ADJECTIVES, held_out=held_out)
+        return f"{adjective} {values.invent(rng, held_out=held_out)}"
     if form == 3:
-        first, second = (values.invent(rng, held_out).capitalize() for _ in range(2))
+        first, second = (values.invent(rng, held_out=held_out).capitalize() for _ in range(2))
         return f"The {first} {second}" if rng.random() < 0.5 else f"{first} {second}"
-    return values.invent(rng, held_out)
+    return values.invent(rng, held_out=held_out)
 
 
-def draw_kind(rng: random.Random, held_out: bool) -> Kind:
+def draw_kind(rng: random.Random, *, held_out: bool) -> Kind:
     """A kind of fact: mostly a common one, else a relation or a thing, at times never heard of."""
     share = rng.random()
     if share < 0.5:
@@ -597,7 +603,7 @@ def draw_kind(rng: random.Random, held_out: bool) -> Kind:
         return thing_kind(f"{spelling} {noun}", _any_value)
     if share < 0.95:
         return thing_kind(rng.choice(_THINGS), _code)
-    return thing_kind(values.invent(rng, held_out), _any_value)
+    return thing_kind(values.invent(rng, held_out=held_out), _any_value)
 
 
 _LEADS = (
@@ -667,9 +673,9 @@ _TAILS = (
 )
 
 
-def tell_turn(rng: random.Random, style: Style, kinds: list[Kind], held_out: bool) -> Turn:
+def tell_turn(rng: random.Random, style: Style, kinds: list[Kind], *, held_out: bool) -> Turn:
     """The user tells one fact or up to three in one sentence; the model says them back."""
-    told = {kind.key: style.value(kind.draw(rng, held_out)) for kind in kinds}
+    told = {kind.key: style.value(kind.draw(rng, held_out=held_out)) for kind in kinds}
     slots: dict[str, str] = {}
     clauses: list[str] = []
     said: list[str] = []

@@ -109,33 +109,35 @@ def mixed_plan(rng: random.Random) -> Plan:
 class Talk:
     """One conversation in the making: what was told so far and how the user types."""
 
-    def __init__(self, rng: random.Random, held_out: bool, tools: list[toolcalls.Tool]) -> None:
+    def __init__(self, rng: random.Random, tools: list[toolcalls.Tool], *, held_out: bool) -> None:
         self.rng = rng
         self.held_out = held_out
         self.tools = tools
         self.style = draw_style(rng)
         self.known: dict[str, tuple[facts.Kind, str]] = {}
 
-    def turn(self, skill: str) -> Turn:
+    def turn(self, skill: str) -> Turn:  # noqa: C901 - one case per skill
         """One exchange of the skill."""
         rng, style, held_out = self.rng, self.style, self.held_out
         match skill:
             case "small talk":
-                return chat.intent_turn(rng, style, skill, chat.SMALL_TALK, held_out)
+                return chat.intent_turn(rng, style, skill, chat.SMALL_TALK, held_out=held_out)
             case "identity":
-                return chat.intent_turn(rng, style, skill, chat.IDENTITY, held_out)
+                return chat.intent_turn(rng, style, skill, chat.IDENTITY, held_out=held_out)
             case "unknown":
-                return chat.unknown_turn(rng, style, held_out)
+                return chat.unknown_turn(rng, style, held_out=held_out)
             case "repeat":
-                return exercises.repeat_turn(rng, style, held_out)
+                return exercises.repeat_turn(rng, style, held_out=held_out)
             case "count":
-                return exercises.count_turn(rng, style, held_out)
+                return exercises.count_turn(rng, style, held_out=held_out)
             case "add":
-                return exercises.add_turn(rng, style, held_out)
+                return exercises.add_turn(rng, style, held_out=held_out)
             case "story":
-                return story.story_turn(rng, style, held_out)
+                return story.story_turn(rng, style, held_out=held_out)
             case "one word":
-                return exercises.one_word_turn(rng, style, held_out, list(self.known.values()))
+                return exercises.one_word_turn(
+                    rng, style, list(self.known.values()), held_out=held_out
+                )
             case "known":
                 return exercises.known_turn(rng, style)
             case "tell":
@@ -150,9 +152,9 @@ class Talk:
     def _tell(self) -> Turn:
         kinds: dict[str, facts.Kind] = {}
         while len(kinds) < self.rng.choice((1, 1, 1, 1, 2, 2, 3)):
-            kind = facts.draw_kind(self.rng, self.held_out)
+            kind = facts.draw_kind(self.rng, held_out=self.held_out)
             kinds[kind.key] = kind
-        turn = facts.tell_turn(self.rng, self.style, list(kinds.values()), self.held_out)
+        turn = facts.tell_turn(self.rng, self.style, list(kinds.values()), held_out=self.held_out)
         self.known.update({key: (kinds[key], value) for key, value in turn.told.items()})
         return turn
 
@@ -168,31 +170,31 @@ class Talk:
         return facts.ask_turn(rng, self.style, kind, value)
 
     def _not_told(self) -> Turn:
-        while (kind := facts.draw_kind(self.rng, self.held_out)).key in self.known:
+        while (kind := facts.draw_kind(self.rng, held_out=self.held_out)).key in self.known:
             pass
         return facts.not_told_turn(self.rng, self.style, kind)
 
     def _tool(self) -> Turn:
         rng = self.rng
         if rng.random() < 0.08:
-            return toolcalls.unfit_turn(rng, self.style, self.tools, self.held_out)
+            return toolcalls.unfit_turn(rng, self.style, self.tools, held_out=self.held_out)
         tool = rng.choice(self.tools)
         home = self.known["home"][1] if tool.family == "weather" and "home" in self.known else None
         if home is not None and rng.random() < 0.5:
-            return toolcalls.tool_turn(rng, self.style, tool, self.held_out, home)
-        return toolcalls.tool_turn(rng, self.style, tool, self.held_out)
+            return toolcalls.tool_turn(rng, self.style, tool, home, held_out=self.held_out)
+        return toolcalls.tool_turn(rng, self.style, tool, held_out=self.held_out)
 
 
-def converse(rng: random.Random, plan: Plan, held_out: bool = False) -> Conversation:
+def converse(rng: random.Random, plan: Plan, *, held_out: bool = False) -> Conversation:
     """One whole conversation."""
     conversation = Conversation()
     weights = dict(plan.weights)
     tools: list[toolcalls.Tool] = []
     if "count" in weights and rng.random() < 0.2:
-        tools = toolcalls.draw_tools(rng, held_out)
+        tools = toolcalls.draw_tools(rng, held_out=held_out)
         weights["tool"] = sum(weights.values()) * rng.choice((0.3, 0.7, 2.0))
     conversation.tools = [tool.schema for tool in tools]
-    talk = Talk(rng, held_out, tools)
+    talk = Talk(rng, tools, held_out=held_out)
     one_word = "one word" in weights and not tools and rng.random() < 0.04
     if one_word:
         system = rng.choice(exercises.ONE_WORD_SYSTEM)
@@ -201,9 +203,11 @@ def converse(rng: random.Random, plan: Plan, held_out: bool = False) -> Conversa
         conversation.messages.append({"role": "system", "content": rng.choice(SYSTEMS)})
     while len(conversation.turns) < plan.exchanges and conversation.size() < plan.chars_max:
         if one_word:
-            conversation.add(exercises.one_word_turn(rng, talk.style, held_out, [], True))
+            conversation.add(
+                exercises.one_word_turn(rng, talk.style, [], held_out=held_out, told_by_system=True)
+            )
             continue
-        _step(rng, talk, conversation, weights, held_out)
+        _step(rng, talk, conversation, weights, held_out=held_out)
     return conversation
 
 
@@ -212,6 +216,7 @@ def _step(
     talk: Talk,
     conversation: Conversation,
     weights: dict[str, float],
+    *,
     held_out: bool,
 ) -> None:
     skill = rng.choices(list(weights), list(weights.values()))[0]
@@ -224,7 +229,7 @@ def _step(
     called = last.expects[0].call
     tool = next((tool for tool in talk.tools if called and tool.name == called["name"]), None)
     if tool and tool.family in ("weather", "time"):
-        conversation.add(toolcalls.also_turn(rng, talk.style, tool, held_out))
+        conversation.add(toolcalls.also_turn(rng, talk.style, tool, held_out=held_out))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -236,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for seed in range(options.seed, options.seed + options.count):
         rng = random.Random(seed)
-        conversation = converse(rng, mixed_plan(rng), options.held_out)
+        conversation = converse(rng, mixed_plan(rng), held_out=options.held_out)
         print(json.dumps({"tools": conversation.tools, "messages": conversation.messages}))
 
 

@@ -98,18 +98,20 @@ def tell(rng: random.Random, hero: str | None) -> str:
     return " ".join(expand(rng, text).format(**slots).split())
 
 
-def story_turn(rng: random.Random, style: Style, held_out: bool) -> Turn:
+def story_turn(rng: random.Random, style: Style, *, held_out: bool) -> Turn:
     """A story, in half of all cases about a hero the user names."""
     hero = None
     pattern = rng.choice(_PLAIN_ASKS)
     has: tuple[str, ...] = (r"the end",)
     if rng.random() < 0.5:
         pattern = rng.choice(_ABOUT_ASKS)
-        noun = values.choose(rng, values.ANIMALS if rng.random() < 0.6 else values.NOUNS, held_out)
+        noun = values.choose(
+            rng, values.ANIMALS if rng.random() < 0.6 else values.NOUNS, held_out=held_out
+        )
         if rng.random() < 0.25:
-            noun = values.invent(rng, held_out)
+            noun = values.invent(rng, held_out=held_out)
         if rng.random() < 0.3:
-            noun = f"{values.choose(rng, values.ADJECTIVES, held_out)} {noun}"
+            noun = f"{values.choose(rng, values.ADJECTIVES, held_out=held_out)} {noun}"
         hero = style.value(f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}")
         has = (hero, "the end")
     user = typed(rng, style, opened(rng, pattern), {"hero": hero or ""})

@@ -192,10 +192,10 @@ room, nursery, balcony, library, workshop, study
 """)
 
 
-def draw_tool(rng: random.Random, family_name: str, held_out: bool) -> Tool:
+def draw_tool(rng: random.Random, family_name: str, *, held_out: bool) -> Tool:
     """A tool of the family, its names and its schema as one client might write them."""
     family = FAMILIES[family_name]
-    name = _tool_name(rng, family, held_out)
+    name = _tool_name(rng, family, held_out=held_out)
     argument = rng.choice(family.arguments) if family.arguments else None
     kind = rng.choice(("integer", "number")) if family.integer else "string"
     properties: dict[str, Any] = {}
@@ -222,7 +222,7 @@ def draw_tool(rng: random.Random, family_name: str, held_out: bool) -> Tool:
     return Tool(family_name, name, argument, schema)
 
 
-def _tool_name(rng: random.Random, family: Family, held_out: bool) -> str:
+def _tool_name(rng: random.Random, family: Family, *, held_out: bool) -> str:
     while True:
         name = chat.reply(rng, rng.choice(family.names))
         name = name[:1].lower() + name[1:]
@@ -238,35 +238,35 @@ def _described(rng: random.Random, argument: str) -> str:
     return rng.choice((f"The {thing}", f"Name of the {thing}", f"the {thing}", f"{thing}, as text"))
 
 
-def draw_tools(rng: random.Random, held_out: bool) -> list[Tool]:
+def draw_tools(rng: random.Random, *, held_out: bool) -> list[Tool]:
     """One to three tools of different families, the weather most often."""
     families = ["weather"] if rng.random() < 0.6 else []
     others = [name for name in FAMILIES if name != "weather"]
     count = rng.choice((0, 0, 1, 2)) if families else rng.choice((1, 1, 2))
     families += rng.sample(others, count)
     rng.shuffle(families)
-    return [draw_tool(rng, family, held_out) for family in families]
+    return [draw_tool(rng, family, held_out=held_out) for family in families]
 
 
-def _value(rng: random.Random, family: str, held_out: bool) -> str:
+def _value(rng: random.Random, family: str, *, held_out: bool) -> str:
     if family in ("weather", "time"):
-        city = values.choose(rng, values.CITIES, held_out)
-        return city if rng.random() < 0.5 else values.invent(rng, held_out).capitalize()
+        city = values.choose(rng, values.CITIES, held_out=held_out)
+        return city if rng.random() < 0.5 else values.invent(rng, held_out=held_out).capitalize()
     if family == "phone":
-        name = values.choose(rng, values.NAMES, held_out)
-        return name if rng.random() < 0.4 else values.invent(rng, held_out).capitalize()
+        name = values.choose(rng, values.NAMES, held_out=held_out)
+        return name if rng.random() < 0.4 else values.invent(rng, held_out=held_out).capitalize()
     if family == "light":
-        return values.choose(rng, _ROOMS, held_out)
+        return values.choose(rng, _ROOMS, held_out=held_out)
     if family == "timer":
-        return values.number(rng, held_out, 1, 90)
-    noun = values.choose(rng, values.NOUNS, held_out)
-    odd = values.invent(rng, held_out)
-    first = values.choose(rng, values.ADJECTIVES, held_out)
+        return values.number(rng, 1, 90, held_out=held_out)
+    noun = values.choose(rng, values.NOUNS, held_out=held_out)
+    odd = values.invent(rng, held_out=held_out)
+    first = values.choose(rng, values.ADJECTIVES, held_out=held_out)
     return rng.choice((noun, odd, f"{first} {noun}", f"{odd} {noun}s", f"{noun}s"))
 
 
 def tool_turn(
-    rng: random.Random, style: Style, tool: Tool, held_out: bool, home: str | None = None
+    rng: random.Random, style: Style, tool: Tool, home: str | None = None, *, held_out: bool
 ) -> Turn:
     """A question that needs the tool, the call, what it returns and the answer.
 
@@ -277,12 +277,12 @@ def tool_turn(
         value = home
         user = typed(rng, style, rng.choice(_AT_HOME))
     else:
-        value = style.value(_value(rng, tool.family, held_out))
+        value = style.value(_value(rng, tool.family, held_out=held_out))
         user = typed(rng, style, opened(rng, rng.choice(family.asks)), {"v": value})
     arguments: dict[str, Any] = {}
     if tool.argument is not None:
         arguments[tool.argument] = int(value) if family.integer else value
-    return _called(rng, tool, user, arguments, value, held_out)
+    return _called(rng, tool, user, arguments, value, held_out=held_out)
 
 
 _AT_HOME = (
@@ -294,17 +294,23 @@ _AT_HOME = (
 _ALSO = ("and [in|what about|how about|for] {v}?", "[what|how] about {v}?", "and {v}?", "now {v}")
 
 
-def also_turn(rng: random.Random, style: Style, tool: Tool, held_out: bool) -> Turn:
+def also_turn(rng: random.Random, style: Style, tool: Tool, *, held_out: bool) -> Turn:
     """ "And in Paris?" right after a question to the same tool."""
-    value = style.value(_value(rng, tool.family, held_out))
+    value = style.value(_value(rng, tool.family, held_out=held_out))
     user = typed(rng, style, rng.choice(_ALSO), {"v": value})
-    return _called(rng, tool, user, {tool.argument or "": value}, value, held_out)
+    return _called(rng, tool, user, {tool.argument or "": value}, value, held_out=held_out)
 
 
 def _called(
-    rng: random.Random, tool: Tool, user: str, arguments: dict[str, Any], value: str, held_out: bool
+    rng: random.Random,
+    tool: Tool,
+    user: str,
+    arguments: dict[str, Any],
+    value: str,
+    *,
+    held_out: bool,
 ) -> Turn:
-    result, answer, has = _returned(rng, tool.family, value, held_out)
+    result, answer, has = _returned(rng, tool.family, value, held_out=held_out)
     call = {"name": tool.name, "arguments": arguments}
     messages: tuple[Message, ...] = (
         {"role": "user", "content": user},
@@ -320,7 +326,7 @@ def _called(
 
 
 def _returned(
-    rng: random.Random, family: str, value: str, held_out: bool
+    rng: random.Random, family: str, value: str, *, held_out: bool
 ) -> tuple[str, str, tuple[str, ...]]:
     """What a tool returns, the answer made of it and what that answer must have."""
     share = rng.random()
@@ -330,7 +336,7 @@ def _returned(
         )
         return json.dumps({"error": error}), f"Sorry, that did not work: {error}.", (error,)
     if family == "weather" and share < 0.8:
-        return _weather(rng, value, held_out)
+        return _weather(rng, value, held_out=held_out)
     if family in ("light", "timer") and share < 0.6:
         done = rng.choice(('{"ok": true}', "ok", '{"status": "done"}', "done", '{"success": true}'))
         return done, "It is done.", ("done",)
@@ -339,12 +345,12 @@ def _returned(
         key = rng.choice(("time", "local_time", "current_time", "now"))
         result = clock if rng.random() < 0.3 else json.dumps({key: clock})
         return result, f"It is {clock} in {value}.", (clock,)
-    return _anything(rng, held_out)
+    return _anything(rng, held_out=held_out)
 
 
-def _weather(rng: random.Random, value: str, held_out: bool) -> tuple[str, str, tuple[str, ...]]:
-    degrees = values.number(rng, held_out, -19, 42)
-    sky = values.choose(rng, _CONDITIONS, held_out)
+def _weather(rng: random.Random, value: str, *, held_out: bool) -> tuple[str, str, tuple[str, ...]]:
+    degrees = values.number(rng, -19, 42, held_out=held_out)
+    sky = values.choose(rng, _CONDITIONS, held_out=held_out)
     form = rng.randrange(8)
     if form == 0:
         text = rng.choice(
@@ -401,13 +407,16 @@ def _weather(rng: random.Random, value: str, held_out: bool) -> tuple[str, str, 
     )
 
 
-def _anything(rng: random.Random, held_out: bool) -> tuple[str, str, tuple[str, ...]]:
+def _anything(rng: random.Random, *, held_out: bool) -> tuple[str, str, tuple[str, ...]]:
     """A result of any look is read out: its text, or its pairs."""
     if rng.random() < 0.4:
-        words = [values.invent(rng, held_out), values.choose(rng, values.NOUNS, held_out)]
+        words = [
+            values.invent(rng, held_out=held_out),
+            values.choose(rng, values.NOUNS, held_out=held_out),
+        ]
         words += [
-            values.number(rng, held_out, 0, 999),
-            values.choose(rng, values.ADJECTIVES, held_out),
+            values.number(rng, 0, 999, held_out=held_out),
+            values.choose(rng, values.ADJECTIVES, held_out=held_out),
         ]
         rng.shuffle(words)
         text = " ".join(words[: rng.randint(1, 4)])
@@ -418,13 +427,17 @@ def _anything(rng: random.Random, held_out: bool) -> tuple[str, str, tuple[str, 
     pairs: dict[str, Any] = {}
     for _ in range(rng.randint(1, 3)):
         key = (
-            values.choose(rng, values.NOUNS, held_out)
+            values.choose(rng, values.NOUNS, held_out=held_out)
             if rng.random() < 0.7
-            else values.invent(rng, held_out)
+            else values.invent(rng, held_out=held_out)
         )
-        number = values.number(rng, held_out, 0, 9999)
+        number = values.number(rng, 0, 9999, held_out=held_out)
         pairs[key] = rng.choice(
-            (int(number), values.invent(rng, held_out), values.choose(rng, values.NOUNS, held_out))
+            (
+                int(number),
+                values.invent(rng, held_out=held_out),
+                values.choose(rng, values.NOUNS, held_out=held_out),
+            )
         )
     said = ", ".join(f"{key} {item}" for key, item in pairs.items())
     return (
@@ -434,11 +447,14 @@ def _anything(rng: random.Random, held_out: bool) -> tuple[str, str, tuple[str, 
     )
 
 
-def unfit_turn(rng: random.Random, style: Style, tools: list[Tool], held_out: bool) -> Turn:
+def unfit_turn(rng: random.Random, style: Style, tools: list[Tool], *, held_out: bool) -> Turn:
     """A question for a tool that is not there."""
     here = {tool.family for tool in tools}
     family = FAMILIES[rng.choice([name for name in FAMILIES if name not in here])]
     user = typed(
-        rng, style, rng.choice(family.asks), {"v": style.value(_value(rng, "search", held_out))}
+        rng,
+        style,
+        rng.choice(family.asks),
+        {"v": style.value(_value(rng, "search", held_out=held_out))},
     )
     return chat.exchange("unknown", user, chat.DO_NOT_KNOW, Expect(has=("tiny demo model",)))

@@ -169,7 +169,7 @@ def is_held_out(value: str) -> bool:
     return zlib.crc32(value.lower().encode()) % 7 == 0
 
 
-def choose(rng: random.Random, pool: Sequence[str], held_out: bool) -> str:
+def choose(rng: random.Random, pool: Sequence[str], *, held_out: bool) -> str:
     """One value of the pool from the side asked for."""
     return rng.choice([value for value in pool if is_held_out(value) == held_out])
 
@@ -189,7 +189,7 @@ def _scraps(rng: random.Random) -> str:
     return word.replace(" ", "")
 
 
-def invent(rng: random.Random, held_out: bool, syllables: tuple[int, int] = (1, 3)) -> str:
+def invent(rng: random.Random, syllables: tuple[int, int] = (1, 3), *, held_out: bool) -> str:
     """A word nobody uses, lower-case, of three to fourteen letters."""
     while True:
         word = _scraps(rng) if rng.random() < 0.35 else _syllables(rng, syllables)
@@ -197,7 +197,7 @@ def invent(rng: random.Random, held_out: bool, syllables: tuple[int, int] = (1, 
             return word
 
 
-def number(rng: random.Random, held_out: bool, low: int, high: int) -> str:
+def number(rng: random.Random, low: int, high: int, *, held_out: bool) -> str:
     """A number in digits, from the side asked for; one in three has few different digits."""
     while True:
         text = str(rng.randint(low, high))

@@ -244,7 +244,7 @@ class Scheduler:
         if not lease.committed or match_shared:
             cache.match(lease, sequence.ids, limit)
         lost = lease.committed < min(sequence.committed_high_water, limit)
-        residency = _residency(lost, recalled, lease.committed)
+        residency = _residency(lease.committed, lost=lost, recalled=recalled)
         if RESIDENCY_ORDER.index(residency) > RESIDENCY_ORDER.index(sequence.worst_residency):
             sequence.worst_residency = residency
 
@@ -386,7 +386,7 @@ class Scheduler:
                 del self._appends[sequence]
 
 
-def _residency(lost: bool, recalled: bool, committed: int) -> KVResidency:
+def _residency(committed: int, *, lost: bool, recalled: bool) -> KVResidency:
     if lost:
         return "recomputed"
     if recalled:

@@ -29,7 +29,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Linear:
     """A linear layer y = x W^T + b, W [out, in]. Checkpoint matrices are stacked along `out`."""
 
-    def __init__(self, size_in: int, size_out: int, bias: bool, like: Tensor) -> None:
+    def __init__(self, size_in: int, size_out: int, like: Tensor, *, bias: bool) -> None:
         self.weight = like.new_empty(size_out, size_in)
         self.bias = like.new_empty(size_out) if bias else None
 
@@ -53,8 +53,9 @@ class SelfAttention:
     """Self-attention with one matrix for queries, keys and values; queries and keys are normalized
     and rotated together."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per difference between models, by keyword
         self,
+        *,
         layer: int,
         hidden: int,
         heads: int,
@@ -75,8 +76,8 @@ class SelfAttention:
         )
         self.head_dim = head_dim
         self.scale = head_dim**-0.5
-        self.qkv = Linear(hidden, self.all_heads * head_dim, qkv_bias, like)
-        self.out = Linear(heads * head_dim, hidden, out_bias, like)
+        self.qkv = Linear(hidden, self.all_heads * head_dim, like, bias=qkv_bias)
+        self.out = Linear(heads * head_dim, hidden, like, bias=out_bias)
         self.norm_eps = qk_norm_eps
         self.norm_weight = None  # [heads + kv_heads, dim]: q_norm, then k_norm, row by row
         if qk_norm_eps is not None:
@@ -101,14 +102,15 @@ class GatedMlp:
         self,
         hidden: int,
         intermediate: int,
-        bias: bool,
         act: Callable[[Tensor], Tensor],
         like: Tensor,
+        *,
+        bias: bool,
     ) -> None:
         self.intermediate = intermediate
         self.act = act
-        self.gate_up = Linear(hidden, 2 * intermediate, bias, like)
-        self.down = Linear(intermediate, hidden, bias, like)
+        self.gate_up = Linear(hidden, 2 * intermediate, like, bias=bias)
+        self.down = Linear(intermediate, hidden, like, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         both = self.gate_up(x)

@@ -160,7 +160,7 @@ class LlamaDecoder:
             qk_norm_eps=shape.eps if shape.qk_norm else None,
             like=like,
         )
-        mlp = GatedMlp(shape.hidden, shape.intermediate, shape.mlp_bias, act, like)
+        mlp = GatedMlp(shape.hidden, shape.intermediate, act, like, bias=shape.mlp_bias)
         before, after = (RMSNorm(shape.hidden, shape.eps, like) for _ in range(2))
         return DecoderLayer(before, attention, after, mlp)
 

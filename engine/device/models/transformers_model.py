@@ -56,7 +56,7 @@ class AttentionProbe:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        scale: float,
+        _scale: float,
         window: int | None,
     ) -> Tensor:
         shape = KVShape(key.shape[1], key.shape[2], value.shape[2])
@@ -84,7 +84,7 @@ def _paged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
+    dropout: float = 0.0,  # noqa: ARG001 - as in all attention functions
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -263,7 +263,8 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
         raise ModelError(f"{folder}: tensor {min(report['missing_keys'])} is missing")
     module.to(device).eval().requires_grad_(False)
     module.set_attn_implementation(ATTENTION_NAME)
-    if module.config.get_text_config()._attn_implementation != ATTENTION_NAME:
+    # transformers has a public setter of the attention, but no getter.
+    if module.config.get_text_config()._attn_implementation != ATTENTION_NAME:  # noqa: SLF001
         raise ModelError(refusal + "its attention cannot be replaced")
     model = HfModel(module, folder)
     model.self_check()

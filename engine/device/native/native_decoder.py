@@ -24,7 +24,7 @@ from continuo.engine.batch import BatchRow
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.models import layers
 from continuo.engine.device.models.llama_decoder import LlamaDecoder
-from continuo.engine.device.native import compile
+from continuo.engine.device.native.compile import load_library
 
 SIZE_MULTIPLE = 16
 """Hidden, intermediate, head and vocabulary sizes are multiples of this."""
@@ -155,7 +155,7 @@ class NativeDecoder:
         if not isinstance(model, LlamaDecoder) or not _is_supported(model, pool):
             return None
         bf16 = pool.keys[0].dtype is torch.bfloat16
-        library = compile.load_library(
+        library = load_library(
             "decoder.c",
             f"-DDIM={model.shape.head_dim}",
             f"-DPAGE_SIZE={pool.page_size}",

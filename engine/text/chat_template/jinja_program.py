@@ -112,12 +112,15 @@ def _create_environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+# The parameters of both functions are those of transformers, which templates are written for.
+
+
 def _tojson(
     value: Any,
-    ensure_ascii: bool = False,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - a template may pass flags by position
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002 - a template may pass flags by position
 ) -> str:
     # Jinja's own tojson escapes HTML.
     return json.dumps(
@@ -129,7 +132,7 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(format: str) -> str:
+def _strftime_now(format: str) -> str:  # noqa: A002 - a template may pass it by this name
     return datetime.now().strftime(format)
 
 

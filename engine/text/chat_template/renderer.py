@@ -63,12 +63,13 @@ class TemplateRenderer:
         self,
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolDefinition] = (),
+        *,
         add_generation_prompt: bool = False,
     ) -> str:
         """Render a conversation. Raises TemplateRefused."""
-        return self._render_cached(tuple(messages), _ToolsKey(tools), add_generation_prompt)
+        return self._render_cached(tuple(messages), _ToolsKey(tools), prompt=add_generation_prompt)
 
-    def _render(self, messages: tuple[ChatMessage, ...], tools: _ToolsKey, prompt: bool) -> str:
+    def _render(self, messages: tuple[ChatMessage, ...], tools: _ToolsKey, *, prompt: bool) -> str:
         return self._program.render(
             [self._to_template_message(message) for message in self._fold_system(messages)],
             [cast(ToolDefinition, self._mark_strings(tool)) for tool in tools.tools],
@@ -80,11 +81,12 @@ class TemplateRenderer:
         self,
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolDefinition] = (),
+        *,
         add_generation_prompt: bool = False,
     ) -> str | None:
         """Render a conversation. Returns None if the template refuses it."""
         try:
-            return self.render(messages, tools, add_generation_prompt)
+            return self.render(messages, tools, add_generation_prompt=add_generation_prompt)
         except TemplateRefused:
             return None
 

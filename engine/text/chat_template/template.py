@@ -130,12 +130,14 @@ class ChatTemplate:
         a message of another role.
         """
         for skipped, leading, view in self._iter_views(history, new):
-            found = self._extend_view(view, new, tools, with_header, is_sampled)
+            found = self._extend_view(
+                view, new, tools, with_header=with_header, is_sampled=is_sampled
+            )
             if found is None:
                 break
             if found.kept_messages > leading or not skipped:
                 return msgspec.structs.replace(found, kept_messages=found.kept_messages + skipped)
-        return self._extend_one_by_one(history, new, tools, with_header)
+        return self._extend_one_by_one(history, new, tools, with_header=with_header)
 
     def find_first_revised(
         self,
@@ -156,13 +158,14 @@ class ChatTemplate:
         self,
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolDefinition] = (),
+        *,
         add_generation_prompt: bool = False,
     ) -> list[int]:
         """Tokenize the whole conversation at once: the slow, obvious reference for the segments.
 
         Raises BadRequest if the template refuses the conversation.
         """
-        text = self._renderer.render(messages, tools, add_generation_prompt)
+        text = self._renderer.render(messages, tools, add_generation_prompt=add_generation_prompt)
         return self._tokenizer.encode_marked(text)
 
     # --- one segment at a time, in a time independent of the conversation's length: exact if
@@ -245,11 +248,12 @@ class ChatTemplate:
         past: Sequence[ChatMessage],
         new: Sequence[ChatMessage],
         tools: Sequence[ToolDefinition],
+        *,
         with_header: bool,
         is_sampled: bool,
     ) -> ConversationExtension | None:
         """Extend a history seen in full. Returns None if the template refuses the conversation."""
-        whole = self._render_settled([*past, *new], tools, with_header)
+        whole = self._render_settled([*past, *new], tools, with_header=with_header)
         if whole is None:
             return None
         keep, start = len(past), self._find_kept_sampled(past, tools, whole) if is_sampled else None
@@ -325,6 +329,7 @@ class ChatTemplate:
         self,
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolDefinition],
+        *,
         with_header: bool = False,
     ) -> str | None:
         """Render a conversation as far as its text is the same whatever follows.
@@ -333,7 +338,7 @@ class ChatTemplate:
         """
         if not messages:
             return self._probe.render_after("user", None) if with_header else ""
-        text = self._renderer.try_render(messages, tools, with_header)
+        text = self._renderer.try_render(messages, tools, add_generation_prompt=with_header)
         if text is None or with_header:
             return text
         return self._probe.strip_unsettled(text, messages[-1].role)
@@ -343,6 +348,7 @@ class ChatTemplate:
         history: Sequence[ChatMessage],
         new: Sequence[ChatMessage],
         tools: Sequence[ToolDefinition],
+        *,
         with_header: bool,
     ) -> ConversationExtension:
         """Add message after message, for conversations that the template refuses as a whole."""
@@ -366,7 +372,8 @@ class ChatTemplate:
         """Whether looking back to the last user message gives the same ids as the whole history."""
         self._is_question_view_exact = True
         return all(
-            self.extend(past, new, tools) == self._extend_view(past, new, tools, False, False)
+            self.extend(past, new, tools)
+            == self._extend_view(past, new, tools, with_header=False, is_sampled=False)
             for past, new, tools in self._iter_probes()
         )
 
@@ -387,7 +394,7 @@ class ChatTemplate:
         self._is_short_view_exact = True
         return all(
             self.extend(past, new, tools, with_header=with_header, is_sampled=is_sampled)
-            == self._extend_view(past, new, tools, with_header, is_sampled)
+            == self._extend_view(past, new, tools, with_header=with_header, is_sampled=is_sampled)
             for past, new, tools in self._iter_probes_of(_iter_probe_runs(), _omits_messages)
             for with_header, is_sampled in _iter_extension_modes(past)
         )
@@ -405,12 +412,12 @@ class ChatTemplate:
     def _iter_probes(
         self,
     ) -> Iterator[tuple[Sequence[ChatMessage], Sequence[ChatMessage], Sequence[ToolDefinition]]]:
-        yield from self._iter_probes_of(_iter_probe_conversations())
+        yield from self._iter_probes_of(_iter_probe_conversations(), lambda _past, _new: True)
 
     def _iter_probes_of(
         self,
         conversations: Iterable[tuple[ChatMessage, ...]],
-        is_relevant: Callable[[Sequence[ChatMessage], ChatMessage], bool] = lambda past, new: True,
+        is_relevant: Callable[[Sequence[ChatMessage], ChatMessage], bool],
     ) -> Iterator[tuple[Sequence[ChatMessage], Sequence[ChatMessage], Sequence[ToolDefinition]]]:
         """Yield (history, new messages, tools) for every cut that is relevant and that the template
         accepts."""

@@ -61,7 +61,9 @@ class ChunkedEncoder:
         at, size = 0, self._chunk_chars
         while at + size < len(text):
             chunk = text[at : at + size]
-            cut, chunk_ids = self._encode_chunk(chunk, is_continuation or at > 0, len(text))
+            cut, chunk_ids = self._encode_chunk(
+                chunk, len(text), is_continuation=is_continuation or at > 0
+            )
             if cut is None:
                 size *= 2
                 if size > UNCUT_CHARS_MAX:
@@ -70,9 +72,11 @@ class ChunkedEncoder:
             ids += chunk_ids
             self._check_length(len(ids), len(text))
             at, size = at + cut.chars, self._chunk_chars
-        return ids + self._encode_rest(text, at, is_continuation or at > 0, len(ids))
+        return ids + self._encode_rest(
+            text, at, len(ids), is_continuation=is_continuation or at > 0
+        )
 
-    def _encode_rest(self, text: str, at: int, is_continuation: bool, before: int) -> list[int]:
+    def _encode_rest(self, text: str, at: int, before: int, *, is_continuation: bool) -> list[int]:
         rest = text[at:] if at else text
         if len(rest) > UNCUT_CHARS_MAX:
             raise TooLong(
@@ -92,7 +96,7 @@ class ChunkedEncoder:
             )
 
     def _encode_chunk(
-        self, chunk: str, is_continuation: bool, chars: int
+        self, chunk: str, chars: int, *, is_continuation: bool
     ) -> tuple[_CutPoint | None, list[int]]:
         """Encode one chunk of a text of `chars` characters.
 

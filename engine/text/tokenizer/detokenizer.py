@@ -41,7 +41,7 @@ class Detokenizer:
         self._held.append(id)
         try:
             text = self._stream.step(self._tokenizer.raw, id)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the library raises no narrower class
             # The stream fails when later ids change the text of earlier ones (a broken byte after
             # whole characters). Returned text stays as it is; the held ids are decoded separately.
             return self._flush_held()

@@ -114,9 +114,9 @@ class Tokenizer:
 
         `is_continuation`: the text continues other text, so no beginning is marked.
         """
-        return list(self._encode_cached(text, is_continuation))
+        return list(self._encode_cached(text, is_continuation=is_continuation))
 
-    def _encode(self, text: str, is_continuation: bool) -> list[int]:
+    def _encode(self, text: str, *, is_continuation: bool) -> list[int]:
         return self._encoder.encode(text, is_continuation=is_continuation)
 
     def encode_untrusted(self, text: str, *, is_continuation: bool = False) -> list[int]:
@@ -320,7 +320,7 @@ def _load_raw(folder: Path) -> tokenizers.Tokenizer:
         return _convert(folder)
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the library raises no narrower class
         raise ModelError(f"{path}: broken ({_shorten_error(error)})") from None
 
 
@@ -328,11 +328,11 @@ def _convert(folder: Path) -> tokenizers.Tokenizer:
     """Load a checkpoint with another kind of tokenizer file, converted by transformers."""
     if not any((folder / name).exists() for name in ("tokenizer.model", "vocab.json", "vocab.txt")):
         raise ModelError(f"{folder}: tokenizer.json is missing")
-    import transformers
+    import transformers  # noqa: PLC0415 - slow to import, and few checkpoints need it
 
     try:
         return cast(Any, transformers).AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - each kind of tokenizer fails in its own way
         raise ModelError(
             f"{folder}: tokenizer.json is missing and the other tokenizer files cannot be "
             f"converted ({_shorten_error(error)})"

@@ -56,7 +56,7 @@ class CloseRequest(msgspec.Struct, frozen=True):
     """Request to close the session, which the connection handles."""
 
 
-def decode_command(
+def decode_command(  # noqa: C901 - one case per client event
     event: client_events.ClientEvent,
     current: GenerationSettings,
     default: GenerationSettings,

@@ -73,7 +73,9 @@ class Encoder:
         self._new_event_id, self._encoded_events = new_event_id, 0
         return list(self._encode(event))
 
-    def _encode(self, event: ConversationEvent) -> Iterator[server_events.ServerEvent]:
+    def _encode(  # noqa: C901 - one case per conversation event
+        self, event: ConversationEvent
+    ) -> Iterator[server_events.ServerEvent]:
         if isinstance(event, SessionOpened | SessionResumed | SessionConfigured):
             self._include = Extras.from_settings(event.settings).include
         match event:

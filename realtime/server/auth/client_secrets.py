@@ -61,7 +61,9 @@ class InMemorySecrets:
         now = self._clock()
         if len(self._secrets) >= _SECRETS_MAX:
             self._secrets = {
-                hash: stored for hash, stored in self._secrets.items() if stored.expires_at > now
+                digest: stored
+                for digest, stored in self._secrets.items()
+                if stored.expires_at > now
             }
         if len(self._secrets) >= _SECRETS_MAX:
             raise Refusal(

@@ -99,7 +99,11 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             extensions[SEND_NOW_EXTENSION] = {"write": self.send_now}
             extensions[PING_EXTENSION] = {"ask": self.ping}
 
-    def send_now(self, frames: Sequence[bytes], is_binary: bool) -> bool:
+    def send_now(
+        self,
+        frames: Sequence[bytes],
+        is_binary: bool,  # noqa: FBT001 - an ASGI extension is called by position
+    ) -> bool:
         """Send frames if that needs no waiting and cannot raise. Returns False if it would."""
         if not (self.writable.is_set() and self.handshake_complete and self._is_open):
             return False
@@ -108,7 +112,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
                 self.loop.call_soon(self._uncork_all)
             self.corked_sockets.append(self)
         for frame in frames:
-            self._corked_frames += frame_head(len(frame), is_binary) + frame
+            self._corked_frames += frame_head(len(frame), is_binary=is_binary) + frame
         if len(self._corked_frames) > CORKED_BYTES_MAX:
             self._uncork()
         return True
@@ -117,7 +121,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         peers = self.corked_sockets[:]
         self.corked_sockets.clear()
         for peer in peers:
-            peer._uncork()
+            peer._uncork()  # noqa: SLF001 - its own class
 
     def _uncork(self) -> None:
         frames, self._corked_frames = self._corked_frames, b""
@@ -147,12 +151,12 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self.conn.send_ping(_PING_PAYLOAD)
             self.transport.write(b"".join(self.conn.data_to_send()))
         else:
-            self._resolve_ping(False)
+            self._resolve_ping(is_answered=False)
         return self._ping_result
 
     def handle_pong(self, event: Frame) -> None:
         if event.data == _PING_PAYLOAD:
-            self._resolve_ping(True)
+            self._resolve_ping(is_answered=True)
         else:
             super().handle_pong(event)
 
@@ -171,7 +175,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self.transport.write(pong)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._resolve_ping(False)
+        self._resolve_ping(is_answered=False)
         super().connection_lost(exc)
         self._release_charge()
         self._break_reference_cycles()
@@ -184,7 +188,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self.conn.reader.buffer = bytearray()
         self.frames = []
 
-    def _resolve_ping(self, is_answered: bool) -> None:
+    def _resolve_ping(self, *, is_answered: bool) -> None:
         if self._ping_result is not None and not self._ping_result.done():
             self._ping_result.set_result(is_answered)
 
@@ -335,7 +339,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self.transport.abort()
 
 
-def frame_head(size: int, is_binary: bool) -> bytes:
+def frame_head(size: int, *, is_binary: bool) -> bytes:
     """The head of an unfragmented frame from a server, text or binary (RFC 6455, 5.2)."""
     first = 0x82 if is_binary else 0x81
     if size < 126:

@@ -110,7 +110,7 @@ class RealtimeRoutes:
             return replies.refusal_response(self._served_models.unknown_model(name))
         return replies.json_response(known)
 
-    async def get_health(self, request: Request) -> Response:
+    async def get_health(self, _request: Request) -> Response:
         return replies.json_response(
             {"status": "ok", "engine": "up" if self._is_engine_up() else "restarting"}
         )

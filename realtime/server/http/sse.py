@@ -30,7 +30,12 @@ class SSEResponse(Response):
         self._chunks = chunks
         self._send_s_max = send_s_max
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self,
+        scope: Scope,  # noqa: ARG002 - an argument of every ASGI application
+        receive: Receive,
+        send: Send,
+    ) -> None:
         sending = asyncio.create_task(self._send(send))
         disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         try:

@@ -114,7 +114,7 @@ class WebServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=SHUTDOWN_S,
-                ssl_context_factory=(lambda config, default: tls) if tls else None,
+                ssl_context_factory=(lambda _config, _default: tls) if tls else None,
             )
         )
         self._on_listening = on_listening

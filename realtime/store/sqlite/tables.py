@@ -237,7 +237,12 @@ class Tables:
     def confirm(self, lease: SessionLease) -> None:
         self._check_lease(lease)
 
-    def extend_deadline(self, lease: SessionLease, ttl_s: float, is_parked: bool) -> None:
+    def extend_deadline(
+        self,
+        lease: SessionLease,
+        ttl_s: float,
+        is_parked: bool,  # noqa: FBT001 - the worker passes the arguments of its calls by position
+    ) -> None:
         self._check_lease(lease)
         self._execute(
             "UPDATE sessions SET deadline_ms = ?, parked = ? WHERE id = ?",

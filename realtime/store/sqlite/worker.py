@@ -134,7 +134,7 @@ class Worker:
             result = CallResult(call.future, None, cause)
         except StoreReplaced as error:  # its writes are kept
             result = CallResult(call.future, None, error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised to the caller by the future of its call
             self._db.execute("ROLLBACK TO call")
             result = CallResult(call.future, None, error)
         self._db.execute("RELEASE call")

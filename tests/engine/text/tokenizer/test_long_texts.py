@@ -187,7 +187,7 @@ def test_prose_is_cut_into_chunks(name: str) -> None:
     raw, anchor = kind(name).raw, kind(name)._anchor  # pyright: ignore[reportPrivateUsage]
     encoder = ChunkedEncoder(raw, None if anchor is None else anchor.content, chunk_chars=400)
     text = "so the quick brown fox jumps, 12 times. " * 10
-    cut, ids = encoder._encode_chunk(text, False, len(text))  # pyright: ignore[reportPrivateUsage]
+    cut, ids = encoder._encode_chunk(text, len(text), is_continuation=False)  # pyright: ignore[reportPrivateUsage]
     assert cut is not None
     assert cut.chars > 200
     assert len(ids) == cut.tokens

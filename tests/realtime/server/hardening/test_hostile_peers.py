@@ -318,4 +318,4 @@ def test_frame_head_equals_that_of_the_websockets_library(size: int) -> None:
     body = bytes(size)
     for opcode in (Opcode.TEXT, Opcode.BINARY):
         whole = Frame(opcode, body).serialize(mask=False)
-        assert frame_head(size, opcode is Opcode.BINARY) + body == whole
+        assert frame_head(size, is_binary=opcode is Opcode.BINARY) + body == whole
