@@ -1,4 +1,4 @@
-"""Check the prose of docstrings and comments of product code, and the subjects of commits.
+"""Check the prose of docstrings and comments, and the subjects of commits.
 
 Usage: python tools/check_prose.py [FILE ...]
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 EXCEPTIONS = ROOT / "tools" / "prose_exceptions.txt"
-CHECKED = ("engine", "realtime", "bench", "tools")
+CHECKED = ("engine", "realtime", "bench", "tools", "tests")
 UNCHECKED = ("tools/check_prose.py", "tools/demo_model/")
 """The rules themselves, and the training recipe."""
 BASE = "c807a00f5d84"
