@@ -41,6 +41,7 @@ from continuo.engine.errors import (
 from continuo.engine.text import GrammarCompiler, GrammarMatcher, StopStringMatcher
 from continuo.engine.wire.bounds import check_sampling, check_token_ids
 from continuo.engine.wire.messages import (
+    NO_REPLY,
     AppendIds,
     AttachSession,
     CancelTurn,
@@ -68,9 +69,6 @@ from continuo.engine.wire.token_log import TokenLog, regular_only_option
 from continuo.engine.wire.turn_tree import common_prefix_length
 
 log = logging.getLogger(__name__)
-
-NO_REPLY = 0
-"""Number of a command that no client has sent: its CommandDone is sent to none."""
 
 
 class Sessions:

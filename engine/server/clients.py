@@ -27,6 +27,7 @@ from continuo.engine.errors import (
     UnknownEngineSession,
 )
 from continuo.engine.wire.messages import (
+    NO_REPLY,
     AttachSession,
     CloseSession,
     CommandDone,
@@ -59,8 +60,6 @@ from continuo.engine.wire.messages import (
 log = logging.getLogger(__name__)
 
 SendToClient = Callable[[list[EngineEvent]], None]
-NO_REPLY = 0
-"""Number of a command whose sender awaits no reply."""
 MODEL_FILE_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 MODEL_FILE_BYTES_MAX = 64 << 20
 """Larger files are neither tokenizer nor configuration and are not sent."""

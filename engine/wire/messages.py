@@ -56,6 +56,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     end."""
 
 
+NO_REPLY = 0
+"""Number of a command whose sender awaits no reply, or that the engine makes itself."""
+
+
 class NumberedCommand(msgspec.Struct, frozen=True):
     n: int
 

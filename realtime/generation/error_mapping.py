@@ -9,7 +9,7 @@ from continuo.engine import (
 )
 from continuo.realtime.errors import Refusal
 from continuo.realtime.generation.engine_port import EnginePort
-from continuo.realtime.store import IdempotencyConflict, OwnershipLost, SessionEnded, StoreError
+from continuo.realtime.store import IdempotencyConflict, LeaseLost, SessionEnded, StoreError
 
 RETRY_AFTER_S = 2.0
 
@@ -63,7 +63,7 @@ def map_store_error(error: StoreError) -> Refusal:
             )
         case SessionEnded():
             return Refusal("The session has ended.", code="session_ended")
-        case OwnershipLost():
+        case LeaseLost():
             return _make_replaced_refusal()
         case _:
             return Refusal(

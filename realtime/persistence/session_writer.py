@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from continuo.realtime.conversation.tokenization import common_prefix_length
-from continuo.realtime.persistence.ownership import Ownership
+from continuo.realtime.persistence.lease_holder import LeaseHolder
 from continuo.realtime.persistence.session_codec import (
     ConversationEntry,
     StoredState,
@@ -91,7 +91,7 @@ class SessionWriter:
         self._replaces_all = replaces_all
         self._store = store
         self._new_session = new
-        self._ownership = Ownership(store, lease, new.ttl_s)
+        self._lease_holder = LeaseHolder(store, lease, new.ttl_s)
         self.base_offset = base_offset
         self._written_offset = self._possibly_written_offset = written_offset
         """Ends of the events that the store has, and of those that it may have."""
@@ -117,7 +117,7 @@ class SessionWriter:
     @property
     def lease(self) -> SessionLease:
         """The current lease: a new one after each claim, and when the session is created again."""
-        return self._ownership.lease
+        return self._lease_holder.lease
 
     async def write(self, desired: DesiredSession, changes: SessionChanges) -> None:
         """Write what has changed, atomically. Raises StoreError."""
@@ -141,7 +141,7 @@ class SessionWriter:
     async def _write_or_recover(self, desired: DesiredSession, changes: SessionChanges) -> None:
         if (
             self._needs_full_write
-            or self._ownership.has_store_lost_fence
+            or self._lease_holder.has_store_lost_fence
             or self._written_offset < desired.first_offset
         ):
             await self._recover(desired)
@@ -207,8 +207,8 @@ class SessionWriter:
             first_event,
         )
         self._possibly_written_offset = max(self._possibly_written_offset, desired.next_offset)
-        written = await self._ownership.run(lambda lease: self._store.write(lease, batch))
-        if self._ownership.has_store_lost_fence:
+        written = await self._lease_holder.run(lambda lease: self._store.write(lease, batch))
+        if self._lease_holder.has_store_lost_fence:
             raise SessionDataLost(self.lease.session, "its fence was older than the lease")
         if isinstance(written, DuplicateWrite):
             # An earlier attempt, refused to the client, stored the key: the change is made now.
@@ -220,8 +220,10 @@ class SessionWriter:
             # What was written may be as long as what it replaced: only a new fence shows that a
             # store has lost the one and kept the other. If it is not granted, the write counts as
             # one without a reply.
-            await self._ownership.claim()
-        self._needs_full_write = self._has_unconfirmed_write = self._ownership.has_store_lost_fence
+            await self._lease_holder.claim()
+        self._needs_full_write = self._has_unconfirmed_write = (
+            self._lease_holder.has_store_lost_fence
+        )
         self._replaces_all = False
         self._confirmed_entries, self._has_unconfirmed_entries = desired.entries, False
         self._written_offset = self._possibly_written_offset = desired.next_offset
@@ -235,12 +237,12 @@ class SessionWriter:
         applied atomically, so that no other gateway finds a part of the session."""
         self._needs_full_write = True
         try:
-            await self._ownership.claim()
+            await self._lease_holder.claim()
             found = await self._store.load(self.lease.session)
         except (SessionNotFound, StoreReplaced):
-            self._ownership.replace_lease(await self._store.create(self._new_session))
+            self._lease_holder.replace_lease(await self._store.create(self._new_session))
             found = None
-        self._ownership.has_store_lost_fence = False
+        self._lease_holder.has_store_lost_fence = False
         stored = () if found is None else found.running_responses
         started = {checkpoint.id for checkpoint in desired.started_responses}
         self._unwritten_ends = [
@@ -269,41 +271,41 @@ class SessionWriter:
             try:
                 return await self._find_result(request)
             except SessionDataLost:  # perhaps the store has lost only the fence
-                await self._ownership.claim()
+                await self._lease_holder.claim()
                 return await self._find_result(request)
         except (StoreReplaced, SessionNotFound):
             return None  # results from elsewhere are lost; the next write restores those from here
 
     async def _find_result(self, request: IdempotentRequest) -> bytes | None:
-        return await self._ownership.run(
+        return await self._lease_holder.run(
             lambda lease: self._store.find_result(lease, request), harmless_when_late=True
         )
 
     async def journal(self, response_id: str, first: int, ids: tuple[int, ...]) -> int:
         """Write ids [first, first + len) of a response. Returns how many of its ids are stored.
         Raises StoreError."""
-        return await self._ownership.run(
+        return await self._lease_holder.run(
             lambda lease: self._store.journal(lease, response_id, first, ids),
             harmless_when_late=True,
         )
 
     async def claim(self) -> None:
         """Claim the session under a new fence. Raises StoreError."""
-        await self._ownership.claim()
+        await self._lease_holder.claim()
 
     async def extend_deadline(self, ttl_s: float, *, is_parked: bool) -> None:
         """Set the deadline under the present lease. If the session is claimed meanwhile by a client
         that resumes it, the deadline of that claim remains. Raises StoreError."""
-        await self._store.extend_deadline(self._ownership.lease, ttl_s, is_parked=is_parked)
+        await self._store.extend_deadline(self._lease_holder.lease, ttl_s, is_parked=is_parked)
 
     async def confirm(self) -> None:
         """Confirm that this gateway owns the session. If the store has lost the claim, it is made
         again at once: the store would accept the previous owner, which may be suspended and wake
         up. Raises StoreError."""
         try:
-            await self._ownership.run(self._store.confirm, harmless_when_late=True)
+            await self._lease_holder.run(self._store.confirm, harmless_when_late=True)
         except SessionDataLost:
-            await self._ownership.claim()
+            await self._lease_holder.claim()
         except StoreReplaced:
             self._needs_full_write = True
             raise
@@ -316,12 +318,12 @@ class SessionWriter:
     def stop(self) -> None:
         """Stop writing and claiming."""
         self._is_stopped = True
-        self._ownership.stop()
+        self._lease_holder.stop()
 
     async def delete(self) -> None:
         """Delete the session from the store. Raises StoreError."""
         self._is_stopped = True
-        await self._ownership.run(self._store.delete)
+        await self._lease_holder.run(self._store.delete)
 
 
 def _started_responses(changes: SessionChanges) -> tuple[ResponseCheckpoint, ...]:

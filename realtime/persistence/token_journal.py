@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 
 from continuo.realtime.persistence.session_writer import SessionWriter
 from continuo.realtime.store import (
-    OwnershipLost,
+    LeaseLost,
     ResponseNotFound,
     SessionDataLost,
     Store,
@@ -78,7 +78,7 @@ class TokenJournal:
             await self.flush()
         except StoreUnavailable:
             pass
-        except OwnershipLost:
+        except LeaseLost:
             self._is_closed = True
             self._session_writer.on_replaced()
         except StoreError as error:

@@ -13,7 +13,7 @@ SLICE_CHARS = 256 * 1024
 """Characters, or bytes."""
 
 
-def check_complexity(data: str | bytes, label: str) -> Iterator[None]:
+def check_body_complexity(data: str | bytes, label: str) -> Iterator[None]:
     """Check a frame or body, one slice per iteration. `label` names it in errors. Raises
     BadFrame."""
     value_ends, escapes = 1, 0

@@ -52,8 +52,8 @@ from continuo.realtime.session.session import Session
 from continuo.realtime.session.status import SessionStatus
 from continuo.realtime.session.unit_of_work import InitialState, SessionOrigin
 from continuo.realtime.store import (
+    LeaseLost,
     NewSession,
-    OwnershipLost,
     SessionDataLost,
     SessionEnded,
     SessionNotFound,
@@ -210,7 +210,7 @@ class Registry:
         deleted it, it is unloaded. Raises StoreUnavailable."""
         try:
             await entry.session.check_ownership()
-        except OwnershipLost as error:
+        except LeaseLost as error:
             self._unload_lost(entry, error)
             return False
         except (SessionNotFound, StoreReplaced, SessionDataLost):
@@ -332,14 +332,14 @@ class Registry:
         entry = self._sessions.get(resume_request.session_id)
         with self._refusing_store_errors(resume_request, credentials):
             if entry is None:
-                with contextlib.suppress(OwnershipLost):
+                with contextlib.suppress(LeaseLost):
                     return await self._load_from_store(resume_request.session_id, holder)
                 return None
             if entry.holder != holder:
                 return None
             try:
                 await entry.session.retake_ownership()
-            except OwnershipLost as error:
+            except LeaseLost as error:
                 await asyncio.shield(self._unload_lost(entry, error))
             except (SessionNotFound, StoreReplaced, SessionDataLost):
                 # Deleted, or lost in the store: then the next change writes it again.
@@ -347,7 +347,7 @@ class Registry:
         return entry if self._sessions.get(resume_request.session_id) is entry else None
 
     async def _load_from_store(self, session_id: str, holder: _Holder) -> _OpenSession:
-        """Claim and load a session. Raises Refusal and StoreError; OwnershipLost if `holder` does
+        """Claim and load a session. Raises Refusal and StoreError; LeaseLost if `holder` does
         not hold the session any more."""
         if unloading := self._unloading.get(session_id):
             await asyncio.shield(unloading)
@@ -445,9 +445,9 @@ class Registry:
     async def _unload_replaced(self, entry: _OpenSession) -> None:
         await self._recheck_ownership(entry)
         if self._sessions.get(entry.session.id) is entry:
-            self._unload_lost(entry, OwnershipLost(entry.session.id, "another gateway"))
+            self._unload_lost(entry, LeaseLost(entry.session.id, "another gateway"))
 
-    def _unload_lost(self, entry: _OpenSession, error: OwnershipLost) -> "asyncio.Task[None]":
+    def _unload_lost(self, entry: _OpenSession, error: LeaseLost) -> "asyncio.Task[None]":
         """Close the connection of a session that was taken over or deleted, and unload the session.
         The returned task ends when it is unloaded."""
         ended = isinstance(error, SessionEnded)

@@ -36,7 +36,7 @@ from continuo.realtime.session.state import Action, StateMachine, Trigger
 from continuo.realtime.session.unit_of_work import UnitOfWork
 from continuo.realtime.store import (
     IdempotentRequest,
-    OwnershipLost,
+    LeaseLost,
     ResponseCheckpoint,
     RunningResponse,
     StoreError,
@@ -361,7 +361,7 @@ class ActiveResponses:
         is_journaled = True
         try:
             await self._unit_of_work.restart_response(checkpoint, inputs, prompt.length)
-        except OwnershipLost:
+        except LeaseLost:
             self._unit_of_work.session_writer.on_replaced()
             return
         except StoreError as error:
@@ -374,7 +374,7 @@ class ActiveResponses:
         self._tenant_rate_limits.charge_usage(response.usage)
         try:
             await self._unit_of_work.end_response(response, generation.sampled_ids)
-        except OwnershipLost:
+        except LeaseLost:
             self._unit_of_work.session_writer.on_replaced()
         if response.conversation is None:
             del self._out_of_band[response.id]

@@ -78,8 +78,8 @@ from continuo.realtime.protocol.response import KVResidency
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.rate_limit import TenantRateLimits, is_server_fault
 from continuo.realtime.session.active_responses import ActiveResponses
-from continuo.realtime.session.idempotency import replay
 from continuo.realtime.session.idempotency_keys import IdempotencyKeys
+from continuo.realtime.session.retry_replay import replay
 from continuo.realtime.session.state import Action, SessionState, StateMachine, Trigger
 from continuo.realtime.session.status import KVStatus, SessionStatus
 from continuo.realtime.session.unit_of_work import (
@@ -88,7 +88,7 @@ from continuo.realtime.session.unit_of_work import (
     SessionOrigin,
     UnitOfWork,
 )
-from continuo.realtime.store import IdempotentRequest, OwnershipLost, RunningResponse, StoreError
+from continuo.realtime.store import IdempotentRequest, LeaseLost, RunningResponse, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -275,7 +275,7 @@ class Session:
             raise self._refusal_of_store_error(error) from error
 
     def _refusal_of_store_error(self, error: StoreError) -> Refusal:
-        if isinstance(error, OwnershipLost):
+        if isinstance(error, LeaseLost):
             self._unit_of_work.session_writer.on_replaced()
         return map_store_error(error)
 

@@ -46,7 +46,7 @@ from continuo.realtime.protocol.events import (
 from continuo.realtime.protocol.items import Item
 from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings
-from continuo.realtime.store import IdempotentRequest, OwnershipLost, ResponseCheckpoint, StoreError
+from continuo.realtime.store import IdempotentRequest, LeaseLost, ResponseCheckpoint, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ class UnitOfWork:
         """Commit a response that has ended, and emit its end.
 
         If the store is unavailable, the end is emitted all the same and written with the next
-        change. Raises OwnershipLost.
+        change. Raises LeaseLost.
         """
         async with self._lock:
             checkpoint = self.checkpoints.pop(response.id)
@@ -257,7 +257,7 @@ class UnitOfWork:
             desired = self._full_state(new, self._draft_pieces, self.settings, events)
             try:
                 await self._write(desired, SessionChanges(ended_response=response.id))
-            except OwnershipLost:
+            except LeaseLost:
                 raise
             except StoreError as error:
                 log.warning("the end of %s is not written yet: %s", response.id, error)

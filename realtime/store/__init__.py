@@ -25,7 +25,7 @@ from continuo.realtime.store.base import (
 )
 from continuo.realtime.store.errors import (
     IdempotencyConflict,
-    OwnershipLost,
+    LeaseLost,
     ResponseNotFound,
     SessionDataLost,
     SessionEnded,
@@ -45,8 +45,8 @@ __all__ = [
     "Entry",
     "IdempotencyConflict",
     "IdempotentRequest",
+    "LeaseLost",
     "NewSession",
-    "OwnershipLost",
     "ResponseCheckpoint",
     "ResponseNotFound",
     "RunningResponse",

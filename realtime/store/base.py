@@ -178,7 +178,7 @@ class Store(Protocol):
     """A store of sessions and finished responses.
 
     Every call ends within `TIMEOUT_S`. Each may raise StoreUnavailable and StoreReplaced; those
-    that take a lease also SessionNotFound, OwnershipLost, SessionEnded and SessionDataLost."""
+    that take a lease also SessionNotFound, LeaseLost, SessionEnded and SessionDataLost."""
 
     @property
     def epoch(self) -> str:
@@ -218,9 +218,9 @@ class Store(Protocol):
         expected_fence: int | None = None,
         secret: bytes | None = None,
     ) -> SessionLease:
-        """Take ownership of a session under a new fence.
+        """Grant the lease of a session under a new fence.
 
-        `expected_fence`: only if this is still its fence, else raises OwnershipLost. `secret`: the
+        `expected_fence`: only if this is still its fence, else raises LeaseLost. `secret`: the
         digest of a new one. Raises SessionNotFound."""
         ...
 

@@ -7,7 +7,7 @@ StoreError               a RealtimeError. Nothing changed; unknown after StoreUn
 ├── StoreUnusable        wrong eviction policy, password or durability. Raised at opening
 ├── SessionNotFound      no such session, or it has expired
 ├── SessionExists        the id is taken
-├── OwnershipLost        another gateway owns the session: stop writing it
+├── LeaseLost        another gateway owns the session: stop writing it
 │   └── SessionEnded     the session was deleted; no gateway will own it again
 ├── SessionDataLost      the store has lost the end of it (crash, failover); the owner may have it
 ├── IdempotencyConflict  the idempotency key was used for other content
@@ -45,14 +45,14 @@ class SessionExists(StoreError):
         self.session = session
 
 
-class OwnershipLost(StoreError):
+class LeaseLost(StoreError):
     def __init__(self, session: str, owner: str) -> None:
         super().__init__(f"session {session} is owned by {owner} now")
         self.session = session
         self.owner = owner
 
 
-class SessionEnded(OwnershipLost):
+class SessionEnded(LeaseLost):
     def __init__(self, session: str) -> None:
         super().__init__(session, "no gateway")
 

@@ -114,7 +114,7 @@ def _check_supported(
         raise ModelError("attention to something other than its own tokens")
 
 
-class HfModel:
+class TransformersModel:
     """A transformers model as a `CausalLM`."""
 
     def __init__(self, module: Any, folder: Path) -> None:
@@ -236,7 +236,7 @@ class HfModel:
         )
 
 
-def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> HfModel:
+def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> TransformersModel:
     """Load a checkpoint with transformers.
 
     Raises ModelError, naming the architecture, if paged attention does not support it.
@@ -266,6 +266,6 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     # transformers has a public setter of the attention, but no getter.
     if module.config.get_text_config()._attn_implementation != ATTENTION_NAME:  # noqa: SLF001
         raise ModelError(refusal + "its attention cannot be replaced")
-    model = HfModel(module, folder)
+    model = TransformersModel(module, folder)
     model.self_check()
     return model

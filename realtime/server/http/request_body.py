@@ -3,7 +3,7 @@
 from starlette.requests import ClientDisconnect, Request
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.complexity_limits import check_complexity
+from continuo.realtime.protocol.complexity_limits import check_body_complexity
 from continuo.realtime.server.hardening.incoming_budget import release_share
 from continuo.realtime.transport import run_paced
 
@@ -12,7 +12,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     """Read a body of at most `limit` bytes that is not too complex to decode. Raises Refusal."""
     try:
         body = await _read_whole(request, limit)
-        await run_paced(check_complexity(body, "body"))
+        await run_paced(check_body_complexity(body, "body"))
     finally:
         release_share(request.scope)  # the caller decodes the body at once
     return body

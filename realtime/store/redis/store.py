@@ -41,7 +41,7 @@ from continuo.realtime.store.codec import (
 from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.errors import (
     IdempotencyConflict,
-    OwnershipLost,
+    LeaseLost,
     ResponseNotFound,
     SessionDataLost,
     SessionEnded,
@@ -164,7 +164,7 @@ class RedisStore:
                 await self._verify_epoch()
                 raise SessionNotFound(session)
             if reply[0] == b"stale":
-                raise OwnershipLost(session, reply[1].decode())
+                raise LeaseLost(session, reply[1].decode())
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], session)
             return SessionLease(session, owner, int(reply[1]), self._epoch)
 
@@ -309,7 +309,7 @@ class RedisStore:
             case b"ended":
                 raise SessionEnded(lease.session)
             case b"stale":
-                raise OwnershipLost(lease.session, reply[1].decode())
+                raise LeaseLost(lease.session, reply[1].decode())
             case b"behind":
                 raise SessionDataLost(lease.session, reply[1].decode())
             case _:

@@ -38,7 +38,7 @@ from continuo.realtime.store.codec import (
 )
 from continuo.realtime.store.errors import (
     IdempotencyConflict,
-    OwnershipLost,
+    LeaseLost,
     ResponseNotFound,
     SessionDataLost,
     SessionEnded,
@@ -124,7 +124,7 @@ class Tables:
         if (owner, fence) != (lease.owner, lease.fence):
             if fence < lease.fence:
                 raise SessionDataLost(lease.session, f"fence {fence}, not {lease.fence}")
-            raise OwnershipLost(lease.session, owner)
+            raise LeaseLost(lease.session, owner)
         return entry_count, next_event
 
     # ------------------------------------------------------------ sessions
@@ -230,7 +230,7 @@ class Tables:
             raise (
                 self._make_not_found(session)
                 if metadata is None
-                else OwnershipLost(session, metadata.owner)
+                else LeaseLost(session, metadata.owner)
             )
         return SessionLease(session, owner, row[0], self.epoch)
 

@@ -26,7 +26,7 @@ from continuo.realtime.session.idempotency_keys import IdempotencyKeys
 from continuo.realtime.store import (
     DuplicateWrite,
     IdempotentRequest,
-    OwnershipLost,
+    LeaseLost,
     SessionLease,
     StoreUnavailable,
     WriteBatch,
@@ -185,7 +185,7 @@ async def test_confirm_after_a_failover_fences_out_the_previous_owner(
     store.fail_over()
     await store.confirm(stalled)
     await writer.confirm()
-    with pytest.raises(OwnershipLost):
+    with pytest.raises(LeaseLost):
         await store.confirm(stalled)
 
 

@@ -10,7 +10,7 @@ from continuo.realtime.errors import BadFrame, Refusal
 from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import BODY_ESCAPES_MAX, BODY_VALUES_MAX, TEXT_CHARS_MAX
 from continuo.realtime.protocol import complexity_limits
-from continuo.realtime.protocol.complexity_limits import check_complexity, count_json_values
+from continuo.realtime.protocol.complexity_limits import check_body_complexity, count_json_values
 from continuo.realtime.protocol.responses_api import decode_body, decode_command
 from continuo.realtime.protocol.settings import GenerationSettings
 
@@ -53,13 +53,15 @@ def test_json_values_are_counted_in_slices(slice: int, value: object) -> None:
 )
 def test_body_with_too_many_values_or_escapes_is_refused(body: str, message: str) -> None:
     with pytest.raises(BadFrame, match=message) as caught:
-        list(check_complexity(body.encode(), "body"))
+        list(check_body_complexity(body.encode(), "body"))
     assert caught.value.code == "frame_too_large"
 
 
 def test_punctuation_in_a_string_is_not_counted() -> None:
     text = json.dumps({"input": '[{"a", \\, "b"}], ' * BODY_VALUES_MAX})
-    assert len(list(check_complexity(text, "body"))) > 2, "the check did not yield to other tasks"
+    assert len(list(check_body_complexity(text, "body"))) > 2, (
+        "the check did not yield to other tasks"
+    )
 
 
 def test_tools_with_large_parameters_are_refused() -> None:

@@ -9,7 +9,7 @@ from continuo.realtime.store import (
     Entry,
     IdempotencyConflict,
     IdempotentRequest,
-    OwnershipLost,
+    LeaseLost,
     ResponseNotFound,
     RunningResponse,
     SessionDataLost,
@@ -146,7 +146,7 @@ async def test_confirm_succeeds_until_another_owner_claims(store: Store) -> None
     lease = await store.create(fresh_session())
     await store.confirm(lease)
     other = await store.claim(lease.session, "gate-2", ttl_s=60)
-    with pytest.raises(OwnershipLost):
+    with pytest.raises(LeaseLost):
         await store.confirm(lease)
     await store.confirm(other)
 
@@ -165,7 +165,7 @@ async def test_claim_fences_off_the_previous_owner(store: Store) -> None:
         store.extend_deadline(first, 60, is_parked=True),
         store.delete(first),
     ):
-        with pytest.raises(OwnershipLost) as caught:
+        with pytest.raises(LeaseLost) as caught:
             await refused
         assert caught.value.owner == "gate-2"
     metadata = await store.find(new.id)
@@ -183,7 +183,7 @@ async def test_claim_by_the_same_owner_fences_off_its_older_lease(store: Store) 
     new = fresh_session()
     first = await store.create(new)
     second = await store.claim(new.id, "gate-1", ttl_s=60)
-    with pytest.raises(OwnershipLost):
+    with pytest.raises(LeaseLost):
         await append(store, first, 0, entry(1))
     await append(store, second, 0, entry(1))
 
@@ -193,7 +193,7 @@ async def test_claim_with_an_outdated_expected_fence_is_refused(store: Store) ->
     first = await store.create(new)
     second = await store.claim(new.id, "gate-2", ttl_s=60, expected_fence=first.fence)
     assert second.fence > first.fence
-    with pytest.raises(OwnershipLost) as caught:
+    with pytest.raises(LeaseLost) as caught:
         await store.claim(new.id, "gate-3", ttl_s=60, expected_fence=first.fence, secret=b"other")
     assert caught.value.owner == "gate-2"
     metadata = await store.find(new.id)
@@ -213,7 +213,7 @@ async def test_one_of_many_claims_with_the_same_expected_fence_succeeds(store: S
     ]
     results = await asyncio.gather(*claims, return_exceptions=True)
     (lease,) = (result for result in results if isinstance(result, SessionLease))
-    assert sum(isinstance(result, OwnershipLost) for result in results) == 49
+    assert sum(isinstance(result, LeaseLost) for result in results) == 49
     await append(store, lease, 0, entry(1))
 
 
@@ -250,7 +250,7 @@ async def test_only_the_highest_fence_of_many_claims_can_write(store: Store) -> 
     for lease in leases:
         try:
             await append(store, lease, 0, entry(lease.fence % 1000))
-        except OwnershipLost:
+        except LeaseLost:
             continue
         writers.append(lease)
     assert writers == [max(leases, key=lambda lease: lease.fence)]
@@ -268,7 +268,7 @@ async def test_concurrent_claims_and_writes_are_ordered_by_fence(store: Store) -
         assert found is not None
         try:
             await append(store, lease, found.entry_count, Entry(str(lease.fence).encode()))
-        except OwnershipLost:
+        except LeaseLost:
             return lease.fence, False
         return lease.fence, True
 
@@ -414,7 +414,7 @@ async def test_find_result_returns_the_result_without_recording_the_key(store: S
     with pytest.raises(IdempotencyConflict):
         await store.find_result(lease, IdempotentRequest("event_1", b"b"))
     await store.claim(lease.session, "gate-2", ttl_s=60)
-    with pytest.raises(OwnershipLost):
+    with pytest.raises(LeaseLost):
         await store.find_result(lease, request)
 
 

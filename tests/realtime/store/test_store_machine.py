@@ -24,8 +24,8 @@ from continuo.realtime.store import (
     Entry,
     IdempotencyConflict,
     IdempotentRequest,
+    LeaseLost,
     NewSession,
-    OwnershipLost,
     ResponseCheckpoint,
     ResponseNotFound,
     RunningResponse,
@@ -86,7 +86,7 @@ class SessionModel:
     def expected_error(self, lease: SessionLease) -> type[Exception] | None:
         if self.is_removed:
             return SessionEnded if self.has_tombstone else SessionNotFound
-        return None if lease == self.leases[-1] else OwnershipLost
+        return None if lease == self.leases[-1] else LeaseLost
 
     def write(self, lease: SessionLease, change: WriteBatch) -> object:
         """The expected result of a write, or the type of the expected error."""
@@ -212,7 +212,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert outcome is SessionNotFound
             return
         if fence not in (None, model.leases[-1].fence):
-            assert outcome is OwnershipLost
+            assert outcome is LeaseLost
             return
         assert isinstance(outcome, SessionLease)
         assert outcome.fence > model.leases[-1].fence

@@ -15,7 +15,7 @@ from continuo.realtime.store import (
     DuplicateWrite,
     Entry,
     IdempotentRequest,
-    OwnershipLost,
+    LeaseLost,
     SessionDataLost,
     SessionLease,
     SessionNotFound,
@@ -259,7 +259,7 @@ async def test_truncated_append_only_file_is_data_loss_for_affected_leases(
     await append(store, lossy, 1, entry(2), entry(3))
     next_claim = await store.claim(late.session, "gate-3", ttl_s=60)
     assert next_claim.fence > lost_claim.fence, "a lost fence is not issued again"
-    with pytest.raises(OwnershipLost):
+    with pytest.raises(LeaseLost):
         await append(store, lost_claim, 0, entry(1))
 
 
@@ -436,7 +436,7 @@ async def test_one_request_to_many_gateways_is_written_once(server: RedisProcess
         first = stores[0].write(lease, change)
         rest = [claim_and_write(n) for n in range(4)]
         results = await asyncio.gather(first, *rest, return_exceptions=True)
-        expected = WriteResult | DuplicateWrite | OwnershipLost
+        expected = WriteResult | DuplicateWrite | LeaseLost
         assert all(isinstance(result, expected) for result in results)
         assert sum(isinstance(result, WriteResult) for result in results) == 1
         snapshot = await stores[1].load(new.id)

@@ -1,4 +1,4 @@
-"""Ownership: the right to write one session in the store, as far as this gateway knows.
+"""LeaseHolder: the lease of one session in the store, which is the right to write it.
 
 A session is claimed again, under a higher fence, each time a client resumes it; calls that were
 made under the fence before are repeated. A call whose reply is missing may still arrive, after
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from continuo.realtime.store import (
-    OwnershipLost,
+    LeaseLost,
     SessionLease,
     SessionNotFound,
     Store,
@@ -21,7 +21,11 @@ from continuo.realtime.store import (
 T = TypeVar("T")
 
 
-class Ownership:
+class LeaseHolder:
+    """Holds the lease of a session for its writer, and claims it again when that is needed.
+
+    `Store.create` and `Store.claim` grant the first lease, in the registry."""
+
     def __init__(self, store: Store, lease: SessionLease, ttl_s: float) -> None:
         self.lease = lease
         self._store = store
@@ -38,7 +42,7 @@ class Ownership:
     ) -> T:
         """Make a call with the current lease, repeated if that is replaced meanwhile.
 
-        `harmless_when_late`: the call may arrive after later ones. Raises StoreError; OwnershipLost
+        `harmless_when_late`: the call may arrive after later ones. Raises StoreError; LeaseLost
         only if another gateway owns the session."""
         while True:
             lease = self.lease
@@ -47,7 +51,7 @@ class Ownership:
                 continue
             try:
                 return await call(lease)
-            except OwnershipLost as error:
+            except LeaseLost as error:
                 if lease == self.lease and error.owner != lease.owner:
                     raise
                 await self._claim_unless_renewed(lease)
@@ -64,7 +68,7 @@ class Ownership:
                 await self._claim()
 
     async def claim(self) -> None:
-        """Claim the session under a new fence. Raises StoreError: OwnershipLost if another gateway
+        """Claim the session under a new fence. Raises StoreError: LeaseLost if another gateway
         owns the session, SessionNotFound if it is not in the store."""
         async with self._claim_lock:
             await self._claim()
@@ -73,14 +77,14 @@ class Ownership:
         lease, expected_fence = self.lease, self.lease.fence
         while True:
             if self._is_stopped:
-                raise OwnershipLost(lease.session, "another gateway")
+                raise LeaseLost(lease.session, "another gateway")
             try:
                 lease = await self._store.claim(
                     lease.session, lease.owner, ttl_s=self._ttl_s, expected_fence=expected_fence
                 )
                 self.replace_lease(lease)
                 return
-            except OwnershipLost:
+            except LeaseLost:
                 found = await self._store.find(lease.session)
                 if found is None:
                     raise SessionNotFound(lease.session) from None
