@@ -10,7 +10,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from tests.support.engines import tiny_text
+from tests.support.engines import write_tiny_model
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -72,4 +72,4 @@ def pytest_asyncio_loop_factories(
 @pytest.fixture(scope="session")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint folder with a tokenizer of one id per letter, and no weights."""
-    return tiny_text(tmp_path_factory.mktemp("letters"))
+    return write_tiny_model(tmp_path_factory.mktemp("letters"))

@@ -158,7 +158,7 @@ class EngineConnection:
         assert self._link is not None
         self._link.send_all(commands)
 
-    async def run(self) -> None:
+    async def run_with_restarts(self) -> None:
         """Connect, and reconnect after each loss, until the backoff is exhausted or `close` is
         called."""
         delays = self._backoff()

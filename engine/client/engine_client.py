@@ -259,7 +259,7 @@ class EngineClient:
 
     def _supervise(self, connection: EngineConnection) -> None:
         self._supervisors[connection] = asyncio.create_task(
-            connection.run(), name=f"engine {connection.name}"
+            connection.run_with_restarts(), name=f"engine {connection.name}"
         )
         if self._monitor is None:
             self._monitor = asyncio.create_task(self._router.monitor(), name="engines")

@@ -9,7 +9,7 @@ step computes part of what is owed, and draws an id if it reaches the end and a 
 
 from array import array
 
-from continuo.engine.core.cache import Lease
+from continuo.engine.core.cache import PageLease
 from continuo.engine.core.deferred_commands import DeferredCommands
 from continuo.engine.core.turn import Turn
 from continuo.engine.wire.flight_recorder import hash_session_id
@@ -50,7 +50,7 @@ class Sequence:
     )
 
     def __init__(
-        self, session_id: str, lease: Lease, log: TokenLog, timeout_s: float | None, now: float
+        self, session_id: str, lease: PageLease, log: TokenLog, timeout_s: float | None, now: float
     ) -> None:
         self.id = session_id
         self.session_hash = hash_session_id(session_id)

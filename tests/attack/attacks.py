@@ -14,7 +14,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 
 from tests.attack.target import Address
-from tests.support.frames import BINARY, CLOSE, CONT, TEXT, Peer, frame, upgrade
+from tests.support.frames import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    TEXT,
+    RawWebSocket,
+    encode_frame,
+    upgrade_request,
+)
 
 Tally = Counter[str]
 Attack = Callable[[Address, Random, Tally], Awaitable[None]]
@@ -34,7 +42,7 @@ SUCCEEDED = "succeeded: "
 
 async def endless_headers(server: Address, random: Random, tally: Tally) -> None:
     """Four connections send up to 50 MiB of header lines each."""
-    start = random.choice([b"GET /health HTTP/1.1\r\nHost: x\r\n", upgrade()[:-2]])
+    start = random.choice([b"GET /health HTTP/1.1\r\nHost: x\r\n", upgrade_request()[:-2]])
     line = b"X-%06d: " % random.randrange(10**6) + b"a" * random.choice([1, 80, 4000]) + b"\r\n"
     await _in_parallel(4, lambda: _flood(server, start, line * (CHUNK // len(line) + 1), 50, tally))
 
@@ -88,16 +96,16 @@ async def large_input(server: Address, random: Random, tally: Tally) -> None:
 async def large_session_update(server: Address, random: Random, tally: Tally) -> None:
     """`session.update` with 500 KB of instructions, or 128 tools of 7 KB, by a browser's key."""
     key = await _browser_key(server)
-    peer = await Peer.connect(server.port, Authorization=f"Bearer {key}")
+    peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {key}")
     with contextlib.suppress(ConnectionError, AssertionError):
-        await peer.until("session.created")
+        await peer.wait_for("session.created")
         for _ in range(10):
             if random.random() < 0.5:
                 session = {"instructions": random.choice(["a", "b ", "\u00e9"]) * 250_000}
             else:
                 session = {"tools": _tools(random, 128, 7_000)}
-            await peer.say(type="session.update", session={"type": "realtime", **session})
-            event = await peer.event()
+            await peer.send_event(type="session.update", session={"type": "realtime", **session})
+            event = await peer.receive_event()
             tally[str(event.get("error", event).get("code", event["type"]))] += 1
     peer.reset()
 
@@ -114,11 +122,11 @@ async def _unfinished_frame(server: Address, tally: Tally) -> None:
     try:
         bearer = f"Bearer {server.key}"
         async with _connected(server) as (reader, writer):
-            writer.write(upgrade("/v1/responses", Authorization=bearer))
+            writer.write(upgrade_request("/v1/responses", Authorization=bearer))
             await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), RESPONSE_TIMEOUT_S)
-            peer = Peer(reader, writer)
+            peer = RawWebSocket(reader, writer)
             ended = asyncio.create_task(_end(peer))
-            writer.write(frame(b"", BINARY, length=19 * MIB))
+            writer.write(encode_frame(b"", BINARY, length=19 * MIB))
             await _send_while_open(writer, b"x", 19 * 16 - 1, ended)
             await _count_end(ended, tally)
     except (OSError, asyncio.IncompleteReadError):
@@ -151,11 +159,11 @@ async def _send_while_open(
 
 async def empty_continuations(server: Address, random: Random, tally: Tally) -> None:
     """A message of up to 300,000 empty frames."""
-    peer = await Peer.connect(server.port, Authorization=f"Bearer {server.key}")
+    peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {server.key}")
     ended = asyncio.create_task(_end(peer))
-    many = frame(b"", CONT, fin=False) * 1000
+    many = encode_frame(b"", CONTINUATION, fin=False) * 1000
     with contextlib.suppress(ConnectionError):
-        await peer.send(frame(b"{", TEXT, fin=False))
+        await peer.send(encode_frame(b"{", TEXT, fin=False))
         for _ in range(300):
             if ended.done():
                 break
@@ -168,8 +176,8 @@ async def empty_continuations(server: Address, random: Random, tally: Tally) -> 
 async def foreign_sessions(server: Address, random: Random, tally: Tally) -> None:
     """A browser's key requests the session of another end user of the tenant, by its id."""
     owner_key, other_key = await _browser_key(server), await _browser_key(server)
-    owner = await Peer.connect(server.port, Authorization=f"Bearer {owner_key}")
-    created = await owner.until("session.created")
+    owner = await RawWebSocket.connect(server.port, Authorization=f"Bearer {owner_key}")
+    created = await owner.wait_for("session.created")
     session: str = created["session"]["id"]
     other = {"Authorization": f"Bearer {other_key}"}
     for query in (f"session_id={session}", f"fork={session}"):
@@ -178,14 +186,14 @@ async def foreign_sessions(server: Address, random: Random, tally: Tally) -> Non
         path = f"/v1/realtime/sessions/{session}"
         tally[await _request(server, method, path, other_key)] += 1
     tally[await _request(server, "GET", "/v1/stats", other_key)] += 1
-    await owner.say(type="conversation.item.retrieve", item_id="none")
-    await owner.until("error")  # the owner is still connected
+    await owner.send_event(type="conversation.item.retrieve", item_id="none")
+    await owner.wait_for("error")  # the owner is still connected
     owner.reset()
 
 
 async def spoilt_frames(server: Address, random: Random, tally: Tally) -> None:
     """Frames that are not events, until the server closes the connection."""
-    peer = await Peer.connect(server.port, Authorization=f"Bearer {server.key}")
+    peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {server.key}")
     ended = asyncio.create_task(_end(peer))
     valid = json.dumps({"type": "conversation.item.create", "item": {"type": "message"}})
     with contextlib.suppress(ConnectionError):
@@ -193,7 +201,7 @@ async def spoilt_frames(server: Address, random: Random, tally: Tally) -> None:
             offset = random.randrange(len(valid))
             insert = random.choice(['"', "{", "\x00", "[" * 20_000, ""])
             malformed = valid[:offset] + insert + valid[offset:]
-            await peer.send(frame(malformed.encode(), random.choice([TEXT, BINARY])))
+            await peer.send(encode_frame(malformed.encode(), random.choice([TEXT, BINARY])))
     await _count_end(ended, tally)
     peer.reset()
 
@@ -213,13 +221,13 @@ async def never_reading(server: Address, random: Random, tally: Tally) -> None:
 
 
 async def _send_without_reading(server: Address, tally: Tally) -> None:
-    peer = await Peer.connect(server.port, Authorization=f"Bearer {server.key}")
+    peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {server.key}")
     metadata = {"type": "session.update", "session": {"type": "realtime"}}
     event = json.dumps({**metadata, "event_id": "e" * 500}).encode()
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(HOLD_S):
             for _ in range(4_000):
-                await peer.send(frame(event))
+                await peer.send(encode_frame(event))
                 tally["frames"] += 1
     tally["ended"] += 1
     peer.reset()
@@ -294,10 +302,10 @@ async def _count_end(ended: "asyncio.Task[str]", tally: Tally) -> None:
     ended.cancel()
 
 
-async def _end(peer: Peer) -> str:
+async def _end(peer: RawWebSocket) -> str:
     """The close code of a WebSocket."""
     try:
-        return str(await peer.close_code())
+        return str(await peer.wait_close_code())
     except ConnectionError:
         return "reset"
 
@@ -323,13 +331,13 @@ async def _post(server: Address, path: str, body: object, tally: Tally) -> None:
 async def _outcome(server: Address, path: str, **headers: str) -> str:
     """How a WebSocket is refused: its HTTP status or its close code."""
     async with _connected(server) as (reader, writer):
-        writer.write(upgrade(path, **headers))
+        writer.write(upgrade_request(path, **headers))
         status = await _status(reader)
         if status != "101":
             return status
         await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), RESPONSE_TIMEOUT_S)
-        peer = Peer(reader, writer)
-        while (received := await peer.recv()) is not None:
+        peer = RawWebSocket(reader, writer)
+        while (received := await peer.receive()) is not None:
             if received.opcode == TEXT:
                 event = json.loads(received.payload)
                 assert event["type"] == "error", f"the session of another: {event['type']}"

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.processes import Process, running
+from tests.support.processes import Process, running_process
 
 KEY = "key-of-the-attacked-tenant"
 
@@ -25,8 +25,8 @@ class Address(NamedTuple):
 class Server:
     def __init__(self, process: Process) -> None:
         self.process = process
-        url = process.until(r"Listening on +(\S+)")
-        process.read_on()
+        url = process.wait_for_output(r"Listening on +(\S+)")
+        process.drain_output()
         match = re.search(r":(\d+)/", url)
         assert match is not None, url
         self.address = Address(int(match[1]), KEY)
@@ -45,7 +45,7 @@ class Server:
     def faults(self) -> list[str]:
         """Lines of the log that no client may cause."""
         bad = ("Traceback", "ERROR", "CRITICAL", "Task exception", "never retrieved")
-        return [line for line in self.process.printed.splitlines() if any(b in line for b in bad)]
+        return [line for line in self.process.output.splitlines() if any(b in line for b in bad)]
 
 
 @contextmanager
@@ -53,5 +53,5 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
     """A server with the bundled model and a SQLite store in `folder`."""
     arguments = ["serve", "--port", "0", "--no-web", "--threads", "1"]
     arguments += ["--store", f"sqlite:///{folder}/store.db", *options]
-    with running(*arguments, env={"CONTINUO_API_KEY": KEY}) as process:
+    with running_process(*arguments, env={"CONTINUO_API_KEY": KEY}) as process:
         yield Server(process)

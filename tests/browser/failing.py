@@ -16,7 +16,7 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import open_store
 from tests.realtime.conftest import chat_folder
 from tests.support.engines import digest_engine
-from tests.support.web_servers import serving
+from tests.support.web_servers import serve_engine
 
 STEP_S = 0.02
 VOCABULARY_SIZE = 400
@@ -33,19 +33,19 @@ async def main(port: int, limits: Limits, folder: Path) -> None:
     )
     settings = GatewaySettings(limits=limits)
     store = await open_store("sqlite://:memory:", "normal")
-    async with device as bench, serving(bench.engine, settings, store, port):
+    async with device as bench, serve_engine(bench.engine, settings, store, port):
         loop, terminated = asyncio.get_running_loop(), asyncio.Event()
 
         def make_logits_non_finite() -> None:
             bench.runner.poison.update(range(VOCABULARY_SIZE))
 
         def kill() -> None:
-            bench.may_launch.clear()
+            bench.launch_allowed.clear()
             bench.kill()
 
         def recover() -> None:
             bench.runner.poison.clear()
-            bench.may_launch.set()
+            bench.launch_allowed.set()
 
         loop.add_signal_handler(signal.SIGUSR1, make_logits_non_finite)
         loop.add_signal_handler(signal.SIGHUP, kill)

@@ -31,9 +31,9 @@ from tests.clients.error_rows import ERRORS, errors_of
 from tests.clients.rows import CLIENTS
 from tests.realtime.conftest import chat_folder
 from tests.support.digest_runner import VOCABULARY, DigestRunner
-from tests.support.engines import Bench, engine_on
-from tests.support.sessions import store_of
-from tests.support.web_servers import listening
+from tests.support.engines import EngineHarness, running_engine
+from tests.support.sessions import shared_store
+from tests.support.web_servers import serve_app
 
 
 class FailingRunner(DigestRunner):
@@ -42,7 +42,7 @@ class FailingRunner(DigestRunner):
     def launch(self, batch: Batch) -> BatchResult:
         for row in batch.rows:
             pairs = zip(row.ids, row.ids[1:], strict=False)
-            if any(first == second and first in self.poison for first, second in pairs):
+            if any(first == second and first in self.nan_ids for first, second in pairs):
                 raise RuntimeError("the device has failed")
         return super().launch(batch)
 
@@ -113,11 +113,11 @@ class ServerFleet:
         self._folder = folder
         self.servers: list[str] = []
 
-    async def build(self, limits: Limits | None = None) -> tuple[Starlette, Bench, Store]:
+    async def build(self, limits: Limits | None = None) -> tuple[Starlette, EngineHarness, Store]:
         geometry = Geometry(256, 4, 400, VOCABULARY, 64, 0, 0)
-        engine = engine_on(self._folder, lambda: FailingRunner(geometry, step_s=0.002))
+        engine = running_engine(self._folder, lambda: FailingRunner(geometry, step_s=0.002))
         bench = await self._stack.enter_async_context(engine)
-        store = await store_of(bench)
+        store = await shared_store(bench)
         return build_app(bench.engine, self._settings(limits or Limits()), store), bench, store
 
     async def open(
@@ -127,7 +127,7 @@ class ServerFleet:
         gate: ReadinessGate | None = None,
         cuts: list[int] | None = None,
     ) -> None:
-        serving = listening(gate or app, app.state.registry, self._settings(Limits()))
+        serving = serve_app(gate or app, app.state.registry, self._settings(Limits()))
         port = (await self._stack.enter_async_context(serving)).port
         if cuts is not None:
             port = await self._stack.enter_async_context(CuttingProxy(port, cuts).open())

@@ -22,11 +22,11 @@ from tests.clients import node_types, transcripts
 from tests.clients.conftest import KEY, NODE, ROOT, SDK, FlowResult
 from tests.clients.parallel_rows import PARALLEL
 from tests.clients.rows import CLIENTS
-from tests.support.checkpoints import family, family_folder
-from tests.support.engines import engine_on
+from tests.support.checkpoints import family_folder, family_text
+from tests.support.engines import running_engine
 from tests.support.scripted_runner import ScriptedRunner
-from tests.support.sessions import store_of
-from tests.support.web_servers import listening
+from tests.support.sessions import shared_store
+from tests.support.web_servers import serve_app
 
 FAMILY = "qwen2_5"
 CALL = '<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{}"}}}}\n</tool_call>'
@@ -49,13 +49,13 @@ async def results_of_client(request: pytest.FixtureRequest) -> tuple[str, dict[s
         files: tuple[Path, Path] = request.getfixturevalue("certificate")
         command = [*request.getfixturevalue("node"), NODE / "flows.mjs"]
         tls, environ[CERTIFICATE_VARIABLE] = tls_context(*files), str(files[0])
-    text = family(FAMILY)
+    text = family_text(FAMILY)
     device = ScriptedRunner(Geometry(800, 4, 3200, text.vocab_size, 256, 0), text, SCRIPT)
     limits = Limits(requests_per_minute=1_000_000, tokens_per_minute=1_000_000_000)
     settings = GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo",), limits=limits)
-    async with engine_on(family_folder(FAMILY), lambda: device) as bench:
-        app = build_app(bench.engine, settings, await store_of(bench))
-        async with listening(app, app.state.registry, settings, tls=tls) as running:
+    async with running_engine(family_folder(FAMILY), lambda: device) as bench:
+        app = build_app(bench.engine, settings, await shared_store(bench))
+        async with serve_app(app, app.state.registry, settings, tls=tls) as running:
             url = f"http{'s' if tls else ''}://127.0.0.1:{running.port}/v1"
             process = await asyncio.create_subprocess_exec(
                 *command,

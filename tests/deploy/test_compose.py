@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.deploy.stack import KEY, ROOT, Stack, missing_programs
 from tests.support import processes
-from tests.support.processes import Client, until_ready
+from tests.support.processes import RealtimeClient, wait_ready
 
 FILES = ("compose.yaml", "deploy/compose.gpu.yaml")
 SCHEMA = "vendor.compose-spec"
@@ -78,16 +78,16 @@ def url(stack: Stack) -> str:
 
 
 @asynccontextmanager
-async def open_conversation(url: str) -> AsyncIterator[Client]:
+async def open_conversation(url: str) -> AsyncIterator[RealtimeClient]:
     async with await connect_until_accepted(url) as socket:
-        client = Client(socket)
-        await client.created()
+        client = RealtimeClient(socket)
+        await client.wait_created()
         yield client
 
 
 async def connect_until_accepted(url: str) -> ClientConnection:
     """Connect, and retry while refused: HAProxy checks once a second which gateways are ready."""
-    async with asyncio.timeout(processes.READY_S):
+    async with asyncio.timeout(processes.READY_TIMEOUT_S):
         while True:
             try:
                 return await connect(url, additional_headers=BEARER)
@@ -98,18 +98,18 @@ async def connect_until_accepted(url: str) -> ClientConnection:
 async def check_conversation(url: str) -> None:
     """Hold a conversation whose second response needs the first message."""
     async with open_conversation(url) as client:
-        await client.say("My name is Zorban and I live in Quiltown.")
-        assert await client.whole()
-        await client.say("What is my name?")
-        assert "Zorban" in await client.whole()
+        await client.send_message("My name is Zorban and I live in Quiltown.")
+        assert await client.complete_response()
+        await client.send_message("What is my name?")
+        assert "Zorban" in await client.complete_response()
 
 
 async def wait_until_ready(url: str) -> None:
     """Wait until a gateway is ready at this URL."""
-    async with asyncio.timeout(processes.READY_S):
+    async with asyncio.timeout(processes.READY_TIMEOUT_S):
         while True:
             try:
-                await until_ready(url)
+                await wait_ready(url)
             except OSError:
                 await asyncio.sleep(0.1)
             else:
@@ -144,7 +144,7 @@ async def test_health_checks_follow_the_state_of_services(stack: Stack, url: str
 
 
 def wait_until_health_is(stack: Stack, service: str, healthy: bool) -> None:
-    deadline_s = time.monotonic() + processes.READY_S
+    deadline_s = time.monotonic() + processes.READY_TIMEOUT_S
     while stack.is_healthy(service) is not healthy:
         assert time.monotonic() < deadline_s, (
             f"{service} should be {'' if healthy else 'un'}healthy"
@@ -162,8 +162,8 @@ async def test_conversation_continues_after_a_service_is_killed(
     for gateway in ("gateway-1", "gateway-2"):
         await wait_until_ready(f"ws://127.0.0.1:{stack.port(gateway, '8000')}/v1/realtime")
     async with open_conversation(url) as client:
-        await client.say("My name is Zorban and I live in Quiltown.")
-        assert await client.whole()
+        await client.send_message("My name is Zorban and I live in Quiltown.")
+        assert await client.complete_response()
         stack.kill(service)
         if service.startswith("gateway"):
             await check_conversation(url)  # on the other gateway
@@ -174,17 +174,17 @@ async def test_conversation_continues_after_a_service_is_killed(
     await check_conversation(url)
 
 
-async def ask_until_answered(client: Client, url: str) -> str:
+async def ask_until_answered(client: RealtimeClient, url: str) -> str:
     """Send a question, reconnecting and retrying as a client does. Returns the response."""
-    async with asyncio.timeout(processes.READY_S):
+    async with asyncio.timeout(processes.READY_TIMEOUT_S):
         while True:
             try:
-                await client.say("What is my name?")
-                return await client.whole()
+                await client.send_message("What is my name?")
+                return await client.complete_response()
             except ConnectionClosed:
-                client.socket = await connect_until_accepted(f"{url}?{client.position}")
+                client.socket = await connect_until_accepted(f"{url}?{client.resume_query}")
             except AssertionError:
-                assert client.last["error"]["type"] == "server_error", client.last
+                assert client.last_event["error"]["type"] == "server_error", client.last_event
                 await asyncio.sleep(0.2)
 
 

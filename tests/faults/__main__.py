@@ -14,19 +14,19 @@ import traceback
 from pathlib import Path
 from random import Random
 
-from tests.faults.row import Row
+from tests.faults.row import FaultRow
 from tests.faults.rows import ROWS
 from tests.faults.tally import Tally
 
 
-async def sit(row: Row, tally: Tally, trials: int, until_s: float) -> bool:
+async def run_trials(row: FaultRow, tally: Tally, trials: int, until_s: float) -> bool:
     """Run the missing trials of `row` until `until_s`. Returns False after a failed trial."""
-    record = tally.of(row)
-    if (program := row.lacks()) is not None:
+    record = tally.record_of(row)
+    if (program := row.missing_requirement()) is not None:
         print(f"{row.id}: skipped, {program} is not installed", flush=True)
         return True
     with tempfile.TemporaryDirectory() as folder:
-        async with row.world(Path(folder)) as environment:
+        async with row.environment(Path(folder)) as environment:
             while record.trials < trials and time.monotonic() < until_s:
                 seed = record.trials
                 try:
@@ -34,17 +34,17 @@ async def sit(row: Row, tally: Tally, trials: int, until_s: float) -> bool:
                 except Exception:
                     traceback.print_exc()
                     print(f"{row.id}: seed {seed} failed", flush=True)
-                    tally.add(row, failed=seed)
+                    tally.add_trial(row, failed=seed)
                     return False
-                tally.add(row)
-    print(f"{row.id}: {record.trials:,} of {row.full:,}", flush=True)
+                tally.add_trial(row)
+    print(f"{row.id}: {record.trials:,} of {row.full_trials:,}", flush=True)
     return True
 
 
-async def again(row: Row, seed: int) -> None:
+async def run_single_trial(row: FaultRow, seed: int) -> None:
     """Run the trial with this seed without recording it."""
     with tempfile.TemporaryDirectory() as folder:
-        async with row.world(Path(folder)) as environment:
+        async with row.environment(Path(folder)) as environment:
             await row.trial(environment, Random(seed))
 
 
@@ -61,12 +61,12 @@ def main() -> int:
     if options.seed is not None:
         if not options.row:
             parser.error("--seed needs a ROW")
-        asyncio.run(again(rows[0], options.seed))
+        asyncio.run(run_single_trial(rows[0], options.seed))
         return 0
     tally, passed = Tally.read(), True
     for row in rows:
         until_s = time.monotonic() + options.minutes * 60
-        passed &= asyncio.run(sit(row, tally, options.trials or row.full, until_s))
+        passed &= asyncio.run(run_trials(row, tally, options.trials or row.full_trials, until_s))
         tally.write_page(ROWS)
     return 0 if passed else 1
 

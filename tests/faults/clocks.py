@@ -19,26 +19,26 @@ from random import Random
 from typing import Protocol
 
 from continuo.realtime.store import Store, open_store
-from tests.faults.caller import Caller
-from tests.faults.cluster import TIMES, Town
-from tests.faults.deaths import begun
-from tests.faults.row import Row
+from tests.faults.caller import ReconnectingClient
+from tests.faults.cluster import TIMEOUT_FACTOR, Cluster
+from tests.faults.deaths import start_expected_response
+from tests.faults.row import FaultRow
 from tests.support.redis_process import RedisProcess
 
 HOUR_S = 3600
-WINDOW_S = 4.0
-SWEEP_S = 1.0
-LIBRARIES = ("usr/lib/*/faketime/libfaketime.so.1", "usr/lib/faketime/libfaketime.so.1")
-OURS = Path(__file__).with_name("wall_clock.c")
+RESUME_WINDOW_S = 4.0
+SWEEP_INTERVAL_S = 1.0
+LIBFAKETIME_PATTERNS = ("usr/lib/*/faketime/libfaketime.so.1", "usr/lib/faketime/libfaketime.so.1")
+WALL_CLOCK_SOURCE = Path(__file__).with_name("wall_clock.c")
 
 
-def library() -> str | None:
-    files = [file for pattern in LIBRARIES for file in Path("/").glob(pattern)]
+def find_libfaketime() -> str | None:
+    files = [file for pattern in LIBFAKETIME_PATTERNS for file in Path("/").glob(pattern)]
     return str(files[0]) if files else None
 
 
-def lacks() -> str | None:
-    if library() is None:
+def missing_requirement() -> str | None:
+    if find_libfaketime() is None:
         return "libfaketime"
     return None if shutil.which("cc") else "a C compiler"
 
@@ -53,7 +53,7 @@ class Clock(Protocol):
         ...
 
 
-class Faked:
+class LibfaketimeClock:
     """Clock shifted by libfaketime."""
 
     def __init__(self, file: Path) -> None:
@@ -63,7 +63,7 @@ class Faked:
     @property
     def env(self) -> dict[str, str]:
         return {
-            "LD_PRELOAD": library() or "",
+            "LD_PRELOAD": find_libfaketime() or "",
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
@@ -75,14 +75,22 @@ class Faked:
         new.replace(self._file)
 
 
-class Ours:
+class PreloadedClock:
     """Clock shifted by `wall_clock.c`: libfaketime deadlocks with the jemalloc of Redis."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._library = file.with_suffix(".so")
         file.write_bytes(bytes(8))
-        command = ("cc", "-O1", "-shared", "-fPIC", "-o", str(self._library), str(OURS))
+        command = (
+            "cc",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(self._library),
+            str(WALL_CLOCK_SOURCE),
+        )
         subprocess.run(command, check=True)
 
     @property
@@ -94,20 +102,20 @@ class Ours:
             file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
 
 
-class World:
+class ClockCluster:
     """Cluster in which the first gateway and Redis each have a clock that can be shifted."""
 
-    def __init__(self, town: Town, clocks: dict[str, Clock], store: Store) -> None:
-        self.town = town
+    def __init__(self, town: Cluster, clocks: dict[str, Clock], store: Store) -> None:
+        self.cluster = town
         self.clocks = clocks
         self.store = store
 
-    async def told_s(self, process: str) -> float:
+    async def read_time_s(self, process: str) -> float:
         """Read the wall clock of `gateway` (the first one) or of `redis`."""
         if process == "redis":
-            async with self.town.redis.client() as admin:
+            async with self.cluster.redis.client() as admin:
                 return (await admin.time())[0]
-        return await asyncio.to_thread(_date, self.town.urls[0])
+        return await asyncio.to_thread(_date, self.cluster.urls[0])
 
 
 def _date(url: str) -> float:
@@ -116,91 +124,96 @@ def _date(url: str) -> float:
         return parsedate_to_datetime(response.headers["Date"]).timestamp()
 
 
-async def wrong(setup: World, rng: Random) -> None:
+async def shift_wall_clock(setup: ClockCluster, rng: Random) -> None:
     """Shift one clock during a response: responses finish, and resume windows keep their length.
 
     Of three sessions `connected` stays connected, `returning` resumes within its window, and
     `expiring` does not reconnect: its session must be deleted at the end of the window.
     """
-    cluster, process = setup.town, rng.choice(sorted(setup.clocks))
+    cluster, process = setup.cluster, rng.choice(sorted(setup.clocks))
     clock, shift_s = setup.clocks[process], rng.choice((-HOUR_S, HOUR_S))
     first = rng.randrange(2)
-    conversations = [await cluster.talking(first) for _ in range(3)]
+    conversations = [await cluster.open_conversation(first) for _ in range(3)]
     (connected, _), (returning, _), (expiring, _) = conversations
-    responses = [(client, *await begun(client, expected)) for client, expected in conversations[:2]]
-    await connected.deltas(rng.randrange(30))
+    responses = [
+        (client, *await start_expected_response(client, expected))
+        for client, expected in conversations[:2]
+    ]
+    await connected.wait_deltas(rng.randrange(30))
     clock.shift(shift_s)
     for client, response, text in responses:
-        assert await client.end(response) == text
-        assert not client.resumed, "a client lost its connection"
-    async with asyncio.timeout(2 * TIMES):
-        while abs(await setup.told_s(process) - time.time() - shift_s) > HOUR_S / 2:
+        assert await client.wait_response(response) == text
+        assert not client.resume_outcomes, "a client lost its connection"
+    async with asyncio.timeout(2 * TIMEOUT_FACTOR):
+        while abs(await setup.read_time_s(process) - time.time() - shift_s) > HOUR_S / 2:
             await asyncio.sleep(0.05)
     parked_s = time.monotonic()
-    await expiring.drop()
-    await returning.come_back()
-    await returning.drop()
+    await expiring.disconnect()
+    await returning.reconnect()
+    await returning.disconnect()
     if rng.random() < 0.4:
-        await parked(setup.store, expiring, returning)
-        cluster.gateways[first].send(signal.SIGKILL)
-        expiring.turn = 1
-        await connected.come_back()
-    await asyncio.sleep(max(0.0, parked_s + WINDOW_S / 2 - time.monotonic()))
+        await wait_parked(setup.store, expiring, returning)
+        cluster.gateways[first].send_signal(signal.SIGKILL)
+        expiring.gateway_index = 1
+        await connected.reconnect()
+    await asyncio.sleep(max(0.0, parked_s + RESUME_WINDOW_S / 2 - time.monotonic()))
     for client in (expiring, returning):
-        is_stored = await setup.store.find(client.session) is not None
-        assert is_stored or time.monotonic() - parked_s > WINDOW_S, "expired too early"
-    await returning.come_back()
-    assert set(returning.resumed) == {"exact"}
-    async with asyncio.timeout((WINDOW_S + 2 * SWEEP_S) * TIMES):
-        while await setup.store.find(expiring.session) is not None:
+        is_stored = await setup.store.find(client.session_id) is not None
+        assert is_stored or time.monotonic() - parked_s > RESUME_WINDOW_S, "expired too early"
+    await returning.reconnect()
+    assert set(returning.resume_outcomes) == {"exact"}
+    async with asyncio.timeout((RESUME_WINDOW_S + 2 * SWEEP_INTERVAL_S) * TIMEOUT_FACTOR):
+        while await setup.store.find(expiring.session_id) is not None:
             await asyncio.sleep(0.05)
-    assert time.monotonic() - parked_s >= WINDOW_S
-    await gone(expiring)
+    assert time.monotonic() - parked_s >= RESUME_WINDOW_S
+    await assert_session_expired(expiring)
     for client, expected in conversations[:2]:
-        await client.say("what time is it?")
-        expected.say("what time is it?")
-        assert await client.answer(max_output_tokens=6) == expected.answer(6)
-        await client.leave()
+        await client.send_message("what time is it?")
+        expected.add_user_message("what time is it?")
+        assert await client.complete_response(max_output_tokens=6) == expected.compute_response(6)
+        await client.close_session()
     clock.shift(0)
-    if cluster.gateways[first].is_gone:
-        await cluster.engine_again(0)  # detached sessions would outlive this test by far
-        await cluster.gateway_again(first, **(setup.clocks["gateway"].env if first == 0 else {}))
-        await cluster.ready()
-    await cluster.balanced()
+    if cluster.gateways[first].has_exited:
+        await cluster.restart_engine(0)  # detached sessions would outlive this test by far
+        await cluster.restart_gateway(first, **(setup.clocks["gateway"].env if first == 0 else {}))
+        await cluster.wait_ready()
+    await cluster.assert_balanced()
 
 
-async def parked(store: Store, *clients: Caller) -> None:
-    async with asyncio.timeout(WINDOW_S):
+async def wait_parked(store: Store, *clients: ReconnectingClient) -> None:
+    async with asyncio.timeout(RESUME_WINDOW_S):
         for client in clients:
-            while (metadata := await store.find(client.session)) is None or not metadata.is_parked:
+            while (
+                metadata := await store.find(client.session_id)
+            ) is None or not metadata.is_parked:
                 await asyncio.sleep(0.01)
 
 
-async def gone(client: Caller) -> None:
+async def assert_session_expired(client: ReconnectingClient) -> None:
     event = await client.connect()
     assert event["error"]["code"] in ("session_not_found", "session_expired")
-    assert await client.close_code() == 1008
-    await client.drop()
+    assert await client.wait_close_code() == 1008
+    await client.disconnect()
 
 
 @asynccontextmanager
-async def clocks(folder: Path) -> AsyncIterator[World]:
+async def running_cluster_with_clocks(folder: Path) -> AsyncIterator[ClockCluster]:
     clocks_by_process: dict[str, Clock] = {
-        "gateway": Faked(folder / "gateway"),
-        "redis": Ours(folder / "redis"),
+        "gateway": LibfaketimeClock(folder / "gateway"),
+        "redis": PreloadedClock(folder / "redis"),
     }
     redis = RedisProcess(
         folder / "store", "--appendonly", "yes", env=clocks_by_process["redis"].env
     )
     await redis.start()
-    cluster = Town(folder, redis, "--resume-window-s", f"{WINDOW_S:g}")
+    cluster = Cluster(folder, redis, "--resume-window-s", f"{RESUME_WINDOW_S:g}")
     store = await open_store(redis.url, "normal")
     try:
         await cluster.add_engine()
         await cluster.add_gateway(**clocks_by_process["gateway"].env)
         await cluster.add_gateway()
-        await cluster.ready()
-        yield World(cluster, clocks_by_process, store)
+        await cluster.wait_ready()
+        yield ClockCluster(cluster, clocks_by_process, store)
     finally:
         await store.aclose()
         cluster.stop()
@@ -208,14 +221,16 @@ async def clocks(folder: Path) -> AsyncIterator[World]:
 
 
 ROWS = (
-    Row(
+    FaultRow(
         id="F25",
-        fault="the wall clock of a gateway or of Redis jumps an hour, either way, in an answer",
-        passes="the answer goes on; a session that waits goes when its window ends, not before",
-        world=clocks,
-        trial=wrong,
-        full=20,
-        few=1,
-        lacks=lacks,
+        fault="the wall clock of a gateway or of Redis jumps by an hour, either way, during a "
+        "response",
+        expectation="the response continues; a parked session expires when its window ends, not "
+        "before",
+        environment=running_cluster_with_clocks,
+        trial=shift_wall_clock,
+        full_trials=20,
+        quick_trials=1,
+        missing_requirement=missing_requirement,
     ),
 )

@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from continuo.engine import ModelText
-from tests.faults.caller import Caller
-from tests.faults.deployment import Expected
+from tests.faults.caller import ReconnectingClient
+from tests.faults.deployment import ExpectedConversation
 from tests.realtime.conftest import chat_folder
-from tests.support.processes import Process, address_of, until_ready, url_of
+from tests.support.processes import Process, read_engine_address, read_gateway_url, wait_ready
 from tests.support.redis_process import RedisProcess, free_port
-from tests.support.web_servers import KEY
+from tests.support.web_servers import API_KEY
 
-HOST = "tests.support.digest_host"
-TIMES = 5
+DIGEST_HOST_MODULE = "tests.support.digest_host"
+TIMEOUT_FACTOR = 5
 """Multiple of every promised time that the tests allow, for a busy machine."""
-BOOKS_S = 60.0
+BALANCE_TIMEOUT_S = 60.0
 
 
-class Town:
+class Cluster:
     def __init__(self, folder: Path, redis: RedisProcess, *options: str) -> None:
         """`options`: command-line options of the gateways."""
         self.redis = redis
@@ -45,18 +45,20 @@ class Town:
     def urls(self) -> list[str]:
         return [f"ws://127.0.0.1:{port}/v1/realtime" for port in self.gateway_ports]
 
-    def caller(self, first: int = 0) -> Caller:
+    def create_client(self, first: int = 0) -> ReconnectingClient:
         """Create a client of all gateways that connects to gateway `first` first."""
-        return Caller(*self.urls[first:], *self.urls[:first])
+        return ReconnectingClient(*self.urls[first:], *self.urls[:first])
 
-    def expected(self) -> Expected:
-        return Expected(self.text)
+    def expected_conversation(self) -> ExpectedConversation:
+        return ExpectedConversation(self.text)
 
-    async def talking(self, first: int = 0) -> tuple[Caller, Expected]:
-        client, expected = self.caller(first), self.expected()
+    async def open_conversation(
+        self, first: int = 0
+    ) -> tuple[ReconnectingClient, ExpectedConversation]:
+        client, expected = self.create_client(first), self.expected_conversation()
         await client.connect()
-        await client.say("hello")
-        expected.say("hello")
+        await client.send_message("hello")
+        expected.add_user_message("hello")
         return client, expected
 
     # ------------------------------------------------------------ processes
@@ -69,46 +71,50 @@ class Town:
         self.gateway_ports.append(free_port())
         self.gateways.append(await self._gateway(self.gateway_ports[-1], env))
 
-    async def engine_again(self, n: int) -> None:
+    async def restart_engine(self, n: int) -> None:
         """Restart engine `n` on the same port."""
         self.engines[n].stop()
         self.engines[n] = await self._engine(self._engine_ports[n])
 
-    async def gateway_again(self, n: int, **env: str) -> None:
+    async def restart_gateway(self, n: int, **env: str) -> None:
         self.gateways[n].stop()
         self.gateways[n] = await self._gateway(self.gateway_ports[n], env)
 
     async def _engine(self, port: int) -> Process:
         options = ("--listen", f"127.0.0.1:{port}", "--model", str(self._model_folder))
-        return await _started(Process("engine", *options, module=HOST), address_of)
+        return await _started(
+            Process("engine", *options, module=DIGEST_HOST_MODULE), read_engine_address
+        )
 
     async def _gateway(self, port: int, env: dict[str, str]) -> Process:
         engines = [f"--engine=127.0.0.1:{engine}" for engine in self._engine_ports]
         options = ("--port", str(port), "--no-web", "--store", self.redis.url, *engines)
-        process = Process("gateway", *options, *self._options, env={"CONTINUO_API_KEY": KEY, **env})
-        return await _started(process, url_of)
+        process = Process(
+            "gateway", *options, *self._options, env={"CONTINUO_API_KEY": API_KEY, **env}
+        )
+        return await _started(process, read_gateway_url)
 
-    async def ready(self) -> None:
+    async def wait_ready(self) -> None:
         for url in self.urls:
-            await until_ready(url)
+            await wait_ready(url)
 
     # ------------------------------------------------------------ statistics
 
-    async def stats(self, gateway: int = 0) -> dict[str, Any]:
+    async def fetch_stats(self, gateway: int = 0) -> dict[str, Any]:
         """Fetch `/v1/stats` of a gateway, which adds up all engines."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.gateway_ports[gateway]}/v1/stats",
-            headers={"Authorization": f"Bearer {KEY}"},
+            headers={"Authorization": f"Bearer {API_KEY}"},
         )
         fetch = functools.partial(urllib.request.urlopen, request, timeout=10)
         with await asyncio.to_thread(fetch) as response:
             return json.loads(response.read())
 
-    async def balanced(self) -> None:
+    async def assert_balanced(self) -> None:
         """Wait until no session is open; assert that no page is leased and no step failed."""
-        async with asyncio.timeout(BOOKS_S):
+        async with asyncio.timeout(BALANCE_TIMEOUT_S):
             while True:
-                stats = (await self.stats())["engine"]
+                stats = (await self.fetch_stats())["engine"]
                 if stats is not None and stats["sessions"] == stats["pages_leased"] == 0:
                     break
                 await asyncio.sleep(0.05)
@@ -120,38 +126,38 @@ class Town:
             process.stop()
 
 
-async def _started(process: Process, wait_ready: Any) -> Process:
+async def _started(process: Process, read_address: Any) -> Process:
     try:
-        await asyncio.to_thread(wait_ready, process)
+        await asyncio.to_thread(read_address, process)
     except BaseException:
         process.stop()
         raise
-    process.read_on()
+    process.drain_output()
     return process
 
 
 @contextlib.asynccontextmanager
-async def town(
+async def running_cluster(
     folder: Path, *options: str, engines: int = 1, gateways: int = 1
-) -> AsyncIterator[Town]:
+) -> AsyncIterator[Cluster]:
     redis = RedisProcess(folder / "redis", "--appendonly", "yes", "--appendfsync", "everysec")
     await redis.start()
-    cluster = Town(folder, redis, *options)
+    cluster = Cluster(folder, redis, *options)
     try:
         for _ in range(engines):
             await cluster.add_engine()
         for _ in range(gateways):
             await cluster.add_gateway()
-        await cluster.ready()
+        await cluster.wait_ready()
         yield cluster
     finally:
         cluster.stop()
         redis.kill()
 
 
-async def goes_on(client: Caller, expected: Expected) -> None:
+async def continue_and_close(client: ReconnectingClient, expected: ExpectedConversation) -> None:
     """Assert that one more turn has the expected text, then close the session."""
-    await client.say("go on")
-    expected.say("go on")
-    assert await client.answer(max_output_tokens=6) == expected.answer(6)
-    await client.leave()
+    await client.send_message("go on")
+    expected.add_user_message("go on")
+    assert await client.complete_response(max_output_tokens=6) == expected.compute_response(6)
+    await client.close_session()

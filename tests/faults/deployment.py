@@ -17,21 +17,23 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.process.engine_discovery import discover_engines
 from continuo.realtime.session.session import Session
 from continuo.realtime.store import Durability, open_store
-from tests.faults.caller import Caller
+from tests.faults.caller import ReconnectingClient
 from tests.faults.proxy import Proxy
 from tests.realtime.conftest import chat_folder
 from tests.support.digest_runner import VOCABULARY, oracle
-from tests.support.engines import Bench, digest_engine
+from tests.support.engines import EngineHarness, digest_engine
 from tests.support.redis_process import RedisProcess
-from tests.support.web_servers import KEY, Running, serving
+from tests.support.web_servers import API_KEY, RunningServer, serve_engine
 
 STEP_S = 0.001
 """Duration of a step, so that a fault can occur during a response."""
 
 
-class House:
-    def __init__(self, bench: Bench, redis: RedisProcess, gateways: list[Running]) -> None:
-        self.bench = bench
+class Deployment:
+    def __init__(
+        self, bench: EngineHarness, redis: RedisProcess, gateways: list[RunningServer]
+    ) -> None:
+        self.engine_harness = bench
         self.redis = redis
         self.gateways = gateways
         self.proxies: list[Proxy] = []
@@ -40,31 +42,31 @@ class House:
     def urls(self) -> list[str]:
         return [gateway.url for gateway in self.gateways]
 
-    def expected(self) -> "Expected":
-        return Expected(self.bench.engine.text)
+    def expected_conversation(self) -> "ExpectedConversation":
+        return ExpectedConversation(self.engine_harness.engine.text)
 
-    def caller(self, first: int = 0) -> Caller:
+    def create_client(self, first: int = 0) -> ReconnectingClient:
         """Create a client of all gateways that connects to gateway `first` first."""
-        return Caller(*self.urls[first:], *self.urls[:first])
+        return ReconnectingClient(*self.urls[first:], *self.urls[:first])
 
-    def session(self, client: Caller) -> Session | None:
+    def find_session(self, client: ReconnectingClient) -> Session | None:
         """Find the loaded session of a client in the gateways."""
         for gateway in self.gateways:
-            found = gateway.registry.find(client.session, "default")
+            found = gateway.registry.find(client.session_id, "default")
             if found is not None:
                 return found
         return None
 
-    async def balanced(self) -> None:
+    async def assert_balanced(self) -> None:
         """Wait until no gateway has a connected session; assert that every page has one owner."""
-        await until(lambda: not any(len(gateway.registry) for gateway in self.gateways))
-        stats = await self.bench.engine.stats()
+        await wait_until(lambda: not any(len(gateway.registry) for gateway in self.gateways))
+        stats = await self.engine_harness.engine.stats()
         assert (stats.failed_steps, stats.failed_audits) == (0, 0)
         assert stats.pages_free + stats.pages_tree + stats.pages_leased == stats.pages_total
 
 
 @contextlib.asynccontextmanager
-async def house(
+async def running_deployment(
     folder: Path,
     *,
     gateways: int = 2,
@@ -73,7 +75,7 @@ async def house(
     durability: Durability = "normal",
     bytes: bool = False,
     steps_ahead: int = 0,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[Deployment]:
     """Start Redis, an engine and gateways.
 
     `bytes`: with a tokenizer that covers every character. `steps_ahead`: with 1, the device has a
@@ -82,7 +84,7 @@ async def house(
     model_folder = folder / "words"
     model_folder.mkdir(parents=True)
     settings = GatewaySettings(
-        tenants={KEY: "default"}, served_model_name=("demo",), limits=limits or Limits()
+        tenants={API_KEY: "default"}, served_model_name=("demo",), limits=limits or Limits()
     )
     server = RedisProcess(folder / "redis", *redis)
     await server.start()
@@ -102,7 +104,7 @@ async def house(
             )
         )
         port = await bench.listen()
-        deployment = House(bench, server, [])
+        deployment = Deployment(bench, server, [])
         for _ in range(gateways):
             engine = await stack.enter_async_context(
                 discover_engines([Address("127.0.0.1", port)], LinkSecurity(), None)
@@ -110,25 +112,25 @@ async def house(
             await engine.wait_until_ready()
             store = await open_store(server.url, durability)
             stack.push_async_callback(store.aclose)
-            running = await stack.enter_async_context(serving(engine, settings, store))
+            running = await stack.enter_async_context(serve_engine(engine, settings, store))
             deployment.gateways.append(running)
         yield deployment
 
 
-class Expected:
+class ExpectedConversation:
     """Expected token ids of a conversation, computed without the session code of the server."""
 
     def __init__(self, text: ModelText) -> None:
         self._text = text
         self.ids: list[int] = []
 
-    def say(self, text: str) -> None:
+    def add_user_message(self, text: str) -> None:
         self.ids += self._encode(f"<|im_start|>user\n{text}<|im_end|>\n")
 
-    def said(self, text: str) -> None:
+    def add_assistant_message(self, text: str) -> None:
         self.ids += self._encode(f"<|im_start|>assistant\n{text}<|im_end|>\n")
 
-    def answer(self, tokens: int, *, ignore_eos: bool = False) -> str:
+    def compute_response(self, tokens: int, *, ignore_eos: bool = False) -> str:
         """Append the response of at most `tokens` ids. Returns its text."""
         self.ids += self._encode("<|im_start|>assistant\n")
         output = oracle(self.ids, tokens, stop_ids=[] if ignore_eos else [0])
@@ -140,7 +142,7 @@ class Expected:
         return self._text.encode(text)
 
 
-async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+async def wait_until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.005)

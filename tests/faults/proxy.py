@@ -15,25 +15,25 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Literal
 
-Way = Literal["up", "down"]
-CHUNK = 65_536
+Direction = Literal["up", "down"]
+CHUNK_BYTES = 65_536
 
 
 class Proxy:
     def __init__(self, port: int) -> None:
-        self.target = port
+        self.target_port = port
         self.port = 0
         self.delay_s = 0.0
         """Delay of each chunk in both directions."""
-        self.lost: set[Way] = set()
+        self.discarded_directions: set[Direction] = set()
         """Directions whose bytes and FINs are discarded; both: like a pulled cable."""
-        self.refusing = False
+        self.refuses_connections = False
         """Reset every new connection."""
         self._open = asyncio.Event()
         self._open.set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._left: dict[Way, tuple[float, bool]] = {}
+        self._left: dict[Direction, tuple[float, bool]] = {}
 
     def url(self, path: str = "/v1/realtime") -> str:
         return f"ws://127.0.0.1:{self.port}{path}"
@@ -42,33 +42,33 @@ class Proxy:
         """Hold back all bytes without loss until `resume` is called."""
         self._open.clear()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._open.set()
 
-    def mend(self) -> None:
+    def clear_faults(self) -> None:
         """Clear all faults: bytes are forwarded as they arrive."""
         self.delay_s = 0.0
-        self.lost = set()
-        self.refusing = False
+        self.discarded_directions = set()
+        self.refuses_connections = False
         self._left.clear()
-        self.go_on()
+        self.resume()
 
-    def cut(self) -> None:
+    def reset_connections(self) -> None:
         """Close all connections with a reset (RST) on both sides."""
         for writer in list(self._writers):
             _reset(writer)
 
-    def end(self) -> None:
+    def close_connections(self) -> None:
         """Close all connections in order (FIN): bytes already forwarded arrive."""
         for writer in list(self._writers):
             writer.close()
 
-    def cut_after(self, direction: Way, count: int, *, fin: bool = False) -> None:
+    def disconnect_after(self, direction: Direction, count: int, *, fin: bool = False) -> None:
         """Reset all connections after `count` more bytes; `fin`: close them in order."""
         self._left[direction] = (count, fin)
 
     @property
-    def connections(self) -> int:
+    def connection_count(self) -> int:
         return len(self._writers) // 2
 
     @contextlib.asynccontextmanager
@@ -79,18 +79,18 @@ class Proxy:
             yield self
         finally:
             server.close()
-            self.go_on()
-            self.cut()
+            self.resume()
+            self.reset_connections()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.refusing:
+        if self.refuses_connections:
             _reset(writer)
             return
         try:
-            target = await asyncio.open_connection("127.0.0.1", self.target)
+            target = await asyncio.open_connection("127.0.0.1", self.target_port)
         except OSError:
             _reset(writer)
             return
@@ -106,26 +106,26 @@ class Proxy:
             each.close()
 
     async def _forward(
-        self, direction: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         with contextlib.suppress(OSError):
-            while chunk := await reader.read(CHUNK):
+            while chunk := await reader.read(CHUNK_BYTES):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 await self._open.wait()
-                if direction in self.lost:
+                if direction in self.discarded_directions:
                     continue
                 left, fin = self._left.pop(direction, (math.inf, False))
                 if left <= len(chunk):
                     writer.write(chunk[: int(left)])
                     await writer.drain()
-                    self.end() if fin else self.cut()
+                    self.close_connections() if fin else self.reset_connections()
                     return
                 self._left[direction] = (left - len(chunk), fin)
                 writer.write(chunk)
                 await writer.drain()
             await self._open.wait()
-            if direction not in self.lost and writer.can_write_eof():
+            if direction not in self.discarded_directions and writer.can_write_eof():
                 writer.write_eof()
 
 

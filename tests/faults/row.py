@@ -8,22 +8,22 @@ from typing import Any
 
 import msgspec
 
-World = Callable[[Path], AbstractAsyncContextManager[Any]]
+Environment = Callable[[Path], AbstractAsyncContextManager[Any]]
 Trial = Callable[[Any, Random], Awaitable[None]]
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     fault: str
-    passes: str
+    expectation: str
     """Expectation of every trial, a cell of docs/reliability.md."""
-    world: World
+    environment: Environment
     """Environment that consecutive trials share."""
     trial: Trial
     """Inject the fault once, at a phase drawn from the Random. Raises if an expectation fails."""
-    full: int
+    full_trials: int
     """Trials of a full run."""
-    few: int
+    quick_trials: int
     """Trials in every run of the test suite."""
-    lacks: Callable[[], str | None] = lambda: None
+    missing_requirement: Callable[[], str | None] = lambda: None
     """Name of a required program that is not installed, or None."""

@@ -6,31 +6,32 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
-from tests.faults.row import Row
+from tests.faults.row import FaultRow
 from tests.realtime.conftest import chat_folder
 from tests.simulation.world import simulate
 
 
 @contextlib.asynccontextmanager
-async def model(folder: Path) -> AsyncIterator[str]:
+async def chat_model_folder(folder: Path) -> AsyncIterator[str]:
     yield str(chat_folder(folder))
 
 
-async def life(folder: str, rng: Random) -> None:
+async def simulate_in_thread(folder: str, rng: Random) -> None:
     """Run the simulation in a thread, because it runs an event loop of its own."""
     await asyncio.to_thread(simulate, rng, folder)
 
 
 ROWS = (
-    Row(
+    FaultRow(
         id="F39",
         fault="simulated: gateways and engines killed, paused, cut off, half open; a store that is "
-        "away, late, loses calls, fails over; clients that drop and repeat",
-        passes="nothing acknowledged is lost or doubled, answers are those of a fresh prefill and "
-        "end once, one owner, no page left over, everything closes",
-        world=model,
-        trial=life,
-        full=10_000,
-        few=2,
+        "unavailable, slow, loses calls, fails over; clients that disconnect and retry",
+        expectation="nothing acknowledged is lost or doubled, responses are those of a fresh "
+        "prefill and "
+        "end once, one owner, no page leaks, everything closes",
+        environment=chat_model_folder,
+        trial=simulate_in_thread,
+        full_trials=10_000,
+        quick_trials=2,
     ),
 )

@@ -7,46 +7,54 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
 
-from tests.faults.caller import Caller, Refused, item
-from tests.faults.deployment import Expected, House, house
-from tests.faults.row import Row
+from tests.faults.caller import ReconnectingClient, RequestRefused, message_item
+from tests.faults.cluster import continue_and_close
+from tests.faults.deployment import Deployment, ExpectedConversation, running_deployment
+from tests.faults.row import FaultRow
 
-LONG = 300
+LONG_RESPONSE_TOKENS = 300
 """Length of a response that outlasts the fault."""
-SLACK = 5
+TIMEOUT_FACTOR = 5
 """Multiple of every time bound that the tests allow, for a busy machine."""
-HELD_S_MAX = 0.05 * SLACK
-SCHEDULED = Path("/proc/thread-self/schedstat")
-AWAY_S, AWAY_WEIGHTS = (5.0, 60.0, 0.5), (12, 1, 12)
+LOOP_BLOCKED_S_MAX = 0.05 * TIMEOUT_FACTOR
+SCHEDSTAT_FILE = Path("/proc/thread-self/schedstat")
+OUTAGES_S, OUTAGE_WEIGHTS = (5.0, 60.0, 0.5), (12, 1, 12)
 
 
 @contextmanager
-def longer_than(deployment: House, fault_s: float) -> Iterator[None]:
+def steps_outlasting(deployment: Deployment, fault_s: float) -> Iterator[None]:
     """Slow the steps down so that a long response outlasts the fault; afterwards at full speed."""
-    deployment.bench.runner.step_s = (fault_s + SLACK) / LONG
+    deployment.engine_harness.runner.step_s = (fault_s + TIMEOUT_FACTOR) / LONG_RESPONSE_TOKENS
     try:
         yield
     finally:
-        deployment.bench.runner.step_s = 0
+        deployment.engine_harness.runner.step_s = 0
 
 
-async def away(deployment: House, rng: Random) -> None:
+async def interrupt_redis(deployment: Deployment, rng: Random) -> None:
     """Stop or pause Redis for a while: the response continues, appends are refused in time."""
-    (outage_s,) = rng.choices(AWAY_S, AWAY_WEIGHTS)
-    client, expected = await talking(deployment, rng.randrange(2))
-    with longer_than(deployment, outage_s):
-        response = await client.begin(max_output_tokens=LONG, ignore_eos=True)
-        text = expected.answer(LONG, ignore_eos=True)
-        await client.deltas(rng.randrange(1, 10))
+    (outage_s,) = rng.choices(OUTAGES_S, OUTAGE_WEIGHTS)
+    client, expected = await open_conversation(deployment, rng.randrange(2))
+    with steps_outlasting(deployment, outage_s):
+        response = await client.start_response(
+            max_output_tokens=LONG_RESPONSE_TOKENS, ignore_eos=True
+        )
+        text = expected.compute_response(LONG_RESPONSE_TOKENS, ignore_eos=True)
+        await client.wait_deltas(rng.randrange(1, 10))
         await _outage(deployment, client, response, outage_s, paused=rng.random() < 0.5)
-        assert response not in client.ended, "the response ended before the fault"
-    assert await client.end(response) == text
-    expected.say("are you there?")
-    await goes_on(client, expected)
+        assert response not in client.ended_responses, "the response ended before the fault"
+    assert await client.wait_response(response) == text
+    expected.add_user_message("are you there?")
+    await continue_and_close(client, expected)
 
 
 async def _outage(
-    deployment: House, client: Caller, response: str, outage_s: float, *, paused: bool
+    deployment: Deployment,
+    client: ReconnectingClient,
+    response: str,
+    outage_s: float,
+    *,
+    paused: bool,
 ) -> None:
     if paused:
         deployment.redis.pause()
@@ -54,133 +62,140 @@ async def _outage(
         deployment.redis.stop()
     began_s = time.monotonic()
     try:
-        assert await refusal(client, item("item_away", "are you there?")) == "store_unavailable"
-        assert time.monotonic() - began_s < 1.0 * SLACK
+        assert (
+            await append_outcome(client, message_item("item_away", "are you there?"))
+            == "store_unavailable"
+        )
+        assert time.monotonic() - began_s < 1.0 * TIMEOUT_FACTOR
         await _receive_more(client, response)
         await asyncio.sleep(began_s + outage_s - time.monotonic())
         await _receive_more(client, response)
     finally:
         if paused:
-            deployment.redis.go_on()
+            deployment.redis.resume()
         else:
             await deployment.redis.start()
     began_s = time.monotonic()
-    await client.say("are you there?", "item_away")
-    assert time.monotonic() - began_s < 2.0 * SLACK
+    await client.send_message("are you there?", "item_away")
+    assert time.monotonic() - began_s < 2.0 * TIMEOUT_FACTOR
 
 
-async def _receive_more(client: Caller, response: str) -> None:
+async def _receive_more(client: ReconnectingClient, response: str) -> None:
     """Receive text of the response that was generated after this call."""
-    await client.settle()
-    before = len(client.said[response])
-    while len(client.said[response]) == before:
-        await client.hear()
+    await client.synchronize()
+    before = len(client.response_texts[response])
+    while len(client.response_texts[response]) == before:
+        await client.receive()
 
 
-async def died(deployments: tuple[House, House], rng: Random) -> None:
+async def kill_redis(deployments: tuple[Deployment, Deployment], rng: Random) -> None:
     """Kill Redis during appends: every accepted item is seen through the other gateway."""
     deployment = rng.choice(deployments)
     if deployment is deployments[0] and rng.random() < 0.5:
         await _lose_log_end(deployment, rng)
         return
-    conversations = [await talking(deployment, n % 2) for n in range(3)]
+    conversations = [await open_conversation(deployment, n % 2) for n in range(3)]
     restarting = asyncio.create_task(_kill_and_restart(deployment, rng.uniform(0, 0.1)))
 
-    async def append_lines(client: Caller, expected: Expected) -> None:
+    async def append_lines(client: ReconnectingClient, expected: ExpectedConversation) -> None:
         for n in range(6):
-            await client.say(f"line {n}")
-            expected.say(f"line {n}")
+            await client.send_message(f"line {n}")
+            expected.add_user_message(f"line {n}")
 
     await asyncio.gather(*(append_lines(*conversation) for conversation in conversations))
     await restarting
     for client, expected in conversations:
-        await client.come_back()
-        await goes_on(client, expected)
+        await client.reconnect()
+        await continue_and_close(client, expected)
 
 
-async def _lose_log_end(deployment: House, rng: Random) -> None:
+async def _lose_log_end(deployment: Deployment, rng: Random) -> None:
     """Kill Redis and truncate its append-only file, as when its machine crashes.
 
     The end of the log is lost, with appends that it had confirmed. A client that resumes at another
     gateway gets a snapshot of the remaining items; a client that stays connected loses nothing.
     """
-    conversations = [await talking(deployment, n % 2) for n in range(3)]
-    written = deployment.redis.written
+    conversations = [await open_conversation(deployment, n % 2) for n in range(3)]
+    written = deployment.redis.append_log_bytes
     texts_by_item: list[dict[str, str]] = []
     for client, _ in conversations:
         lines = [f"line {n}" for n in range(rng.randrange(1, 6))]
-        texts = {client.items[0]: "hello"} | {await client.say(line): line for line in lines}
+        texts = {client.item_ids[0]: "hello"} | {
+            await client.send_message(line): line for line in lines
+        }
         texts_by_item.append(texts)
-    assert deployment.redis.written > written
+    assert deployment.redis.append_log_bytes > written
     deployment.redis.kill()
-    deployment.redis.lose(rng.randrange(written, deployment.redis.written))
+    deployment.redis.truncate_append_log(rng.randrange(written, deployment.redis.append_log_bytes))
     await deployment.redis.start()
     for (client, _), texts in zip(conversations, texts_by_item, strict=True):
         stays_connected = rng.random() < 0.5
         if stays_connected:
-            texts[await client.say("still here")] = "still here"
-        await client.come_back()
-        assert client.items == [*texts][: len(client.items)], "the items are no prefix"
-        if stays_connected or client.resumed[-1] == "exact":
-            assert client.items == [*texts], "an item is missing"
+            texts[await client.send_message("still here")] = "still here"
+        await client.reconnect()
+        assert client.item_ids == [*texts][: len(client.item_ids)], "the items are no prefix"
+        if stays_connected or client.resume_outcomes[-1] == "exact":
+            assert client.item_ids == [*texts], "an item is missing"
         else:
-            assert client.resumed[-1] == "snapshot", "items are missing without a snapshot"
-        expected = deployment.expected()
-        for item_id in client.items:
-            expected.say(texts[item_id])
-        await goes_on(client, expected)
+            assert client.resume_outcomes[-1] == "snapshot", "items are missing without a snapshot"
+        expected = deployment.expected_conversation()
+        for item_id in client.item_ids:
+            expected.add_user_message(texts[item_id])
+        await continue_and_close(client, expected)
 
 
-async def _kill_and_restart(deployment: House, after_s: float) -> None:
+async def _kill_and_restart(deployment: Deployment, after_s: float) -> None:
     await asyncio.sleep(after_s)
     deployment.redis.kill()
     await deployment.redis.start()
 
 
-async def forgot(deployment: House, rng: Random) -> None:
+async def flush_redis(deployment: Deployment, rng: Random) -> None:
     """FLUSHALL: a loaded session is written again; a parked one gets a snapshot or an error."""
-    client, expected = await talking(deployment, rng.randrange(2))
-    parked, _ = await talking(deployment, 0)
-    await parked.drop()
+    client, expected = await open_conversation(deployment, rng.randrange(2))
+    parked, _ = await open_conversation(deployment, 0)
+    await parked.disconnect()
     response, text = None, ""
     if rng.random() < 0.7:
-        response = await client.begin(max_output_tokens=60)
-        text = expected.answer(60)
-        await client.deltas(rng.randrange(1, 10))
+        response = await client.start_response(max_output_tokens=60)
+        text = expected.compute_response(60)
+        await client.wait_deltas(rng.randrange(1, 10))
     async with deployment.redis.client() as admin:
         await admin.flushall()
     if response is not None:
-        assert await client.end(response) == text
-    await client.say("and now?")
-    expected.say("and now?")
-    assert await client.answer(max_output_tokens=6) == expected.answer(6)
-    await client.come_back()
-    assert set(client.resumed) <= {"exact", "snapshot"}
-    await goes_on(client, expected)
-    parked.turn = 1
+        assert await client.wait_response(response) == text
+    await client.send_message("and now?")
+    expected.add_user_message("and now?")
+    assert await client.complete_response(max_output_tokens=6) == expected.compute_response(6)
+    await client.reconnect()
+    assert set(client.resume_outcomes) <= {"exact", "snapshot"}
+    await continue_and_close(client, expected)
+    parked.gateway_index = 1
     event = await parked.connect()
     if event["type"] == "error":
         assert event["error"]["code"] == "session_not_found"
-        assert await parked.close_code() == 1008
-    await parked.drop()
+        assert await parked.wait_close_code() == 1008
+    await parked.disconnect()
 
 
-async def slow(deployment: House, rng: Random) -> None:
+async def pause_redis(deployment: Deployment, rng: Random) -> None:
     """Pause the commands of Redis for a while: calls time out, the event loop is not blocked."""
-    client, expected = await talking(deployment, rng.randrange(2))
-    pause_s = rng.uniform(2 * HELD_S_MAX, 2.0)
-    with longer_than(deployment, pause_s):
-        response = await client.begin(max_output_tokens=LONG, ignore_eos=True)
-        text = expected.answer(LONG, ignore_eos=True)
+    client, expected = await open_conversation(deployment, rng.randrange(2))
+    pause_s = rng.uniform(2 * LOOP_BLOCKED_S_MAX, 2.0)
+    with steps_outlasting(deployment, pause_s):
+        response = await client.start_response(
+            max_output_tokens=LONG_RESPONSE_TOKENS, ignore_eos=True
+        )
+        text = expected.compute_response(LONG_RESPONSE_TOKENS, ignore_eos=True)
         blocked_s = asyncio.create_task(_measure_blocked_s(pause_s))
         async with deployment.redis.client() as admin:
             await admin.execute_command("CLIENT", "PAUSE", int(pause_s * 1000), "ALL")
-        await client.say("slow?", "item_slow")
-        expected.say("slow?")
-        assert await blocked_s < HELD_S_MAX, "Redis blocked the event loop"
-        assert response not in client.ended, "the response ended before the fault"
-    assert await client.end(response) == text
-    await goes_on(client, expected)
+        await client.send_message("slow?", "item_slow")
+        expected.add_user_message("slow?")
+        assert await blocked_s < LOOP_BLOCKED_S_MAX, "Redis blocked the event loop"
+        assert response not in client.ended_responses, "the response ended before the fault"
+    assert await client.wait_response(response) == text
+    await continue_and_close(client, expected)
 
 
 async def _measure_blocked_s(during_s: float) -> float:
@@ -198,88 +213,87 @@ async def _measure_blocked_s(during_s: float) -> float:
 
 def _read_runnable_s() -> float:
     """Seconds that this thread has waited for a processor since it started."""
-    return int(SCHEDULED.read_text().split()[1]) / 1e9
+    return int(SCHEDSTAT_FILE.read_text().split()[1]) / 1e9
 
 
-async def talking(deployment: House, first: int) -> tuple[Caller, Expected]:
-    client, expected = deployment.caller(first), deployment.expected()
+async def open_conversation(
+    deployment: Deployment, first: int
+) -> tuple[ReconnectingClient, ExpectedConversation]:
+    client, expected = deployment.create_client(first), deployment.expected_conversation()
     await client.connect()
-    await client.say("hello")
-    expected.say("hello")
+    await client.send_message("hello")
+    expected.add_user_message("hello")
     return client, expected
 
 
-async def goes_on(client: Caller, expected: Expected) -> None:
-    """Assert that one more turn has the expected text, then close the session."""
-    await client.say("go on")
-    expected.say("go on")
-    assert await client.answer(max_output_tokens=6) == expected.answer(6)
-    await client.leave()
-
-
-async def refusal(client: Caller, message: dict[str, object]) -> str:
+async def append_outcome(client: ReconnectingClient, message: dict[str, object]) -> str:
     """Append an item. Returns the code of the error, or "accepted"."""
     await client.send(type="conversation.item.create", item=message)
     try:
-        await client.until("conversation.item.added")
-    except Refused as error:
+        await client.wait_for("conversation.item.added")
+    except RequestRefused as error:
         return error.code
     return "accepted"
 
 
 @asynccontextmanager
-async def both_durabilities(folder: Path) -> AsyncIterator[tuple[House, House]]:
+async def deployments_of_both_durabilities(
+    folder: Path,
+) -> AsyncIterator[tuple[Deployment, Deployment]]:
     always = ("--appendonly", "yes", "--appendfsync", "always")
     async with (
-        house(folder / "normal") as normal,
-        house(folder / "strict", redis=always, durability="strict") as strict,
+        running_deployment(folder / "normal") as normal,
+        running_deployment(folder / "strict", redis=always, durability="strict") as strict,
     ):
         yield normal, strict
 
 
 @asynccontextmanager
-async def beside_its_device(folder: Path) -> AsyncIterator[House]:
-    async with house(folder, steps_ahead=1) as deployment:
+async def deployment_with_device_thread(folder: Path) -> AsyncIterator[Deployment]:
+    async with running_deployment(folder, steps_ahead=1) as deployment:
         yield deployment
 
 
 ROWS = (
-    Row(
+    FaultRow(
         id="F5",
-        fault="Redis stopped, or asleep, for 0.5 to 60 s of an answer that takes longer",
-        passes="the answer goes on; appends are refused in time, none is lost; it recovers",
-        world=beside_its_device,
-        trial=away,
-        full=50,
-        few=2,
+        fault="Redis killed, or paused, for 0.5 to 60 s of a response that takes longer",
+        expectation="the response continues; appends are refused in time, none is lost; it "
+        "recovers",
+        environment=deployment_with_device_thread,
+        trial=interrupt_redis,
+        full_trials=50,
+        quick_trials=2,
     ),
-    Row(
+    FaultRow(
         id="F6",
         fault="Redis killed while three sessions append, everysec and always; with everysec the "
-        "end of its log is lost as well, or not; started again",
-        passes="all that was accepted is there, once, seen from another gateway; what its log has "
-        "lost is given again by its gateway, or a snapshot says what is left, without a hole",
-        world=both_durabilities,
-        trial=died,
-        full=100,
-        few=3,
+        "end of its log is lost as well, or not; restarted",
+        expectation="everything accepted is stored once, as another gateway sees it; what the "
+        "log has "
+        "lost is written again by the gateway, or a snapshot has what is left, without a gap",
+        environment=deployments_of_both_durabilities,
+        trial=kill_redis,
+        full_trials=100,
+        quick_trials=3,
     ),
-    Row(
+    FaultRow(
         id="F8",
-        fault="FLUSHALL during an answer and between answers",
-        passes="who is there goes on; who comes back is told a snapshot, or that it is gone",
-        world=house,
-        trial=forgot,
-        full=20,
-        few=3,
+        fault="FLUSHALL during a response and between responses",
+        expectation="connected sessions continue; a resume gets a snapshot, or the error that "
+        "the session is unknown",
+        environment=running_deployment,
+        trial=flush_redis,
+        full_trials=20,
+        quick_trials=3,
     ),
-    Row(
+    FaultRow(
         id="F10",
-        fault="Redis answers nobody for up to 2 s (CLIENT PAUSE)",
-        passes="the event loop is not held up, the answer goes on, nothing is lost",
-        world=beside_its_device,
-        trial=slow,
-        full=20,
-        few=2,
+        fault="Redis does not reply for up to 2 s (CLIENT PAUSE)",
+        expectation="the event loop is not blocked, the response continues, nothing is lost",
+        environment=deployment_with_device_thread,
+        trial=pause_redis,
+        full_trials=20,
+        quick_trials=2,
     ),
 )

@@ -6,58 +6,60 @@ from pathlib import Path
 
 import msgspec
 
-from tests.faults.row import Row
+from tests.faults.row import FaultRow
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-CODE = ("engine", "realtime", "tests")
-UNKNOWN = "unknown"
-BEGIN, END = "<!-- made by make faults -->", "<!-- end -->"
+DOCS_FOLDER = ROOT / "docs"
+CODE_FOLDERS = ("engine", "realtime", "tests")
+UNKNOWN_COMMIT = "unknown"
+TABLE_BEGIN, TABLE_END = "<!-- made by make faults -->", "<!-- end -->"
 
 
-class Done(msgspec.Struct):
+class TrialRecord(msgspec.Struct):
     trials: int = 0
     """Number of trials, with the seeds 0, 1, 2, …"""
     failed: list[int] = []
     """Seeds of the failed trials."""
-    commit: str = UNKNOWN
+    commit: str = UNKNOWN_COMMIT
     """Commit of the last trial; with a `+` if the tree had uncommitted changes."""
-    date: str = UNKNOWN
+    date: str = UNKNOWN_COMMIT
     """Date of the last trial."""
 
 
-def commit() -> str:
+def describe_commit() -> str:
     try:
         description = subprocess.run(
             ["git", "describe", "--always"], cwd=ROOT, check=True, capture_output=True, text=True
         )
     except (OSError, subprocess.CalledProcessError):
-        return UNKNOWN
+        return UNKNOWN_COMMIT
     has_changes = subprocess.run(
-        ["git", "diff", "--quiet", "HEAD", "--", *CODE], cwd=ROOT
+        ["git", "diff", "--quiet", "HEAD", "--", *CODE_FOLDERS], cwd=ROOT
     ).returncode
     return description.stdout.strip() + ("+" if has_changes else "")
 
 
 class Tally:
-    def __init__(self, records: dict[str, Done], docs: Path = DOCS) -> None:
+    def __init__(self, records: dict[str, TrialRecord], docs: Path = DOCS_FOLDER) -> None:
         self._records = records
         self._docs = docs
-        self._commit = commit()
+        self._commit = describe_commit()
 
     @classmethod
-    def read(cls, docs: Path = DOCS) -> "Tally":
+    def read(cls, docs: Path = DOCS_FOLDER) -> "Tally":
         file = docs / "reliability.json"
         records = (
-            msgspec.json.decode(file.read_bytes(), type=dict[str, Done]) if file.exists() else {}
+            msgspec.json.decode(file.read_bytes(), type=dict[str, TrialRecord])
+            if file.exists()
+            else {}
         )
         return cls(records, docs)
 
-    def of(self, row: Row) -> Done:
-        return self._records.setdefault(row.id, Done())
+    def record_of(self, row: FaultRow) -> TrialRecord:
+        return self._records.setdefault(row.id, TrialRecord())
 
-    def add(self, row: Row, failed: int | None = None) -> None:
-        record = self.of(row)
+    def add_trial(self, row: FaultRow, failed: int | None = None) -> None:
+        record = self.record_of(row)
         record.trials += 1
         if failed is not None:
             record.failed.append(failed)
@@ -66,25 +68,32 @@ class Tally:
         data = msgspec.json.format(msgspec.json.encode(ordered), indent=1)
         (self._docs / "reliability.json").write_bytes(data + b"\n")
 
-    def table(self, rows: dict[str, Row]) -> str:
+    def render_table(self, rows: dict[str, FaultRow]) -> str:
         """Render the Markdown table."""
         lines = [
             "| | what is done | what must hold | done | of | failed | last on | commit |",
             "|---|---|---|---|---|---|---|---|",
         ]
         for row in rows.values():
-            record = self._records.get(row.id, Done())
+            record = self._records.get(row.id, TrialRecord())
             failed = ", ".join(f"seed {seed}" for seed in record.failed) or "0"
-            cells = (row.id, row.fault, row.passes, f"{record.trials:,}", f"{row.full:,}", failed)
+            cells = (
+                row.id,
+                row.fault,
+                row.expectation,
+                f"{record.trials:,}",
+                f"{row.full_trials:,}",
+                failed,
+            )
             cells += (record.date, record.commit)
             lines.append("| " + " | ".join(cells) + " |")
         return "\n".join(lines)
 
-    def page(self, rows: dict[str, Row]) -> str:
+    def render_page(self, rows: dict[str, FaultRow]) -> str:
         """Render docs/reliability.md with the current table."""
-        head, _, rest = (self._docs / "reliability.md").read_text().partition(BEGIN)
-        _, _, tail = rest.partition(END)
-        return f"{head}{BEGIN}\n\n{self.table(rows)}\n\n{END}{tail}"
+        head, _, rest = (self._docs / "reliability.md").read_text().partition(TABLE_BEGIN)
+        _, _, tail = rest.partition(TABLE_END)
+        return f"{head}{TABLE_BEGIN}\n\n{self.render_table(rows)}\n\n{TABLE_END}{tail}"
 
-    def write_page(self, rows: dict[str, Row]) -> None:
-        (self._docs / "reliability.md").write_text(self.page(rows))
+    def write_page(self, rows: dict[str, FaultRow]) -> None:
+        (self._docs / "reliability.md").write_text(self.render_page(rows))

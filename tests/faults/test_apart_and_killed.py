@@ -17,8 +17,15 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from tests.support import processes
-from tests.support.certificates import certificate
-from tests.support.processes import LONG, Client, Process, address_of, until_ready, url_of
+from tests.support.certificates import create_certificate
+from tests.support.processes import (
+    LONG_RESPONSE,
+    Process,
+    RealtimeClient,
+    read_engine_address,
+    read_gateway_url,
+    wait_ready,
+)
 from tests.support.redis_process import RedisProcess, needs_redis
 
 STORY = "Tell me a short story."
@@ -36,121 +43,123 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def engines(secret: str) -> Iterator[list[Process]]:
     with (
-        processes.engine("--secret-file", secret) as one,
-        processes.engine("--secret-file", secret) as two,
+        processes.running_engine("--secret-file", secret) as one,
+        processes.running_engine("--secret-file", secret) as two,
     ):
         yield [one, two]
 
 
 @pytest.fixture(scope="module")
 def addresses(engines: list[Process]) -> list[str]:
-    return [address_of(engine) for engine in engines]
+    return [read_engine_address(engine) for engine in engines]
 
 
 @pytest.fixture
 def gateway(addresses: list[str], secret: str) -> Iterator[Process]:
     """Gateway of the first engine."""
-    with processes.gateway("--engine", addresses[0], "--secret-file", secret) as gateway:
+    with processes.running_gateway("--engine", addresses[0], "--secret-file", secret) as gateway:
         yield gateway
 
 
 @pytest.fixture
 async def url(gateway: Process) -> str:
-    url = await asyncio.to_thread(url_of, gateway)
-    await until_ready(url)
+    url = await asyncio.to_thread(read_gateway_url, gateway)
+    await wait_ready(url)
     return url
 
 
 @pytest.fixture
-async def client(url: str) -> AsyncIterator[Client]:
-    async for client in processes.talk(url):
-        await client.say(STORY)
+async def client(url: str) -> AsyncIterator[RealtimeClient]:
+    async for client in processes.connect_client(url):
+        await client.send_message(STORY)
         yield client
 
 
 async def test_response_resumes_after_its_engine_is_killed(
-    client: Client, url: str, engines: list[Process]
+    client: RealtimeClient, url: str, engines: list[Process]
 ) -> None:
-    text = await client.whole(conversation="none", **LONG)
+    text = await client.complete_response(conversation="none", **LONG_RESPONSE)
     for delta in (1, 40):
-        await client.ask(conversation="none", **LONG)
-        await client.deltas(delta)
+        await client.start_response(conversation="none", **LONG_RESPONSE)
+        await client.wait_deltas(delta)
         os.kill(engines[0].children()[0], signal.SIGKILL)
-        await until_ready(url, 503, within_s=5)
-        assert await processes.get(url, "/health/live") == 200
-        assert await client.done() == text
-        assert "response.interrupted" not in client.heard, "sent without being requested"
-        await until_ready(url)
+        await wait_ready(url, 503, within_s=5)
+        assert await processes.http_status(url, "/health/live") == 200
+        assert await client.wait_response() == text
+        assert "response.interrupted" not in client.received_types, "sent without being requested"
+        await wait_ready(url)
 
 
 async def test_included_response_interrupted_event_is_sent_when_an_engine_dies(
-    client: Client, url: str, engines: list[Process]
+    client: RealtimeClient, url: str, engines: list[Process]
 ) -> None:
     """`response.interrupted` arrives within 2 s with the offset at which the text continues."""
-    text = await client.whole(conversation="none", **LONG)
+    text = await client.complete_response(conversation="none", **LONG_RESPONSE)
     await client.send(
         type="session.update", session={"type": "realtime", "include": ["response.interrupted"]}
     )
-    updated = await client.until(lambda event: event["type"] == "session.updated")
+    updated = await client.wait_for(lambda event: event["type"] == "session.updated")
     assert updated["session"]["include"] == ["response.interrupted"]
     for delta in (1, 40):
-        await client.ask(conversation="none", **LONG)
-        await client.deltas(delta)
+        await client.start_response(conversation="none", **LONG_RESPONSE)
+        await client.wait_deltas(delta)
         os.kill(engines[0].children()[0], signal.SIGKILL)
         async with asyncio.timeout(2):
-            event = await client.until(lambda event: event["type"] == "response.interrupted")
+            event = await client.wait_for(lambda event: event["type"] == "response.interrupted")
         assert event["upto"] == len(client.text)
-        assert await client.done() == text, "the text does not continue at `upto`"
-        assert client.last["response"]["id"] == event["response_id"]
-        (item,) = client.last["response"]["output"]
+        assert await client.wait_response() == text, "the text does not continue at `upto`"
+        assert client.last_event["response"]["id"] == event["response_id"]
+        (item,) = client.last_event["response"]["output"]
         assert item["id"] == event["item_id"]
-        await until_ready(url)
+        await wait_ready(url)
 
 
 async def test_response_resumes_after_its_engine_was_stopped(
-    client: Client, url: str, engines: list[Process]
+    client: RealtimeClient, url: str, engines: list[Process]
 ) -> None:
-    text = await client.whole(conversation="none", **LONG)
-    await client.ask(conversation="none", **LONG)
-    await client.deltas(10)
+    text = await client.complete_response(conversation="none", **LONG_RESPONSE)
+    await client.start_response(conversation="none", **LONG_RESPONSE)
+    await client.wait_deltas(10)
     child = engines[0].children()[0]
     os.kill(child, signal.SIGSTOP)
     try:
-        await until_ready(url, 503, within_s=10)
+        await wait_ready(url, 503, within_s=10)
     finally:
         os.kill(child, signal.SIGCONT)
-    assert await client.done() == text
-    await until_ready(url)
+    assert await client.wait_response() == text
+    await wait_ready(url)
 
 
 async def test_gateway_finishes_open_responses_on_sigterm(
-    client: Client, url: str, gateway: Process
+    client: RealtimeClient, url: str, gateway: Process
 ) -> None:
-    text = await client.whole(conversation="none", **LONG)
-    await client.ask(conversation="none", **LONG)
-    await client.deltas(1)
-    async for idle in processes.talk(url):
-        gateway.send(signal.SIGTERM)
-        assert await idle.close_code() == 1012
-    assert await processes.get(url, "/health/ready") == 503, "ready while draining"
+    text = await client.complete_response(conversation="none", **LONG_RESPONSE)
+    await client.start_response(conversation="none", **LONG_RESPONSE)
+    await client.wait_deltas(1)
+    async for idle in processes.connect_client(url):
+        gateway.send_signal(signal.SIGTERM)
+        assert await idle.wait_close_code() == 1012
+    assert await processes.http_status(url, "/health/ready") == 503, "ready while draining"
     with pytest.raises(InvalidStatus) as refused:
         await connect(url)
     assert refused.value.response.status_code == 503
     assert refused.value.response.headers["Retry-After"]
-    assert await client.done() == text
-    assert await client.close_code() == 1012
-    assert await gateway.ended() == 0
+    assert await client.wait_response() == text
+    assert await client.wait_close_code() == 1012
+    assert await gateway.wait_exit() == 0
 
 
-async def test_gateway_exits_at_once_on_a_second_sigterm(client: Client, gateway: Process) -> None:
-    await client.ask(**LONG)
-    await client.deltas(1)
-    gateway.send(signal.SIGTERM)
-    await asyncio.to_thread(gateway.until, "(again to stop at once)")
+async def test_gateway_exits_at_once_on_a_second_sigterm(
+    client: RealtimeClient, gateway: Process
+) -> None:
+    await client.start_response(**LONG_RESPONSE)
+    await client.wait_deltas(1)
+    gateway.send_signal(signal.SIGTERM)
+    await asyncio.to_thread(gateway.wait_for_output, "(again to stop at once)")
     await asyncio.sleep(0.2)
-    gateway.send(signal.SIGTERM)
+    gateway.send_signal(signal.SIGTERM)
     before_s = time.monotonic()
-    assert await gateway.ended() == 1
+    assert await gateway.wait_exit() == 1
     assert time.monotonic() - before_s < 2
 
 
@@ -162,18 +171,18 @@ async def test_invalid_options_are_reported(addresses: list[str], tmp_path: Path
         (("--engine", "nowhere"), "--engine nowhere: expected HOST:PORT"),
         (("--engine", addresses[0], "--secret-file", "/none"), "/none: cannot be read"),
     ):
-        with processes.gateway(*options) as gateway:
+        with processes.running_gateway(*options) as gateway:
             assert await gateway.ended() == 1
             with pytest.raises(AssertionError, match=message):
                 gateway.until("never")
-    with processes.gateway("--engine", addresses[0], "--secret-file", str(file)) as gateway:
+    with processes.running_gateway("--engine", addresses[0], "--secret-file", str(file)) as gateway:
         assert await asyncio.to_thread(gateway.until, "(does not know the shared secret)")
         gateway.send(signal.SIGTERM)
         assert await gateway.ended() == 0
-    with processes.running("engine", "--listen", "0.0.0.0:0") as engine:
-        assert await engine.ended() == 1
+    with processes.running_process("engine", "--listen", "0.0.0.0:0") as engine:
+        assert await engine.wait_exit() == 1
         with pytest.raises(AssertionError, match="set --secret-file"):
-            engine.until("never")
+            engine.wait_for_output("never")
 
 
 async def test_engine_link_with_tls_requires_a_trusted_certificate(
@@ -181,42 +190,49 @@ async def test_engine_link_with_tls_requires_a_trusted_certificate(
 ) -> None:
     """The certificate must be trusted, but may name another host than the address. Neither a
     gateway that does not trust the certificate nor one without TLS gets ready."""
-    trusted, key = certificate(tmp_path / "ours")
-    other, _ = certificate(tmp_path / "other")
+    trusted, key = create_certificate(tmp_path / "ours")
+    other, _ = create_certificate(tmp_path / "other")
     tls = ("--ssl-certfile", str(trusted), "--ssl-keyfile", str(key))
-    with processes.engine("--secret-file", secret, *tls) as engine:
-        options = ("--engine", await asyncio.to_thread(address_of, engine), "--secret-file", secret)
-        with processes.gateway(*options, "--engine-cafile", str(trusted)) as gateway:
-            url = await asyncio.to_thread(url_of, gateway)
-            await until_ready(url)
-            async for client in processes.talk(url):
-                await client.say(STORY)
-                assert await client.whole(max_output_tokens=8)
-        with processes.gateway(*options, "--engine-cafile", str(other)) as gateway:
+    with processes.running_engine("--secret-file", secret, *tls) as engine:
+        options = (
+            "--engine",
+            await asyncio.to_thread(read_engine_address, engine),
+            "--secret-file",
+            secret,
+        )
+        with processes.running_gateway(*options, "--engine-cafile", str(trusted)) as gateway:
+            url = await asyncio.to_thread(read_gateway_url, gateway)
+            await wait_ready(url)
+            async for client in processes.connect_client(url):
+                await client.send_message(STORY)
+                assert await client.complete_response(max_output_tokens=8)
+        with processes.running_gateway(*options, "--engine-cafile", str(other)) as gateway:
             await asyncio.to_thread(gateway.until, "(certificate verify failed)")
-        with processes.gateway(*options) as gateway:
+        with processes.running_gateway(*options) as gateway:
             await asyncio.to_thread(
                 gateway.until, "(the link was closed before the engine was ready)"
             )
-        with processes.gateway(*options, "--engine-cafile", "/none") as gateway:
+        with processes.running_gateway(*options, "--engine-cafile", "/none") as gateway:
             assert await gateway.ended() == 1
             with pytest.raises(AssertionError, match="--engine-cafile /none: No such file"):
                 gateway.until("never")
 
 
 async def test_engine_process_exits_when_its_server_is_killed() -> None:
-    with processes.running("serve", "--port", "0", "--no-web", "--store", "memory") as server:
-        url = await asyncio.to_thread(url_of, server)
-        async for client in processes.talk(url):
-            await client.say(STORY)
-            await client.ask(**LONG)
-            await client.deltas(1)
+    with processes.running_process(
+        "serve", "--port", "0", "--no-web", "--store", "memory"
+    ) as server:
+        url = await asyncio.to_thread(read_gateway_url, server)
+        async for client in processes.connect_client(url):
+            await client.send_message(STORY)
+            await client.start_response(**LONG_RESPONSE)
+            await client.wait_deltas(1)
             (engine,) = server.children()
-            server.send(signal.SIGKILL)
+            server.send_signal(signal.SIGKILL)
             async with asyncio.timeout(20):
                 while processes.is_running(engine):
                     await asyncio.sleep(0.02)
-            assert await client.close_code() == 1006
+            assert await client.wait_close_code() == 1006
 
 
 @needs_redis
@@ -226,23 +242,25 @@ async def test_response_resumes_at_another_gateway_after_a_kill(tmp_path: Path) 
     await redis.start()
     options = ("--store", redis.url)
     with (
-        processes.engine(*options),
-        processes.gateway(*options) as one,
-        processes.gateway(*options) as two,
+        processes.running_engine(*options),
+        processes.running_gateway(*options) as one,
+        processes.running_gateway(*options) as two,
     ):
-        urls = [await asyncio.to_thread(url_of, gateway) for gateway in (one, two)]
+        urls = [await asyncio.to_thread(read_gateway_url, gateway) for gateway in (one, two)]
         for url in urls:
-            await until_ready(url)
-        async for client in processes.talk(urls[0]):
-            await client.say(STORY)
-            text = await client.whole(conversation="none", **LONG)
-            await client.ask(**LONG)
-            await client.deltas(20)
+            await wait_ready(url)
+        async for client in processes.connect_client(urls[0]):
+            await client.send_message(STORY)
+            text = await client.complete_response(conversation="none", **LONG_RESPONSE)
+            await client.start_response(**LONG_RESPONSE)
+            await client.wait_deltas(20)
             one.send(signal.SIGKILL)
-            assert await client.close_code() == 1006
-            async with connect(f"{urls[1]}?{client.position}") as socket:
+            assert await client.wait_close_code() == 1006
+            async with connect(f"{urls[1]}?{client.resume_query}") as socket:
                 client.socket = socket
-                assert await client.done() == text, "text lost or repeated after the takeover"
+                assert await client.wait_response() == text, (
+                    "text lost or repeated after the takeover"
+                )
     redis.stop()
 
 
@@ -252,30 +270,32 @@ async def test_engines_announced_in_redis_can_be_drained_one_by_one(tmp_path: Pa
     redis = RedisProcess(tmp_path)
     await redis.start()
     with (
-        processes.engine("--store", redis.url) as one,
-        processes.engine("--store", redis.url) as two,
-        processes.gateway("--store", redis.url) as gateway,
+        processes.running_engine("--store", redis.url) as one,
+        processes.running_engine("--store", redis.url) as two,
+        processes.running_gateway("--store", redis.url) as gateway,
     ):
-        engines = {await asyncio.to_thread(address_of, engine): engine for engine in (one, two)}
-        url = await asyncio.to_thread(url_of, gateway)
-        await until_ready(url)
+        engines = {
+            await asyncio.to_thread(read_engine_address, engine): engine for engine in (one, two)
+        }
+        url = await asyncio.to_thread(read_gateway_url, gateway)
+        await wait_ready(url)
         store = redis.client()
         async with asyncio.timeout(20):
             while await store.zcard("continuo:engines") < 2:
                 await asyncio.sleep(0.1)
         await asyncio.sleep(2)  # until the gateway has read the announcements again
-        async for client in processes.talk(url):
-            await client.say(STORY)
-            text = await client.whole(conversation="none", **LONG)
-            await client.ask(**LONG)
-            await client.deltas(2)
+        async for client in processes.connect_client(url):
+            await client.send_message(STORY)
+            text = await client.complete_response(conversation="none", **LONG_RESPONSE)
+            await client.start_response(**LONG_RESPONSE)
+            await client.wait_deltas(2)
             busy = await _busy_engine(store, engines)
-            busy.send(signal.SIGTERM)
-            assert await client.done() == text
-            assert await busy.ended() == 0
-            assert await processes.get(url, "/health/ready") == 200
-            await client.say("What is 3 plus 4?")
-            assert await client.whole(max_output_tokens=20)
+            busy.send_signal(signal.SIGTERM)
+            assert await client.wait_response() == text
+            assert await busy.wait_exit() == 0
+            assert await processes.http_status(url, "/health/ready") == 200
+            await client.send_message("What is 3 plus 4?")
+            assert await client.complete_response(max_output_tokens=20)
         await store.aclose()
     redis.stop()
 

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.mark.parametrize("id", ROWS)
 async def test_fault_row_passes_its_quick_trials(id: str, tmp_path: Path) -> None:
     row = ROWS[id]
-    if (program := row.lacks()) is not None:
+    if (program := row.missing_requirement()) is not None:
         pytest.skip(f"{program} is not installed")
-    async with row.world(tmp_path) as environment:
-        for seed in range(row.few):
+    async with row.environment(tmp_path) as environment:
+        for seed in range(row.quick_trials):
             try:
                 await row.trial(environment, Random(seed))
             except Exception as error:

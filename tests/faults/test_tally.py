@@ -7,30 +7,30 @@ from pathlib import Path
 import pytest
 
 from tests.faults.rows import ROWS
-from tests.faults.tally import DOCS, UNKNOWN, Tally, commit
+from tests.faults.tally import DOCS_FOLDER, UNKNOWN_COMMIT, Tally, describe_commit
 
 
 def test_reliability_page_shows_the_recorded_trials() -> None:
     """`make faults` writes the record and the page."""
-    assert (DOCS / "reliability.md").read_text() == Tally.read().page(ROWS)
+    assert (DOCS_FOLDER / "reliability.md").read_text() == Tally.read().render_page(ROWS)
 
 
 def test_tally_continues_an_interrupted_run(tmp_path: Path) -> None:
-    (tmp_path / "reliability.md").write_text((DOCS / "reliability.md").read_text())
+    (tmp_path / "reliability.md").write_text((DOCS_FOLDER / "reliability.md").read_text())
     row = ROWS["F16"]
-    Tally.read(tmp_path).add(row)
-    Tally.read(tmp_path).add(row, failed=1)
-    record = Tally.read(tmp_path).of(row)
+    Tally.read(tmp_path).add_trial(row)
+    Tally.read(tmp_path).add_trial(row, failed=1)
+    record = Tally.read(tmp_path).record_of(row)
     assert (record.trials, record.failed) == (2, [1])
-    assert (record.commit, record.date) == (commit(), datetime.now(UTC).date().isoformat())
+    assert (record.commit, record.date) == (describe_commit(), datetime.now(UTC).date().isoformat())
     tally = Tally.read(tmp_path)
     tally.write_page(ROWS)
     page = (tmp_path / "reliability.md").read_text()
     assert f"| applied once | 2 | 1,000 | seed 1 | {record.date} | {record.commit} |" in page
-    assert page == tally.page(ROWS)
+    assert page == tally.render_page(ROWS)
 
 
 def test_commit_is_described_or_unknown_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert re.fullmatch(r"[\w.-]+\+?", commit())
+    assert re.fullmatch(r"[\w.-]+\+?", describe_commit())
     monkeypatch.setenv("PATH", "")
-    assert commit() == UNKNOWN
+    assert describe_commit() == UNKNOWN_COMMIT

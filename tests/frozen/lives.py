@@ -22,7 +22,7 @@ from random import Random
 
 from tests.frozen.masking import masked_frame
 from tests.realtime.conftest import chat_folder
-from tests.simulation.world import Frame, simulate
+from tests.simulation.world import ClientFrame, simulate
 
 FILE = Path(__file__).parent / "data" / "lives.txt"
 GROUP = 50
@@ -40,7 +40,7 @@ def _folder() -> str:
     return str(chat_folder(Path(_FOLDERS[-1].name)))
 
 
-def _line(frame: Frame) -> str:
+def _line(frame: ClientFrame) -> str:
     """A line of the trace; clients are identified by the number at the end of their name."""
     client = f"person-{frame.client.rpartition('-')[2]}"
     match frame.kind, frame.content:

@@ -28,9 +28,9 @@ from continuo.engine.text import ModelText
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.store import Store, open_store
-from tests.simulation.hosts import EngineHost, Host
+from tests.simulation.hosts import HostSettings, SimulatedEngine
 from tests.simulation.network import Network, NetworkLoop
-from tests.simulation.virtual import Process, bury, virtual
+from tests.simulation.virtual import SimulatedProcess, discard_tasks, virtual_time
 
 Event = dict[str, Any]
 T = TypeVar("T")
@@ -116,14 +116,20 @@ class VirtualServer:
 
     def __init__(self, loop: NetworkLoop, store: Any) -> None:
         self.loop = loop
-        self.engine = EngineHost(
-            Host(
-                loop, MODEL, ModelText(MODEL), step_s=0.01, ahead=0, pages=2000, max_model_len=4000
+        self.engine = SimulatedEngine(
+            HostSettings(
+                loop,
+                MODEL,
+                ModelText(MODEL),
+                step_s=0.01,
+                steps_ahead=0,
+                pages=2000,
+                max_model_len=4000,
             ),
             "engine",
             1,
         )
-        self.gateway = Process(loop, "gateway")
+        self.gateway = SimulatedProcess(loop, "gateway")
         self._store = store
         self._ready = loop.create_future()
 
@@ -196,13 +202,13 @@ def run_on_virtual_time(
     """
     loop = NetworkLoop()
     loop.network = Network(loop, Random(f"network {seed}"))
-    with warnings.catch_warnings(), virtual(loop, seed), _without_thread_pools():
+    with warnings.catch_warnings(), virtual_time(loop, seed), _without_thread_pools():
         warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")  # after the kill
         store = _BlockingStore(url)
         try:
             return loop.run_until_complete(_start_and_run(VirtualServer(loop, store), scenario))
         finally:
-            bury([task for task in asyncio.all_tasks(loop) if not task.done()])
+            discard_tasks([task for task in asyncio.all_tasks(loop) if not task.done()])
             store.shut_down()
             gc.collect()  # while warnings about killed coroutines are suppressed
 

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 from tests.fuzz.target import target
 from tests.realtime.conftest import chat_folder
 from tests.support.checkpoints import QWEN_SPLIT
-from tests.support.web_servers import Running
+from tests.support.web_servers import RunningServer
 
 
 @pytest.fixture(scope="session")
@@ -35,12 +35,12 @@ def large_context_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def large_context_server(large_context_folder: Path) -> AsyncIterator[Running]:
+async def large_context_server(large_context_folder: Path) -> AsyncIterator[RunningServer]:
     async with target(large_context_folder, max_model_len=32 * 1024) as running:
         yield running
 
 
 @pytest.fixture
-async def server(folder: Path) -> AsyncIterator[Running]:
+async def server(folder: Path) -> AsyncIterator[RunningServer]:
     async with target(folder) as running:
         yield running

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
-from tests.support.frames import CLOSE, Frame, Peer
+from tests.support.frames import CLOSE, Frame, RawWebSocket
 
 Payload = str | bytes
 RESPONSE_ID = "resp_known"
@@ -56,14 +56,14 @@ class Tally:
         return f"marker_{self._markers}"
 
     async def read_until(
-        self, peer: Peer, codes: Container[int], judge: Callable[[Frame], str | None]
+        self, peer: RawWebSocket, codes: Container[int], judge: Callable[[Frame], str | None]
     ) -> str | None:
         """Read until `judge` returns a problem, or "" for none, or the connection is closed.
 
         Returns the problem, if any; a close with one of `codes` is none.
         """
         try:
-            while (frame := await peer.recv()) is not None:
+            while (frame := await peer.receive()) is not None:
                 if frame.opcode == CLOSE:
                     code = int.from_bytes(frame.payload[:2], "big")
                     self.codes[code] += 1

@@ -95,16 +95,20 @@ def websocket_bytes(source: random.Random) -> bytes:
 
 _MakeFrame = Callable[[bytes, random.Random], bytes]
 _FRAMES: tuple[_MakeFrame, ...] = (
-    lambda payload, source: frames.frame(payload, source.randrange(16)),
-    lambda payload, source: frames.frame(payload, rsv=source.randrange(1, 8)),
-    lambda payload, source: frames.frame(payload, masked=False),
-    lambda payload, source: frames.frame(payload, length=source.choice((0, 5, 2**20, 2**31))),
-    lambda payload, source: frames.frame(payload, length=source.choice((2**62, 2**63, 2**64 - 1))),
-    lambda payload, source: frames.frame(payload, wide=source.choice((2, 8))),
-    lambda payload, source: frames.frame(payload, fin=False) + frames.frame(payload),
-    lambda payload, source: frames.frame(payload, frames.CONT),
-    lambda payload, source: frames.frame(payload, frames.PING, fin=False),
-    lambda payload, source: frames.frame(payload + b"\xff\xc0\x80"),
-    lambda payload, source: frames.frame(source.randbytes(2) + payload[:200], frames.CLOSE),
+    lambda payload, source: frames.encode_frame(payload, source.randrange(16)),
+    lambda payload, source: frames.encode_frame(payload, rsv=source.randrange(1, 8)),
+    lambda payload, source: frames.encode_frame(payload, masked=False),
+    lambda payload, source: frames.encode_frame(
+        payload, length=source.choice((0, 5, 2**20, 2**31))
+    ),
+    lambda payload, source: frames.encode_frame(
+        payload, length=source.choice((2**62, 2**63, 2**64 - 1))
+    ),
+    lambda payload, source: frames.encode_frame(payload, wide=source.choice((2, 8))),
+    lambda payload, source: frames.encode_frame(payload, fin=False) + frames.encode_frame(payload),
+    lambda payload, source: frames.encode_frame(payload, frames.CONTINUATION),
+    lambda payload, source: frames.encode_frame(payload, frames.PING, fin=False),
+    lambda payload, source: frames.encode_frame(payload + b"\xff\xc0\x80"),
+    lambda payload, source: frames.encode_frame(source.randbytes(2) + payload[:200], frames.CLOSE),
     lambda payload, source: source.randbytes(len(payload) + 1),
 )

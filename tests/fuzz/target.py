@@ -10,7 +10,7 @@ from continuo.realtime.server import logging_setup
 from continuo.realtime.server.config.settings import GatewaySettings
 from tests.fuzz.large import CONTEXT
 from tests.support.engines import digest_engine
-from tests.support.web_servers import Running, serve
+from tests.support.web_servers import RunningServer, serve_harness
 
 SHORT_LIMITS = Limits(
     resume_window_s=0.1,
@@ -24,7 +24,7 @@ SHORT_LIMITS = Limits(
 
 
 @contextlib.asynccontextmanager
-async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[Running]:
+async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[RunningServer]:
     """Serve the target. At exit the engine must hold no session, turn or page."""
     logging_setup.configure("warning", ())
     async with digest_engine(
@@ -34,7 +34,7 @@ async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[Ru
         max_model_len=max_model_len,
         batched_tokens=64,
     ) as bench:
-        async with serve(bench, GatewaySettings(limits=SHORT_LIMITS)) as running:
+        async with serve_harness(bench, GatewaySettings(limits=SHORT_LIMITS)) as running:
             yield running
             async with asyncio.timeout(30):
                 while await bench.engine.list_sessions():

@@ -16,7 +16,7 @@ from tests.fuzz.corpus_responses import BODIES, CHATS
 from tests.fuzz.endpoints import Endpoint
 from tests.fuzz.fuzzer import STALL_S_MAX, Fault, Fuzzer, shrink
 from tests.fuzz.stalls import LockStalls
-from tests.support.web_servers import Running
+from tests.support.web_servers import RunningServer
 
 FRAMES = int(os.environ.get("CONTINUO_FUZZ_FRAMES", 20_000))
 SEED = int(os.environ.get("CONTINUO_FUZZ_SEED", 0))
@@ -28,7 +28,7 @@ def describe(fault: Fault) -> str:
 
 
 @pytest.mark.timeout(600)
-async def test_mutated_frames_cause_no_fault(server: Running) -> None:
+async def test_mutated_frames_cause_no_fault(server: RunningServer) -> None:
     with Fuzzer(server.port) as fuzzer:
         seed = SEED
         while fuzzer.sent < FRAMES:
@@ -38,7 +38,7 @@ async def test_mutated_frames_cause_no_fault(server: Running) -> None:
             seed += 1
 
 
-async def test_unmutated_requests_of_the_corpora_are_accepted(server: Running) -> None:
+async def test_unmutated_requests_of_the_corpora_are_accepted(server: RunningServer) -> None:
     """Otherwise an early refusal would hide the code behind it. This model cannot call a tool."""
     with Fuzzer(server.port) as fuzzer:
         for endpoint, corpus in ((fuzzer.responses, BODIES), (fuzzer.chats, CHATS)):
@@ -57,7 +57,7 @@ class Target(NamedTuple):
     frame: str
 
 
-async def send_values(server: Running, target: Target, values: list[str]) -> None:
+async def send_values(server: RunningServer, target: Target, values: list[str]) -> None:
     with Fuzzer(server.port) as fuzzer:
         for value in values:
             fault = await fuzzer.send(target.endpoint(fuzzer), [target.frame % value], seed=0)
@@ -100,13 +100,13 @@ LARGE_TARGETS = [
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", ALL_TARGETS)
-async def test_hostile_json_causes_no_fault(server: Running, target: Target) -> None:
+async def test_hostile_json_causes_no_fault(server: RunningServer, target: Target) -> None:
     await send_values(server, target, hostile.values())
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", LARGE_TARGETS)
-async def test_large_hostile_json_causes_no_fault(server: Running, target: Target) -> None:
+async def test_large_hostile_json_causes_no_fault(server: RunningServer, target: Target) -> None:
     await send_values(server, target, hostile.large())
 
 
@@ -119,13 +119,13 @@ TEXT_PLACES = [pytest.param(target, id=f"{n}") for n, target in enumerate(TEXT_T
 
 
 @pytest.mark.parametrize("target", TEXT_PLACES)
-async def test_large_texts_cause_no_fault(server: Running, target: Target) -> None:
+async def test_large_texts_cause_no_fault(server: RunningServer, target: Target) -> None:
     await send_values(server, target, large.values(random.Random(target.frame), 20))
 
 
 @pytest.mark.parametrize("target", TEXT_PLACES)
 async def test_large_texts_in_a_large_context_cause_no_fault(
-    large_context_server: Running, target: Target
+    large_context_server: RunningServer, target: Target
 ) -> None:
     await send_values(large_context_server, target, large.values(random.Random(target.frame), 6))
 

@@ -21,7 +21,7 @@ from continuo.engine.device.sampling import draw
 from tests.engine.device.test_sampling import Only
 from tests.support import attention_oracle as cases
 from tests.support import transformers_oracle as oracle
-from tests.support.digest_runner import carry_out
+from tests.support.digest_runner import apply_moves
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -33,21 +33,21 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("page_size", [1, 16, 256])
 @pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("rows", list(cases.ROWS.values()), ids=list(cases.ROWS))
+@pytest.mark.parametrize("rows", list(cases.BATCH_SHAPES.values()), ids=list(cases.BATCH_SHAPES))
 def test_attention_kernels_equal_the_reference(
     rows: list[tuple[int, int]], window: int | None, page_size: int, dtype: torch.dtype
 ) -> None:
     from continuo.engine.device.attention.triton_backend import TritonBackend
 
     device = torch.device("cuda")
-    batch, pages = cases.batch(rows, page_size)
+    batch, pages = cases.make_batch(rows, page_size)
     torch.manual_seed(0)
     like = torch.empty(0, dtype=dtype, device=device)
     step = step_inputs.build_inputs(batch, page_size, device)
     for shape, heads in ((KVShape(2, 64, 64), 6), (KVShape(1, 48, 80), 3)):
-        pool = cases.filled(batch, pages, page_size, shape, like)
+        pool = cases.filled_pool(batch, pages, page_size, shape, like)
         query = torch.randn(sum(row.count for row in batch.rows), heads, shape.key_dim).to(like)
-        expected = cases.obvious(batch, pool, query, 0.1, window)
+        expected = cases.reference_attention(batch, pool, query, 0.1, window)
         for backend in (TritonBackend(1), TritonBackend(500), ReferenceBackend()):
             actual = backend.prepare(step, pool)(0, query, 0.1, window)
             assert (actual - expected).abs().max() < TOLERANCE[dtype]
@@ -77,13 +77,13 @@ def test_greedy_ids_in_mixed_batches_on_cuda_equal_transformers(
 ) -> None:
     model = oracle.FAMILIES[name]()
     model.save_pretrained(tmp_path)
-    prompts = oracle.prompts(2, [3, 37, 70, 1, 40])
-    runner = oracle.runner_of(
+    prompts = oracle.random_prompts(2, [3, 37, 70, 1, 40])
+    runner = oracle.build_cpu_runner(
         tmp_path, device="cuda", block_size=page_size, kv_cache_memory_bytes=8 << 20
     )
     assert runner.geometry.steps_ahead == 1
-    actual = oracle.serve(runner, prompts, count=8)
-    assert actual == [oracle.greedy(model, ids, 8) for ids in prompts]
+    actual = oracle.serve_mixed_batches(runner, prompts, count=8)
+    assert actual == [oracle.greedy_continuation(model, ids, 8) for ids in prompts]
 
 
 PAGES, SLOTS = 24, 16
@@ -119,7 +119,7 @@ def test_page_moves_queued_behind_a_busy_device_are_in_order(seed: int) -> None:
     for _ in range(30):
         moves = random_moves(source)
         pool.move(moves)
-        carry_out(moves, device, host)
+        apply_moves(moves, device, host)
     for layer in (*pool.keys, *pool.values):
         assert layer.cpu().float().flatten(1).unique(dim=1).tolist() == device
 

@@ -22,12 +22,12 @@ def test_bundled_model_equals_transformers_in_chunks_and_batches() -> None:
     config = EngineConfig(dtype="float32", device="cpu", threads=1, max_model_len=2048)
     runner, loaded = build_runner(config, lambda what, fraction: None)
     assert loaded.folder == str(folder)
-    prompts = oracle.prompts(1, [5, 120, 40], vocab=reference.config.vocab_size)
-    expected = oracle.whole(reference, prompts[1])
+    prompts = oracle.random_prompts(1, [5, 120, 40], vocab=reference.config.vocab_size)
+    expected = oracle.full_logits(reference, prompts[1])
     cuts = [1, 17, 90]
     ends = [end - 1 for end in cuts] + [119]
-    logits = oracle.logits_in_chunks(runner, prompts[1], cuts)
+    logits = oracle.chunk_end_logits(runner, prompts[1], cuts)
     assert (logits - expected[ends]).abs().max() <= LOGITS_TOLERANCE * expected.abs().max()
-    served = oracle.serve(runner, prompts, count=16)
-    assert served == [oracle.greedy(reference, ids, 16) for ids in prompts]
+    served = oracle.serve_mixed_batches(runner, prompts, count=16)
+    assert served == [oracle.greedy_continuation(reference, ids, 16) for ids in prompts]
     assert len(set(itertools.chain(*served))) > 3

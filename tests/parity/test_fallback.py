@@ -15,12 +15,12 @@ from tests.support import transformers_oracle as oracle
 LOGITS_TOLERANCE = 2e-4
 
 SUPPORTED: dict[str, Callable[[], Any]] = {
-    "phi": lambda: oracle.small("Phi", num_key_value_heads=4),
-    "gpt-neox": lambda: oracle.small("GPTNeoX"),
-    "olmo2": lambda: oracle.small("Olmo2"),
-    "gemma": lambda: oracle.small("Gemma", head_dim=16),
-    "gpt2": lambda: oracle.small("GPT2", n_positions=512, n_embd=48, n_head=4, n_layer=3),
-    "starcoder2-windows": lambda: oracle.small("Starcoder2", sliding_window=20),
+    "phi": lambda: oracle.small_model("Phi", num_key_value_heads=4),
+    "gpt-neox": lambda: oracle.small_model("GPTNeoX"),
+    "olmo2": lambda: oracle.small_model("Olmo2"),
+    "gemma": lambda: oracle.small_model("Gemma", head_dim=16),
+    "gpt2": lambda: oracle.small_model("GPT2", n_positions=512, n_embd=48, n_head=4, n_layer=3),
+    "starcoder2-windows": lambda: oracle.small_model("Starcoder2", sliding_window=20),
 }
 
 UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -35,7 +35,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
         "BloomForCausalLM",
     ),
     "soft-capped": (
-        lambda: oracle.small("Gemma2", head_dim=16),
+        lambda: oracle.small_model("Gemma2", head_dim=16),
         "Gemma2ForCausalLM cannot run here: soft-capped attention scores",
     ),
     "encoder": (
@@ -45,7 +45,9 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
         "T5ForConditionalGeneration cannot run here: it has an encoder",
     ),
     "sinks": (
-        lambda: oracle.small("GptOss", head_dim=16, num_local_experts=2, num_experts_per_tok=1),
+        lambda: oracle.small_model(
+            "GptOss", head_dim=16, num_local_experts=2, num_experts_per_tok=1
+        ),
         "GptOssForCausalLM cannot run here: attention sinks",
     ),
 }
@@ -55,14 +57,16 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_fallback_architecture_equals_transformers(name: str, tmp_path: Path) -> None:
     model = SUPPORTED[name]()
     model.save_pretrained(tmp_path)
-    runner = oracle.runner_of(tmp_path, block_size=16)
-    [ids] = oracle.prompts(1, [70])
-    expected = oracle.whole(model, ids)
-    logits = oracle.logits_in_chunks(runner, ids, [5, 6, 40])
+    runner = oracle.build_cpu_runner(tmp_path, block_size=16)
+    [ids] = oracle.random_prompts(1, [70])
+    expected = oracle.full_logits(model, ids)
+    logits = oracle.chunk_end_logits(runner, ids, [5, 6, 40])
     difference = (logits - expected[[4, 5, 39, 69]]).abs().max()
     assert difference <= LOGITS_TOLERANCE * expected.abs().max()
-    prompts = oracle.prompts(2, [3, 37, 1])
-    assert oracle.serve(runner, prompts, 6) == [oracle.greedy(model, ids, 6) for ids in prompts]
+    prompts = oracle.random_prompts(2, [3, 37, 1])
+    assert oracle.serve_mixed_batches(runner, prompts, 6) == [
+        oracle.greedy_continuation(model, ids, 6) for ids in prompts
+    ]
 
 
 @pytest.mark.parametrize("name", list(UNSUPPORTED))
@@ -72,6 +76,6 @@ def test_error_of_an_unsupported_architecture_names_it_and_the_cause(
     make, message = UNSUPPORTED[name]
     make().save_pretrained(tmp_path)
     with pytest.raises(ModelError) as refused:
-        oracle.runner_of(tmp_path)
+        oracle.build_cpu_runner(tmp_path)
     assert message in refused.value.message
     assert "\n" not in refused.value.message

@@ -21,7 +21,7 @@ def sizes(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Sizes of models that run on torch's operations, and of models that our C decoder runs."""
     if request.param == "C" and shutil.which("cc") is None:
         pytest.skip("no C compiler (cc) is installed")
-    return oracle.SIXTEENS if request.param == "C" else {}
+    return oracle.NATIVE_SIZES if request.param == "C" else {}
 
 
 @pytest.fixture(scope="module", params=list(oracle.FAMILIES))
@@ -37,13 +37,13 @@ def family(
 
 def test_logits_of_a_prompt_in_chunks_equal_transformers(family: tuple[str, Any, Path]) -> None:
     _, model, folder = family
-    [ids] = oracle.prompts(1, [150])
-    runner = oracle.runner_of(folder)
-    assert isinstance(runner, NativeRunner) == (model.config.vocab_size != oracle.VOCAB)
-    expected = oracle.whole(model, ids)
+    [ids] = oracle.random_prompts(1, [150])
+    runner = oracle.build_cpu_runner(folder)
+    assert isinstance(runner, NativeRunner) == (model.config.vocab_size != oracle.VOCAB_SIZE)
+    expected = oracle.full_logits(model, ids)
     for cuts in ([], [1, 2, 20, 21, 100], [70], [16, 32, 148, 149]):
         ends = [cut - 1 for cut in cuts] + [len(ids) - 1]
-        actual = oracle.logits_in_chunks(runner, ids, cuts)
+        actual = oracle.chunk_end_logits(runner, ids, cuts)
         scale = expected[ends].abs().max()
         assert (actual - expected[ends]).abs().max() <= LOGITS_TOLERANCE * scale
 
@@ -53,10 +53,10 @@ def test_greedy_ids_in_mixed_batches_equal_transformers(
     family: tuple[str, Any, Path], page_size: int
 ) -> None:
     _, model, folder = family
-    prompts = oracle.prompts(2, [3, 37, 70, 1, 40])
-    runner = oracle.runner_of(folder, block_size=page_size, kv_cache_memory_bytes=8 << 20)
-    actual = oracle.serve(runner, prompts, count=8, seed=page_size)
-    assert actual == [oracle.greedy(model, ids, 8) for ids in prompts]
+    prompts = oracle.random_prompts(2, [3, 37, 70, 1, 40])
+    runner = oracle.build_cpu_runner(folder, block_size=page_size, kv_cache_memory_bytes=8 << 20)
+    actual = oracle.serve_mixed_batches(runner, prompts, count=8, seed=page_size)
+    assert actual == [oracle.greedy_continuation(model, ids, 8) for ids in prompts]
 
 
 @pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3", "smollm3"])
@@ -66,13 +66,15 @@ def test_bf16_output_is_within_the_noise_of_chunking(
     """The served ids are the most likely in one prefill by transformers, within the noise of
     chunking, which is measured on transformers alone.
     """
-    model = oracle.FAMILIES[name](**sizes, spread=oracle.CALM).to(torch.bfloat16)
+    model = oracle.FAMILIES[name](**sizes, spread=oracle.BF16_SPREAD).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
-    epsilon = oracle.epsilon(model)
-    prompts = oracle.prompts(3, [3, 37, 70])
-    served = oracle.serve(oracle.runner_of(tmp_path, "bfloat16"), prompts, count=10, seed=5)
+    epsilon = oracle.logit_tolerance(model)
+    prompts = oracle.random_prompts(3, [3, 37, 70])
+    served = oracle.serve_mixed_batches(
+        oracle.build_cpu_runner(tmp_path, "bfloat16"), prompts, count=10, seed=5
+    )
     for ids, output in zip(prompts, served, strict=True):
-        logits = oracle.whole(model, ids + output)[len(ids) - 1 : -1]
+        logits = oracle.full_logits(model, ids + output)[len(ids) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
         assert (logits.amax(1) - chosen).max() <= epsilon
 

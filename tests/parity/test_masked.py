@@ -14,8 +14,8 @@ from continuo.engine.device.weights import resolve
 from continuo.engine.text import ModelText
 from continuo.engine.wire.messages import Grammar, Sampling
 from tests.support import transformers_oracle as oracle
-from tests.support.engine_sessions import read
-from tests.support.engines import engine_on
+from tests.support.engine_sessions import collect_ids
+from tests.support.engines import running_engine
 
 CITY = (
     '{"type": "object", "properties": {"city": {"type": "string", "maxLength": 12},'
@@ -40,12 +40,14 @@ async def test_greedy_turn_under_a_grammar_is_the_masked_argmax(grammar: Grammar
     while len(expected) < COUNT and not set(expected[-1:]) & set(text.stop_ids):
         packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         allowed = torch.from_numpy(np.unpackbits(packed, bitorder="little")[:vocab]).bool()
-        logits = oracle.whole(reference, ids + expected)[-1].masked_fill(~allowed, -torch.inf)
+        logits = oracle.full_logits(reference, ids + expected)[-1].masked_fill(~allowed, -torch.inf)
         expected.append(int(logits.argmax()))
         matcher.accept(expected[-1])
 
-    async with engine_on(folder, lambda: oracle.runner_of(folder, max_model_len=512)) as bench:
+    async with running_engine(
+        folder, lambda: oracle.build_cpu_runner(folder, max_model_len=512)
+    ) as bench:
         session = await bench.engine.open()
         await bench.engine.append(session, ids)
         sampling = Sampling(max_tokens=COUNT, stop_ids=text.stop_ids, grammar=grammar)
-        assert await read(await bench.engine.generate(session, sampling)) == expected
+        assert await collect_ids(await bench.engine.generate(session, sampling)) == expected

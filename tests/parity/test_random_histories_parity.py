@@ -23,16 +23,16 @@ from continuo.engine.wire.messages import Sampling
 from tests.support import transformers_oracle as oracle
 from tests.support.digest_runner import VOCABULARY
 from tests.support.disturbed import DisturbedScheduler
-from tests.support.engines import Bench, engine_on
+from tests.support.engines import EngineHarness, running_engine
 
 SESSIONS, ACTIONS = 8, 7
 CONTEXT = 300
 
 SIZES: dict[str, dict[str, Any]] = {
     "torch": {"vocab_size": VOCABULARY, "head_dim": 24},
-    "C": oracle.SIXTEENS,
+    "C": oracle.NATIVE_SIZES,
 }
-SPREADS = {"float32": 0.25, "bfloat16": oracle.CALM}
+SPREADS = {"float32": 0.25, "bfloat16": oracle.BF16_SPREAD}
 
 
 class TurnOutput(NamedTuple):
@@ -67,10 +67,14 @@ def model(
         pytest.skip("no C compiler (cc) is installed")
     folder = tmp_path_factory.mktemp("qwen3")
     sizes = SIZES[request.param]
-    reference = oracle.small("Qwen3", spread=SPREADS[dtype], tie_word_embeddings=True, **sizes)
+    reference = oracle.small_model(
+        "Qwen3", spread=SPREADS[dtype], tie_word_embeddings=True, **sizes
+    )
     reference = reference.to(getattr(torch, dtype))
     reference.save_pretrained(folder)
-    return ModelUnderTest(request.param == "C", dtype, reference, oracle.epsilon(reference), folder)
+    return ModelUnderTest(
+        request.param == "C", dtype, reference, oracle.logit_tolerance(reference), folder
+    )
 
 
 async def run_session(engine: EngineClient, vocabulary: int, seed: int) -> list[TurnOutput]:
@@ -124,7 +128,7 @@ async def run_turn(
     return TurnOutput(list(log), output, None if sampling.logprobs is None else logprobs)
 
 
-async def run_sessions(bench: Bench, vocabulary: int, seed: int) -> list[TurnOutput]:
+async def run_sessions(bench: EngineHarness, vocabulary: int, seed: int) -> list[TurnOutput]:
     """Run all sessions at once and kill the engine when half of the tokens are drawn."""
 
     async def kill_halfway() -> None:
@@ -138,7 +142,7 @@ async def run_sessions(bench: Bench, vocabulary: int, seed: int) -> list[TurnOut
     sessions = (run_session(bench.engine, vocabulary, seed * 100 + n) for n in range(SESSIONS))
     results = await asyncio.gather(*sessions)
     await killing
-    assert bench.launches == 2
+    assert bench.launch_count == 2
     return [output for session_outputs in results for output in session_outputs]
 
 
@@ -186,10 +190,10 @@ async def test_output_after_random_histories_equals_one_prefill(
     }
 
     def make() -> Any:
-        return oracle.runner_of(model.folder, model.dtype, **bounds)
+        return oracle.build_cpu_runner(model.folder, model.dtype, **bounds)
 
     vocabulary = model.reference.config.vocab_size
-    async with engine_on(letters, make, scheduler=DisturbedScheduler) as bench:
+    async with running_engine(letters, make, scheduler=DisturbedScheduler) as bench:
         outputs = await run_sessions(bench, vocabulary, seed=page_size + chunk)
         stats = await bench.engine.stats()
         assert isinstance(bench.runner, NativeRunner) == model.native
@@ -205,7 +209,7 @@ async def test_output_after_random_histories_equals_one_prefill(
 def check(turn_output: TurnOutput, model: ModelUnderTest) -> None:
     """Compare with one fresh prefill; docs/structure.md defines equal output."""
     log, output, logprobs = turn_output
-    logits = oracle.whole(model.reference, log + output)[len(log) - 1 : -1]
+    logits = oracle.full_logits(model.reference, log + output)[len(log) - 1 : -1]
     drawn = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
     if model.dtype == "float32":
         assert output == logits.argmax(1).tolist()

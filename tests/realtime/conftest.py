@@ -15,10 +15,10 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from continuo.realtime.server.config.settings import GatewaySettings
 from tests.support.digest_runner import VOCABULARY
-from tests.support.engines import Bench, digest_engine
-from tests.support.redis_process import PROGRAM, RedisProcess
-from tests.support.sessions import Talk, open_talk
-from tests.support.web_servers import KEY, Running, serve
+from tests.support.engines import EngineHarness, digest_engine
+from tests.support.redis_process import REDIS_SERVER, RedisProcess
+from tests.support.sessions import SessionDriver, open_session
+from tests.support.web_servers import API_KEY, RunningServer, serve_harness
 
 TEMPLATE = (
     "{%- if tools %}<|im_start|>tools\n"
@@ -73,7 +73,7 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def redis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RedisProcess]:
     """Run one Redis server for all tests that neither stop nor reconfigure it."""
-    if PROGRAM is None:
+    if REDIS_SERVER is None:
         pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
     process = RedisProcess(tmp_path_factory.mktemp("redis"))
     await process.start()
@@ -82,7 +82,7 @@ async def redis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Redis
 
 
 @pytest.fixture
-async def bench(chatty: Path) -> AsyncIterator[Bench]:
+async def bench(chatty: Path) -> AsyncIterator[EngineHarness]:
     async with digest_engine(
         chatty, pages=256, page_size=4, max_model_len=400, batched_tokens=64
     ) as bench:
@@ -90,15 +90,15 @@ async def bench(chatty: Path) -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
-async def talk(bench: Bench) -> AsyncIterator[Talk]:
-    talk = await open_talk(bench)
+async def talk(bench: EngineHarness) -> AsyncIterator[SessionDriver]:
+    talk = await open_session(bench)
     yield talk
     await talk.session.close()
     assert await bench.engine.list_sessions() == [], "every session is closed in the engine"
 
 
 @pytest.fixture
-async def running(bench: Bench) -> AsyncIterator[Running]:
-    settings = GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo", "alias"))
-    async with serve(bench, settings) as running:
+async def running(bench: EngineHarness) -> AsyncIterator[RunningServer]:
+    settings = GatewaySettings(tenants={API_KEY: "default"}, served_model_name=("demo", "alias"))
+    async with serve_harness(bench, settings) as running:
         yield running

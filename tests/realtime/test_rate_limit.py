@@ -13,8 +13,8 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.response import Usage
 from continuo.realtime.rate_limit import RateLimits, TenantRateLimits
 from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
-from tests.support.engines import Bench
-from tests.support.web_servers import Running, first, serve
+from tests.support.engines import EngineHarness
+from tests.support.web_servers import RunningServer, receive_event, serve_harness
 
 ONE, TWO = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
 
@@ -105,18 +105,18 @@ def test_rate_limit_options_are_read_and_validated() -> None:
 
 
 @pytest.fixture
-async def running(bench: Bench) -> AsyncIterator[Running]:
+async def running(bench: EngineHarness) -> AsyncIterator[RunningServer]:
     settings = GatewaySettings(
         tenants={"key-one": "acme", "key-two": "umbrella"},
         served_model_name=("demo",),
         limits=Limits(requests_per_minute=2, tokens_per_minute=100_000),
     )
-    async with serve(bench, settings) as running:
+    async with serve_harness(bench, settings) as running:
         yield running
 
 
 async def receive_until(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
-    while (event := await first(socket))["type"] not in kinds:
+    while (event := await receive_event(socket))["type"] not in kinds:
         pass
     return event
 
@@ -132,7 +132,7 @@ async def respond(socket: ClientConnection) -> tuple[dict[str, Any], dict[str, A
     return done["response"], {level["name"]: level for level in updated["rate_limits"]}
 
 
-async def post(running: Running, path: str, body: object) -> tuple[int, dict[str, str], Any]:
+async def post(running: RunningServer, path: str, body: object) -> tuple[int, dict[str, str], Any]:
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
@@ -145,7 +145,7 @@ async def post(running: Running, path: str, body: object) -> tuple[int, dict[str
     return int(status.split()[1]), headers, json.loads(text)
 
 
-async def test_rate_limits_are_reported_and_enforced_per_tenant(running: Running) -> None:
+async def test_rate_limits_are_reported_and_enforced_per_tenant(running: RunningServer) -> None:
     async with (
         connect(running.url, additional_headers=ONE) as socket,
         connect(running.url, additional_headers=ONE) as second,
@@ -178,7 +178,7 @@ async def test_rate_limits_are_reported_and_enforced_per_tenant(running: Running
             assert 1 <= int(headers["retry-after"]) <= 30
 
 
-async def test_session_stays_usable_after_a_rate_limited_response(running: Running) -> None:
+async def test_session_stays_usable_after_a_rate_limited_response(running: RunningServer) -> None:
     async with connect(running.url, additional_headers=ONE) as socket:
         for _ in range(2):
             await respond(socket)

@@ -40,9 +40,9 @@ from continuo.engine.wire.messages import (
     SessionExpired,
     TurnEnded,
 )
-from tests.support.core_harness import Desk
+from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import oracle
-from tests.support.engine_sessions import Talk, read, words
+from tests.support.engine_sessions import CheckedSession, collect_ids, prompt_ids
 from tests.support.engines import digest_engine
 from tests.support.retracting import RetractingScheduler
 
@@ -51,7 +51,7 @@ KINDS = pytest.mark.parametrize("streaming", [True, False])
 
 
 def start_turn(
-    desk: Desk, session: str, prompt: list[int], count: int, streaming: bool = True
+    desk: CoreHarness, session: str, prompt: list[int], count: int, streaming: bool = True
 ) -> None:
     desk.open(session, streaming=streaming)
     desk.append(session, list(prompt))
@@ -61,82 +61,88 @@ def start_turn(
 @KINDS
 @AHEAD
 def test_1_rejected_request_does_not_unlock_the_session(streaming: bool, ahead: int) -> None:
-    desk, prompt = Desk(), [1, 2, 3, 9]
+    desk, prompt = CoreHarness(), [1, 2, 3, 9]
     start_turn(desk, "s", prompt, 12, streaming=streaming)
     desk.step()
     queued = [
-        desk.tell(Generate(desk.n(), "s", f"queued {n}", Sampling(max_tokens=1)))
+        desk.submit(Generate(desk.next_number(), "s", f"queued {n}", Sampling(max_tokens=1)))
         for n in range(QUEUED_TURNS_MAX)
     ]
     assert queued == [None] * QUEUED_TURNS_MAX
     for n in range(3):
         before = list(desk.sequence("s").ids), desk.sequence("s").turn
-        refused = desk.refuse(Generate(desk.n(), "s", f"third {n}", Sampling()))
+        refused = desk.expect_refusal(Generate(desk.next_number(), "s", f"third {n}", Sampling()))
         assert (refused.code, refused.field) == ("busy", "turn")
-        assert desk.refuse(AppendIds(desk.n(), "s", [1000])).code == "bad_request"
+        assert desk.expect_refusal(AppendIds(desk.next_number(), "s", [1000])).code == "bad_request"
         if streaming:
-            assert desk.refuse(AppendIds(desk.n(), "s", [7, 7], offset=1)).field == "offset"
-        assert desk.tell(AppendIds(desk.n(), "s", [7, 7, 7])) is None, (
+            assert (
+                desk.expect_refusal(AppendIds(desk.next_number(), "s", [7, 7], offset=1)).field
+                == "offset"
+            )
+        assert desk.submit(AppendIds(desk.next_number(), "s", [7, 7, 7])) is None, (
             "the append waits and rewrites nothing"
         )
         assert (list(desk.sequence("s").ids), desk.sequence("s").turn) == before
         desk.step()
     desk.run(ahead=ahead)
     output = oracle(prompt, 12)
-    assert desk.said("s") == output
+    assert desk.turn_ids("s") == output
     log = prompt + output
     for n in range(QUEUED_TURNS_MAX):
-        assert desk.said("s", f"queued {n}") == oracle(log, 1)
-        log += desk.said("s", f"queued {n}")
+        assert desk.turn_ids("s", f"queued {n}") == oracle(log, 1)
+        log += desk.turn_ids("s", f"queued {n}")
     assert list(desk.sequence("s").ids) == log + [7] * 9
-    assert len(desk.heard(TurnEnded)) == 1 + QUEUED_TURNS_MAX
+    assert len(desk.events_of(TurnEnded)) == 1 + QUEUED_TURNS_MAX
 
 
 @KINDS
 @AHEAD
 def test_2_retraction_does_not_commit_an_unfinished_turn(streaming: bool, ahead: int) -> None:
     """No other turn replaces the retracted one, and it ends once, as if never retracted."""
-    desk, prompt = Desk(), words(21)
+    desk, prompt = CoreHarness(), prompt_ids(21)
     start_turn(desk, "s", prompt, 12, streaming=streaming)
     for _ in range(6):
         desk.step()
     sequence = desk.sequence("s")
-    partial_length = len(desk.said("s"))
+    partial_length = len(desk.turn_ids("s"))
     assert 0 < partial_length < 12
     desk.scheduler.retract(sequence)
     assert not sequence.lease.pages
-    assert list(sequence.ids) == prompt + desk.said("s"), "a retraction changes no history"
-    assert desk.tell(AppendIds(desk.n(), "s", [7, 7])) is None
-    assert desk.tell(Generate(desk.n(), "s", "next", Sampling(max_tokens=3))) is None
-    assert not desk.heard(TurnEnded)
+    assert list(sequence.ids) == prompt + desk.turn_ids("s"), "a retraction changes no history"
+    assert desk.submit(AppendIds(desk.next_number(), "s", [7, 7])) is None
+    assert desk.submit(Generate(desk.next_number(), "s", "next", Sampling(max_tokens=3))) is None
+    assert not desk.events_of(TurnEnded)
     desk.run(ahead=ahead)
-    assert desk.said("s") == oracle(prompt, 12)
-    end = desk.ended("s")
+    assert desk.turn_ids("s") == oracle(prompt, 12)
+    end = desk.turn_end("s")
     assert (end.prompt_tokens, end.output_tokens, end.length) == (21, 12, 33)
-    assert desk.said("s", "next") == oracle([*prompt, *desk.said("s"), 7, 7], 3)
-    assert desk.ended("s", "next").prompt_tokens == 35
+    assert desk.turn_ids("s", "next") == oracle([*prompt, *desk.turn_ids("s"), 7, 7], 3)
+    assert desk.turn_end("s", "next").prompt_tokens == 35
 
 
 def test_3_append_with_replace_needs_no_turn() -> None:
-    desk = Desk()
+    desk = CoreHarness()
     desk.open("s", streaming=False)
     for turn in "abc":
-        desk.append("s", words(5))
+        desk.append("s", prompt_ids(5))
         desk.generate("s", 3, turn)
         desk.run()
     assert desk.append("s", [8, 8], replace=True).length == 2
     desk.generate("s", 4, "d")
     desk.run()
-    assert desk.said("s", "d") == oracle([8, 8], 4)
+    assert desk.turn_ids("s", "d") == oracle([8, 8], 4)
     for erased in "abc":
-        assert desk.refuse(AppendIds(desk.n(), "s", [1], after=erased)).field == "after"
+        assert (
+            desk.expect_refusal(AppendIds(desk.next_number(), "s", [1], after=erased)).field
+            == "after"
+        )
     assert desk.append("s", [1], after="d").length == 7
 
 
 def test_4_retraction_frees_every_page() -> None:
-    desk = Desk(pages=32)
+    desk = CoreHarness(pages=32)
     for name in ("a", "b"):
-        start_turn(desk, name, words(20, seed=ord(name)), 8)
+        start_turn(desk, name, prompt_ids(20, seed=ord(name)), 8)
     for _ in range(5):
         desk.step()
     page_count = len(desk.sequence("b").lease.pages)
@@ -148,8 +154,8 @@ def test_4_retraction_frees_every_page() -> None:
     assert desk.cache.tree.unreferenced == unreferenced + page_count - private
     assert desk.sequence("b").committed == 0
     desk.run()
-    assert desk.said("a") == oracle(words(20, seed=ord("a")), 8)
-    assert desk.said("b") == oracle(words(20, seed=ord("b")), 8)
+    assert desk.turn_ids("a") == oracle(prompt_ids(20, seed=ord("a")), 8)
+    assert desk.turn_ids("b") == oracle(prompt_ids(20, seed=ord("b")), 8)
 
 
 @KINDS
@@ -159,8 +165,8 @@ def test_4_pool_for_two_sessions_serves_six_at_once(
     streaming: bool, ahead: int, host_pages: int
 ) -> None:
     """Six turns at once, each of which fills half of the pool."""
-    desk, names = Desk(pages=16, host_pages=host_pages, batched_tokens=64), "abcdef"
-    logs = {name: words(8, seed=ord(name)) for name in names}
+    desk, names = CoreHarness(pages=16, host_pages=host_pages, batched_tokens=64), "abcdef"
+    logs = {name: prompt_ids(8, seed=ord(name)) for name in names}
     for name in names:
         desk.open(name, streaming=streaming)
         desk.append(name, list(logs[name]))
@@ -168,16 +174,16 @@ def test_4_pool_for_two_sessions_serves_six_at_once(
         desk.generate(name, 24)
     desk.run(ahead=ahead)
     for name in names:
-        assert desk.said(name) == oracle(logs[name], 24)
-        assert desk.ended(name).reason == "length"
+        assert desk.turn_ids(name) == oracle(logs[name], 24)
+        assert desk.turn_end(name).reason == "length"
     assert desk.scheduler.retractions > 0
     assert not desk.scheduler.turns
 
 
 @AHEAD
 def test_5_idle_sessions_hold_no_rows(ahead: int) -> None:
-    desk = Desk(pages=400, rows=4)
-    logs = {f"s{n}": words(6, seed=n) for n in range(40)}
+    desk = CoreHarness(pages=400, rows=4)
+    logs = {f"s{n}": prompt_ids(6, seed=n) for n in range(40)}
     for turn in ("first", "second"):
         for name, log in logs.items():
             if turn == "first":
@@ -186,8 +192,8 @@ def test_5_idle_sessions_hold_no_rows(ahead: int) -> None:
             desk.generate(name, 3, turn)
         desk.run(ahead=ahead)
         for name, log in logs.items():
-            assert desk.said(name, turn) == oracle(log, 3)
-            log += desk.said(name, turn)
+            assert desk.turn_ids(name, turn) == oracle(log, 3)
+            log += desk.turn_ids(name, turn)
 
 
 @KINDS
@@ -197,8 +203,8 @@ def test_6_pool_for_three_sessions_serves_thirty_in_turns(
     streaming: bool, ahead: int, host_pages: int
 ) -> None:
     """Thirty idle sessions, each with a history that fills a third of the pool, run turns."""
-    desk = Desk(pages=30, host_pages=host_pages, batched_tokens=64)
-    logs = {f"s{n}": words(32, seed=n) for n in range(30)}
+    desk = CoreHarness(pages=30, host_pages=host_pages, batched_tokens=64)
+    logs = {f"s{n}": prompt_ids(32, seed=n) for n in range(30)}
     for turn in range(2):
         for name, log in logs.items():
             if not turn:
@@ -206,68 +212,68 @@ def test_6_pool_for_three_sessions_serves_thirty_in_turns(
                 desk.append(name, list(log))
             desk.generate(name, 3, str(turn))
             desk.run(ahead=ahead)
-            assert desk.said(name, str(turn)) == oracle(log, 3)
-            log += desk.said(name, str(turn))
+            assert desk.turn_ids(name, str(turn)) == oracle(log, 3)
+            log += desk.turn_ids(name, str(turn))
             if turn:
                 residency = "host" if host_pages == 400 else "recomputed"
-                assert desk.ended(name, "1").residency == residency
+                assert desk.turn_end(name, "1").residency == residency
     assert desk.cache.evicted_pages > 0
 
 
 @KINDS
 def test_7_idle_timeout_counts_from_the_end_of_a_turn(streaming: bool) -> None:
-    desk = Desk()
+    desk = CoreHarness()
     desk.open("s", timeout_s=10.0, streaming=streaming)
-    desk.append("s", words(5))
+    desk.append("s", prompt_ids(5))
     desk.generate("s", 8)
     for _ in range(4):
         desk.step()
-        desk.pass_time(60.0)
+        desk.advance_clock(60.0)
     assert desk.sequence("s").turn, "a turn of six timeouts continues"
     desk.run()
-    assert desk.said("s") == oracle(words(5), 8)
-    desk.pass_time(9.9)
+    assert desk.turn_ids("s") == oracle(prompt_ids(5), 8)
+    desk.advance_clock(9.9)
     assert desk.append("s", [1]).length == 14, "the append restarts the timeout"
-    desk.pass_time(9.9)
-    assert not desk.heard(SessionExpired)
-    desk.pass_time(0.2)
-    assert desk.heard(SessionExpired) == [SessionExpired("s")]
+    desk.advance_clock(9.9)
+    assert not desk.events_of(SessionExpired)
+    desk.advance_clock(0.2)
+    assert desk.events_of(SessionExpired) == [SessionExpired("s")]
     assert desk.cache.leased_pages == 0
-    assert desk.refuse(AppendIds(desk.n(), "s", [1])).code == "unknown_session"
+    assert desk.expect_refusal(AppendIds(desk.next_number(), "s", [1])).code == "unknown_session"
 
 
 def test_7_session_with_a_queued_turn_does_not_expire() -> None:
-    desk = Desk()
+    desk = CoreHarness()
     desk.open("s", timeout_s=10.0)
-    desk.append("s", words(5))
+    desk.append("s", prompt_ids(5))
     desk.generate("s", 4)
-    assert desk.tell(Generate(desk.n(), "s", "next", Sampling(max_tokens=4))) is None
-    desk.pass_time(100.0)
+    assert desk.submit(Generate(desk.next_number(), "s", "next", Sampling(max_tokens=4))) is None
+    desk.advance_clock(100.0)
     desk.run()
-    assert desk.ended("s", "next").reason == "length"
-    assert not desk.heard(SessionExpired)
+    assert desk.turn_end("s", "next").reason == "length"
+    assert not desk.events_of(SessionExpired)
 
 
 async def test_8_turn_has_its_history_on_a_restarted_engine(letters: Path) -> None:
     async with digest_engine(letters) as bench:
-        talks = [await Talk.open(bench.engine) for _ in range(3)]
+        talks = [await CheckedSession.open(bench.engine) for _ in range(3)]
         for turn in range(3):
             for n, talk in enumerate(talks):
-                await talk.say(words(7, seed=turn + n), 4)
+                await talk.run_turn(prompt_ids(7, seed=turn + n), 4)
             bench.kill()
-        assert bench.launches >= 3
+        assert bench.launch_count >= 3
 
 
 @AHEAD
 def test_9_kv_of_another_cache_scope_is_not_reused(ahead: int) -> None:
-    desk, prompt = Desk(pages=200), words(40)
+    desk, prompt = CoreHarness(pages=200), prompt_ids(40)
     for scope in ("adapter a", "adapter b"):
         desk.open(scope, scope=scope)
         desk.append(scope, list(prompt))
         desk.generate(scope, 3)
         desk.run(ahead=ahead)
-        assert desk.ended(scope).cached_tokens == 0
-        before = desk.runner.tokens_run
+        assert desk.turn_end(scope).cached_tokens == 0
+        before = desk.runner.token_count
         desk.fork(scope, f"fork of {scope}")
         desk.close(scope)
         for session in (f"fork of {scope}", f"new in {scope}"):
@@ -276,8 +282,8 @@ def test_9_kv_of_another_cache_scope_is_not_reused(ahead: int) -> None:
                 desk.append(session, list(prompt))
             desk.generate(session, 3)
             desk.run(ahead=ahead)
-        assert desk.runner.tokens_run - before < len(prompt), "KV is reused within a scope"
-    assert desk.runner.tokens_run >= 2 * len(prompt)
+        assert desk.runner.token_count - before < len(prompt), "KV is reused within a scope"
+    assert desk.runner.token_count >= 2 * len(prompt)
     scopes = {desk.sequence(f"fork of adapter {x}").lease.scope for x in "ab"}
     assert scopes == {"adapter a", "adapter b"}
 
@@ -288,10 +294,10 @@ async def test_10_log_probabilities_are_equal_in_every_mode(letters: Path) -> No
         scored: list[list[object]] = []
         for streaming in (True, False):
             session = await engine.open(streaming=streaming, cache_scope=str(streaming))
-            await engine.append(session, words(9))
+            await engine.append(session, prompt_ids(9))
             turn = await engine.generate(session, sampling)
             scored.append([(p.ids, p.logprobs) async for p in turn])
-        once = await engine.complete(words(9), sampling, cache_scope="none")
+        once = await engine.complete(prompt_ids(9), sampling, cache_scope="none")
         scored.append([(p.ids, p.logprobs) async for p in once])
         assert scored[0] == scored[1] == scored[2]
         assert len(scored[0]) == 6
@@ -300,30 +306,30 @@ async def test_10_log_probabilities_are_equal_in_every_mode(letters: Path) -> No
 @AHEAD
 def test_11_host_tier_keeps_kv_of_idle_sessions(ahead: int) -> None:
     """Only the last id of a session's history is computed again."""
-    desk = Desk(pages=12, host_pages=40)
-    logs = {name: words(30, seed=ord(name)) for name in "abc"}
+    desk = CoreHarness(pages=12, host_pages=40)
+    logs = {name: prompt_ids(30, seed=ord(name)) for name in "abc"}
     for name in logs:
         desk.open(name)
         desk.append(name, list(logs[name]))
         desk.run(ahead=ahead)
     assert desk.cache.host_tier.used_pages > 0
     for name, log in logs.items():
-        before = desk.runner.tokens_run
+        before = desk.runner.token_count
         desk.generate(name, 2)
         desk.run(ahead=ahead)
-        assert desk.said(name) == oracle(log, 2)
-        assert desk.runner.tokens_run - before <= 2 + ahead
-        assert desk.ended(name).residency == "host"
-        assert desk.ended(name).cached_tokens == 29
+        assert desk.turn_ids(name) == oracle(log, 2)
+        assert desk.runner.token_count - before <= 2 + ahead
+        assert desk.turn_end(name).residency == "host"
+        assert desk.turn_end(name).cached_tokens == 29
 
 
 def test_12_audit_detects_faults_while_sessions_are_open() -> None:
     """The audit detects planted faults while one turn runs and another session is idle."""
     for fault in range(5):
-        desk = Desk()
-        start_turn(desk, "idle", words(30), 3)
+        desk = CoreHarness()
+        start_turn(desk, "idle", prompt_ids(30), 3)
         desk.run()
-        start_turn(desk, "busy", words(30, seed=1), 9)
+        start_turn(desk, "busy", prompt_ids(30, seed=1), 9)
         for _ in range(4):
             desk.step()
         cache, lease = desk.cache, desk.sequence("idle").lease
@@ -346,9 +352,9 @@ def test_12_audit_detects_faults_while_sessions_are_open() -> None:
 @AHEAD
 def test_output_of_turns_does_not_depend_on_retractions(streaming: bool, ahead: int) -> None:
     """Turns are retracted before every third step; some of them are cancelled."""
-    desk = Desk(scheduler=RetractingScheduler)
+    desk = CoreHarness(scheduler=RetractingScheduler)
     names = "abcd"
-    logs = {name: words(9, seed=ord(name)) for name in names}
+    logs = {name: prompt_ids(9, seed=ord(name)) for name in names}
     for name in names:
         desk.open(name, streaming=streaming)
         desk.append(name, list(logs[name]))
@@ -357,10 +363,10 @@ def test_output_of_turns_does_not_depend_on_retractions(streaming: bool, ahead: 
             desk.generate(name, 7, str(round))
         for _ in range(4):
             desk.step()
-        desk.do(CancelTurn(desk.n(), "a", drop=bool(round % 2)))
+        desk.apply(CancelTurn(desk.next_number(), "a", drop=bool(round % 2)))
         desk.run(ahead=ahead)
         for name in names:
-            output = desk.said(name, str(round))
+            output = desk.turn_ids(name, str(round))
             assert output == oracle(logs[name], 7)[: len(output)]
             kept = [] if name == "a" and round % 2 else output
             logs[name] += kept
@@ -372,22 +378,22 @@ def test_output_of_turns_does_not_depend_on_retractions(streaming: bool, ahead: 
 async def test_session_continues_after_an_abandoned_turn_stream(letters: Path) -> None:
     """The session continues when the next turn is requested, though no reader reads this one."""
     async with digest_engine(letters) as bench:
-        talk = await Talk.open(bench.engine)
-        await talk.append(words(6))
+        talk = await CheckedSession.open(bench.engine)
+        await talk.append(prompt_ids(6))
         abandoned = await bench.engine.generate(talk.session, Sampling(max_tokens=5))
         turn = asyncio.create_task(
             bench.engine.generate(talk.session, Sampling(max_tokens=3), turn="next")
         )
-        output = oracle(talk.log, 5)
-        assert await read(await turn) == oracle(talk.log + output, 3)
-        assert await read(abandoned) == output
+        output = oracle(talk.token_ids, 5)
+        assert await collect_ids(await turn) == oracle(talk.token_ids + output, 3)
+        assert await collect_ids(abandoned) == output
 
 
 def test_refused_rewind_or_append_leaves_the_log_unchanged() -> None:
-    desk = Desk()
-    start_turn(desk, "s", words(6), 3)
+    desk = CoreHarness()
+    start_turn(desk, "s", prompt_ids(6), 3)
     desk.run()
-    desk.refuse(RewindSession(desk.n(), "s", 10))
-    desk.refuse(AppendIds(desk.n(), "s", [1], after="turn"))
-    assert len(desk.heard(CommandRefused)) == 2
+    desk.expect_refusal(RewindSession(desk.next_number(), "s", 10))
+    desk.expect_refusal(AppendIds(desk.next_number(), "s", [1], after="turn"))
+    assert len(desk.events_of(CommandRefused)) == 2
     assert desk.append("s", [4]).length == 10

@@ -20,7 +20,7 @@ import pytest
 from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
-from tests.support.engine_sessions import Talk, is_healthy, read, words
+from tests.support.engine_sessions import CheckedSession, collect_ids, is_healthy, prompt_ids
 from tests.support.engines import digest_engine
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
@@ -37,14 +37,14 @@ async def test_output_of_thirty_turns_is_equal_in_every_mode(letters: Path, ahea
             session = await engine.open(streaming=mode == "streaming", cache_scope=mode)
             log: list[int] = []
             for turn in range(30):
-                new = words(16, seed=turn)
+                new = prompt_ids(16, seed=turn)
                 log += new
                 if mode == "none":
                     stream = await engine.complete(log, sampling, cache_scope=mode)
                 else:
                     await engine.append(session, new)
                     stream = await engine.generate(session, sampling)
-                replies.append(await read(stream))
+                replies.append(await collect_ids(stream))
                 assert replies[-1] == oracle(log, 8)
                 log += replies[-1]
             await engine.close(session)
@@ -68,11 +68,11 @@ async def test_every_session_gets_its_turns_of_random_lengths(
 
     async def run_session(engine: EngineClient, number: int) -> None:
         source = random.Random(SEED + number)
-        talk = await Talk.open(engine)
+        talk = await CheckedSession.open(engine)
         for _ in range(TURNS):
             new = [source.randrange(VOCABULARY) for _ in range(source.randint(8, 64))]
-            await talk.say(new, source.randint(4, 32))
-        assert len(talk.log) > TURNS * 12
+            await talk.run_turn(new, source.randint(4, 32))
+        assert len(talk.token_ids) > TURNS * 12
         await talk.close()
 
     async with digest_engine(letters, max_model_len=4_000, **bounds) as bench:

@@ -26,73 +26,75 @@ from continuo.engine.wire.messages import (
     TokenLogprobs,
     TurnTokens,
 )
-from tests.support.core_harness import Desk
+from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import oracle
-from tests.support.engine_sessions import words
+from tests.support.engine_sessions import prompt_ids
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
 
-def regular() -> Desk:
-    desk = Desk(pages=200)
+def regular() -> CoreHarness:
+    desk = CoreHarness(pages=200)
     desk.open("s", streaming=False)
     return desk
 
 
-def run_turn(desk: Desk, name: str, ids: list[int], ahead: int, **options: object) -> list[int]:
+def run_turn(
+    desk: CoreHarness, name: str, ids: list[int], ahead: int, **options: object
+) -> list[int]:
     desk.append("s", ids, **options)
     desk.generate("s", 12, name)
     desk.run(ahead=ahead)
-    return desk.said("s", name)
+    return desk.turn_ids("s", name)
 
 
 @AHEAD
 def test_four_turns_equal_one_request_each(ahead: int) -> None:
     desk, log = regular(), list[int]()
     for n in range(4):
-        output = run_turn(desk, str(n), words(11, seed=n), ahead)
-        assert output == oracle(log + words(11, seed=n), 12)
-        log += words(11, seed=n) + output
-        assert desk.ended("s", str(n)).prompt_tokens == len(log) - 12
+        output = run_turn(desk, str(n), prompt_ids(11, seed=n), ahead)
+        assert output == oracle(log + prompt_ids(11, seed=n), 12)
+        log += prompt_ids(11, seed=n) + output
+        assert desk.turn_end("s", str(n)).prompt_tokens == len(log) - 12
 
 
 def test_session_cannot_be_opened_twice() -> None:
     desk = regular()
-    refused = desk.refuse(OpenSession(desk.n(), "s"))
+    refused = desk.expect_refusal(OpenSession(desk.next_number(), "s"))
     assert (refused.field, "already open" in refused.message) == ("session_id", True)
 
 
 @AHEAD
 def test_replaced_turn_and_closed_session_are_unknown(ahead: int) -> None:
     desk = regular()
-    first = run_turn(desk, "a", words(9), ahead)
-    run_turn(desk, "b", words(5, seed=1), ahead)
+    first = run_turn(desk, "a", prompt_ids(9), ahead)
+    run_turn(desk, "b", prompt_ids(5, seed=1), ahead)
     run_turn(desk, "c", [4], ahead, after="b", replace=True)
-    assert desk.said("s", "c") == oracle([*words(9), *first, 4], 12)
-    assert desk.refuse(AppendIds(desk.n(), "s", [1], after="b")).field == "after"
+    assert desk.turn_ids("s", "c") == oracle([*prompt_ids(9), *first, 4], 12)
+    assert desk.expect_refusal(AppendIds(desk.next_number(), "s", [1], after="b")).field == "after"
     desk.close("s")
-    assert desk.refuse(AppendIds(desk.n(), "s", [1])).code == "unknown_session"
+    assert desk.expect_refusal(AppendIds(desk.next_number(), "s", [1])).code == "unknown_session"
 
 
 @AHEAD
 def test_append_after_the_first_turn_reuses_its_kv(ahead: int) -> None:
     desk = regular()
-    first = run_turn(desk, "a", words(9), ahead)
+    first = run_turn(desk, "a", prompt_ids(9), ahead)
     for n in range(3):
-        run_turn(desk, f"later {n}", words(7, seed=n), ahead)
-    before = desk.runner.tokens_run
+        run_turn(desk, f"later {n}", prompt_ids(7, seed=n), ahead)
+    before = desk.runner.token_count
     output = run_turn(desk, "back", [1, 2, 3], ahead, after="a")
-    assert output == oracle([*words(9), *first, 1, 2, 3], 12)
-    assert desk.runner.tokens_run - before <= 1 + 3 + 11 + ahead + desk.cache.page_size
+    assert output == oracle([*prompt_ids(9), *first, 1, 2, 3], 12)
+    assert desk.runner.token_count - before <= 1 + 3 + 11 + ahead + desk.cache.page_size
 
 
 @AHEAD
 def test_log_probabilities_after_backtracking_equal_one_request(ahead: int) -> None:
     """From the third later turn back to the first: equal to one request that sends everything."""
     desk = regular()
-    log = words(9) + run_turn(desk, "a", words(9), ahead)
+    log = prompt_ids(9) + run_turn(desk, "a", prompt_ids(9), ahead)
     for n in range(3):
-        run_turn(desk, f"later {n}", words(7, seed=n), ahead)
+        run_turn(desk, f"later {n}", prompt_ids(7, seed=n), ahead)
     desk.append("s", [1, 2, 3], after="a")
     scored: list[list[TokenLogprobs]] = []
     for session in ("s", "once"):
@@ -100,12 +102,16 @@ def test_log_probabilities_after_backtracking_equal_one_request(ahead: int) -> N
             desk.open(session, scope="its own")
             desk.append(session, [*log, 1, 2, 3])
         sampling = Sampling(max_tokens=12, logprobs=3)
-        desk.do(Generate(desk.n(), session, "back", sampling))
+        desk.apply(Generate(desk.next_number(), session, "back", sampling))
         desk.run(ahead=ahead)
-        tokens = [e for e in desk.heard(TurnTokens) if (e.session, e.turn) == (session, "back")]
+        tokens = [e for e in desk.events_of(TurnTokens) if (e.session, e.turn) == (session, "back")]
         scored.append([each for e in tokens for each in e.logprobs or []])
-    assert desk.said("s", "back") == desk.said("once", "back") == oracle([*log, 1, 2, 3], 12)
-    assert desk.ended("s", "back").cached_tokens > 0 == desk.ended("once", "back").cached_tokens
+    assert (
+        desk.turn_ids("s", "back") == desk.turn_ids("once", "back") == oracle([*log, 1, 2, 3], 12)
+    )
+    assert (
+        desk.turn_end("s", "back").cached_tokens > 0 == desk.turn_end("once", "back").cached_tokens
+    )
     assert scored[0] == scored[1]
     assert len(scored[0]) == 12
 
@@ -114,23 +120,23 @@ def test_log_probabilities_after_backtracking_equal_one_request(ahead: int) -> N
 @pytest.mark.parametrize("steps", [1, 4])
 def test_branch_with_a_cancelled_turn_can_be_left_and_continued(ahead: int, steps: int) -> None:
     desk = regular()
-    first = run_turn(desk, "a", words(9), ahead)
-    run_turn(desk, "b", words(5, seed=1), ahead)
+    first = run_turn(desk, "a", prompt_ids(9), ahead)
+    run_turn(desk, "b", prompt_ids(5, seed=1), ahead)
     desk.append("s", [6, 6], after="a")
     desk.generate("s", 12, "aborted")
     for _ in range(steps):
         desk.step()
-    desk.do(CancelTurn(desk.n(), "s", "aborted"))
-    log = [*words(9), *first, 6, 6, *desk.said("s", "aborted")]
+    desk.apply(CancelTurn(desk.next_number(), "s", "aborted"))
+    log = [*prompt_ids(9), *first, 6, 6, *desk.turn_ids("s", "aborted")]
     assert list(desk.sequence("s").ids) == log
     assert run_turn(desk, "on", [3], ahead) == oracle([*log, 3], 12)
-    assert run_turn(desk, "back", [3], ahead, after="a") == oracle([*words(9), *first, 3], 12)
+    assert run_turn(desk, "back", [3], ahead, after="a") == oracle([*prompt_ids(9), *first, 3], 12)
 
 
 @AHEAD
 def test_branches_of_branches_have_their_own_history(ahead: int) -> None:
     desk = regular()
-    root = words(9) + run_turn(desk, "root", words(9), ahead)
+    root = prompt_ids(9) + run_turn(desk, "root", prompt_ids(9), ahead)
     for x in range(2):
         branch = [*root, x, x]
         branch += run_turn(desk, f"{x}", [x, x], ahead, after="root")
@@ -143,17 +149,17 @@ def test_branches_of_branches_have_their_own_history(ahead: int) -> None:
 # ---- earlier turns: rewound, appended to, forked, names reused ---------------------------------
 
 
-def two_turns() -> tuple[Desk, list[int], list[int]]:
+def two_turns() -> tuple[CoreHarness, list[int], list[int]]:
     """A session after two turns, its log after the first, and after the second."""
     desk = regular()
-    first = words(5)
-    first += run_turn(desk, "a", words(5), 0)
+    first = prompt_ids(5)
+    first += run_turn(desk, "a", prompt_ids(5), 0)
     second = [*first, 7, 7]
     second += run_turn(desk, "b", [7, 7], 0)
     return desk, first, second
 
 
-def drop_and_append(desk: Desk, session: str, ids: list[int]) -> list[int]:
+def drop_and_append(desk: CoreHarness, session: str, ids: list[int]) -> list[int]:
     """Append `ids` and drop the previous output. Returns the log."""
     desk.append(session, ids, drop_previous_output=True)
     return list(desk.sequence(session).ids)
@@ -171,7 +177,7 @@ def test_drop_previous_output_drops_what_a_rewind_has_left(left: int) -> None:
 def test_turn_that_is_rewound_away_has_no_output_to_drop() -> None:
     desk, first, _ = two_turns()
     desk.rewind("s", len(first) + 1)
-    assert drop_and_append(desk, "s", [3]) == [*words(5), 7, 3]
+    assert drop_and_append(desk, "s", [3]) == [*prompt_ids(5), 7, 3]
 
 
 def test_drop_previous_output_keeps_ids_appended_after_it() -> None:
@@ -193,7 +199,9 @@ def test_fork_has_the_turns_that_finished_within_it() -> None:
     desk.append("whole", [1], after="b")
     assert list(desk.sequence("whole").ids) == [*second, 1]
     desk.fork("s", "cut", len(second) - 3)
-    assert desk.refuse(AppendIds(desk.n(), "cut", [1], after="b")).field == "after"
+    assert (
+        desk.expect_refusal(AppendIds(desk.next_number(), "cut", [1], after="b")).field == "after"
+    )
     assert drop_and_append(desk, "cut", [3]) == [*first, 7, 7, 3]
     desk.append("cut", [6], after="a", replace=True)
     assert list(desk.sequence("cut").ids) == [6]
@@ -203,7 +211,7 @@ def test_fork_has_the_turns_that_finished_within_it() -> None:
 
 def test_name_of_a_turn_that_can_be_continued_is_not_reused() -> None:
     desk, first, second = two_turns()
-    refused = desk.refuse(Generate(desk.n(), "s", "a", Sampling(max_tokens=3)))
+    refused = desk.expect_refusal(Generate(desk.next_number(), "s", "a", Sampling(max_tokens=3)))
     assert (refused.code, refused.field) == ("bad_request", "turn")
     assert "turn a has already finished in this session" in refused.message
     assert list(desk.sequence("s").ids) == second, "the log is unchanged"
@@ -219,17 +227,21 @@ def test_queued_turn_with_the_name_of_a_finished_one_is_refused() -> None:
     desk = regular()
     desk.append("s", [1])
     desk.generate("s", 2, "a")
-    repeated = Generate(desk.n(), "s", "a", Sampling(max_tokens=2))
-    assert desk.tell(repeated) is None
+    repeated = Generate(desk.next_number(), "s", "a", Sampling(max_tokens=2))
+    assert desk.submit(repeated) is None
     desk.run()
-    (refused,) = desk.heard(CommandRefused)
+    (refused,) = desk.events_of(CommandRefused)
     assert (refused.n, refused.field) == (repeated.n, "turn")
-    assert desk.said("s", "a") == oracle([1], 2)
+    assert desk.turn_ids("s", "a") == oracle([1], 2)
 
 
 def test_turn_is_requested_again_after_its_client_reattached() -> None:
     """The client lost its link before the response: it attaches the session and sends it again."""
     desk = regular()
     first = run_turn(desk, "a", [1, 2], 0)
-    desk.do(AttachSession(desk.n(), OpenSession(desk.n(), "s", streaming=False), [1, 2]))
+    desk.apply(
+        AttachSession(
+            desk.next_number(), OpenSession(desk.next_number(), "s", streaming=False), [1, 2]
+        )
+    )
     assert run_turn(desk, "a", [], 0) == first + first

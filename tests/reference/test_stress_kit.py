@@ -31,8 +31,14 @@ from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.errors import BadRequest, TooLong
 from continuo.engine.wire.messages import Sampling, TokenLogprobs
-from tests.support.engine_sessions import Talk, complete, is_healthy, read, words
-from tests.support.engines import Bench, digest_engine
+from tests.support.engine_sessions import (
+    CheckedSession,
+    check_completion,
+    collect_ids,
+    is_healthy,
+    prompt_ids,
+)
+from tests.support.engines import EngineHarness, digest_engine
 from tests.support.retracting import RetractingScheduler
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -90,7 +96,9 @@ def variant(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def engine_for(letters: Path, variant: str, **overrides: Any) -> AbstractAsyncContextManager[Bench]:
+def engine_for(
+    letters: Path, variant: str, **overrides: Any
+) -> AbstractAsyncContextManager[EngineHarness]:
     settings = {"max_model_len": 1_700, "rows": 32, **VARIANTS[variant], **overrides}
     return digest_engine(letters, **settings)
 
@@ -100,10 +108,10 @@ async def test_turn_reuses_the_kv_of_earlier_turns(letters: Path, variant: str) 
     turn ends by length, and of the new ids that were prefilled before the turn was requested.
     """
     async with engine_for(letters, variant) as bench:
-        talk = await Talk.open(bench.engine)
+        talk = await CheckedSession.open(bench.engine)
         for turn in range(3):
-            before = len(talk.log)
-            ended = await talk.say(words(9, seed=turn), 12)
+            before = len(talk.token_ids)
+            ended = await talk.run_turn(prompt_ids(9, seed=turn), 12)
             if before:
                 assert before - 1 <= ended.cached_tokens < before + 9
                 assert ended.residency == "hot"
@@ -120,11 +128,11 @@ async def test_concurrent_turns_with_log_probabilities_leak_nothing(
     sampling = Sampling(max_tokens=8, logprobs=logprobs)
     async with engine_for(letters, variant) as bench:
         for round in range(10):
-            talks = [await Talk.open(bench.engine) for _ in range(6)]
+            talks = [await CheckedSession.open(bench.engine) for _ in range(6)]
             for turn in range(5):
                 await asyncio.gather(
                     *(
-                        talk.say(words(11, seed=n + turn + round), 8, sampling)
+                        talk.run_turn(prompt_ids(11, seed=n + turn + round), 8, sampling)
                         for n, talk in enumerate(talks)
                     )
                 )
@@ -142,7 +150,7 @@ async def test_log_probabilities_equal_those_of_one_request(letters: Path, varia
     async def run_session(engine: EngineClient, number: int) -> None:
         session, log = await engine.open(cache_scope="session"), list[int]()
         for turn in range(5):
-            log += words(7 + number, seed=turn)
+            log += prompt_ids(7 + number, seed=turn)
             await engine.append(session, log[-7 - number :])
             ids, logprobs = await scored(await engine.generate(session, sampling))
             fresh_ids, fresh_logprobs = await scored(
@@ -171,13 +179,18 @@ async def test_concurrent_sessions_beside_requests_leak_nothing(
     """Eight sessions of six long turns, with four requests without a session beside each turn."""
     async with engine_for(letters, variant) as bench:
         engine = bench.engine
-        talks = [await Talk.open(engine) for _ in range(8)]
+        talks = [await CheckedSession.open(engine) for _ in range(8)]
         for turn in range(6):
             await asyncio.gather(
-                *(talk.say(words(200 + n, seed=8 * turn + n), 16) for n, talk in enumerate(talks)),
-                *(complete(engine, words(60 + n, seed=n), 16) for n in range(4)),
+                *(
+                    talk.run_turn(prompt_ids(200 + n, seed=8 * turn + n), 16)
+                    for n, talk in enumerate(talks)
+                ),
+                *(check_completion(engine, prompt_ids(60 + n, seed=n), 16) for n in range(4)),
             )
-        await asyncio.gather(*(complete(engine, words(30, seed=n), 16) for n in range(3)))
+        await asyncio.gather(
+            *(check_completion(engine, prompt_ids(30, seed=n), 16) for n in range(3))
+        )
         assert await is_healthy(engine, sessions=8)
         await asyncio.gather(*(talk.close() for talk in talks))
         assert await is_healthy(engine, sessions=0)
@@ -190,11 +203,14 @@ async def test_sessions_of_long_turns_beside_requests_leak_nothing(
     """Four sessions, five turns of 370 tokens (1,500 characters), two requests beside each turn."""
     async with engine_for(letters, variant, max_model_len=2_000) as bench:
         engine = bench.engine
-        talks = [await Talk.open(engine) for _ in range(4)]
+        talks = [await CheckedSession.open(engine) for _ in range(4)]
         for turn in range(5):
             await asyncio.gather(
-                *(talk.say(words(370, seed=4 * turn + n), 16) for n, talk in enumerate(talks)),
-                *(complete(engine, words(370, seed=n), 16) for n in range(2)),
+                *(
+                    talk.run_turn(prompt_ids(370, seed=4 * turn + n), 16)
+                    for n, talk in enumerate(talks)
+                ),
+                *(check_completion(engine, prompt_ids(370, seed=n), 16) for n in range(2)),
             )
         await asyncio.gather(*(talk.close() for talk in talks))
         assert await is_healthy(engine, sessions=0)
@@ -208,20 +224,20 @@ async def test_session_recovers_from_a_later_turn_cancelled_midway(
     SGLang drops the whole turn, for which this engine has a rewind.
     """
     async with engine_for(letters, variant) as bench:
-        talk = await Talk.open(bench.engine)
-        await talk.say(words(20), 16)
-        await talk.interrupt(words(8, seed=1), after=5)
-        await talk.say(words(6, seed=2), 4)
-        before = len(talk.log)
-        ended = await talk.interrupt(words(8, seed=3), after=5, drop=True)
+        talk = await CheckedSession.open(bench.engine)
+        await talk.run_turn(prompt_ids(20), 16)
+        await talk.run_cancelled_turn(prompt_ids(8, seed=1), after=5)
+        await talk.run_turn(prompt_ids(6, seed=2), 4)
+        before = len(talk.token_ids)
+        ended = await talk.run_cancelled_turn(prompt_ids(8, seed=3), after=5, drop=True)
         assert ended.length == before + 8
-        await talk.say(words(6, seed=4), 4)
+        await talk.run_turn(prompt_ids(6, seed=4), 4)
 
-        total = len(talk.log)
-        await talk.interrupt(words(8, seed=5), after=9, drop=True)
+        total = len(talk.token_ids)
+        await talk.run_cancelled_turn(prompt_ids(8, seed=5), after=9, drop=True)
         assert await bench.engine.rewind(talk.session, total) == total
-        del talk.log[total:]
-        ended = await talk.say(words(5, seed=6), 4)
+        del talk.token_ids[total:]
+        ended = await talk.run_turn(prompt_ids(5, seed=6), 4)
         assert ended.prompt_tokens == total + 5
         assert ended.cached_tokens >= total - 1
         assert await is_healthy(bench.engine, sessions=1)
@@ -231,11 +247,11 @@ async def test_session_recovers_from_a_first_turn_cancelled_midway(
     letters: Path, variant: str
 ) -> None:
     async with engine_for(letters, variant) as bench:
-        talk = await Talk.open(bench.engine)
-        await talk.interrupt(words(20), after=3, drop=True)
+        talk = await CheckedSession.open(bench.engine)
+        await talk.run_cancelled_turn(prompt_ids(20), after=3, drop=True)
         assert await bench.engine.rewind(talk.session, 0) == 0
-        talk.log.clear()
-        ended = await talk.say(words(9, seed=1), 6)
+        talk.token_ids.clear()
+        ended = await talk.run_turn(prompt_ids(9, seed=1), 6)
         assert ended.prompt_tokens == 9
         await talk.close()
         assert await is_healthy(bench.engine, sessions=0)
@@ -244,12 +260,12 @@ async def test_session_recovers_from_a_first_turn_cancelled_midway(
 async def test_refused_append_leaves_a_session_unchanged(letters: Path, variant: str) -> None:
     """An append with an offset is refused before it changes the session."""
     async with engine_for(letters, variant) as bench:
-        talk = await Talk.open(bench.engine)
-        await talk.say(words(20), 16)
-        total = len(talk.log)
+        talk = await CheckedSession.open(bench.engine)
+        await talk.run_turn(prompt_ids(20), 16)
+        total = len(talk.token_ids)
         with pytest.raises(BadRequest, match="offset is not allowed"):
-            await bench.engine.append(talk.session, words(5), offset=1)
-        ended = await talk.say(words(5, seed=1), 6)
+            await bench.engine.append(talk.session, prompt_ids(5), offset=1)
+        ended = await talk.run_turn(prompt_ids(5, seed=1), 6)
         assert ended.prompt_tokens == total + 5
         assert ended.cached_tokens >= total - 1
 
@@ -276,26 +292,26 @@ async def test_refused_and_normal_turns_in_a_small_pool_leak_nothing(
         scheduler=RetractingScheduler if retract else Scheduler,
     ) as bench:
         engine = bench.engine
-        talks = [await Talk.open(engine) for _ in range(4)]
-        await asyncio.gather(*(talk.say(words(16, n), 4) for n, talk in enumerate(talks)))
+        talks = [await CheckedSession.open(engine) for _ in range(4)]
+        await asyncio.gather(*(talk.run_turn(prompt_ids(16, n), 4) for n, talk in enumerate(talks)))
         for round in range(8):
             await asyncio.gather(
-                *(talk.say(words(16 + round, n), 4) for n, talk in enumerate(talks)),
-                *(complete(engine, words(20, round + n), 4) for n in range(2)),
+                *(talk.run_turn(prompt_ids(16 + round, n), 4) for n, talk in enumerate(talks)),
+                *(check_completion(engine, prompt_ids(20, round + n), 4) for n in range(2)),
             )
             await asyncio.gather(*(append_too_many_ids(talk) for talk in talks))
             for n, talk in enumerate(talks):
-                recovered = await talk.say(words(17, n), 4)
+                recovered = await talk.run_turn(prompt_ids(17, n), 4)
                 assert recovered.cached_tokens > 0 or not (host_pages or pages > 7)
             assert await is_healthy(engine, sessions=4)
         await asyncio.gather(*(talk.close() for talk in talks))
-        await asyncio.gather(*(complete(engine, words(9, n), 4) for n in range(3)))
+        await asyncio.gather(*(check_completion(engine, prompt_ids(9, n), 4) for n in range(3)))
         assert await is_healthy(engine, sessions=0)
 
 
-async def append_too_many_ids(talk: Talk) -> None:
+async def append_too_many_ids(talk: CheckedSession) -> None:
     with pytest.raises(TooLong, match="the session holds 512") as caught:
-        await talk.engine.append(talk.session, words(600))
+        await talk.engine.append(talk.session, prompt_ids(600))
     assert caught.value.field == "ids"
     with pytest.raises(BadRequest):
-        await read(await talk.engine.complete(words(600), Sampling(max_tokens=1)))
+        await collect_ids(await talk.engine.complete(prompt_ids(600), Sampling(max_tokens=1)))

@@ -44,9 +44,9 @@ from continuo.engine.wire.messages import (
     SessionExpired,
     TurnEnded,
 )
-from tests.support.core_harness import Desk
+from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import oracle
-from tests.support.engine_sessions import words
+from tests.support.engine_sessions import prompt_ids
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 SIZES = pytest.mark.parametrize("page_size", [1, 16, 256])
@@ -56,8 +56,8 @@ def page_count(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def desk_with_turn(session: str, prompt: list[int], count: int, **options: Any) -> Desk:
-    desk = Desk(**options)
+def desk_with_turn(session: str, prompt: list[int], count: int, **options: Any) -> CoreHarness:
+    desk = CoreHarness(**options)
     desk.open(session)
     desk.append(session, list(prompt))
     desk.generate(session, count)
@@ -69,30 +69,30 @@ def desk_with_turn(session: str, prompt: list[int], count: int, **options: Any) 
 
 @SIZES
 def test_refused_commands_keep_pages_and_log(page_size: int) -> None:
-    desk = desk_with_turn("s", words(20), 5, page_size=page_size, max_model_len=40)
+    desk = desk_with_turn("s", prompt_ids(20), 5, page_size=page_size, max_model_len=40)
     desk.run()
     sequence = desk.sequence("s")
     before = (list(sequence.ids), list(sequence.lease.pages), sequence.committed)
     for command in (
-        AppendIds(desk.n(), "s", words(30)),
-        AppendIds(desk.n(), "s", [1], offset=3),
-        AppendIds(desk.n(), "s", [1], drop_previous_output=True),
-        AppendIds(desk.n(), "s", [1], replace=True),
-        RewindSession(desk.n(), "s", 26),
-        ForkSession(desk.n(), "s", "child", 26),
+        AppendIds(desk.next_number(), "s", prompt_ids(30)),
+        AppendIds(desk.next_number(), "s", [1], offset=3),
+        AppendIds(desk.next_number(), "s", [1], drop_previous_output=True),
+        AppendIds(desk.next_number(), "s", [1], replace=True),
+        RewindSession(desk.next_number(), "s", 26),
+        ForkSession(desk.next_number(), "s", "child", 26),
     ):
-        desk.refuse(command)
+        desk.expect_refusal(command)
     assert (list(sequence.ids), list(sequence.lease.pages), sequence.committed) == before
 
 
 @SIZES
 @AHEAD
 def test_first_turn_cancelled_and_rewound_leaves_no_pages(page_size: int, ahead: int) -> None:
-    prompt = words(20)
+    prompt = prompt_ids(20)
     desk = desk_with_turn("s", prompt, 30, page_size=page_size, batched_tokens=8)
     for _ in range(4):
         desk.step()
-    desk.do(CancelTurn(desk.n(), "s", drop=True))
+    desk.apply(CancelTurn(desk.next_number(), "s", drop=True))
     assert desk.rewind("s", 0).length == 0
     sequence = desk.sequence("s")
     assert (list(sequence.ids), list(sequence.lease.pages), sequence.committed) == ([], [], 0)
@@ -100,32 +100,32 @@ def test_first_turn_cancelled_and_rewound_leaves_no_pages(page_size: int, ahead:
     desk.append("s", prompt[:9])
     desk.generate("s", 3, "next")
     desk.run(ahead=ahead)
-    assert desk.said("s", "next") == oracle(prompt[:9], 3)
-    assert desk.ended("s", "next").prompt_tokens == 9
+    assert desk.turn_ids("s", "next") == oracle(prompt[:9], 3)
+    assert desk.turn_end("s", "next").prompt_tokens == 9
 
 
 @SIZES
 @AHEAD
 def test_later_turn_cancelled_with_drop_keeps_its_prompt_and_kv(page_size: int, ahead: int) -> None:
     """SGLang frees the pages of all 65 tokens; this engine keeps them."""
-    desk = desk_with_turn("s", words(40), 12, page_size=page_size, pages=200)
+    desk = desk_with_turn("s", prompt_ids(40), 12, page_size=page_size, pages=200)
     desk.run(ahead=ahead)
-    log = words(40) + desk.said("s")
-    desk.append("s", words(13, seed=1))
+    log = prompt_ids(40) + desk.turn_ids("s")
+    desk.append("s", prompt_ids(13, seed=1))
     desk.generate("s", 100, "second")
     for _ in range(5):
         desk.step()
-    desk.do(CancelTurn(desk.n(), "s", drop=True))
-    log += words(13, seed=1)
+    desk.apply(CancelTurn(desk.next_number(), "s", drop=True))
+    log += prompt_ids(13, seed=1)
     assert list(desk.sequence("s").ids) == log
     assert desk.sequence("s").committed == len(log) == 65
-    before = desk.runner.tokens_run
+    before = desk.runner.token_count
     desk.append("s", [5, 6])
     desk.generate("s", 2, "third")
     desk.run(ahead=ahead)
-    assert desk.said("s", "third") == oracle([*log, 5, 6], 2)
-    assert desk.runner.tokens_run - before <= 2 + 1 + ahead
-    assert desk.ended("s", "third").cached_tokens == 65
+    assert desk.turn_ids("s", "third") == oracle([*log, 5, 6], 2)
+    assert desk.runner.token_count - before <= 2 + 1 + ahead
+    assert desk.turn_end("s", "third").cached_tokens == 65
 
 
 # ---- pages of uncommitted tokens -------------------------------------------------------------
@@ -150,29 +150,29 @@ def test_commit_of_fewer_tokens_releases_the_tail_pages(page_size: int) -> None:
 @SIZES
 @AHEAD
 def test_turn_ended_by_length_holds_no_page_beyond_its_kv(page_size: int, ahead: int) -> None:
-    desk = desk_with_turn("s", words(26), 12, page_size=page_size)
+    desk = desk_with_turn("s", prompt_ids(26), 12, page_size=page_size)
     desk.run(ahead=ahead)
     sequence = desk.sequence("s")
     assert len(sequence.ids) == 38
     assert sequence.committed == 37, "the last id's KV is not computed when a turn ends by length"
     assert len(sequence.lease.pages) == page_count(37, page_size)
-    assert desk.ended("s").output_tokens == 12
+    assert desk.turn_end("s").output_tokens == 12
 
 
 @SIZES
 def test_step_in_flight_beyond_a_stop_id_is_discarded(page_size: int) -> None:
     """A stop id ends the turn while one more step is in flight."""
-    prompt = words(26)
+    prompt = prompt_ids(26)
     output = oracle(prompt, 12)
     stop = output[4]
-    desk = Desk(page_size=page_size, batched_tokens=64)
+    desk = CoreHarness(page_size=page_size, batched_tokens=64)
     desk.open("s")
     desk.append("s", list(prompt))
-    desk.do(Generate(desk.n(), "s", "turn", Sampling(max_tokens=12, stop_ids=(stop,))))
+    desk.apply(Generate(desk.next_number(), "s", "turn", Sampling(max_tokens=12, stop_ids=(stop,))))
     steps = desk.run(ahead=1)
     expected = output[: output.index(stop) + 1]
-    assert desk.said("s") == expected
-    assert desk.ended("s").reason == "stop"
+    assert desk.turn_ids("s") == expected
+    assert desk.turn_end("s").reason == "stop"
     assert steps == len(expected) + 1, "one more step was launched"
     sequence = desk.sequence("s")
     assert list(sequence.ids) == prompt + expected
@@ -181,7 +181,7 @@ def test_step_in_flight_beyond_a_stop_id_is_discarded(page_size: int) -> None:
     desk.append("s", [3])
     desk.generate("s", 3, "next")
     desk.run(ahead=1)
-    assert desk.said("s", "next") == oracle([*prompt, *expected, 3], 3)
+    assert desk.turn_ids("s", "next") == oracle([*prompt, *expected, 3], 3)
 
 
 # ---- token sharing -------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_step_in_flight_beyond_a_stop_id_is_discarded(page_size: int) -> None:
 
 def test_turns_of_a_session_share_one_array_of_ids() -> None:
     """A turn extends the array of ids and copies no earlier id."""
-    desk = desk_with_turn("s", words(10), 3)
+    desk = desk_with_turn("s", prompt_ids(10), 3)
     desk.run()
     sequence = desk.sequence("s")
     ids = sequence.ids
@@ -204,21 +204,21 @@ def test_turns_of_a_session_share_one_array_of_ids() -> None:
 
 @AHEAD
 def test_session_continues_after_turns_cancelled_midway(ahead: int) -> None:
-    desk = desk_with_turn("s", words(10), 4)
+    desk = desk_with_turn("s", prompt_ids(10), 4)
     desk.run(ahead=ahead)
-    log = words(10) + desk.said("s")
+    log = prompt_ids(10) + desk.turn_ids("s")
     for attempt in range(2):
         desk.append("s", [attempt, 8])
         desk.generate("s", 50, f"aborted {attempt}")
         for _ in range(4):
             desk.step()
-        desk.do(CancelTurn(desk.n(), "s", f"aborted {attempt}", drop=False))
-        log += [attempt, 8, *desk.said("s", f"aborted {attempt}")]
+        desk.apply(CancelTurn(desk.next_number(), "s", f"aborted {attempt}", drop=False))
+        log += [attempt, 8, *desk.turn_ids("s", f"aborted {attempt}")]
         desk.append("s", [9])
         desk.generate("s", 3, f"next {attempt}")
         desk.run(ahead=ahead)
-        assert desk.said("s", f"next {attempt}") == oracle([*log, 9], 3)
-        log += [9, *desk.said("s", f"next {attempt}")]
+        assert desk.turn_ids("s", f"next {attempt}") == oracle([*log, 9], 3)
+        log += [9, *desk.turn_ids("s", f"next {attempt}")]
     assert list(desk.sequence("s").ids) == log
 
 
@@ -226,7 +226,7 @@ def test_session_continues_after_turns_cancelled_midway(ahead: int) -> None:
 
 
 REJECTED: dict[str, Callable[[int], LoopCommand]] = {
-    "too long": lambda n: AppendIds(n, "s", words(500)),
+    "too long": lambda n: AppendIds(n, "s", prompt_ids(500)),
     "no such id": lambda n: AppendIds(n, "s", [97]),
     "offset": lambda n: AppendIds(n, "s", [1], offset=1),
     "replace": lambda n: AppendIds(n, "s", [1], replace=True),
@@ -241,15 +241,15 @@ REJECTED: dict[str, Callable[[int], LoopCommand]] = {
 
 @pytest.mark.parametrize("rejected", REJECTED)
 def test_refused_command_does_not_restart_the_idle_timeout(rejected: str) -> None:
-    desk = Desk(max_model_len=100)
+    desk = CoreHarness(max_model_len=100)
     for name in ("s", "full"):
         desk.open(name, timeout_s=10.0)
-        desk.append(name, words(100 if name == "full" else 20))
+        desk.append(name, prompt_ids(100 if name == "full" else 20))
     desk.run()
-    desk.pass_time(6.0)
-    desk.refuse(REJECTED[rejected](desk.n()))
-    desk.pass_time(6.0)
-    assert {event.session for event in desk.heard(SessionExpired)} == {"s", "full"}
+    desk.advance_clock(6.0)
+    desk.expect_refusal(REJECTED[rejected](desk.next_number()))
+    desk.advance_clock(6.0)
+    assert {event.session for event in desk.events_of(SessionExpired)} == {"s", "full"}
 
 
 ACCEPTED: dict[str, Callable[[int], LoopCommand]] = {
@@ -263,32 +263,32 @@ ACCEPTED: dict[str, Callable[[int], LoopCommand]] = {
 
 @pytest.mark.parametrize("accepted", ACCEPTED)
 def test_accepted_command_restarts_the_idle_timeout(accepted: str) -> None:
-    desk = Desk()
+    desk = CoreHarness()
     desk.open("s", timeout_s=10.0)
-    desk.append("s", words(20))
+    desk.append("s", prompt_ids(20))
     desk.run()
-    desk.pass_time(6.0)
-    desk.do(ACCEPTED[accepted](desk.n()))
+    desk.advance_clock(6.0)
+    desk.apply(ACCEPTED[accepted](desk.next_number()))
     desk.run()
-    desk.pass_time(6.0)
-    assert not desk.heard(SessionExpired)
-    desk.pass_time(5.0)
-    assert "s" in {event.session for event in desk.heard(SessionExpired)}
+    desk.advance_clock(6.0)
+    assert not desk.events_of(SessionExpired)
+    desk.advance_clock(5.0)
+    assert "s" in {event.session for event in desk.events_of(SessionExpired)}
 
 
 def test_busy_session_expires_only_after_its_turn_ended() -> None:
-    desk = Desk()
+    desk = CoreHarness()
     for name, streaming in (("regular", False), ("streaming", True), ("empty", True)):
         desk.open(name, streaming=streaming, timeout_s=5.0)
         if name != "empty":
-            desk.append(name, words(8))
+            desk.append(name, prompt_ids(8))
             desk.generate(name, 4)
     desk.step()
-    desk.pass_time(6.0)
-    assert [event.session for event in desk.heard(SessionExpired)] == ["empty"]
+    desk.advance_clock(6.0)
+    assert [event.session for event in desk.events_of(SessionExpired)] == ["empty"]
     desk.run()
-    desk.pass_time(6.0)
-    assert {event.session for event in desk.heard(SessionExpired)} == {
+    desk.advance_clock(6.0)
+    assert {event.session for event in desk.events_of(SessionExpired)} == {
         "regular",
         "streaming",
         "empty",
@@ -298,13 +298,13 @@ def test_busy_session_expires_only_after_its_turn_ended() -> None:
 
 def test_close_waits_for_the_step_in_flight() -> None:
     """Pages are released, and the close is confirmed, when the step that writes them returns."""
-    desk = desk_with_turn("s", words(8), 20)
+    desk = desk_with_turn("s", prompt_ids(8), 20)
     desk.step()
     desk.launch()
-    closing = CloseSession(desk.n(), "s")
-    assert desk.tell(closing) is None
-    assert desk.ended("s").reason == "cancelled"
-    assert desk.refuse(AppendIds(desk.n(), "s", [1])).code == "unknown_session"
+    closing = CloseSession(desk.next_number(), "s")
+    assert desk.submit(closing) is None
+    assert desk.turn_end("s").reason == "cancelled"
+    assert desk.expect_refusal(AppendIds(desk.next_number(), "s", [1])).code == "unknown_session"
     assert desk.cache.leased_pages > 0
     desk.collect()
     assert CommandDone(closing.n, 9) in desk.events
@@ -315,31 +315,31 @@ def test_close_waits_for_the_step_in_flight() -> None:
 
 
 def test_queued_turn_is_cancelled_and_the_running_one_ends() -> None:
-    desk = desk_with_turn("s", words(8), 6)
-    queued = Generate(desk.n(), "s", "queued", Sampling(max_tokens=4))
-    assert desk.tell(queued) is None
-    desk.do(CancelTurn(desk.n(), "s", "queued"))
-    assert [(e.n, e.code) for e in desk.heard(CommandRefused)] == [(queued.n, "cancelled")]
+    desk = desk_with_turn("s", prompt_ids(8), 6)
+    queued = Generate(desk.next_number(), "s", "queued", Sampling(max_tokens=4))
+    assert desk.submit(queued) is None
+    desk.apply(CancelTurn(desk.next_number(), "s", "queued"))
+    assert [(e.n, e.code) for e in desk.events_of(CommandRefused)] == [(queued.n, "cancelled")]
     desk.run()
-    assert desk.said("s") == oracle(words(8), 6)
-    assert [end.turn for end in desk.heard(TurnEnded)] == ["turn"]
+    assert desk.turn_ids("s") == oracle(prompt_ids(8), 6)
+    assert [end.turn for end in desk.events_of(TurnEnded)] == ["turn"]
 
 
 @AHEAD
 def test_turn_cancelled_repeatedly_is_cancelled_once(ahead: int) -> None:
-    desk = desk_with_turn("s", words(8), 20)
+    desk = desk_with_turn("s", prompt_ids(8), 20)
     desk.step()
     desk.launch()
-    lengths = [desk.do(CancelTurn(desk.n(), "s", "turn")).length for _ in range(3)]
+    lengths = [desk.apply(CancelTurn(desk.next_number(), "s", "turn")).length for _ in range(3)]
     assert len(set(lengths)) == 1
     desk.collect()
-    assert desk.do(CancelTurn(desk.n(), "s", "turn")).length == lengths[0]
-    assert desk.ended("s").reason == "cancelled"
-    log = words(8) + desk.said("s")
+    assert desk.apply(CancelTurn(desk.next_number(), "s", "turn")).length == lengths[0]
+    assert desk.turn_end("s").reason == "cancelled"
+    log = prompt_ids(8) + desk.turn_ids("s")
     desk.generate("s", 3, "next")
-    desk.do(CancelTurn(desk.n(), "s", "turn"))
+    desk.apply(CancelTurn(desk.next_number(), "s", "turn"))
     desk.run(ahead=ahead)
-    assert desk.said("s", "next") == oracle(log, 3), (
+    assert desk.turn_ids("s", "next") == oracle(log, 3), (
         "a late cancellation does not cancel the next turn"
     )
 
@@ -353,38 +353,38 @@ def test_turn_cancelled_repeatedly_is_cancelled_once(ahead: int) -> None:
 def test_output_after_a_retraction_equals_that_without(
     page_size: int, ahead: int, step: int
 ) -> None:
-    desk = desk_with_turn("s", words(20), 6, page_size=page_size)
+    desk = desk_with_turn("s", prompt_ids(20), 6, page_size=page_size)
     for _ in range(step):
-        if not desk.has_ended("s"):
+        if not desk.has_turn_ended("s"):
             desk.step()
-    if not desk.has_ended("s"):
+    if not desk.has_turn_ended("s"):
         desk.scheduler.retract(desk.sequence("s"))
         desk.cache.audit()
     desk.run(ahead=ahead)
-    assert desk.said("s") == oracle(words(20), 6)
-    end = desk.ended("s")
+    assert desk.turn_ids("s") == oracle(prompt_ids(20), 6)
+    end = desk.turn_end("s")
     assert (end.reason, end.prompt_tokens, end.output_tokens) == ("length", 20, 6)
 
 
 @SIZES
 @AHEAD
 def test_five_rewinds_keep_kv_before_them_and_leak_no_page(page_size: int, ahead: int) -> None:
-    desk = desk_with_turn("s", words(30), 8, page_size=page_size)
+    desk = desk_with_turn("s", prompt_ids(30), 8, page_size=page_size)
     desk.run(ahead=ahead)
-    log = words(30) + desk.said("s")
+    log = prompt_ids(30) + desk.turn_ids("s")
     for turn in range(5):
         length = len(log) - 3 - turn
-        before = desk.runner.tokens_run
+        before = desk.runner.token_count
         assert desk.rewind("s", length).length == length
         assert desk.sequence("s").committed == length, "a rewind keeps all KV before it"
         log = [*log[:length], turn, 7]
         desk.append("s", [turn, 7])
         desk.generate("s", 6, str(turn))
         desk.run(ahead=ahead)
-        assert desk.said("s", str(turn)) == oracle(log, 6)
-        assert desk.ended("s", str(turn)).cached_tokens == length
-        assert desk.runner.tokens_run - before <= 2 + 5 + ahead
-        log += desk.said("s", str(turn))
+        assert desk.turn_ids("s", str(turn)) == oracle(log, 6)
+        assert desk.turn_end("s", str(turn)).cached_tokens == length
+        assert desk.runner.token_count - before <= 2 + 5 + ahead
+        log += desk.turn_ids("s", str(turn))
         assert len(desk.sequence("s").lease.pages) == page_count(len(log) - 1, page_size)
     desk.close("s", keep_prefix=False)
     assert desk.cache.leased_pages == 0

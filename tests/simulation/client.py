@@ -13,69 +13,69 @@ from typing import Any
 
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.registry.access import ResumeRequest
-from tests.simulation.network import End
+from tests.simulation.network import Endpoint
 from tests.simulation.replica import Fact
-from tests.simulation.storage import Storage
+from tests.simulation.storage import SimulatedStore
 
-Event = dict[str, Any]
-AGAIN = {"store_unavailable", "engine_unavailable", "session_replaced", "server_error"}
+JsonEvent = dict[str, Any]
+RETRIED_CODES = {"store_unavailable", "engine_unavailable", "session_replaced", "server_error"}
 """Codes of errors after which a request is retried."""
 
 
-class Asked:
+class PendingRequest:
     """A request without a reply yet."""
 
-    def __init__(self, frame: Event, is_answer: Callable[[Event], bool]) -> None:
+    def __init__(self, frame: JsonEvent, is_answer: Callable[[JsonEvent], bool]) -> None:
         self.frame = frame
-        self.answered = is_answer
-        self.sent = 0
-        self.refused: str | None = None
-        self.over = False
+        self.is_answer = is_answer
+        self.send_count = 0
+        self.error_code: str | None = None
+        self.is_done = False
 
 
-class Text:
+class OutputText:
     """Text of an output item, as received in deltas."""
 
     def __init__(self, response: str) -> None:
-        self.response = response
+        self.response_id = response
         self.text = ""
-        self.done = False
+        self.is_done = False
 
 
-class Person:
+class SimulatedClient:
     def __init__(
-        self, name: str, rng: Random, dial: Callable[..., End | None], storage: Storage
+        self, name: str, rng: Random, dial: Callable[..., Endpoint | None], storage: SimulatedStore
     ) -> None:
         """`dial` connects to a gateway and returns None if the gateway is unreachable. `storage` is
         read only for the facts that are stored or were lost."""
         self.name = name
         self.rng = rng
-        self.session = ""
-        self.last = ""
-        self.items: dict[str, Event] = {}
+        self.session_id = ""
+        self.last_event_id = ""
+        self.items: dict[str, JsonEvent] = {}
         """Completed items by id."""
-        self.order: list[str] = []
+        self.item_order: list[str] = []
         """Ids of all items in the order of the conversation."""
-        self.texts: dict[str, Text] = {}
-        self.responses: dict[str, Event | None] = {}
+        self.output_texts: dict[str, OutputText] = {}
+        self.responses: dict[str, JsonEvent | None] = {}
         """Ended responses by id; None while a response is open."""
-        self.asks: dict[str, str] = {}
+        self.responses_by_mark: dict[str, str] = {}
         """Response id by the mark of the request that created the response."""
-        self.kept: dict[str, str | None] = {}
+        self.stored_texts: dict[str, str | None] = {}
         """Text of the items that the store had when they were received; None: deleted."""
-        self.lost: Counter[Fact] = Counter()
+        self.lost_facts: Counter[Fact] = Counter()
         """Facts that the store had lost in failovers before the last snapshot."""
-        self.edited = False
+        self.has_edited_history = False
         """Whether an item before a response was truncated or deleted."""
-        self.fatal: str | None = None
+        self.fatal_error: str | None = None
         """First violation: a failed assertion, or a close that forbids a reconnect."""
-        self.ended = False
+        self.has_ended_session = False
         """Whether the session was closed, deleted or left to expire."""
         self._dial = dial
         self._storage = storage
-        self._endpoint: End | None = None
+        self._endpoint: Endpoint | None = None
         self._is_ready = False
-        self._pending: list[Asked] = []
+        self._pending: list[PendingRequest] = []
         self._changed = asyncio.Event()
         self._received_s = 0.0
         self._last_number = 0
@@ -90,7 +90,7 @@ class Person:
         """Number of closes as superseded because the store had lost a change of owner."""
 
     @property
-    def waits_for(self) -> str:
+    def pending_summary(self) -> str:
         """Summary of pending requests and open responses, for the message of a timeout."""
         requests = [pending.frame for pending in self._pending]
         open_responses = [name for name, done in self.responses.items() if done is None]
@@ -98,86 +98,86 @@ class Person:
 
     # ------------------------------------------------------------ requests
 
-    def next(self, kind: str) -> str:
+    def next_id(self, kind: str) -> str:
         self._last_number += 1
         return f"{kind}-{self.name}-{self._last_number}"
 
-    async def ask(self, is_answer: Callable[[Event], bool], **frame: Any) -> str | None:
+    async def request(self, is_answer: Callable[[JsonEvent], bool], **frame: Any) -> str | None:
         """Send a request, again after each reconnect, until its reply. Returns its error code."""
-        pending = Asked({"event_id": self.next("ask"), **frame}, is_answer)
+        pending = PendingRequest({"event_id": self.next_id("ask"), **frame}, is_answer)
         self._pending.append(pending)
         self._send(pending)
-        await self.until(lambda: pending.over)
-        return pending.refused
+        await self.wait_until(lambda: pending.is_done)
+        return pending.error_code
 
-    def _send(self, pending: Asked) -> None:
+    def _send(self, pending: PendingRequest) -> None:
         if self._endpoint is None or not self._is_ready:
             return
-        pending.sent += 1
-        if pending.sent > 1:
+        pending.send_count += 1
+        if pending.send_count > 1:
             self._repeated.add(pending.frame["event_id"])
         self._endpoint.send(json.dumps(pending.frame))
         if self.rng.random() < 0.05:
             self._repeated.add(pending.frame["event_id"])
             self._endpoint.send(json.dumps(pending.frame))
 
-    async def say(self, text: str) -> None:
-        name = self.next("item")
+    async def send_message(self, text: str) -> None:
+        name = self.next_id("item")
         content = [{"type": "input_text", "text": text}]
         item = {"id": name, "type": "message", "role": "user", "content": content}
 
-        def is_answer(event: Event) -> bool:
+        def is_answer(event: JsonEvent) -> bool:
             return event["type"] == "conversation.item.done" and event["item"]["id"] == name
 
-        refused = await self.ask(is_answer, type="conversation.item.create", item=item)
+        refused = await self.request(is_answer, type="conversation.item.create", item=item)
         assert refused is None, f"{name}: {refused}"
 
-    async def respond(self, tokens: int, **more: Any) -> str | None:
+    async def start_response(self, tokens: int, **more: Any) -> str | None:
         """Request a response until it is created. Returns its id, or None if it was refused."""
-        mark = self.next("mark")
+        mark = self.next_id("mark")
 
-        def is_answer(event: Event) -> bool:
+        def is_answer(event: JsonEvent) -> bool:
             if event["type"] != "response.created":
                 return False
             return (event["response"]["metadata"] or {}).get("ask") == mark
 
         response = {"max_output_tokens": tokens, "metadata": {"ask": mark}, **more}
-        refused = await self.ask(is_answer, type="response.create", response=response)
+        refused = await self.request(is_answer, type="response.create", response=response)
         allowed = (None, "conversation_already_has_active_response", "response_already_created")
         assert refused in allowed, refused
-        return self.asks.get(mark)
+        return self.responses_by_mark.get(mark)
 
-    async def cancel(self) -> None:
-        def is_answer(event: Event) -> bool:
+    async def cancel_response(self) -> None:
+        def is_answer(event: JsonEvent) -> bool:
             return event["type"] == "response.done"
 
-        await self.ask(is_answer, type="response.cancel")
+        await self.request(is_answer, type="response.cancel")
 
-    async def truncate(self, item: str, end: int) -> None:
-        def is_answer(event: Event) -> bool:
+    async def truncate_item(self, item: str, end: int) -> None:
+        def is_answer(event: JsonEvent) -> bool:
             return event["type"] == "conversation.item.truncated" and event["item_id"] == item
 
-        self.edited = True
+        self.has_edited_history = True
         position = {"item_id": item, "content_index": 0, "audio_end_ms": 0, "text_end": end}
-        await self.ask(is_answer, type="conversation.item.truncate", **position)
+        await self.request(is_answer, type="conversation.item.truncate", **position)
 
-    async def delete(self, item: str) -> None:
-        def is_answer(event: Event) -> bool:
+    async def delete_item(self, item: str) -> None:
+        def is_answer(event: JsonEvent) -> bool:
             return event["type"] == "conversation.item.deleted" and event["item_id"] == item
 
-        self.edited = True
-        await self.ask(is_answer, type="conversation.item.delete", item_id=item)
+        self.has_edited_history = True
+        await self.request(is_answer, type="conversation.item.delete", item_id=item)
 
-    async def over(self, response: str) -> None:
+    async def wait_response(self, response: str) -> None:
         """Wait until a response has ended or is not known to this client any more."""
-        await self.until(lambda: self.responses.get(response, {}) is not None)
+        await self.wait_until(lambda: self.responses.get(response, {}) is not None)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for `condition`; reconnect when disconnected or after a while without an event."""
         loop = asyncio.get_running_loop()
         while not condition():
-            if self.fatal is not None:
-                raise AssertionError(f"{self.name}: {self.fatal}")
+            if self.fatal_error is not None:
+                raise AssertionError(f"{self.name}: {self.fatal_error}")
             if self._endpoint is None:
                 await self._connect()
                 continue
@@ -188,11 +188,11 @@ class Person:
                     await self._changed.wait()
             except TimeoutError:
                 if loop.time() - self._received_s >= patience_s:
-                    await self.drop()
+                    await self.disconnect()
 
     # ------------------------------------------------------------ connections
 
-    async def drop(self) -> None:
+    async def disconnect(self) -> None:
         """Leave this connection: by a close, by a cut, or without notice to the server.
 
         Frames in flight to the server may still arrive.
@@ -207,14 +207,14 @@ class Person:
         elif kind < 0.7:
             endpoint.link.sever(None, self.rng.uniform(0.0, 0.2))
         else:  # the server detects the loss by its pings
-            endpoint.open = False
+            endpoint.is_open = False
             loop = asyncio.get_running_loop()
             context = endpoint.peer.process.context
-            loop.call_later(self.rng.uniform(1.0, 40.0), endpoint.peer.end, context=context)
+            loop.call_later(self.rng.uniform(1.0, 40.0), endpoint.peer.mark_closed, context=context)
 
     async def _connect(self) -> None:
         await asyncio.sleep(self.rng.uniform(0.0, 0.3))
-        resume = ResumeRequest(self.session, self.last) if self.session else None
+        resume = ResumeRequest(self.session_id, self.last_event_id) if self.session_id else None
         endpoint = self._dial(self.rng, resume)
         if endpoint is None:
             await asyncio.sleep(self.rng.uniform(0.1, 0.5))
@@ -224,7 +224,7 @@ class Person:
         endpoint.on_data = lambda frame: self._receive(endpoint, json.loads(frame))
         endpoint.on_lost = lambda close: self._on_lost(endpoint, close)
 
-    def _on_lost(self, endpoint: End, close: Any) -> None:
+    def _on_lost(self, endpoint: Endpoint, close: Any) -> None:
         self._changed.set()
         if endpoint is not self._endpoint:
             return
@@ -235,32 +235,32 @@ class Person:
         if code == CloseCode.SUPERSEDED and self._superseded_count < self._owner_changes_lost:
             self._superseded_count += 1
             return
-        if code not in (1001, 1011, 1012, 1013) and not self.ended:
-            self.fatal = f"close {int(code)}: {reason}"
+        if code not in (1001, 1011, 1012, 1013) and not self.has_ended_session:
+            self.fatal_error = f"close {int(code)}: {reason}"
         if code == 1011:
-            self.fatal = f"close 1011: {reason}"
+            self.fatal_error = f"close 1011: {reason}"
 
     @property
     def _owner_changes_lost(self) -> int:
         """Number of lost changes of owner: a paused gateway may be taken for the owner again."""
-        return self._storage.replica.lost["owner", self.session]
+        return self._storage.replica.lost_changes["owner", self.session_id]
 
     # ------------------------------------------------------------ events
 
-    def _receive(self, endpoint: End, event: Event) -> None:
+    def _receive(self, endpoint: Endpoint, event: JsonEvent) -> None:
         if endpoint is not self._endpoint:
             return
         self._received_s = asyncio.get_running_loop().time()
         self._changed.set()
-        if self.session and event["type"] != "error":
-            self.last = event["event_id"]
+        if self.session_id and event["type"] != "error":
+            self.last_event_id = event["event_id"]
         try:
             self._apply(event)
         except (AssertionError, KeyError) as error:
-            self.fatal = self.fatal or f"{type(error).__name__} {error} at {event}"
+            self.fatal_error = self.fatal_error or f"{type(error).__name__} {error} at {event}"
         for pending in list(self._pending):
-            if pending.answered(event) or self._is_refused(pending, event):
-                pending.over = True
+            if pending.is_answer(event) or self._is_refused(pending, event):
+                pending.is_done = True
                 self._pending.remove(pending)
 
     def _send_pending(self) -> None:
@@ -268,26 +268,26 @@ class Person:
         for pending in self._pending:
             self._send(pending)
 
-    def _is_refused(self, pending: Asked, event: Event) -> bool:
+    def _is_refused(self, pending: PendingRequest, event: JsonEvent) -> bool:
         if event["type"] != "error" or event["error"].get("event_id") != pending.frame["event_id"]:
             return False
         code = event["error"]["code"]
-        if code in AGAIN:
+        if code in RETRIED_CODES:
             loop = asyncio.get_running_loop()
             loop.call_later(self.rng.uniform(0.1, 0.6), self._retry, pending)
             return False
-        pending.refused = code
+        pending.error_code = code
         return True
 
-    def _retry(self, pending: Asked) -> None:
-        if not pending.over:
+    def _retry(self, pending: PendingRequest) -> None:
+        if not pending.is_done:
             self._send(pending)
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: JsonEvent) -> None:
         match event["type"]:
             case "session.created":
-                assert not self.session, "a session is created once"
-                self.session, self.last = event["session"]["id"], event["event_id"]
+                assert not self.session_id, "a session is created once"
+                self.session_id, self.last_event_id = event["session"]["id"], event["event_id"]
                 self._send_pending()
             case "session.updated":
                 resume = event["session"].get("resume")
@@ -301,12 +301,12 @@ class Person:
                 self._insert(event["item"]["id"], event["previous_item_id"])
                 self._add_item(event["item"])
                 if event["item"]["role"] == "user":
-                    self.kept.setdefault(event["item"]["id"], _item_text(event["item"]))
+                    self.stored_texts.setdefault(event["item"]["id"], _item_text(event["item"]))
             case "conversation.item.deleted":
-                self.kept[event["item_id"]] = None
+                self.stored_texts[event["item_id"]] = None
                 self.items.pop(event["item_id"], None)
-                if event["item_id"] in self.order:
-                    self.order.remove(event["item_id"])
+                if event["item_id"] in self.item_order:
+                    self.item_order.remove(event["item_id"])
             case "conversation.item.truncated":
                 if event.get("text_end") is not None:
                     self._truncate_text(event["item_id"], event["text_end"])
@@ -314,64 +314,64 @@ class Person:
                 self._begin_response(event["response"])
             case "response.output_item.added":
                 name = event["item"]["id"]
-                assert name not in self.texts, f"{name} begins twice"
-                self.texts[name] = Text(event["response_id"])
+                assert name not in self.output_texts, f"{name} begins twice"
+                self.output_texts[name] = OutputText(event["response_id"])
             case "response.output_text.delta":
-                text = self.texts[event["item_id"]]
-                assert not text.done, f"a delta after the end of {event['item_id']}"
+                text = self.output_texts[event["item_id"]]
+                assert not text.is_done, f"a delta after the end of {event['item_id']}"
                 assert event["event_id"] not in self._delta_ids, "duplicate delta"
                 self._delta_ids.add(event["event_id"])
                 text.text += event["delta"]
             case "response.output_text.done":
-                text = self.texts[event["item_id"]]
+                text = self.output_texts[event["item_id"]]
                 assert text.text == event["text"], f"{text.text!r} is not {event['text']!r}"
-                text.done = True
+                text.is_done = True
             case "response.done":
                 self._end_response(event["response"])
             case "error":
                 code = event["error"]["code"]
                 assert code not in ("resume_gap", "idempotency_conflict", "server_error"), event
                 has_ended = code in ("session_not_found", "session_expired", "session_ended")
-                assert self.ended or not has_ended, event
+                assert self.has_ended_session or not has_ended, event
             case _:
                 pass
 
     def _reset(self) -> None:
         """Clear the state before a snapshot, which sends everything again."""
         self.items.clear()
-        self.order.clear()
-        self.texts.clear()
+        self.item_order.clear()
+        self.output_texts.clear()
         self.responses = {name: done for name, done in self.responses.items() if done is not None}
         self._replayed |= self.responses.keys()
-        self.lost = Counter(self._storage.replica.lost)
+        self.lost_facts = Counter(self._storage.replica.lost_changes)
 
     def _insert(self, name: str, previous: str | None) -> None:
         """Insert or move an item: an item before it may have been received later."""
-        if name in self.order:
-            self.order.remove(name)
-        self.order.insert(0 if previous is None else self.order.index(previous) + 1, name)
+        if name in self.item_order:
+            self.item_order.remove(name)
+        self.item_order.insert(0 if previous is None else self.item_order.index(previous) + 1, name)
 
-    def _add_item(self, item: Event) -> None:
+    def _add_item(self, item: JsonEvent) -> None:
         name = item["id"]
         known = self.items.get(name)
-        if known is not None and not self.edited:
+        if known is not None and not self.has_edited_history:
             assert known == item, f"{known} is not {item}"
         self.items[name] = item
 
     def _truncate_text(self, name: str, end: int) -> None:
         part = self.items[name]["content"][0]
         part["text"] = part["text"][:end]
-        if self.kept.get(name) is not None:
-            self.kept[name] = part["text"]
+        if self.stored_texts.get(name) is not None:
+            self.stored_texts[name] = part["text"]
 
-    def _begin_response(self, response: Event) -> None:
+    def _begin_response(self, response: JsonEvent) -> None:
         name = response["id"]
         mark = (response["metadata"] or {}).get("ask")
         assert mark is not None, "a response without a request"
-        previous: str = self.asks.get(mark) or name
+        previous: str = self.responses_by_mark.get(mark) or name
         assert previous == name or self._is_lost(previous), f"{mark} has two responses"
-        self.asks[mark] = name
-        if name in self._replayed and (name in self._unstored or self.lost["making", name]):
+        self.responses_by_mark[mark] = name
+        if name in self._replayed and (name in self._unstored or self.lost_facts["making", name]):
             self._replayed.remove(name)
             self.responses[name] = None  # its end may differ
         self.responses.setdefault(name, None)
@@ -379,9 +379,9 @@ class Person:
     def _is_lost(self, response: str) -> bool:
         """Whether the store has lost this response, so that a retry may have created another."""
         fact = ("answer", response)
-        return self.lost[fact] > 0 and fact not in self._storage.facts()
+        return self.lost_facts[fact] > 0 and fact not in self._storage.read_facts()
 
-    def _end_response(self, response: Event) -> None:
+    def _end_response(self, response: JsonEvent) -> None:
         name = response["id"]
         assert name in self.responses, f"{name} ends without a beginning"
         previous = self.responses[name]
@@ -392,22 +392,22 @@ class Person:
         self.responses[name] = response
         assert response["status"] in ("completed", "incomplete", "cancelled"), response
         for item in response["output"]:
-            received = self.texts.get(item["id"])
+            received = self.output_texts.get(item["id"])
             text = _item_text(item)
             assert received is None or received.text == text, f"{received.text!r} is not {text!r}"
         self._record_stored(response)
 
-    def _record_stored(self, response: Event) -> None:
+    def _record_stored(self, response: JsonEvent) -> None:
         """Record the items of an ended response that the store has: they must not be lost."""
-        facts = self._storage.facts()
+        facts = self._storage.read_facts()
         if ("making", response["id"]) in facts:
             self._unstored.add(response["id"])
         else:
             self._unstored.discard(response["id"])
         for item in response["output"]:
             if facts.get(("item", item["id"])) == _item_text(item):
-                self.kept.setdefault(item["id"], _item_text(item))
+                self.stored_texts.setdefault(item["id"], _item_text(item))
 
 
-def _item_text(item: Event) -> str:
+def _item_text(item: JsonEvent) -> str:
     return "".join(part.get("text", "") for part in item["content"])

@@ -25,10 +25,10 @@ from continuo.realtime.registry.access import Credentials, ForkRequest, ResumeRe
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server.process.web_server import PING_S
 from continuo.realtime.transport import Connection, SocketClosed
-from tests.simulation.network import End
-from tests.simulation.storage import Handle
-from tests.simulation.virtual import Process, VirtualLoop
-from tests.support.digest_runner import DigestRunner, ready
+from tests.simulation.network import Endpoint
+from tests.simulation.storage import SimulatedStoreClient
+from tests.simulation.virtual import SimulatedProcess, VirtualLoop
+from tests.support.digest_runner import DigestRunner, make_engine_ready
 
 LIMITS = Limits(
     resume_window_s=90.0,
@@ -37,17 +37,17 @@ LIMITS = Limits(
     close_timeout_s=2.0,
     connection_lifetime_s=900.0,
 )
-CONFIG = EngineConfig(detach_grace_s=3.0, detach_keep_s=20.0)
+ENGINE_CONFIG = EngineConfig(detach_grace_s=3.0, detach_keep_s=20.0)
 
 
-class Host(NamedTuple):
+class HostSettings(NamedTuple):
     """Settings of the simulated processes."""
 
     loop: VirtualLoop
     folder: str
     text: ModelText
     step_s: float
-    ahead: int
+    steps_ahead: int
     pages: int
     max_model_len: int = 600
 
@@ -67,7 +67,7 @@ class _InlineExecutor:
         pass
 
 
-class TimedLoop(EngineLoop[Any]):
+class TimedEngineLoop(EngineLoop[Any]):
     """Engine loop whose steps take `step_s` of virtual time, during which commands arrive."""
 
     step_s = 0.0
@@ -77,15 +77,17 @@ class TimedLoop(EngineLoop[Any]):
         return await super()._await_result(step)
 
 
-class EngineHost:
-    def __init__(self, host: Host, name: str, start_number: int) -> None:
+class SimulatedEngine:
+    def __init__(self, host: HostSettings, name: str, start_number: int) -> None:
         self.name = name
-        self.process = Process(host.loop, name)
-        geometry = Geometry(host.pages, 4, host.max_model_len, 97, 64, host.ahead, 0)
+        self.process = SimulatedProcess(host.loop, name)
+        geometry = Geometry(host.pages, 4, host.max_model_len, 97, 64, host.steps_ahead, 0)
         self.runner, counters = DigestRunner(geometry), Counters()
         self.cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
         scheduler = Scheduler(self.cache, geometry.batched_tokens, 4)
-        self._loop = TimedLoop(self.runner, self.cache, scheduler, counters, audit_every_step=True)
+        self._loop = TimedEngineLoop(
+            self.runner, self.cache, scheduler, counters, audit_every_step=True
+        )
         self._loop.step_s = host.step_s
         self._loop._device_executor = _InlineExecutor()  # type: ignore[assignment]  # a subset of Executor
 
@@ -102,15 +104,15 @@ class EngineHost:
             emit=self._loop.emit,
             clock=clock,
         )
-        self.fronts = Clients(
-            self._loop.enqueue, self.sessions.measure_load, CONFIG, clock, host.folder
+        self.clients = Clients(
+            self._loop.enqueue, self.sessions.measure_load, ENGINE_CONFIG, clock, host.folder
         )
-        self._ready = ready(geometry, host.folder, f"{name}-{start_number}")
-        self.running = self.process.run(self._run(), name)
+        self._ready = make_engine_ready(geometry, host.folder, f"{name}-{start_number}")
+        self.run_task = self.process.run(self._run(), name)
 
     async def _run(self) -> None:
-        await listen(ListenerConfig(fd=socket.socket().detach()), self.fronts, self._ready)
-        await self._loop.run(self.sessions, self.fronts.send_all)
+        await listen(ListenerConfig(fd=socket.socket().detach()), self.clients, self._ready)
+        await self._loop.run(self.sessions, self.clients.send_all)
 
     def check_empty(self) -> None:
         """Assert that no session and no leased page remains."""
@@ -121,18 +123,23 @@ class EngineHost:
         assert pool.free_count + tree.size == pool.total, "pages have leaked"
 
 
-class GatewayHost:
+class SimulatedGateway:
     def __init__(
-        self, host: Host, name: str, start_number: int, store: Handle, engines: list[str]
+        self,
+        host: HostSettings,
+        name: str,
+        start_number: int,
+        store: SimulatedStoreClient,
+        engines: list[str],
     ) -> None:
         self.name = name
-        self.process = Process(host.loop, name)
+        self.process = SimulatedProcess(host.loop, name)
         self.registry: Registry | None = None
         """Registry of the gateway; None until it is ready, and after it has stopped."""
-        self.stopping = asyncio.Event()
+        self.stop_requested = asyncio.Event()
         self._store = store
         self._engines = engines
-        self.running = self.process.run(self._run(), name)
+        self.run_task = self.process.run(self._run(), name)
 
     async def _run(self) -> None:
         engine = EngineClient()
@@ -145,26 +152,26 @@ class GatewayHost:
         engine.on_superseded = registry.on_superseded
         async with registry.running():
             self.registry = registry
-            await self.stopping.wait()
+            await self.stop_requested.wait()
             self.registry = None
         await engine.stop()
 
-    def accept(self, endpoint: End, request: ForkRequest | ResumeRequest | None) -> None:
+    def accept(self, endpoint: Endpoint, request: ForkRequest | ResumeRequest | None) -> None:
         """Serve a new connection of a client. Called in the context of the process."""
         if self.registry is None:
             endpoint.close((CloseCode.TRY_AGAIN_LATER, "not ready"))
             return
-        client_socket = Wire(endpoint)
+        client_socket = SimulatedSocket(endpoint)
         connection = Connection(
             client_socket, self.registry, LIMITS, "demo", Credentials(), request
         )
         self.process.run(connection.run(), "connection")
 
 
-class Wire:
+class SimulatedSocket:
     """The gateway's socket of a connection, which pings the client like the real server."""
 
-    def __init__(self, endpoint: End) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         self._end = endpoint
         self._frames: asyncio.Queue[str | None] = asyncio.Queue()
         self._pong: asyncio.Future[bool] | None = None
@@ -175,10 +182,10 @@ class Wire:
     def _keep_alive(self, unanswered: bool = False) -> None:
         """Close the connection if the ping before was lost, because the link is cut."""
         if unanswered:
-            self._end.end()
-        if self._end.open:
+            self._end.mark_closed()
+        if self._end.is_open:
             loop = asyncio.get_running_loop()
-            loop.call_later(PING_S, self._keep_alive, self._end.link.cut)
+            loop.call_later(PING_S, self._keep_alive, self._end.link.is_cut)
 
     async def recv(self) -> str | bytes:
         frame = await self._frames.get()
@@ -187,18 +194,18 @@ class Wire:
         return frame
 
     async def send(self, frame: str | bytes) -> None:
-        if not self._end.open:
+        if not self._end.is_open:
             raise SocketClosed
         self._end.send(frame)
 
     def send_now(self, frames: Sequence[bytes], binary: bool) -> bool:
         for frame in frames:
             self._end.send(frame.decode())
-        return self._end.open
+        return self._end.is_open
 
     async def ping(self, timeout_s: float) -> bool:
         self._pong = asyncio.get_running_loop().create_future()
-        if not self._end.open:
+        if not self._end.is_open:
             return False
         self._end.ping(lambda: self._set_pong(True))
         try:

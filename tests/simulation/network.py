@@ -10,96 +10,98 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tests.simulation.virtual import HERE, Process, VirtualLoop
+from tests.simulation.virtual import CURRENT_PROCESS, SimulatedProcess, VirtualLoop
 
-Act = Callable[[], None]
-TICK_S = 1e-6
+Action = Callable[[], None]
+MESSAGE_INTERVAL_S_MIN = 1e-6
 """Minimum interval between two messages, because simultaneous timers have no order."""
 
 
-class End:
+class Endpoint:
     """Endpoint of a connection, with the callbacks `on_data` and `on_lost`.
 
     `on_lost` is called at most once, and not for a close by this end.
     """
 
-    def __init__(self, link: "Link", process: Process) -> None:
+    def __init__(self, link: "Link", process: SimulatedProcess) -> None:
         self.link = link
         self.process = process
-        self.peer: End = self
-        self.open = True
+        self.peer: Endpoint = self
+        self.is_open = True
         self.on_data: Callable[[Any], None] = _ignore
         self.on_lost: Callable[[Any], None] = _ignore
         self._last_s = 0.0
 
     def send(self, data: Any) -> None:
-        if self.open:
-            self.post(lambda: self.peer._receive(data))
+        if self.is_open:
+            self.deliver(lambda: self.peer._receive(data))
 
     def close(self, reason: Any = None) -> None:
         """Close this end; the peer is notified after all data sent before."""
-        if self.open:
-            self.open = False
-            self.post(lambda: self.peer.end(reason))
+        if self.is_open:
+            self.is_open = False
+            self.deliver(lambda: self.peer.mark_closed(reason))
 
-    def ping(self, on_pong: Act) -> None:
+    def ping(self, on_pong: Action) -> None:
         """Call `on_pong` at this end when the reply arrives, if the peer is still open."""
-        if self.open:
-            self.post(lambda: self.peer._pong(on_pong))
+        if self.is_open:
+            self.deliver(lambda: self.peer._pong(on_pong))
 
-    def _pong(self, on_pong: Act) -> None:
-        if self.open:
-            self.post(on_pong)
+    def _pong(self, on_pong: Action) -> None:
+        if self.is_open:
+            self.deliver(on_pong)
 
-    def end(self, reason: Any = None) -> None:
+    def mark_closed(self, reason: Any = None) -> None:
         """Close this end without notice to the peer."""
-        if self.open:
-            self.open = False
+        if self.is_open:
+            self.is_open = False
             self.on_lost(reason)
 
     def _receive(self, data: Any) -> None:
-        if self.open:
+        if self.is_open:
             self.on_data(data)
 
-    def post(self, action: Act) -> None:
+    def deliver(self, action: Action) -> None:
         """Run `action` at the peer after the delay of a message, in order."""
         network = self.link.network
-        self._last_s = max(self._last_s + TICK_S, network.loop.now + network.delay_s())
+        self._last_s = max(
+            self._last_s + MESSAGE_INTERVAL_S_MIN, network.loop.now + network.delay_s()
+        )
         peer = self.peer.process
         network.loop.call_at(self._last_s, self._arrive, action, context=peer.context)
 
-    def _arrive(self, action: Act) -> None:
-        if not self.link.cut:
+    def _arrive(self, action: Action) -> None:
+        if not self.link.is_cut:
             action()
 
 
 class Link:
-    def __init__(self, network: "Network", one: Process, other: Process) -> None:
+    def __init__(self, network: "Network", one: SimulatedProcess, other: SimulatedProcess) -> None:
         self.network = network
-        self.cut = False
+        self.is_cut = False
         """Whether messages are lost, those in flight included."""
-        self.ends = End(self, one), End(self, other)
-        for end, peer in zip(self.ends, reversed(self.ends), strict=True):
+        self.endpoints = Endpoint(self, one), Endpoint(self, other)
+        for end, peer in zip(self.endpoints, reversed(self.endpoints), strict=True):
             end.peer = peer
 
     @property
-    def there(self) -> bool:
-        return not self.cut and any(end.open for end in self.ends)
+    def is_alive(self) -> bool:
+        return not self.is_cut and any(end.is_open for end in self.endpoints)
 
     def sever(self, *notices_s: float | None) -> None:
         """Cut the link. Each end is notified after the given time; None: never."""
-        self.cut = True
+        self.is_cut = True
         loop = self.network.loop
-        for end, after_s in zip(self.ends, notices_s, strict=True):
+        for end, after_s in zip(self.endpoints, notices_s, strict=True):
             if after_s is not None:
-                loop.call_later(after_s, end.end, context=end.process.context)
+                loop.call_later(after_s, end.mark_closed, context=end.process.context)
 
 
 class Network:
     def __init__(self, loop: VirtualLoop, rng: Random) -> None:
         self.loop = loop
         self.links: list[Link] = []
-        self.servers: dict[str, Server] = {}
+        self.servers: dict[str, Listener] = {}
         self.unreachable: set[str] = set()
         self._rng = rng
 
@@ -107,17 +109,17 @@ class Network:
         spike = self._rng.random() < 0.05
         return self._rng.uniform(0.01, 0.15) if spike else self._rng.uniform(0.0002, 0.003)
 
-    def link(self, one: Process, other: Process) -> Link:
-        self.links = [link for link in self.links if link.there]
+    def link(self, one: SimulatedProcess, other: SimulatedProcess) -> Link:
+        self.links = [link for link in self.links if link.is_alive]
         link = Link(self, one, other)
         self.links.append(link)
         return link
 
-    def of(self, process: Process) -> list[Link]:
+    def links_of(self, process: SimulatedProcess) -> list[Link]:
         return [
             link
             for link in self.links
-            if link.there and any(end.process is process for end in link.ends)
+            if link.is_alive and any(end.process is process for end in link.endpoints)
         ]
 
 
@@ -127,7 +129,7 @@ class NetworkLoop(VirtualLoop):
     def __init__(self) -> None:
         super().__init__()
         self.network: Network
-        self._connected_servers: dict[int, Server] = {}
+        self._connected_servers: dict[int, Listener] = {}
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
@@ -137,48 +139,48 @@ class NetworkLoop(VirtualLoop):
         server = self.network.servers.get(address[0])
         if address[0] in self.network.unreachable:
             await asyncio.sleep(3600)
-        if server is None or server.process.dead:
+        if server is None or server.process.is_dead:
             raise ConnectionRefusedError(111, "connection refused")
         self._connected_servers[sock.fileno()] = server
 
     async def create_connection(self, protocol_factory: Any, *_: Any, **options: Any) -> Any:
         server = self._connected_servers.pop(options["sock"].fileno())
         options["sock"].close()
-        process = HERE.get()
+        process = CURRENT_PROCESS.get()
         assert process is not None, "no process in this context"
         link = self.network.link(process, server.process)
-        local, remote = link.ends
+        local, remote = link.endpoints
         protocol = protocol_factory()
-        transport = Transport(local, protocol)
-        local.post(lambda: server.accept(remote))
+        transport = SimulatedTransport(local, protocol)
+        local.deliver(lambda: server.accept(remote))
         protocol.connection_made(transport)
         return transport, protocol
 
     async def create_server(self, protocol_factory: Any, *_: Any, **options: Any) -> Any:
         options["sock"].close()
-        process = HERE.get()
+        process = CURRENT_PROCESS.get()
         assert process is not None, "no process in this context"
-        self.network.servers[process.name] = server = Server(protocol_factory, process)
+        self.network.servers[process.name] = server = Listener(protocol_factory, process)
         return server
 
 
-class Server:
-    def __init__(self, factory: Callable[[], Any], process: Process) -> None:
+class Listener:
+    def __init__(self, factory: Callable[[], Any], process: SimulatedProcess) -> None:
         self._factory = factory
         self.process = process
 
     def is_serving(self) -> bool:
         return True
 
-    def accept(self, end: End) -> None:
+    def accept(self, end: Endpoint) -> None:
         protocol = self._factory()
-        protocol.connection_made(Transport(end, protocol))
+        protocol.connection_made(SimulatedTransport(end, protocol))
 
 
-class Transport(asyncio.Transport):
+class SimulatedTransport(asyncio.Transport):
     """Transport of a protocol over a simulated connection."""
 
-    def __init__(self, end: End, protocol: Any) -> None:
+    def __init__(self, end: Endpoint, protocol: Any) -> None:
         super().__init__({"ssl_object": self})  # prevents writes to the raw socket
         self._end = end
         self._protocol = protocol
@@ -192,7 +194,7 @@ class Transport(asyncio.Transport):
         """Do nothing: every write is sent at once."""
 
     def close(self) -> None:
-        if self._end.open:
+        if self._end.is_open:
             self._end.close()
             self._end.link.network.loop.call_soon(self._protocol.connection_lost, None)
 
@@ -200,7 +202,7 @@ class Transport(asyncio.Transport):
         self.close()
 
     def is_closing(self) -> bool:
-        return not self._end.open
+        return not self._end.is_open
 
 
 def _ignore(data: Any) -> None:

@@ -21,7 +21,7 @@ class Replica:
     def __init__(self, store: sqlite3.Connection) -> None:
         self._store = store
         self._replica = connect(None, "normal")
-        self.lost: Counter[Fact] = Counter()
+        self.lost_changes: Counter[Fact] = Counter()
         """Number of times that the last change of each fact was lost."""
 
     def catch_up(self) -> None:
@@ -29,16 +29,16 @@ class Replica:
 
     def take_over(self) -> bool:
         """Replace the store by the replica. Returns False if a whole session would be lost."""
-        before, after = facts(self._store), facts(self._replica)
+        before, after = read_facts(self._store), read_facts(self._replica)
         if any(kind == "owner" for kind, _ in before.keys() - after.keys()):
             return False
         either = before.keys() | after.keys()
-        self.lost.update(fact for fact in either if before.get(fact) != after.get(fact))
+        self.lost_changes.update(fact for fact in either if before.get(fact) != after.get(fact))
         self._replica.backup(self._store)
         return True
 
 
-def facts(db: sqlite3.Connection) -> dict[Fact, str]:
+def read_facts(db: sqlite3.Connection) -> dict[Fact, str]:
     """Read all facts that a client may have received."""
     found = {("owner", id): owner for id, owner in db.execute("SELECT id, owner FROM sessions")}
     for (id,) in db.execute("SELECT id FROM answers"):

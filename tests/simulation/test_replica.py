@@ -8,7 +8,7 @@ from continuo.realtime.protocol.items import ContentPart, MessageItem
 from continuo.realtime.store import IdempotentRequest, NewSession, ResponseCheckpoint, WriteBatch
 from continuo.realtime.store.sqlite.file import connect
 from continuo.realtime.store.sqlite.tables import Tables
-from tests.simulation.replica import Replica, facts
+from tests.simulation.replica import Replica, read_facts
 
 
 def message_batch(name: str, text: str) -> WriteBatch:
@@ -30,7 +30,7 @@ def test_failover_records_every_lost_or_restored_fact() -> None:
         lease, WriteBatch(started_responses=(ResponseCheckpoint(id="resp_1", seed=1, prompt=3),))
     )
     replica.catch_up()
-    before = facts(store)
+    before = read_facts(store)
     once = IdempotentRequest("event_1", b"", b"resp_2")
     begun = (ResponseCheckpoint(id="resp_2", seed=1, prompt=3),)
     tables.write(
@@ -43,9 +43,9 @@ def test_failover_records_every_lost_or_restored_fact() -> None:
     items = [
         ("item", name) for name in ("item_1", first_item_id("resp_1"), first_item_id("resp_2"))
     ]
-    assert replica.lost == Counter([*items, ("owner", "sess_1"), *answers])
-    assert facts(store) == before, "the store differs from the replica"
+    assert replica.lost_changes == Counter([*items, ("owner", "sess_1"), *answers])
+    assert read_facts(store) == before, "the store differs from the replica"
     tables.create(new_session("sess_3"))
     assert not replica.take_over(), "a whole session would be lost"
-    assert ("owner", "sess_3") in facts(store)
-    assert replica.lost.total() == 8
+    assert ("owner", "sess_3") in read_facts(store)
+    assert replica.lost_changes.total() == 8

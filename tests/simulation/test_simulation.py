@@ -87,7 +87,7 @@ def test_simulated_life_keeps_all_promises(folder: str, seeds: Sequence[int]) ->
 def test_same_seed_gives_the_same_trace(folder: str) -> None:
     first, other, repeated = (simulate(Random(seed), folder) for seed in (3, 4, 3))
     assert first.trace == repeated.trace != other.trace
-    assert first.events == repeated.events > 100
+    assert first.event_count == repeated.event_count > 100
 
 
 PRINT_TRACES = """

@@ -20,26 +20,26 @@ from typing import Any
 
 from continuo.engine.client import engine_client
 
-HERE: "ContextVar[Process | None]" = ContextVar("HERE", default=None)
-BEGAN_S = 1_800_000_000.0
+CURRENT_PROCESS: "ContextVar[SimulatedProcess | None]" = ContextVar("HERE", default=None)
+WALL_CLOCK_START_S = 1_800_000_000.0
 """Wall clock time at which virtual time starts."""
 
 
-class NothingLeft(Exception):
+class SimulationDeadlock(Exception):
     """Raised when the loop waits but has neither callbacks nor timers."""
 
 
-class Process:
+class SimulatedProcess:
     """Simulated process, which can be killed and paused."""
 
     def __init__(self, loop: "VirtualLoop", name: str) -> None:
         self.name = name
-        self.dead = False
-        self.paused = False
+        self.is_dead = False
+        self.is_paused = False
         self._loop = loop
         self._held: list[asyncio.Handle] = []
         self.context = copy_context()
-        self.context.run(HERE.set, self)
+        self.context.run(CURRENT_PROCESS.set, self)
         self.tasks: list[asyncio.Task[Any]] = []
 
     def run(self, work: Coroutine[Any, Any, Any], name: str | None = None) -> "asyncio.Task[Any]":
@@ -48,18 +48,18 @@ class Process:
         return task
 
     def kill(self) -> None:
-        self.dead = True
+        self.is_dead = True
         self._held.clear()
 
     def pause(self) -> None:
-        self.paused = True
+        self.is_paused = True
 
-    def go_on(self) -> None:
-        self.paused = False
+    def resume(self) -> None:
+        self.is_paused = False
         held, self._held = self._held, []
-        self._loop.put_back(held)
+        self._loop.requeue(held)
 
-    def hold(self, handle: asyncio.Handle) -> None:
+    def defer(self, handle: asyncio.Handle) -> None:
         self._held.append(handle)
 
 
@@ -72,7 +72,7 @@ class VirtualLoop(BaseEventLoop):
     def time(self) -> float:
         return self.now
 
-    def put_back(self, handles: list[asyncio.Handle]) -> None:
+    def requeue(self, handles: list[asyncio.Handle]) -> None:
         self._ready.extend(handles)  # type: ignore[attr-defined]  # private to asyncio
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
@@ -96,7 +96,7 @@ class VirtualLoop(BaseEventLoop):
                 break
             heapq.heappop(timers)._scheduled = False
         if not ready and not timers:
-            raise NothingLeft
+            raise SimulationDeadlock
         while timers and timers[0]._when <= self.now:
             timer = heapq.heappop(timers)
             timer._scheduled = False
@@ -104,7 +104,7 @@ class VirtualLoop(BaseEventLoop):
         for _ in range(len(ready)):
             handle = ready.popleft()
             self.steps += 1
-            process = handle._context.get(HERE)
+            process = handle._context.get(CURRENT_PROCESS)
             if handle._cancelled or (process is not None and process.dead):
                 continue
             if process is not None and process.paused:
@@ -114,12 +114,12 @@ class VirtualLoop(BaseEventLoop):
 
 
 @contextlib.contextmanager
-def virtual(loop: VirtualLoop, seed: int) -> Generator[None]:
+def virtual_time(loop: VirtualLoop, seed: int) -> Generator[None]:
     """Replace clocks by the loop's and sources of randomness by a seeded one in this context."""
     rng = random.Random(f"secrets of {seed}")
     replaced: list[tuple[Any, str, Any]] = [
         (time, "monotonic", lambda: loop.now + 1000.0),
-        (time, "time", lambda: loop.now + BEGAN_S),
+        (time, "time", lambda: loop.now + WALL_CLOCK_START_S),
         (secrets, "token_bytes", lambda size=32: rng.randbytes(size)),
         (secrets, "randbits", rng.getrandbits),
         (random, "uniform", rng.uniform),
@@ -155,7 +155,7 @@ def _text_from_items(files: tuple[tuple[str, bytes], ...], tokens_max: int) -> A
     return _load_text(dict(files), tokens_max)
 
 
-def bury(tasks: list["asyncio.Task[Any]"]) -> None:
+def discard_tasks(tasks: list["asyncio.Task[Any]"]) -> None:
     """Discard the unfinished tasks of killed processes without warnings."""
     for task in tasks:
         if task.done():

@@ -20,19 +20,19 @@ from continuo.realtime.protocol.items import Item, MessageItem
 from continuo.realtime.registry.access import ForkRequest, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session
-from tests.simulation.client import Person
-from tests.simulation.hosts import LIMITS, EngineHost, GatewayHost, Host
-from tests.simulation.network import End, Network, NetworkLoop
-from tests.simulation.storage import Handle, Storage
-from tests.simulation.virtual import Process, bury, virtual
+from tests.simulation.client import SimulatedClient
+from tests.simulation.hosts import LIMITS, HostSettings, SimulatedEngine, SimulatedGateway
+from tests.simulation.network import Endpoint, Network, NetworkLoop
+from tests.simulation.storage import SimulatedStore, SimulatedStoreClient
+from tests.simulation.virtual import SimulatedProcess, discard_tasks, virtual_time
 from tests.support.digest_runner import oracle
 
-HEALED_S = 120.0
+RECOVERY_TIMEOUT_S = 120.0
 """Virtual time after the last fault within which every client must finish."""
-WORDS = ("hello", "and then?", "a b c", "tell me more", "no, wait", "why?")
+MESSAGES = ("hello", "and then?", "a b c", "tell me more", "no, wait", "why?")
 
 
-class Frame(NamedTuple):
+class ClientFrame(NamedTuple):
     """Frame at a client's end of a connection."""
 
     client: str
@@ -41,18 +41,18 @@ class Frame(NamedTuple):
     """JSON; for `closed` the code and the reason, or None if the connection was cut."""
 
 
-class Outcome:
+class SimulationResult:
     """Result of a simulation: the hash of its trace, its faults and the frames of its clients."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
-        self.faults: list[str] = []
-        self.events = 0
-        self.frames: list[Frame] = []
+        self.fault_names: list[str] = []
+        self.event_count = 0
+        self.frames: list[ClientFrame] = []
         """Frames of all clients, in order."""
 
-    def tell(self, line: str) -> None:
-        self.events += 1
+    def record(self, line: str) -> None:
+        self.event_count += 1
         self._hash.update(line.encode())
 
     @property
@@ -60,15 +60,15 @@ class Outcome:
         return self._hash.hexdigest()
 
 
-class Complaints(logging.Handler):
+class ErrorLogHandler(logging.Handler):
     """Log handler that collects the errors logged by the product."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.heard: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.heard.append(logging.Formatter().format(record))
+        self.messages.append(logging.Formatter().format(record))
 
 
 @lru_cache
@@ -76,108 +76,114 @@ def _text(folder: str) -> ModelText:
     return ModelText(folder)
 
 
-class World:
+class Simulation:
     def __init__(self, loop: NetworkLoop, seed: int, folder: str) -> None:
         self.loop = loop
         self.rng = Random(f"world {seed}")
-        self.losses = Random(f"fail-over {seed}")
+        self.failover_rng = Random(f"fail-over {seed}")
         """Separate generator, so that a life without failover does not depend on it."""
-        self.outcome = Outcome()
+        self.result = SimulationResult()
         self.network = loop.network = Network(loop, Random(f"network {seed}"))
-        self.storage = Storage(loop, Random(f"store {seed}"), self._tell)
-        self.host = Host(
+        self.storage = SimulatedStore(loop, Random(f"store {seed}"), self._tell)
+        self.host_settings = HostSettings(
             loop,
             folder,
             _text(folder),
             step_s=self.rng.choice([0.002, 0.01, 0.03]),
-            ahead=self.rng.randrange(2),
+            steps_ahead=self.rng.randrange(2),
             pages=self.rng.choice([150, 600]),
         )
         self._started_count = 0
-        self.buried: list[asyncio.Task[Any]] = []
+        self.killed_tasks: list[asyncio.Task[Any]] = []
         names = [f"engine-{n}" for n in range(self.rng.choice([1, 1, 2]))]
         self.engines = {name: self._engine(name) for name in names}
         self.gateways = {name: self._gateway(name) for name in ("gate-0", "gate-1")}
         count = self.rng.choice([1, 1, 2, 3])
-        self.people: list[Person] = []
-        self._processes: list[Process] = []
+        self.clients: list[SimulatedClient] = []
+        self._processes: list[SimulatedProcess] = []
         for n in range(count):
-            process = Process(loop, f"person-{n}")
+            process = SimulatedProcess(loop, f"person-{n}")
             self._processes.append(process)
             rng = Random(f"person {n} of {seed}")
-            self.people.append(Person(str(n), rng, self._make_dial(process), self.storage))
+            self.clients.append(
+                SimulatedClient(str(n), rng, self._make_dial(process), self.storage)
+            )
 
     def _tell(self, line: str) -> None:
-        self.outcome.tell(f"{self.loop.now:.6f} {line}")
+        self.result.record(f"{self.loop.now:.6f} {line}")
 
     # ------------------------------------------------------------ processes
 
-    def _engine(self, name: str) -> EngineHost:
+    def _engine(self, name: str) -> SimulatedEngine:
         self._started_count += 1
-        return EngineHost(self.host, name, self._started_count)
+        return SimulatedEngine(self.host_settings, name, self._started_count)
 
-    def _gateway(self, name: str) -> GatewayHost:
+    def _gateway(self, name: str) -> SimulatedGateway:
         self._started_count += 1
-        return GatewayHost(
-            self.host, name, self._started_count, Handle(self.storage), list(self.engines)
+        return SimulatedGateway(
+            self.host_settings,
+            name,
+            self._started_count,
+            SimulatedStoreClient(self.storage),
+            list(self.engines),
         )
 
-    def _make_dial(self, process: Process) -> Any:
-        def dial(rng: Random, request: ResumeRequest | ForkRequest | None) -> End | None:
+    def _make_dial(self, process: SimulatedProcess) -> Any:
+        def dial(rng: Random, request: ResumeRequest | ForkRequest | None) -> Endpoint | None:
             gateway = self.gateways[rng.choice(sorted(self.gateways))]
-            if gateway.process.dead or gateway.name in self.network.unreachable:
+            if gateway.process.is_dead or gateway.name in self.network.unreachable:
                 return None
             link = self.network.link(process, gateway.process)
-            local, remote = link.ends
-            local.post(lambda: gateway.accept(remote, request))
+            local, remote = link.endpoints
+            local.deliver(lambda: gateway.accept(remote, request))
             self._record_frames(process.name, local)
             return local
 
         return dial
 
-    def _record_frames(self, client: str, endpoint: End) -> None:
+    def _record_frames(self, client: str, endpoint: Endpoint) -> None:
         """Wrap the methods of a client's endpoint so that every frame is recorded."""
-        frames = self.outcome.frames
-        receive, send, close = endpoint._receive, endpoint.send, endpoint.end
+        frames = self.result.frames
+        receive, send, close = endpoint._receive, endpoint.send, endpoint.mark_closed
 
         def recorded_receive(data: Any) -> None:
             self._tell(f"{client} {data}")
-            frames.append(Frame(client, "received", data))
+            frames.append(ClientFrame(client, "received", data))
             receive(data)
 
         def recorded_send(data: Any) -> None:
-            frames.append(Frame(client, "sent", data))
+            frames.append(ClientFrame(client, "sent", data))
             send(data)
 
         def recorded_close(reason: Any = None) -> None:
-            frames.append(Frame(client, "closed", reason))
+            frames.append(ClientFrame(client, "closed", reason))
             close(reason)
 
         endpoint._receive = recorded_receive  # type: ignore[method-assign]
         endpoint.send = recorded_send  # type: ignore[method-assign]
-        endpoint.end = recorded_close  # type: ignore[method-assign]
+        endpoint.mark_closed = recorded_close  # type: ignore[method-assign]
 
     # ------------------------------------------------------------ faults
 
-    async def befall(self, until_s: float) -> None:
+    async def inject_faults(self, until_s: float) -> None:
         """Inject random faults until `until_s`, then stop them."""
         rng = self.rng
         await asyncio.sleep(rng.uniform(0.0, 0.5))
         while self.loop.now < until_s:
             fault = rng.choice(FAULTS)
-            self.outcome.faults.append(fault.__name__)
+            self.result.fault_names.append(fault.__name__)
             self._tell(fault.__name__)
             await fault(self, rng)
             await asyncio.sleep(rng.expovariate(1.0))
-        self.heal()
+        self.stop_faults()
 
-    async def lose(self, until_s: float) -> None:
+    async def fail_over_store(self, until_s: float) -> None:
         """Fail the store over to its replica once or twice in two lives of five.
 
         The failover follows at once or after an outage, and loses up to a second of confirmed
         changes, changes of a session's owner included.
         """
-        rng = self.losses
+        rng = self.failover_rng
         for _ in range(rng.choice([0, 0, 0, 1, 2])):
             await asyncio.sleep(rng.uniform(0.0, until_s / 2))
             self.storage.replica.catch_up()
@@ -187,28 +193,28 @@ class World:
             if rng.random() < 0.5:
                 await store_away(self, rng)
             if self.storage.fail_over():
-                self.outcome.faults.append("fail_over")
+                self.result.fault_names.append("fail_over")
                 self._tell("fail_over")
 
-    def heal(self) -> None:
+    def stop_faults(self) -> None:
         self._tell("healed")
-        self.storage.away, self.storage.shaky = False, 0.0
-        self.storage.wake()
+        self.storage.is_unavailable, self.storage.loss_rate = False, 0.0
+        self.storage.resume()
 
-    def kill(self, process: Process, rng: Random) -> None:
+    def kill_process(self, process: SimulatedProcess, rng: Random) -> None:
         """Kill a process; in one of five cases its peers get no notice, as when its host fails."""
         process.kill()
-        self.buried += process.tasks
+        self.killed_tasks += process.tasks
         silent = rng.random() < 0.2
-        for link in self.network.of(process):
+        for link in self.network.links_of(process):
             notices = [
                 None if endpoint.process is process or silent else rng.uniform(0.0, 0.05)
-                for endpoint in link.ends
+                for endpoint in link.endpoints
             ]
             if rng.random() < 0.5:
                 link.sever(*notices)
             else:  # data already sent arrives
-                for endpoint in link.ends:
+                for endpoint in link.endpoints:
                     if endpoint.process is process:
                         endpoint.close()
 
@@ -216,67 +222,67 @@ class World:
 Fault = Any
 
 
-async def cut_a_link(simulation: World, rng: Random) -> None:
+async def cut_a_link(simulation: Simulation, rng: Random) -> None:
     if simulation.network.links:
         link = rng.choice(simulation.network.links)
-        link.sever(*(rng.uniform(0.0, 0.3) for _ in link.ends))
+        link.sever(*(rng.uniform(0.0, 0.3) for _ in link.endpoints))
 
 
-async def half_open(simulation: World, rng: Random) -> None:
+async def half_open(simulation: Simulation, rng: Random) -> None:
     """Cut a link without notice to its ends, or with a late one."""
     if simulation.network.links:
         link = rng.choice(simulation.network.links)
-        link.sever(*(rng.choice([None, rng.uniform(1.0, 8.0)]) for _ in link.ends))
+        link.sever(*(rng.choice([None, rng.uniform(1.0, 8.0)]) for _ in link.endpoints))
 
 
-async def kill_a_gateway(simulation: World, rng: Random) -> None:
+async def kill_a_gateway(simulation: Simulation, rng: Random) -> None:
     name = rng.choice(sorted(simulation.gateways))
-    simulation.kill(simulation.gateways[name].process, rng)
+    simulation.kill_process(simulation.gateways[name].process, rng)
     await asyncio.sleep(rng.uniform(0.05, 3.0))
     simulation.gateways[name] = simulation._gateway(name)
 
 
-async def kill_an_engine(simulation: World, rng: Random) -> None:
+async def kill_an_engine(simulation: Simulation, rng: Random) -> None:
     name = rng.choice(sorted(simulation.engines))
-    simulation.kill(simulation.engines[name].process, rng)
+    simulation.kill_process(simulation.engines[name].process, rng)
     await asyncio.sleep(rng.uniform(0.05, 3.0))
     simulation.engines[name] = simulation._engine(name)
 
 
-async def pause_a_gateway(simulation: World, rng: Random) -> None:
+async def pause_a_gateway(simulation: Simulation, rng: Random) -> None:
     process = simulation.gateways[rng.choice(sorted(simulation.gateways))].process
     process.pause()
     await asyncio.sleep(rng.uniform(0.2, 15.0))
-    process.go_on()
+    process.resume()
 
 
-async def pause_an_engine(simulation: World, rng: Random) -> None:
+async def pause_an_engine(simulation: Simulation, rng: Random) -> None:
     process = simulation.engines[rng.choice(sorted(simulation.engines))].process
     process.pause()
     await asyncio.sleep(rng.uniform(0.2, 12.0))
-    process.go_on()
+    process.resume()
 
 
-async def store_away(simulation: World, rng: Random) -> None:
-    simulation.storage.away = True
+async def store_away(simulation: Simulation, rng: Random) -> None:
+    simulation.storage.is_unavailable = True
     await asyncio.sleep(rng.uniform(0.1, 4.0))
-    simulation.storage.away = False
+    simulation.storage.is_unavailable = False
 
 
-async def store_asleep(simulation: World, rng: Random) -> None:
-    simulation.storage.asleep = True
+async def store_asleep(simulation: Simulation, rng: Random) -> None:
+    simulation.storage.is_paused = True
     await asyncio.sleep(rng.uniform(0.1, 4.0))
-    simulation.storage.wake()
+    simulation.storage.resume()
 
 
-async def store_shaky(simulation: World, rng: Random) -> None:
-    simulation.storage.shaky = rng.choice([0.05, 0.3])
+async def store_shaky(simulation: Simulation, rng: Random) -> None:
+    simulation.storage.loss_rate = rng.choice([0.05, 0.3])
     await asyncio.sleep(rng.uniform(0.5, 5.0))
-    simulation.storage.shaky = 0.0
+    simulation.storage.loss_rate = 0.0
 
 
-async def drop_a_client(simulation: World, rng: Random) -> None:
-    await rng.choice(simulation.people).drop()
+async def drop_a_client(simulation: Simulation, rng: Random) -> None:
+    await rng.choice(simulation.clients).disconnect()
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -299,28 +305,32 @@ FAULTS: tuple[Fault, ...] = (
 # ---------------------------------------------------------------- clients
 
 
-async def live(client: Person, turns: int) -> None:
+async def run_client(client: SimulatedClient, turns: int) -> None:
     rng = client.rng
     for _ in range(turns):
-        await client.say(rng.choice(WORDS))
+        await client.send_message(rng.choice(MESSAGES))
         if rng.random() < 0.3:
-            await client.say(rng.choice(WORDS))
-        response = await client.respond(rng.choice([3, 20, 60]))
+            await client.send_message(rng.choice(MESSAGES))
+        response = await client.start_response(rng.choice([3, 20, 60]))
         await asyncio.sleep(rng.choice([0.0, 0.05, 0.5]))
         action = rng.random()
         if action < 0.15:
-            await client.cancel()
+            await client.cancel_response()
         elif action < 0.3:
-            await client.say("while you speak")
+            await client.send_message("while you speak")
         elif action < 0.4:
-            await client.respond(4, conversation="none", input=[_message("beside")])
+            await client.start_response(4, conversation="none", input=[_message("beside")])
         if response is not None and rng.random() < 0.85:
-            await client.over(response)
-            items = [name for name, text in client.texts.items() if text.response == response]
+            await client.wait_response(response)
+            items = [
+                name for name, text in client.output_texts.items() if text.response_id == response
+            ]
             if items and rng.random() < 0.15:
-                await client.truncate(items[0], rng.randrange(1 + len(client.texts[items[0]].text)))
+                await client.truncate_item(
+                    items[0], rng.randrange(1 + len(client.output_texts[items[0]].text))
+                )
             elif items and rng.random() < 0.1:
-                await client.delete(rng.choice(list(client.items)))
+                await client.delete_item(rng.choice(list(client.items)))
         await asyncio.sleep(rng.choice([0.0, 0.1, 1.0]))
 
 
@@ -332,56 +342,56 @@ def _message(text: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- checks
 
 
-async def settle(simulation: World, client: Person) -> None:
+async def finish_client(simulation: Simulation, client: SimulatedClient) -> None:
     """Wait for all responses after the last fault, then run one more turn."""
     for response in list(client.responses):
-        await client.over(response)
-    await client.say("the last one")
+        await client.wait_response(response)
+    await client.send_message("the last one")
     response = None
     while response is None:
-        response = await client.respond(5)
+        response = await client.start_response(5)
         await asyncio.sleep(0.1)
-    await client.over(response)
+    await client.wait_response(response)
     await asyncio.sleep(1.0)
 
 
-def found(simulation: World, client: Person) -> Session:
+def find_session(simulation: Simulation, client: SimulatedClient) -> Session:
     """Find the session of a client: the copy with the highest fence in the gateways."""
     copies = [
         session
         for gateway in simulation.gateways.values()
         if gateway.registry is not None
-        and (session := gateway.registry.find(client.session)) is not None
+        and (session := gateway.registry.find(client.session_id)) is not None
     ]
-    assert copies, f"no gateway has {client.session}"
+    assert copies, f"no gateway has {client.session_id}"
     return max(copies, key=lambda session: session.fence)
 
 
-def check(simulation: World, client: Person) -> None:
+def check_client(simulation: Simulation, client: SimulatedClient) -> None:
     """Assert that session, store and client agree, and that every response is a fresh prefill's."""
-    session = found(simulation, client)
+    session = find_session(simulation, client)
     conversation = session.conversation
     assert not conversation.has_open_response, "a response is still open"
     items = {item.id: item for item in conversation.items()}
-    assert list(items) == client.order, f"{list(items)} was received as {client.order}"
+    assert list(items) == client.item_order, f"{list(items)} was received as {client.item_order}"
     assert items.keys() == client.items.keys(), f"{items.keys() ^ client.items.keys()}"
     for name, item in items.items():
         received = "".join(part.get("text", "") for part in client.items[name]["content"])
         assert received == _text_of(item), f"{name}: {received!r} is not {_text_of(item)!r}"
-    for name, stored in client.kept.items():
+    for name, stored in client.stored_texts.items():
         current = _text_of(items[name]) if name in items else None
-        assert current == stored or client.lost["item", name], (
+        assert current == stored or client.lost_facts["item", name], (
             f"{name}: {current!r} is not {stored!r}"
         )
-    snapshot = simulation.storage.do(simulation.storage.tables.load, client.session)
+    snapshot = simulation.storage.execute(simulation.storage.tables.load, client.session_id)
     assert snapshot is not None, "the session is not in the store"
     assert snapshot.metadata.fence == session.fence, "the gateway does not own the session"
     assert snapshot.entries == tuple(encode_entry(piece) for piece in to_entries(conversation, ()))
     assert snapshot.running_responses == (), "a response is still open in the store"
     responses = [span for span in conversation.spans if span.sampled_ids is not None]
     assert len({span.response_id for span in responses}) == len(responses)
-    assert {span.response_id for span in responses} <= set(client.asks.values())
-    if not client.edited and not conversation.out_of_window:
+    assert {span.response_id for span in responses} <= set(client.responses_by_mark.values())
+    if not client.has_edited_history and not conversation.out_of_window:
         for span in responses:
             _check_response(client, conversation, span)
     else:
@@ -393,7 +403,7 @@ def _text_of(item: Item) -> str:
     return "".join(part.text for part in item.parts)
 
 
-def _check_response(client: Person, conversation: Conversation, span: Span) -> None:
+def _check_response(client: SimulatedClient, conversation: Conversation, span: Span) -> None:
     """Assert that a response has the ids that a fresh prefill of all spans before it gives."""
     before = conversation.spans[: conversation.spans.index(span)]
     prompt, header = msgspec.structs.replace(conversation, spans=before).render_header()
@@ -406,73 +416,75 @@ def _check_response(client: Person, conversation: Conversation, span: Span) -> N
         assert span.sampled_ids[-1] == 0, "completed without a stop id"
 
 
-async def leave(simulation: World, client: Person) -> None:
+async def end_session(simulation: Simulation, client: SimulatedClient) -> None:
     """End the session by a close, by a delete, or by its expiry."""
     ending = client.rng.choice(["close", "delete", "wait"])
-    client.ended = True
+    client.has_ended_session = True
     if ending == "close":
-        await client.ask(lambda event: event["type"] == "session.closed", type="session.close")
+        await client.request(lambda event: event["type"] == "session.closed", type="session.close")
     elif ending == "delete":
         name = client.rng.choice(sorted(simulation.gateways))
         gateway = simulation.gateways[name]
         while (registry := gateway.registry) is None:
             await asyncio.sleep(0.1)
-        deleted = await gateway.process.run(_delete(registry, client.session))
-        assert deleted, f"{client.session} was not found"
-    await client.drop()
+        deleted = await gateway.process.run(_delete(registry, client.session_id))
+        assert deleted, f"{client.session_id} was not found"
+    await client.disconnect()
 
 
 async def _delete(registry: Registry, session: str) -> bool:
     return await registry.delete(session, "")
 
 
-async def life(simulation: World) -> None:
+async def run_simulation(simulation: Simulation) -> None:
     """Run the clients under faults, then check the clients, the sessions and the shutdown."""
     rng = simulation.rng
     running = [
-        process.run(live(client, rng.choice([1, 2, 3, 4])), process.name)
-        for client, process in zip(simulation.people, simulation._processes, strict=True)
+        process.run(run_client(client, rng.choice([1, 2, 3, 4])), process.name)
+        for client, process in zip(simulation.clients, simulation._processes, strict=True)
     ]
     until_s = rng.choice([2.0, 6.0, 15.0])
-    failing_over = simulation.loop.create_task(simulation.lose(until_s))
-    await simulation.loop.create_task(simulation.befall(until_s))
+    failing_over = simulation.loop.create_task(simulation.fail_over_store(until_s))
+    await simulation.loop.create_task(simulation.inject_faults(until_s))
     await failing_over
-    await all_of(simulation, running)
-    for phase in (settle, leave):
+    await wait_all(simulation, running)
+    for phase in (finish_client, end_session):
         tasks = [
             process.run(phase(simulation, client), process.name)
-            for client, process in zip(simulation.people, simulation._processes, strict=True)
+            for client, process in zip(simulation.clients, simulation._processes, strict=True)
         ]
-        await all_of(simulation, tasks)
-        if phase is settle:
-            for client in simulation.people:
-                check(simulation, client)
+        await wait_all(simulation, tasks)
+        if phase is finish_client:
+            for client in simulation.clients:
+                check_client(simulation, client)
     await asyncio.sleep(LIMITS.resume_window_s + 50.0)
-    await over(simulation)
+    await check_shutdown(simulation)
 
 
-async def all_of(simulation: World, tasks: list[asyncio.Task[None]]) -> None:
+async def wait_all(simulation: Simulation, tasks: list[asyncio.Task[None]]) -> None:
     """Wait for tasks of the clients, with a timeout. Raises the first exception of a task."""
-    _, hung = await asyncio.wait(tasks, timeout=HEALED_S, return_when=asyncio.FIRST_EXCEPTION)
+    _, hung = await asyncio.wait(
+        tasks, timeout=RECOVERY_TIMEOUT_S, return_when=asyncio.FIRST_EXCEPTION
+    )
     for task in tasks:
         if task.done():
             task.result()
-    waiting = [client.waits_for for client in simulation.people]
+    waiting = [client.pending_summary for client in simulation.clients]
     assert not hung, f"clients wait for ever: {waiting}"
 
 
-async def over(simulation: World) -> None:
+async def check_shutdown(simulation: Simulation) -> None:
     """Shut everything down; assert that no session, task or page is left."""
-    for client in simulation.people:
-        metadata = simulation.storage.do(simulation.storage.tables.find, client.session)
-        assert metadata is None, f"{client.session} is still stored"
+    for client in simulation.clients:
+        metadata = simulation.storage.execute(simulation.storage.tables.find, client.session_id)
+        assert metadata is None, f"{client.session_id} is still stored"
     for gateway in simulation.gateways.values():
         registry = gateway.registry
-        assert registry is not None, f"{gateway.name} did not get ready: {gateway.running}"
+        assert registry is not None, f"{gateway.name} did not get ready: {gateway.run_task}"
         assert registry.list_sessions("") == [], "a gateway keeps an ended session"
-        gateway.process.context.run(gateway.stopping.set)
-    async with asyncio.timeout(HEALED_S):
-        await asyncio.gather(*(gateway.running for gateway in simulation.gateways.values()))
+        gateway.process.context.run(gateway.stop_requested.set)
+    async with asyncio.timeout(RECOVERY_TIMEOUT_S):
+        await asyncio.gather(*(gateway.run_task for gateway in simulation.gateways.values()))
     await asyncio.sleep(30.0)
     for gateway in simulation.gateways.values():
         assert [task for task in gateway.process.tasks if not task.done()] == []
@@ -480,11 +492,11 @@ async def over(simulation: World) -> None:
         engine.check_empty()
 
 
-def simulate(rng: Random, folder: str) -> Outcome:
+def simulate(rng: Random, folder: str) -> SimulationResult:
     """Run one life, drawn from `rng` alone. Raises AssertionError if a check fails."""
     seed = rng.getrandbits(48)
     loop = NetworkLoop()
-    error_log = Complaints()
+    error_log = ErrorLogHandler()
     logging.getLogger().addHandler(error_log)
     loop_errors: list[str] = []
 
@@ -495,19 +507,21 @@ def simulate(rng: Random, folder: str) -> Outcome:
 
     loop.set_exception_handler(record_error)
     try:
-        with warnings.catch_warnings(), virtual(loop, seed):
+        with warnings.catch_warnings(), virtual_time(loop, seed):
             warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")  # of killed tasks
-            simulation = World(loop, seed, folder)
+            simulation = Simulation(loop, seed, folder)
             try:
-                loop.run_until_complete(life(simulation))
+                loop.run_until_complete(run_simulation(simulation))
             except AssertionError as error:
-                raise AssertionError(f"{error}; {error_log.heard[:1]} {loop_errors[:1]}") from error
+                raise AssertionError(
+                    f"{error}; {error_log.messages[:1]} {loop_errors[:1]}"
+                ) from error
             else:
-                assert error_log.heard == [], error_log.heard[0]
+                assert error_log.messages == [], error_log.messages[0]
                 assert loop_errors == [], loop_errors
             finally:
                 unfinished = [task for task in asyncio.all_tasks(loop) if not task.done()]
-                bury([*simulation.buried, *unfinished])
-            return simulation.outcome
+                discard_tasks([*simulation.killed_tasks, *unfinished])
+            return simulation.result
     finally:
         logging.getLogger().removeHandler(error_log)

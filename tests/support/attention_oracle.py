@@ -14,7 +14,7 @@ from continuo.engine.device.attention.sdpa_backend import FOLD_COUNT_MAX
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.model import KVShape
 
-ROWS = {
+BATCH_SHAPES = {
     "decode, much alike": [(50, 1), (52, 1), (49, 1), (64, 1)],
     "decode, all the same": [(31, 1), (31, 1)],
     "decode, far apart": [(5, 1), (1000, 1), (3, 1), (1010, 1), (0, 1)],
@@ -24,7 +24,7 @@ ROWS = {
 }
 
 
-def batch(rows: list[tuple[int, int]], page_size: int) -> tuple[Batch, int]:
+def make_batch(rows: list[tuple[int, int]], page_size: int) -> tuple[Batch, int]:
     """Make a batch of rows of (tokens in KV, new tokens) over scrambled pages.
 
     Returns the batch and the number of pages of its pool.
@@ -40,7 +40,9 @@ def batch(rows: list[tuple[int, int]], page_size: int) -> tuple[Batch, int]:
     return Batch(0, batch_rows), total
 
 
-def obvious(batch: Batch, pool: KVPool, query: Tensor, scale: float, window: int | None) -> Tensor:
+def reference_attention(
+    batch: Batch, pool: KVPool, query: Tensor, scale: float, window: int | None
+) -> Tensor:
     """Compute attention of each token and head over its visible positions, in fp64.
 
     Returns a tensor [T, heads, value_dim].
@@ -61,7 +63,7 @@ def obvious(batch: Batch, pool: KVPool, query: Tensor, scale: float, window: int
     return torch.stack(out)
 
 
-def filled(made: Batch, pages: int, page_size: int, shape: KVShape, like: Tensor) -> KVPool:
+def filled_pool(made: Batch, pages: int, page_size: int, shape: KVShape, like: Tensor) -> KVPool:
     """Make a pool with random entries in the slots of the batch; all other slots are NaN."""
     pool = KVPool([shape], pages, page_size, like)
     pool.keys[0].fill_(math.nan)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
+def create_certificate(folder: Path) -> tuple[Path, Path]:
     """Create a certificate. Returns the PEM files of the certificate and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed (Debian: apt-get install openssl)")

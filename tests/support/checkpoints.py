@@ -32,14 +32,14 @@ CORPUS = [
     "עברית العربية\n",
 ] * 5
 
-BYTES = pre_tokenizers.ByteLevel.alphabet()
+BYTE_ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
-def byte_level(special: Sequence[str], ordinary: Sequence[str] = ()) -> Tokenizer:
+def byte_level_tokenizer(special: Sequence[str], ordinary: Sequence[str] = ()) -> Tokenizer:
     """Byte-level BPE as of GPT-2, Qwen and Llama 3. `ordinary`: added, non-special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -51,14 +51,15 @@ def byte_level(special: Sequence[str], ordinary: Sequence[str] = ()) -> Tokenize
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=500, initial_alphabet=BYTES, show_progress=False)
+        CORPUS,
+        trainers.BpeTrainer(vocab_size=500, initial_alphabet=BYTE_ALPHABET, show_progress=False),
     )
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ordinary])
     return tokenizer
 
 
-def sentencepiece_like(special: Sequence[str], *, legacy: bool = True) -> Tokenizer:
+def sentencepiece_tokenizer(special: Sequence[str], *, legacy: bool = True) -> Tokenizer:
     """BPE like that of Llama 2 and Mistral: spaces as ▁, unknown characters as bytes. `legacy` puts
     a ▁ before every piece of text between special tokens, otherwise only before the first."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
@@ -118,53 +119,66 @@ def write_checkpoint(
     return folder
 
 
-IM = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
-INST = [
+CHATML_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+QWEN_TAG_TOKENS = [
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+]
+MISTRAL_TOKENS = [
     *("[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
 ]
-ARGS = ["[ARGS]", "[CALL_ID]"]
-HEADERS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+MISTRAL_ARGS_TOKENS = ["[ARGS]", "[CALL_ID]"]
+LLAMA3_TOKENS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 FAMILIES: dict[str, tuple[Callable[[], Tokenizer], dict[str, str]]] = {
-    "chatml": (lambda: byte_level(IM), {"eos_token": "<|im_end|>"}),
-    "qwen2_5": (lambda: byte_level(IM, TAGS[:2]), {"eos_token": "<|im_end|>"}),
-    "qwen3": (lambda: byte_level(IM, TAGS), {"eos_token": "<|im_end|>"}),
+    "chatml": (lambda: byte_level_tokenizer(CHATML_TOKENS), {"eos_token": "<|im_end|>"}),
+    "qwen2_5": (
+        lambda: byte_level_tokenizer(CHATML_TOKENS, QWEN_TAG_TOKENS[:2]),
+        {"eos_token": "<|im_end|>"},
+    ),
+    "qwen3": (
+        lambda: byte_level_tokenizer(CHATML_TOKENS, QWEN_TAG_TOKENS),
+        {"eos_token": "<|im_end|>"},
+    ),
     "llama3": (
-        lambda: byte_level([*HEADERS, "<|python_tag|>"]),
+        lambda: byte_level_tokenizer([*LLAMA3_TOKENS, "<|python_tag|>"]),
         {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
     ),
     "mistral_v3": (
-        lambda: sentencepiece_like(INST, legacy=False),
+        lambda: sentencepiece_tokenizer(MISTRAL_TOKENS, legacy=False),
         {"bos_token": "<s>", "eos_token": "</s>"},
     ),
     "mistral_small": (
-        lambda: byte_level(["<s>", "</s>", *INST]),
+        lambda: byte_level_tokenizer(["<s>", "</s>", *MISTRAL_TOKENS]),
         {"bos_token": "<s>", "eos_token": "</s>"},
     ),
     "mistral_args": (
-        lambda: byte_level(["<s>", "</s>", *INST, *ARGS]),
+        lambda: byte_level_tokenizer(["<s>", "</s>", *MISTRAL_TOKENS, *MISTRAL_ARGS_TOKENS]),
         {"bos_token": "<s>", "eos_token": "</s>"},
     ),
-    "llama2": (lambda: sentencepiece_like([]), {"bos_token": "<s>", "eos_token": "</s>"}),
+    "llama2": (lambda: sentencepiece_tokenizer([]), {"bos_token": "<s>", "eos_token": "</s>"}),
     "gemma": (
-        lambda: sentencepiece_like(["<start_of_turn>", "<end_of_turn>"], legacy=False),
+        lambda: sentencepiece_tokenizer(["<start_of_turn>", "<end_of_turn>"], legacy=False),
         {"bos_token": "<s>", "eos_token": "<end_of_turn>"},
     ),
     "numbered": (
-        lambda: byte_level(["<s>", "</s>"]),
+        lambda: byte_level_tokenizer(["<s>", "</s>"]),
         {"bos_token": "<s>", "eos_token": "</s>"},
     ),
     "counting": (
-        lambda: byte_level(["<s>", "</s>"]),
+        lambda: byte_level_tokenizer(["<s>", "</s>"]),
         {"bos_token": "<s>", "eos_token": "</s>"},
     ),
 }
 """For each template in templates/: its kind of tokenizer, and tokenizer_config.json."""
 
 
-NAMES = (*FAMILIES, BUNDLED_MODEL)
+FAMILY_NAMES = (*FAMILIES, BUNDLED_MODEL)
 
 
 @cache
@@ -180,11 +194,11 @@ def family_folder(name: str) -> Path:
 
 
 @cache
-def family(name: str) -> ModelText:
+def family_text(name: str) -> ModelText:
     return ModelText(str(family_folder(name)))
 
 
-def template_of(name: str) -> ChatTemplate:
-    template = family(name).template
+def family_template(name: str) -> ChatTemplate:
+    template = family_text(name).template
     assert template is not None
     return template

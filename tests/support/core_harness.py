@@ -34,10 +34,10 @@ from continuo.engine.wire.messages import (
 from tests.support.digest_runner import VOCABULARY, DigestRunner
 from tests.support.engines import tiny_tokenizer
 
-Kind = TypeVar("Kind")
+EventT = TypeVar("EventT")
 
 
-class Desk:
+class CoreHarness:
     def __init__(
         self,
         *,
@@ -86,37 +86,37 @@ class Desk:
         capacity: int | None = None,
         scope: str = "",
     ) -> Sequence:
-        self.do(OpenSession(self.n(), session, streaming, timeout_s, capacity, scope))
+        self.apply(OpenSession(self.next_number(), session, streaming, timeout_s, capacity, scope))
         return self.sequence(session)
 
     def append(self, session: str, ids: list[int], **options: Any) -> CommandDone:
-        return self.do(AppendIds(self.n(), session, ids, **options))
+        return self.apply(AppendIds(self.next_number(), session, ids, **options))
 
     def generate(self, session: str, count: int, turn: str = "turn") -> CommandDone:
-        return self.do(Generate(self.n(), session, turn, Sampling(max_tokens=count)))
+        return self.apply(Generate(self.next_number(), session, turn, Sampling(max_tokens=count)))
 
     def rewind(self, session: str, to: int) -> CommandDone:
-        return self.do(RewindSession(self.n(), session, to))
+        return self.apply(RewindSession(self.next_number(), session, to))
 
     def fork(self, session: str, child: str, at: int | None = None) -> CommandDone:
-        return self.do(ForkSession(self.n(), session, child, at))
+        return self.apply(ForkSession(self.next_number(), session, child, at))
 
     def close(self, session: str, *, keep_prefix: bool = True) -> CommandDone:
-        return self.do(CloseSession(self.n(), session, keep_prefix))
+        return self.apply(CloseSession(self.next_number(), session, keep_prefix))
 
-    def do(self, command: LoopCommand) -> CommandDone:
+    def apply(self, command: LoopCommand) -> CommandDone:
         """Apply a command that must take effect at once. Returns its reply."""
-        reply = self.tell(command)
+        reply = self.submit(command)
         assert isinstance(reply, CommandDone), reply
         return reply
 
-    def refuse(self, command: LoopCommand) -> CommandRefused:
+    def expect_refusal(self, command: LoopCommand) -> CommandRefused:
         """Apply a command that must be refused at once. Returns the refusal."""
-        reply = self.tell(command)
+        reply = self.submit(command)
         assert isinstance(reply, CommandRefused), reply
         return reply
 
-    def tell(self, command: LoopCommand) -> CommandDone | CommandRefused | None:
+    def submit(self, command: LoopCommand) -> CommandDone | CommandRefused | None:
         """Apply a command. Returns its reply, or None if the command is deferred."""
         before = len(self.events)
         self.sessions.apply(command)
@@ -124,7 +124,7 @@ class Desk:
         replies = [e for e in self.events[before:] if isinstance(e, CommandDone | CommandRefused)]
         return next((e for e in replies if e.n == command.n), None)
 
-    def n(self) -> int:
+    def next_number(self) -> int:
         self._n += 1
         return self._n
 
@@ -182,32 +182,32 @@ class Desk:
                 return launched
 
     @property
-    def flying(self) -> int:
+    def steps_in_flight(self) -> int:
         """Number of steps launched and not yet collected."""
         return len(self._in_flight)
 
-    def pass_time(self, seconds: float) -> None:
+    def advance_clock(self, seconds: float) -> None:
         self.now += seconds
         self.sessions.expire_idle()
         self._take_events()
 
     # ---- events and state -----------------------------------------------------------------
 
-    def heard(self, kind: type[Kind]) -> list[Kind]:
+    def events_of(self, kind: type[EventT]) -> list[EventT]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    def said(self, session: str, turn: str = "turn") -> list[int]:
+    def turn_ids(self, session: str, turn: str = "turn") -> list[int]:
         """Collect all output ids of a turn."""
-        pieces = [e for e in self.heard(TurnTokens) if (e.session, e.turn) == (session, turn)]
+        pieces = [e for e in self.events_of(TurnTokens) if (e.session, e.turn) == (session, turn)]
         return [id for piece in pieces for id in piece.ids]
 
-    def ended(self, session: str, turn: str = "turn") -> TurnEnded:
+    def turn_end(self, session: str, turn: str = "turn") -> TurnEnded:
         """Return the end of a turn, of which exactly one must exist."""
-        (end,) = [e for e in self.heard(TurnEnded) if (e.session, e.turn) == (session, turn)]
+        (end,) = [e for e in self.events_of(TurnEnded) if (e.session, e.turn) == (session, turn)]
         return end
 
-    def has_ended(self, session: str, turn: str = "turn") -> bool:
-        return any((e.session, e.turn) == (session, turn) for e in self.heard(TurnEnded))
+    def has_turn_ended(self, session: str, turn: str = "turn") -> bool:
+        return any((e.session, e.turn) == (session, turn) for e in self.events_of(TurnEnded))
 
     def sequence(self, session: str) -> Sequence:
         return self.sessions._sequences[session]

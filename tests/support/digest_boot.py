@@ -12,7 +12,7 @@ from continuo.engine.batch import Geometry
 from continuo.engine.config import EngineConfig
 from continuo.engine.server import process
 from continuo.engine.wire.messages import EngineReady
-from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
+from tests.support.digest_runner import VOCABULARY, DigestRunner, make_engine_ready
 
 STEP_S = float(os.environ.get("DIGEST_STEP_S", "0.002"))
 """Duration of a step, so that a fault can occur during a response."""
@@ -23,7 +23,7 @@ def _build(
     config: EngineConfig, progress: Callable[[str, float], None]
 ) -> tuple[DigestRunner, EngineReady]:
     runner = DigestRunner(GEOMETRY, step_s=STEP_S)
-    return runner, ready(GEOMETRY, config.model, secrets.token_hex(8))
+    return runner, make_engine_ready(GEOMETRY, config.model, secrets.token_hex(8))
 
 
 if __name__ == "__main__":

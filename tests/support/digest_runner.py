@@ -28,11 +28,11 @@ VOCABULARY = 97
 Digest = bytes
 
 
-def extend(past: Digest, id: int) -> Digest:
+def extend_digest(past: Digest, id: int) -> Digest:
     return hashlib.blake2b(past + id.to_bytes(4, "little"), digest_size=8).digest()
 
 
-def draw(past: Digest, sample: SampleParams) -> int:
+def draw_id(past: Digest, sample: SampleParams) -> int:
     """Draw the id that `past` determines, or the next id that the mask allows.
 
     Returns -1 if the mask allows no id.
@@ -55,20 +55,22 @@ def oracle(
     """Compute the greedy continuation of `ids`: the output after one fresh prefill."""
     past = b""
     for id in ids:
-        past = extend(past, id)
+        past = extend_digest(past, id)
     out: list[int] = []
     while len(out) < count and not (out and out[-1] in stop_ids):
-        out.append(draw(past, SampleParams(mask=matcher)))
+        out.append(draw_id(past, SampleParams(mask=matcher)))
         if matcher is not None:
             matcher.accept(out[-1])
-        past = extend(past, out[-1])
+        past = extend_digest(past, out[-1])
     return out
 
 
-Page = TypeVar("Page")
+PageT = TypeVar("PageT")
 
 
-def carry_out(moves: Sequence[PageMove], device: list[list[Page]], host: list[list[Page]]) -> None:
+def apply_moves(
+    moves: Sequence[PageMove], device: list[list[PageT]], host: list[list[PageT]]
+) -> None:
     for kind, source, target in moves:
         match kind:
             case "copy":
@@ -79,13 +81,13 @@ def carry_out(moves: Sequence[PageMove], device: list[list[Page]], host: list[li
                 device[target] = list(host[source])
 
 
-def logprobs(past: Digest, id: int, count: int) -> Logprobs:
+def compute_logprobs(past: Digest, id: int, count: int) -> Logprobs:
     """Compute log probabilities that depend on all ids before, like the drawn id."""
     drawn = -past[0] / 32
     return Logprobs(drawn, [((id + n) % VOCABULARY, drawn - n) for n in range(count)])
 
 
-def ready(geometry: Geometry, folder: str, incarnation: str) -> EngineReady:
+def make_engine_ready(geometry: Geometry, folder: str, incarnation: str) -> EngineReady:
     """Make the ready message of an engine on this device."""
     return EngineReady(
         folder=folder,
@@ -115,16 +117,16 @@ class DigestRunner(Runner[BatchResult]):
         self._geometry = geometry
         self.step_s = step_s
         size = geometry.page_size
-        self.memory: list[list[Digest]] = [[b"?"] * size for _ in range(geometry.pages)]
-        self.host: list[list[Digest]] = [[b"?"] * size for _ in range(geometry.host_pages)]
-        self.drawn: list[int] = []
-        self.fail_at: set[int] = set()
-        self.explosive: set[int] = set()
-        self.poison: set[int] = set()
-        self.rows_run = 0
-        self.tokens_run = 0
-        self.approached = 0
-        self.abandoned = 0
+        self.device_pages: list[list[Digest]] = [[b"?"] * size for _ in range(geometry.pages)]
+        self.host_pages: list[list[Digest]] = [[b"?"] * size for _ in range(geometry.host_pages)]
+        self.drawn_ids: list[int] = []
+        self.failing_steps: set[int] = set()
+        self.raising_ids: set[int] = set()
+        self.nan_ids: set[int] = set()
+        self.row_count = 0
+        self.token_count = 0
+        self.near_end_calls = 0
+        self.discarded_steps = 0
         self._rows: list[BatchRow] = []
 
     @property
@@ -132,32 +134,32 @@ class DigestRunner(Runner[BatchResult]):
         return self._geometry
 
     def launch(self, batch: Batch) -> BatchResult:
-        if batch.number in self.fail_at:
+        if batch.number in self.failing_steps:
             raise RuntimeError("the device is on fire")
-        carry_out(batch.moves, self.memory, self.host)
-        before, self.drawn = self.drawn, []
+        apply_moves(batch.moves, self.device_pages, self.host_pages)
+        before, self.drawn_ids = self.drawn_ids, []
         self._rows = batch.rows
         results: list[RowResult | None] = []
         size = self._geometry.page_size
         for row in batch.rows:
-            self.rows_run += 1
-            self.tokens_run += row.count
+            self.row_count += 1
+            self.token_count += row.count
             ids = list(row.ids) if row.feed_row < 0 else [before[row.feed_row]]
-            if self.explosive and self.explosive.intersection(ids):
+            if self.raising_ids and self.raising_ids.intersection(ids):
                 raise RuntimeError("the device is on fire")
             last = row.start - 1
-            past = self.memory[row.pages[last // size]][last % size] if row.start else b""
+            past = self.device_pages[row.pages[last // size]][last % size] if row.start else b""
             for position, id in enumerate(ids, row.start):
-                past = extend(past, id)
-                self.memory[row.pages[position // size]][position % size] = past
+                past = extend_digest(past, id)
+                self.device_pages[row.pages[position // size]][position % size] = past
             assert len(row.pages) == -(-(row.start + len(ids)) // size)
             id = self.draw(past, row.sample) if row.sample is not None else -1
-            self.drawn.append(id)
+            self.drawn_ids.append(id)
             results.append(self._row_result(id, row.sample, ids[-1], past))
         return BatchResult(results, self.step_s)
 
     def draw(self, past: Digest, sample: SampleParams) -> int:
-        return draw(past, sample)
+        return draw_id(past, sample)
 
     def collect(self, ticket: BatchResult) -> BatchResult:
         if self.step_s:
@@ -166,27 +168,27 @@ class DigestRunner(Runner[BatchResult]):
 
     def run_until_near_end(self, ticket: BatchResult) -> bool:
         del ticket
-        self.approached += 1
-        return self.approached % 3 > 0
+        self.near_end_calls += 1
+        return self.near_end_calls % 3 > 0
 
     def discard(self, ticket: BatchResult) -> None:
         """Overwrite the KV of a cancelled step: its content is undefined."""
         del ticket
-        self.abandoned += 1
+        self.discarded_steps += 1
         size = self._geometry.page_size
         for row in self._rows:
             for position in range(row.start, row.start + row.count):
-                self.memory[row.pages[position // size]][position % size] = b"?"
+                self.device_pages[row.pages[position // size]][position % size] = b"?"
 
     def _row_result(
         self, id: int, sample: SampleParams | None, last: int, past: Digest
     ) -> RowResult | None:
         if sample is None:
             return None
-        if last in self.poison:
+        if last in self.nan_ids:
             return RowResult(-1, failure="the logits are not finite")
         if id < 0:
             return RowResult(-1, failure="the grammar allows nothing")
         if sample.logprobs < 0:
             return RowResult(id)
-        return RowResult(id, logprobs(past, id, sample.logprobs))
+        return RowResult(id, compute_logprobs(past, id, sample.logprobs))

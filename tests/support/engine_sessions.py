@@ -7,49 +7,51 @@ from continuo.engine.wire.messages import Sampling, TurnEnded
 from tests.support.digest_runner import VOCABULARY, oracle
 
 
-def words(length: int, seed: int = 0) -> list[int]:
+def prompt_ids(length: int, seed: int = 0) -> list[int]:
     """Make ids that differ by seed, so that sessions share no prefix by accident."""
     return [(seed * 31 + n * (seed % 7 + 1) + n // 5) % VOCABULARY for n in range(length)]
 
 
-async def read(turn: TurnStream) -> list[int]:
+async def collect_ids(turn: TurnStream) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
 
 
-class Talk:
+class CheckedSession:
     def __init__(self, engine: EngineClient, session: str) -> None:
         self.engine = engine
         self.session = session
-        self.log: list[int] = []
+        self.token_ids: list[int] = []
 
     @classmethod
-    async def open(cls, engine: EngineClient, *, streaming: bool = True) -> "Talk":
+    async def open(cls, engine: EngineClient, *, streaming: bool = True) -> "CheckedSession":
         return cls(engine, await engine.open(streaming=streaming))
 
-    async def say(
+    async def run_turn(
         self, ids: Sequence[int], count: int, sampling: Sampling | None = None
     ) -> TurnEnded:
         """Run a whole turn; its output must be that of one fresh prefill of the log."""
         await self.append(ids)
         turn = await self.engine.generate(self.session, sampling or Sampling(max_tokens=count))
-        return await self.hear(turn, count)
+        return await self.check_turn(turn, count)
 
     async def append(self, ids: Sequence[int]) -> None:
-        self.log += ids
-        assert await self.engine.append(self.session, ids) == len(self.log)
+        self.token_ids += ids
+        assert await self.engine.append(self.session, ids) == len(self.token_ids)
 
-    async def hear(self, turn: TurnStream, count: int) -> TurnEnded:
+    async def check_turn(self, turn: TurnStream, count: int) -> TurnEnded:
         """Receive a turn of `count` ids and compare the output with the oracle."""
-        output = await read(turn)
-        assert output == oracle(self.log, count)
+        output = await collect_ids(turn)
+        assert output == oracle(self.token_ids, count)
         assert turn.ended is not None
         assert (turn.ended.reason, turn.ended.output_tokens) == ("length", count)
-        assert turn.ended.prompt_tokens == len(self.log)
-        self.log += output
-        assert turn.ended.length == len(self.log)
+        assert turn.ended.prompt_tokens == len(self.token_ids)
+        self.token_ids += output
+        assert turn.ended.length == len(self.token_ids)
         return turn.ended
 
-    async def interrupt(self, ids: Sequence[int], after: int, *, drop: bool = False) -> TurnEnded:
+    async def run_cancelled_turn(
+        self, ids: Sequence[int], after: int, *, drop: bool = False
+    ) -> TurnEnded:
         """Run an unbounded turn and cancel it after `after` ids; `drop`: discard its output."""
         await self.append(ids)
         turn = await self.engine.generate(self.session, Sampling())
@@ -60,18 +62,18 @@ class Talk:
                 await self.engine.cancel(self.session, turn.id, discard_output=drop)
         assert turn.ended is not None
         assert turn.ended.reason == "cancelled"
-        assert output == oracle(self.log, len(output))
-        self.log += [] if drop else output
+        assert output == oracle(self.token_ids, len(output))
+        self.token_ids += [] if drop else output
         return turn.ended
 
     async def close(self) -> None:
         await self.engine.close(self.session)
 
 
-async def complete(engine: EngineClient, ids: Sequence[int], count: int) -> None:
+async def check_completion(engine: EngineClient, ids: Sequence[int], count: int) -> None:
     """Run one turn without a session and compare its output with the oracle."""
     turn = await engine.complete(ids, Sampling(max_tokens=count))
-    assert await read(turn) == oracle(ids, count)
+    assert await collect_ids(turn) == oracle(ids, count)
 
 
 async def is_healthy(engine: EngineClient, *, sessions: int) -> bool:

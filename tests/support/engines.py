@@ -25,7 +25,7 @@ from continuo.engine.server.listener import listen
 from continuo.engine.text import ModelText
 from continuo.engine.wire.link import Link
 from continuo.engine.wire.messages import EngineCommand, EngineEvent, EngineReady, refuse_malformed
-from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
+from tests.support.digest_runner import VOCABULARY, DigestRunner, make_engine_ready
 
 
 def tiny_tokenizer() -> Tokenizer:
@@ -39,7 +39,7 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def tiny_text(folder: Path) -> Path:
+def write_tiny_model(folder: Path) -> Path:
     """Write a checkpoint folder with that tokenizer; its stop id is 0, 'a'."""
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
@@ -49,10 +49,10 @@ def tiny_text(folder: Path) -> Path:
     return folder
 
 
-Make = Callable[[], Runner[Any]]
+RunnerFactory = Callable[[], Runner[Any]]
 
 
-class Bench:
+class EngineHarness:
     """Engine whose loop runs in this process, with its parts open to the test.
 
     `kill` ends the engine like a crash; the engine client then launches another.
@@ -64,7 +64,7 @@ class Bench:
     scheduler: Scheduler
 
     def __init__(
-        self, folder: Path, make: Make, rows: int, scheduler: type[Scheduler] = Scheduler
+        self, folder: Path, make: RunnerFactory, rows: int, scheduler: type[Scheduler] = Scheduler
     ) -> None:
         self._scheduling = scheduler
         self._folder = str(folder)
@@ -74,22 +74,22 @@ class Bench:
         self._loop: EngineLoop[Any] | None = None
         self._link: Link[EngineEvent, EngineCommand] | None = None
         self._running: asyncio.Task[None] | None = None
-        self.launches = 0
+        self.launch_count = 0
         self.config = EngineConfig()
-        self.may_launch = asyncio.Event()
+        self.launch_allowed = asyncio.Event()
         """While cleared, launches wait."""
-        self.may_launch.set()
+        self.launch_allowed.set()
         self._listener: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._files: dict[str, str | None] = {}
-        self.besides = contextlib.AsyncExitStack()
+        self.exit_stack = contextlib.AsyncExitStack()
         """Resources closed with the harness, after the engine."""
 
     async def launch(self) -> socket.socket:
         """Launch a fresh loop on a fresh device. Returns the client's end of its socket."""
         await self._end()
-        await self.may_launch.wait()
-        self.launches += 1
+        await self.launch_allowed.wait()
+        self.launch_count += 1
         self.runner = self._make()
         config = msgspec.structs.replace(
             self.config, max_num_seqs=self._rows, audit_every_step=True
@@ -97,7 +97,7 @@ class Bench:
         digest = self._ready(self.runner.geometry).digest
         parts = assemble(self.runner, self._text, config, self._scheduling, digest)
         self.cache, self.scheduler, loop = parts.cache, parts.scheduler, parts.loop
-        clients = self.fronts = parts.clients
+        clients = self.clients = parts.clients
         link: Link[EngineEvent, EngineCommand] = Link(
             msgspec.msgpack.Decoder(list[EngineCommand]),
             lambda commands: clients.receive(client, commands),
@@ -128,11 +128,11 @@ class Bench:
         self._link.abort()
         if self._server is not None:
             self._server.close()
-        self.cut()
+        self.disconnect_clients()
 
-    def cut(self) -> None:
+    def disconnect_clients(self) -> None:
         """Disconnect the clients that are connected over the network."""
-        for client in list(self.fronts.connected):
+        for client in list(self.clients.connected):
             if client.disconnect is not None:
                 client.disconnect()
 
@@ -154,7 +154,7 @@ class Bench:
             self._server.close()
         listening = ListenerConfig(fd=listener.dup().detach(), **self._files)
         ready = self._ready(self.runner.geometry)
-        self._server = await listen(listening, self.fronts, ready)
+        self._server = await listen(listening, self.clients, ready)
 
     async def close(self) -> None:
         assert self._running is not None
@@ -163,9 +163,9 @@ class Bench:
         await self._end()
         if self._server is not None and self._listener is not None:
             self._server.close()
-            self.cut()
+            self.disconnect_clients()
             self._listener.close()
-        await self.besides.aclose()
+        await self.exit_stack.aclose()
         assert not crashed, "the loop has crashed"
 
     async def _end(self) -> None:
@@ -174,15 +174,15 @@ class Bench:
             await self._running
 
     def _ready(self, geometry: Geometry) -> EngineReady:
-        return ready(geometry, self._folder, f"{id(self):x}-{self.launches}")
+        return make_engine_ready(geometry, self._folder, f"{id(self):x}-{self.launch_count}")
 
 
 @contextlib.asynccontextmanager
-async def engine_on(
-    folder: Path, make: Make, *, rows: int = 8, scheduler: type[Scheduler] = Scheduler
-) -> AsyncIterator[Bench]:
+async def running_engine(
+    folder: Path, make: RunnerFactory, *, rows: int = 8, scheduler: type[Scheduler] = Scheduler
+) -> AsyncIterator[EngineHarness]:
     """Run an engine; each launch gets a new runner from `make`."""
-    bench = Bench(folder, make, rows, scheduler)
+    bench = EngineHarness(folder, make, rows, scheduler)
     bench.engine = EngineClient(bench.launch)
     await bench.engine.connect()
     try:
@@ -204,7 +204,7 @@ def digest_engine(
     host_pages: int = 0,
     scheduler: type[Scheduler] = Scheduler,
     vocabulary: int = VOCABULARY,
-) -> contextlib.AbstractAsyncContextManager[Bench]:
+) -> contextlib.AbstractAsyncContextManager[EngineHarness]:
     """Run an engine on the null device.
 
     `vocabulary`: number of valid input ids; only the first VOCABULARY are drawn.
@@ -213,6 +213,6 @@ def digest_engine(
     geometry = Geometry(
         pages, page_size, limit, vocabulary, batched_tokens, steps_ahead, host_pages
     )
-    return engine_on(
+    return running_engine(
         folder, lambda: DigestRunner(geometry, step_s=step_s), rows=rows, scheduler=scheduler
     )

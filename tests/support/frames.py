@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import Any, NamedTuple
 
-CONT, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 
 
 class Frame(NamedTuple):
@@ -16,7 +16,7 @@ class Frame(NamedTuple):
     payload: bytes
 
 
-def frame(
+def encode_frame(
     payload: bytes | str = b"",
     opcode: int = TEXT,
     *,
@@ -52,31 +52,33 @@ def frame(
     return head + mask + mixed.to_bytes(len(data), "big")
 
 
-UPGRADE = (
+UPGRADE_TEMPLATE = (
     "GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
 
 
-def upgrade(path: str = "/v1/realtime", **headers: str) -> bytes:
+def upgrade_request(path: str = "/v1/realtime", **headers: str) -> bytes:
     lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-    return (UPGRADE.format(path=path) + lines + "\r\n").encode()
+    return (UPGRADE_TEMPLATE.format(path=path) + lines + "\r\n").encode()
 
 
-class Peer:
+class RawWebSocket:
     """TCP connection after the WebSocket upgrade."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
-        self.head = ""
+        self.response_head = ""
 
     @classmethod
-    async def connect(cls, port: int, **headers: str) -> "Peer":
+    async def connect(cls, port: int, **headers: str) -> "RawWebSocket":
         peer = cls(*await asyncio.open_connection("127.0.0.1", port))
-        peer.writer.write(upgrade(**headers))
-        peer.head = (await asyncio.wait_for(peer.reader.readuntil(b"\r\n\r\n"), 20)).decode()
-        assert peer.head.startswith("HTTP/1.1 101 "), peer.head
+        peer.writer.write(upgrade_request(**headers))
+        peer.response_head = (
+            await asyncio.wait_for(peer.reader.readuntil(b"\r\n\r\n"), 20)
+        ).decode()
+        assert peer.response_head.startswith("HTTP/1.1 101 "), peer.response_head
         return peer
 
     async def send(self, *frames: bytes) -> None:
@@ -86,10 +88,10 @@ class Peer:
             with contextlib.suppress(ConnectionError):
                 await self.writer.drain()
 
-    async def say(self, **event: Any) -> None:
-        await self.send(frame(json.dumps(event)))
+    async def send_event(self, **event: Any) -> None:
+        await self.send(encode_frame(json.dumps(event)))
 
-    async def recv(self) -> Frame | None:
+    async def receive(self) -> Frame | None:
         """Receive a frame. Returns None at the end of the stream; raises ConnectionError on RST."""
         try:
             first, second = await asyncio.wait_for(self.reader.readexactly(2), 60)
@@ -101,24 +103,24 @@ class Peer:
         except asyncio.IncompleteReadError:
             return None
 
-    async def event(self) -> dict[str, Any]:
+    async def receive_event(self) -> dict[str, Any]:
         """Receive the next text frame as JSON; pings before it are answered."""
-        while (received := await self.recv()) is not None:
+        while (received := await self.receive()) is not None:
             if received.opcode == PING:
-                await self.send(frame(received.payload, PONG))
+                await self.send(encode_frame(received.payload, PONG))
             if received.opcode == TEXT:
                 return json.loads(received.payload)
             assert received.opcode != CLOSE, f"closed: {received.payload!r}"
         raise AssertionError("the connection ended")
 
-    async def until(self, type: str) -> dict[str, Any]:
-        while (event := await self.event())["type"] != type:
+    async def wait_for(self, type: str) -> dict[str, Any]:
+        while (event := await self.receive_event())["type"] != type:
             pass
         return event
 
-    async def close_code(self) -> int:
+    async def wait_close_code(self) -> int:
         """Receive until the close. Returns its code, 1005 without a code, 1006 without a frame."""
-        while (received := await self.recv()) is not None:
+        while (received := await self.receive()) is not None:
             if received.opcode == CLOSE:
                 return int.from_bytes(received.payload[:2], "big") if received.payload else 1005
         return 1006

@@ -9,31 +9,31 @@ from typing import NamedTuple
 from continuo.engine.wire.messages import AppendIds
 
 
-class Item(NamedTuple):
+class LogEntry(NamedTuple):
     id: int | None
     """Token id; None marks the beginning of the turn."""
     turn: str | None
     """Turn that generated the id; None for an appended id."""
 
 
-class PlainLog:
-    def __init__(self, items: list[Item] | None = None) -> None:
-        self.items = items or []
-        self.finished: dict[str, list[Item]] = {}
-        self.before: list[Item] | None = None
+class ReferenceTokenLog:
+    def __init__(self, items: list[LogEntry] | None = None) -> None:
+        self.entries = items or []
+        self.finished_turns: dict[str, list[LogEntry]] = {}
+        self.entries_before_turn: list[LogEntry] | None = None
         """Entries before the running turn; None if no turn is running."""
 
     @property
     def ids(self) -> list[int]:
-        return _ids(self.items)
+        return _ids(self.entries)
 
     def refuses(self, append: AppendIds) -> bool:
-        return append.after is not None and append.after not in self.finished
+        return append.after is not None and append.after not in self.finished_turns
 
     def append(self, append: AppendIds) -> None:
-        items = self.items
+        items = self.entries
         if append.after is not None:
-            items = self.finished[append.after]
+            items = self.finished_turns[append.after]
         if append.replace:
             items = _before(items, append.after) if append.after is not None else []
             self._erase(append.after)
@@ -42,50 +42,54 @@ class PlainLog:
             items = [item for item in items if item.id is None or item.turn != last or not last]
         if append.offset:
             items = _until(items, len(_ids(items)[: append.offset]))
-        self.items = items + [Item(id, None) for id in append.ids]
+        self.entries = items + [LogEntry(id, None) for id in append.ids]
 
     def rewind(self, to: int) -> None:
-        self.items = _until(self.items, to)
+        self.entries = _until(self.entries, to)
 
-    def fork(self, at: int) -> "PlainLog":
-        child = PlainLog(_until(self.items if self.before is None else self.before, at))
-        child.finished = {
+    def fork(self, at: int) -> "ReferenceTokenLog":
+        child = ReferenceTokenLog(
+            _until(
+                self.entries if self.entries_before_turn is None else self.entries_before_turn, at
+            )
+        )
+        child.finished_turns = {
             turn: items
-            for turn, items in self.finished.items()
-            if child.items[: len(items)] == items
+            for turn, items in self.finished_turns.items()
+            if child.entries[: len(items)] == items
         }
         return child
 
-    def began(self, turn: str) -> None:
-        self.before = self.items
-        self.items = [*self.items, Item(None, turn)]
+    def begin_turn(self, turn: str) -> None:
+        self.entries_before_turn = self.entries
+        self.entries = [*self.entries, LogEntry(None, turn)]
 
-    def said(self, turn: str, ids: list[int]) -> None:
-        self.items = self.items + [Item(id, turn) for id in ids]
+    def append_output(self, turn: str, ids: list[int]) -> None:
+        self.entries = self.entries + [LogEntry(id, turn) for id in ids]
 
-    def ended(self, turn: str, *, dropped: bool) -> None:
-        assert self.before is not None
+    def end_turn(self, turn: str, *, dropped: bool) -> None:
+        assert self.entries_before_turn is not None
         if dropped:
-            self.items = self.before
+            self.entries = self.entries_before_turn
         else:
-            self.finished[turn] = self.items
-        self.before = None
+            self.finished_turns[turn] = self.entries
+        self.entries_before_turn = None
 
     def _erase(self, turn: str | None) -> None:
         """Erase a turn and all turns after its end; None: all turns."""
-        prefix = self.finished[turn] if turn is not None else []
-        for name, items in list(self.finished.items()):
+        prefix = self.finished_turns[turn] if turn is not None else []
+        for name, items in list(self.finished_turns.items()):
             if items[: len(prefix)] == prefix:
-                del self.finished[name]
+                del self.finished_turns[name]
 
 
-def _ids(items: list[Item]) -> list[int]:
+def _ids(items: list[LogEntry]) -> list[int]:
     return [item.id for item in items if item.id is not None]
 
 
-def _until(items: list[Item], to: int) -> list[Item]:
+def _until(items: list[LogEntry], to: int) -> list[LogEntry]:
     """Keep the first `to` ids, and the markers of turns that begin directly after them."""
-    kept: list[Item] = []
+    kept: list[LogEntry] = []
     for item in items:
         to -= item.id is not None
         if to < 0:
@@ -94,9 +98,9 @@ def _until(items: list[Item], to: int) -> list[Item]:
     return kept
 
 
-def _before(items: list[Item], turn: str) -> list[Item]:
+def _before(items: list[LogEntry], turn: str) -> list[LogEntry]:
     """Keep the entries up to the end of the turn before `turn`."""
-    items = items[: items.index(Item(None, turn))]
+    items = items[: items.index(LogEntry(None, turn))]
     while items and items[-1].turn is None:
         items = items[:-1]
     return items

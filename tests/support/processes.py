@@ -19,17 +19,17 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 ROOT = Path(__file__).parents[2]
-READY_S = 120
+READY_TIMEOUT_S = 120
 
 
-CONTINUO = "continuo.realtime.server.cli"
+CLI_MODULE = "continuo.realtime.server.cli"
 
 
 class Process:
     """A process of `continuo COMMAND …` and its output."""
 
     def __init__(
-        self, *arguments: str, env: dict[str, str] | None = None, module: str = CONTINUO
+        self, *arguments: str, env: dict[str, str] | None = None, module: str = CLI_MODULE
     ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -39,29 +39,29 @@ class Process:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.printed = ""
+        self.output = ""
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def until(self, pattern: str) -> str:
+    def wait_for_output(self, pattern: str) -> str:
         """Read the output up to a line that matches. Returns the first group of the match."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.printed += line
+            self.output += line
             if found := re.search(pattern, line):
                 return found[1]
-        raise AssertionError(f"exited with {self._process.wait()}:\n{self.printed}")
+        raise AssertionError(f"exited with {self._process.wait()}:\n{self.output}")
 
-    def read_on(self) -> None:
+    def drain_output(self) -> None:
         """Read the output on a thread from now on, so that the process cannot block on its pipe."""
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.printed += line
+            self.output += line
 
     def children(self) -> list[int]:
         """Return the child processes: of an engine or `serve`, the process with the model."""
@@ -69,14 +69,14 @@ class Process:
         listed = [(task / "children").read_text() for task in tasks.iterdir()]
         return [int(pid) for pids in listed for pid in pids.split()]
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
     @property
-    def is_gone(self) -> bool:
+    def has_exited(self) -> bool:
         return self._process.poll() is not None
 
-    async def ended(self, within_s: float = 60) -> int:
+    async def wait_exit(self, within_s: float = 60) -> int:
         async with asyncio.timeout(within_s):
             while (status := self._process.poll()) is None:
                 await asyncio.sleep(0.02)
@@ -92,7 +92,7 @@ class Process:
 
 
 @contextmanager
-def running(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Process]:
+def running_process(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Process]:
     process = Process(*arguments, env=env)
     try:
         yield process
@@ -109,24 +109,24 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-def engine(*options: str, env: dict[str, str] | None = None) -> Any:
+def running_engine(*options: str, env: dict[str, str] | None = None) -> Any:
     """Run an engine on a free port."""
-    return running("engine", "--listen", "127.0.0.1:0", "--threads", "1", *options, env=env)
+    return running_process("engine", "--listen", "127.0.0.1:0", "--threads", "1", *options, env=env)
 
 
-def gateway(*options: str, env: dict[str, str] | None = None) -> Any:
-    return running("gateway", "--port", "0", "--no-web", *options, env=env)
+def running_gateway(*options: str, env: dict[str, str] | None = None) -> Any:
+    return running_process("gateway", "--port", "0", "--no-web", *options, env=env)
 
 
-def address_of(engine: Process) -> str:
-    return engine.until(r"Gateways +(\S+)")
+def read_engine_address(engine: Process) -> str:
+    return engine.wait_for_output(r"Gateways +(\S+)")
 
 
-def url_of(gateway: Process) -> str:
-    return gateway.until(r"Listening on +(\S+)")
+def read_gateway_url(gateway: Process) -> str:
+    return gateway.wait_for_output(r"Listening on +(\S+)")
 
 
-async def get(url: str, path: str, within_s: float = 10) -> int:
+async def http_status(url: str, path: str, within_s: float = 10) -> int:
     """GET a path of the gateway with this WebSocket URL. Returns the HTTP status."""
     http_url = re.sub(r"^ws(.*)/v1/realtime$", r"http\1", url) + path
 
@@ -140,45 +140,45 @@ async def get(url: str, path: str, within_s: float = 10) -> int:
     return await asyncio.to_thread(fetch_status)
 
 
-async def until_ready(url: str, status: int = 200, within_s: float = READY_S) -> None:
+async def wait_ready(url: str, status: int = 200, within_s: float = READY_TIMEOUT_S) -> None:
     async with asyncio.timeout(within_s):
-        while await get(url, "/health/ready") != status:
+        while await http_status(url, "/health/ready") != status:
             await asyncio.sleep(0.05)
 
 
-class Client:
+class RealtimeClient:
     """Realtime client that sends messages and receives responses."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
         self.text = ""
-        self.last: dict[str, Any] = {}
-        self.session = ""
-        self.heard: set[str] = set()
+        self.last_event: dict[str, Any] = {}
+        self.session_id = ""
+        self.received_types: set[str] = set()
         """Types of all events received."""
 
     @property
-    def position(self) -> str:
+    def resume_query(self) -> str:
         """Query string of a connection that resumes the session after the last event."""
-        return f"session_id={self.session}&last_event_id={self.last['event_id']}"
+        return f"session_id={self.session_id}&last_event_id={self.last_event['event_id']}"
 
-    async def created(self) -> None:
-        event = await self.until(lambda event: event["type"] == "session.created")
-        self.session = event["session"]["id"]
+    async def wait_created(self) -> None:
+        event = await self.wait_for(lambda event: event["type"] == "session.created")
+        self.session_id = event["session"]["id"]
 
-    async def hear(self) -> dict[str, Any]:
-        self.last = json.loads(await asyncio.wait_for(self.socket.recv(), READY_S))
-        self.heard.add(self.last["type"])
-        if self.last["type"] == "response.output_text.delta":
-            self.text += self.last["delta"]
-        return self.last
+    async def receive(self) -> dict[str, Any]:
+        self.last_event = json.loads(await asyncio.wait_for(self.socket.recv(), READY_TIMEOUT_S))
+        self.received_types.add(self.last_event["type"])
+        if self.last_event["type"] == "response.output_text.delta":
+            self.text += self.last_event["delta"]
+        return self.last_event
 
-    async def until(self, matches: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        while not matches(await self.hear()):
-            assert self.last["type"] != "error", self.last
-        return self.last
+    async def wait_for(self, matches: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        while not matches(await self.receive()):
+            assert self.last_event["type"] != "error", self.last_event
+        return self.last_event
 
-    async def say(self, text: str) -> None:
+    async def send_message(self, text: str) -> None:
         part = {"type": "input_text", "text": text}
         item = {"type": "message", "role": "user", "content": [part]}
         await self.send(type="conversation.item.create", item=item)
@@ -186,39 +186,39 @@ class Client:
     async def send(self, **event: Any) -> None:
         await self.socket.send(json.dumps(event))
 
-    async def ask(self, **response: Any) -> None:
+    async def start_response(self, **response: Any) -> None:
         """Request a response; its text is collected in `text`."""
         self.text = ""
         await self.send(type="response.create", response=response)
 
-    async def deltas(self, count: int) -> None:
+    async def wait_deltas(self, count: int) -> None:
         for _ in range(count):
-            await self.until(lambda event: event["type"] == "response.output_text.delta")
+            await self.wait_for(lambda event: event["type"] == "response.output_text.delta")
 
-    async def close_code(self) -> int:
+    async def wait_close_code(self) -> int:
         """Receive until the server closes. Returns its close code, 1006 if there is none."""
         try:
             while True:
-                await self.hear()
+                await self.receive()
         except ConnectionClosed as closed:
             return closed.rcvd.code if closed.rcvd else 1006
 
-    async def done(self) -> str:
-        event = await self.until(lambda event: event["type"] == "response.done")
+    async def wait_response(self) -> str:
+        event = await self.wait_for(lambda event: event["type"] == "response.done")
         assert event["response"]["status"] in ("completed", "incomplete"), event
         return self.text
 
-    async def whole(self, **response: Any) -> str:
-        await self.ask(**response)
-        return await self.done()
+    async def complete_response(self, **response: Any) -> str:
+        await self.start_response(**response)
+        return await self.wait_response()
 
 
-LONG = {"max_output_tokens": 300, "ignore_eos": True}
+LONG_RESPONSE = {"max_output_tokens": 300, "ignore_eos": True}
 """Settings of a response during which a fault can occur."""
 
 
-async def talk(url: str) -> AsyncIterator[Client]:
+async def connect_client(url: str) -> AsyncIterator[RealtimeClient]:
     async with connect(url) as socket:
-        client = Client(socket)
-        await client.created()
+        client = RealtimeClient(socket)
+        await client.wait_created()
         yield client

@@ -15,9 +15,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-PROGRAM = shutil.which("redis-server")
+REDIS_SERVER = shutil.which("redis-server")
 needs_redis = pytest.mark.skipif(
-    PROGRAM is None, reason="redis-server is not installed (Debian: apt-get install redis-server)"
+    REDIS_SERVER is None,
+    reason="redis-server is not installed (Debian: apt-get install redis-server)",
 )
 
 
@@ -53,11 +54,11 @@ class RedisProcess:
         await self._wait_ready()
 
     def _spawn(self) -> None:
-        assert PROGRAM is not None
+        assert REDIS_SERVER is not None
         atexit.register(self.kill)  # even if the test does not stop it
         options = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
         quiet = ("--save", "", "--logfile", str(self.folder / "log"), "--daemonize", "no")
-        command = [PROGRAM, *self._config, *options, *quiet, *self._options]
+        command = [REDIS_SERVER, *self._config, *options, *quiet, *self._options]
         self._process = subprocess.Popen(command, env=self._env)
 
     async def _wait_ready(self) -> None:
@@ -74,7 +75,7 @@ class RedisProcess:
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -84,11 +85,11 @@ class RedisProcess:
         self._end(signal.SIGTERM)
 
     @property
-    def written(self) -> int:
+    def append_log_bytes(self) -> int:
         """Length in bytes of the append-only file, which Redis writes before it replies."""
         return self._log.stat().st_size
 
-    def lose(self, length: int) -> None:
+    def truncate_append_log(self, length: int) -> None:
         """Truncate the append-only file of a stopped Redis, as after a crash of its machine."""
         assert self._process is None
         with self._log.open("r+b") as log:

@@ -8,57 +8,59 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.support.web_servers import Running
+from tests.support.web_servers import RunningServer
 
-Event = dict[str, Any]
-ENDS = ("response.completed", "response.incomplete", "response.failed")
+JsonEvent = dict[str, Any]
+FINAL_EVENT_TYPES = ("response.completed", "response.incomplete", "response.failed")
 
 
-class Caller:
+class ResponsesClient:
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
 
     async def send(self, kind: str = "response.create", **fields: Any) -> None:
         await self.socket.send(json.dumps({"type": kind, **fields}))
 
-    async def recv(self) -> Event:
+    async def receive(self) -> JsonEvent:
         return json.loads(await asyncio.wait_for(self.socket.recv(), 20))
 
-    async def until(self, *kinds: str) -> list[Event]:
-        events = [await self.recv()]
+    async def wait_for(self, *kinds: str) -> list[JsonEvent]:
+        events = [await self.receive()]
         while events[-1]["type"] not in kinds:
             assert events[-1]["type"] != "error", events[-1]
-            events.append(await self.recv())
+            events.append(await self.receive())
         return events
 
-    async def turn(self, text: str | None = None, /, **fields: Any) -> Event:
+    async def create_response(self, text: str | None = None, /, **fields: Any) -> JsonEvent:
         """Create a response and receive its events, numbered from 0. Returns the final response."""
         if text is not None:
             fields["input"] = text
         await self.send(**{"max_output_tokens": 4, **fields})
-        events = await self.until(*ENDS)
+        events = await self.wait_for(*FINAL_EVENT_TYPES)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         return events[-1]["response"]
 
-    async def refused(self, kind: str = "response.create", **fields: Any) -> Event:
+    async def expect_error(self, kind: str = "response.create", **fields: Any) -> JsonEvent:
         """Send an event that must be refused. Returns the error; the connection stays open."""
         await self.send(kind, **fields)
-        event = await self.recv()
+        event = await self.receive()
         assert event["type"] == "error", event
         return event
 
 
 @contextlib.asynccontextmanager
-async def calling(running: Running, key: str | None = None) -> AsyncIterator[Caller]:
+async def connect_responses_client(
+    running: RunningServer, key: str | None = None
+) -> AsyncIterator[ResponsesClient]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     url = f"ws://127.0.0.1:{running.port}/v1/responses"
     async with connect(url, additional_headers=headers, max_size=None) as socket:
-        yield Caller(socket)
+        yield ResponsesClient(socket)
 
 
-def text_of(response: Event) -> str:
+def output_text(response: JsonEvent) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-def cached(response: Event) -> int:
+def cached_tokens(response: JsonEvent) -> int:
     return response["usage"]["input_tokens_details"]["cached_tokens"]

@@ -10,62 +10,62 @@ from continuo.realtime.registry.registry import Registry
 from continuo.realtime.transport import Connection
 from tests.support.sockets import FakeSocket
 
-Event = dict[str, Any]
+JsonEvent = dict[str, Any]
 
 
-class Client:
+class ResumingClient:
     """Client that records received events and resumes after the last of them."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self.seen: list[Event] = []
+        self.received: list[JsonEvent] = []
         self.socket = FakeSocket()
-        self.running: asyncio.Task[None] | None = None
+        self.run_task: asyncio.Task[None] | None = None
 
     @property
     def session_id(self) -> str:
-        return self.seen[0]["session"]["id"]
+        return self.received[0]["session"]["id"]
 
     def connect(
         self, request: ResumeRequest | None = None, guest: Credentials | None = None
     ) -> None:
         self.socket = FakeSocket()
         connection = Connection(self.socket, self.registry, Limits(), "demo", guest, request)
-        self.running = asyncio.create_task(connection.run())
+        self.run_task = asyncio.create_task(connection.run())
 
     def resume(self, last: str | None = None) -> None:
-        self.connect(ResumeRequest(self.session_id, last or self.seen[-1]["event_id"]))
+        self.connect(ResumeRequest(self.session_id, last or self.received[-1]["event_id"]))
 
-    async def drop(self) -> None:
+    async def disconnect(self) -> None:
         self.socket.frames.put_nowait(None)
-        await self.gone()
+        await self.wait_closed()
 
-    async def gone(self) -> None:
-        assert self.running is not None
-        await asyncio.wait_for(self.running, 20)
+    async def wait_closed(self) -> None:
+        assert self.run_task is not None
+        await asyncio.wait_for(self.run_task, 20)
 
-    def take(self, count: int | None = None) -> None:
+    def receive(self, count: int | None = None) -> None:
         """Receive the first `count` frames that the server has sent; the others are lost."""
-        self.seen += self.socket.sent[:count]
+        self.received += self.socket.sent[:count]
 
-    def say(self, name: str, text: str) -> None:
+    def send_message(self, name: str, text: str) -> None:
         content = [{"type": "input_text", "text": text}]
         item = {"id": name, "type": "message", "role": "user", "content": content}
-        self.socket.put(type="conversation.item.create", item=item)
+        self.socket.push_event(type="conversation.item.create", item=item)
 
-    def respond(self, tokens: int) -> None:
-        self.socket.put(type="response.create", response={"max_output_tokens": tokens})
+    def start_response(self, tokens: int) -> None:
+        self.socket.push_event(type="response.create", response={"max_output_tokens": tokens})
 
 
-async def connected(registry: Registry) -> Client:
+async def connect_client(registry: Registry) -> ResumingClient:
     """Connect a client with a new session."""
-    client = Client(registry)
+    client = ResumingClient(registry)
     client.connect()
-    await client.socket.until("session.created")
+    await client.socket.wait_for("session.created")
     return client
 
 
-def told(events: list[Event]) -> list[str]:
+def normalized_events(events: list[JsonEvent]) -> list[str]:
     """Normalize events to lines: without event ids and resume results, with deltas joined."""
     lines: list[str] = []
     for event in events:
@@ -80,6 +80,6 @@ def told(events: list[Event]) -> list[str]:
     return lines
 
 
-def resumed(socket: FakeSocket) -> Event:
+def resume_result(socket: FakeSocket) -> JsonEvent:
     assert socket.sent[0]["type"] == "session.updated", socket.sent[0]
     return socket.sent[0]["session"]["resume"]

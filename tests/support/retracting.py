@@ -15,7 +15,7 @@ class RetractingScheduler(Scheduler):
     """
 
     steps = 0
-    retracted = 0
+    retraction_count = 0
 
     def plan(self) -> StepPlan:
         if self.steps % RETRACT_EVERY == RETRACT_EVERY - 1 and (turns := self._decoding()):
@@ -23,7 +23,7 @@ class RetractingScheduler(Scheduler):
                 return StepPlan([], StepLoad())
             for sequence in turns:
                 self.retract(sequence)
-            self.retracted += len(turns)
+            self.retraction_count += len(turns)
         plan = super().plan()
         self.steps += bool(plan.rows)
         return plan

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from continuo.engine.batch import Batch, BatchResult, Geometry, SampleParams, TokenMask
 from continuo.engine.text import ModelText
-from tests.support.digest_runner import Digest, DigestRunner, extend
+from tests.support.digest_runner import Digest, DigestRunner, extend_digest
 
 
 class ScriptedRunner(DigestRunner):
@@ -20,11 +20,11 @@ class ScriptedRunner(DigestRunner):
         self._outputs = itertools.cycle(outputs)
         self._turns: dict[Digest, tuple[str, list[int]]] = {}
         """Text of a turn and the ids drawn so far, by the digest of all ids before the next."""
-        self.read: list[int] = []
+        self.read_ids: list[int] = []
 
     def launch(self, batch: Batch) -> BatchResult:
         for row in batch.rows:
-            self.read += row.ids
+            self.read_ids += row.ids
         return super().launch(batch)
 
     def draw(self, past: Digest, sample: SampleParams) -> int:
@@ -35,7 +35,7 @@ class ScriptedRunner(DigestRunner):
             id = [*self._text.encode(output), self._text.stop_ids[0]][len(drawn)]
         else:
             id = self._draw_allowed(output, drawn, sample.mask)
-        self._turns[extend(past, id)] = output, [*drawn, id]
+        self._turns[extend_digest(past, id)] = output, [*drawn, id]
         return id
 
     def _draw_allowed(self, output: str, drawn: list[int], mask: TokenMask) -> int:

@@ -11,7 +11,7 @@ from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.transport import SocketClosed
 
 
-def read(frame: str | bytes) -> dict[str, Any]:
+def decode_frame(frame: str | bytes) -> dict[str, Any]:
     """Decode a frame: text is JSON, binary is MessagePack."""
     return json.loads(frame) if isinstance(frame, str) else msgspec.msgpack.decode(frame)
 
@@ -25,8 +25,8 @@ class FakeSocket:
     def __init__(self) -> None:
         self.frames: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self.sent: list[dict[str, Any]] = []
-        self.reading = asyncio.Event()
-        self.reading.set()
+        self.peer_reads = asyncio.Event()
+        self.peer_reads.set()
         self.closed: tuple[CloseCode, str] | None = None
         self._new = asyncio.Event()
 
@@ -37,15 +37,15 @@ class FakeSocket:
         return frame
 
     async def send(self, frame: str | bytes) -> None:
-        await self.reading.wait()
-        self.sent.append(read(frame))
+        await self.peer_reads.wait()
+        self.sent.append(decode_frame(frame))
         self._new.set()
 
     def send_now(self, frames: Sequence[bytes], binary: bool) -> bool:
-        if self.reading.is_set():
-            self.sent += [read(frame if binary else frame.decode()) for frame in frames]
+        if self.peer_reads.is_set():
+            self.sent += [decode_frame(frame if binary else frame.decode()) for frame in frames]
             self._new.set()
-        return self.reading.is_set()
+        return self.peer_reads.is_set()
 
     async def ping(self, timeout_s: float) -> bool:
         return self.closed is None
@@ -53,10 +53,10 @@ class FakeSocket:
     async def close(self, code: CloseCode, reason: str) -> None:
         self.closed = (code, reason)
 
-    def put(self, **event: object) -> None:
+    def push_event(self, **event: object) -> None:
         self.frames.put_nowait(json.dumps(event))
 
-    async def until(self, type: str, count: int = 1) -> dict[str, Any]:
+    async def wait_for(self, type: str, count: int = 1) -> dict[str, Any]:
         """Wait for the `count`th sent event of a type."""
         while True:
             found = [event for event in self.sent if event["type"] == type]

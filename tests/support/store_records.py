@@ -14,7 +14,7 @@ from continuo.realtime.store import (
 )
 
 
-def fresh_session(**changes: Any) -> NewSession:
+def new_session(**changes: Any) -> NewSession:
     """Make a new session with a unique id."""
     fields: dict[str, Any] = {
         "id": "sess_" + secrets.token_hex(10),
@@ -26,15 +26,17 @@ def fresh_session(**changes: Any) -> NewSession:
     return NewSession(**fields)
 
 
-def entry(*ids: int) -> Entry:
+def make_entry(*ids: int) -> Entry:
     return Entry(f"item of {len(ids)}".encode(), ids)
 
 
-def answer(name: str = "resp_1") -> ResponseCheckpoint:
+def response_checkpoint(name: str = "resp_1") -> ResponseCheckpoint:
     return ResponseCheckpoint(id=name, seed=7, prompt=3, entry=1, body=b"how")
 
 
-async def append(store: Store, lease: SessionLease, at: int, *entries: Entry) -> WriteResult:
+async def append_entries(
+    store: Store, lease: SessionLease, at: int, *entries: Entry
+) -> WriteResult:
     result = await store.write(lease, WriteBatch(kept_entries=at, entries=entries))
     assert isinstance(result, WriteResult)
     return result

@@ -6,76 +6,76 @@ from typing import NamedTuple
 
 from tests.support.redis_process import RedisProcess
 
-Command = tuple[str, ...]
+RedisCommand = tuple[str, ...]
 
 
-class Refusal(NamedTuple):
+class StoreFailure(NamedTuple):
     name: str
-    cause: str
+    logged_cause: str
     """Text expected in the one line that is logged."""
-    begin: tuple[Command, ...]
-    mend: tuple[Command, ...]
+    start_commands: tuple[RedisCommand, ...]
+    stop_commands: tuple[RedisCommand, ...]
 
 
 _RIGHTS = ("+@all", "allkeys")
 _DISCONNECT = ("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
-REFUSALS = (
-    Refusal(
+STORE_FAILURES = (
+    StoreFailure(
         "out of memory",
         "maxmemory",
         (("CONFIG", "SET", "maxmemory", "1mb"),),
         (("CONFIG", "SET", "maxmemory", "0"),),
     ),
-    Refusal(
+    StoreFailure(
         "read-only replica",
         "read only replica",
         (("REPLICAOF", "127.0.0.1", "1"),),
         (("REPLICAOF", "NO", "ONE"),),
     ),
-    Refusal(
+    StoreFailure(
         "too few replicas",
         "NOREPLICAS",
         (("CONFIG", "SET", "min-replicas-to-write", "1"),),
         (("CONFIG", "SET", "min-replicas-to-write", "0"),),
     ),
-    Refusal(
+    StoreFailure(
         "another password",
         "refuses access",
         (("ACL", "SETUSER", "gate", "<pw", ">other"), _DISCONNECT),
         (("ACL", "SETUSER", "gate", "<other", ">pw"),),
     ),
-    Refusal(
+    StoreFailure(
         "a disabled user",
         "refuses access",
         (("ACL", "SETUSER", "gate", "off"), _DISCONNECT),
         (("ACL", "SETUSER", "gate", "on"),),
     ),
-    Refusal(
+    StoreFailure(
         "no right to scripts",
         "evalsha",
         (("ACL", "SETUSER", "gate", "-eval", "-evalsha"),),
         (("ACL", "SETUSER", "gate", *_RIGHTS),),
     ),
-    Refusal(
+    StoreFailure(
         "no right to a class of commands with scripts",
         "no permissions",
         (("ACL", "SETUSER", "gate", "-@scripting"),),
         (("ACL", "SETUSER", "gate", *_RIGHTS),),
     ),
-    Refusal(
+    StoreFailure(
         "no right to write",
         "can't run this command",
         (("ACL", "SETUSER", "gate", "-@write"),),
         (("ACL", "SETUSER", "gate", *_RIGHTS),),
     ),
-    Refusal(
+    StoreFailure(
         "no right to the keys",
         "no permissions",
         (("ACL", "SETUSER", "gate", "resetkeys", "~other:*"),),
         (("ACL", "SETUSER", "gate", *_RIGHTS),),
     ),
-    Refusal(
+    StoreFailure(
         "eviction",
         "allkeys-lru",
         (("CONFIG", "SET", "maxmemory-policy", "allkeys-lru"),),
@@ -84,7 +84,7 @@ REFUSALS = (
 )
 
 
-async def with_a_user(redis: RedisProcess) -> str:
+async def create_acl_user(redis: RedisProcess) -> str:
     """Create an ACL user with rights and a password that can be changed. Returns its URL."""
     async with redis.client() as admin:
         await admin.execute_command("ACL", "SETUSER", "gate", "on", ">pw", *_RIGHTS)
@@ -103,7 +103,7 @@ async def password_required(redis: RedisProcess) -> AsyncIterator[None]:
             await admin.execute_command("CONFIG", "SET", "requirepass", "")
 
 
-async def run(redis: RedisProcess, commands: tuple[Command, ...]) -> None:
+async def run_commands(redis: RedisProcess, commands: tuple[RedisCommand, ...]) -> None:
     async with redis.client() as admin:
         for command in commands:
             await admin.execute_command(*command)

@@ -20,9 +20,9 @@ from continuo.engine.config import EngineConfig
 from continuo.engine.device.build import build_runner
 from continuo.engine.device.runner import TorchRunner
 
-VOCAB = 131
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB,
+VOCAB_SIZE = 131
+SMALL_CONFIG: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
     "intermediate_size": 80,
     "num_hidden_layers": 3,
@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": None,
     "attn_implementation": "eager",
 }
-LLAMA3 = {
+LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
     "factor": 8.0,
@@ -42,7 +42,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-YARN = {
+YARN_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 4.0,
@@ -50,10 +50,10 @@ YARN = {
 }
 
 
-def small(kind: str, *, spread: float = 0.25, **differences: Any) -> Any:
+def small_model(kind: str, *, spread: float = 0.25, **differences: Any) -> Any:
     """Make a causal LM of family `kind` (as in `<kind>Config`) with random parameters; matrices
     have a standard deviation of `spread`."""
-    config = getattr(tf, f"{kind}Config")(**(SMALL | differences))
+    config = getattr(tf, f"{kind}Config")(**(SMALL_CONFIG | differences))
     torch.manual_seed(sum(map(ord, kind)) + len(differences))
     model = tf.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -65,7 +65,7 @@ def small(kind: str, *, spread: float = 0.25, **differences: Any) -> Any:
     return model
 
 
-SIXTEENS: dict[str, Any] = {
+NATIVE_SIZES: dict[str, Any] = {
     "vocab_size": 144,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -74,46 +74,50 @@ SIXTEENS: dict[str, Any] = {
 """Sizes that the native decoder supports; those of the small model are not supported."""
 
 FAMILIES: dict[str, Callable[..., Any]] = {
-    "llama": partial(small, "Llama", num_key_value_heads=4),
-    "llama3": partial(small, "Llama", rope_parameters=LLAMA3, tie_word_embeddings=True),
-    "llama-biases": partial(small, "Llama", attention_bias=True, mlp_bias=True, head_dim=16),
+    "llama": partial(small_model, "Llama", num_key_value_heads=4),
+    "llama3": partial(small_model, "Llama", rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True),
+    "llama-biases": partial(small_model, "Llama", attention_bias=True, mlp_bias=True, head_dim=16),
     "llama-linear": partial(
-        small, "Llama", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+        small_model,
+        "Llama",
+        rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
     ),
     "llama-dynamic": partial(
-        small, "Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+        small_model,
+        "Llama",
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
     ),
-    "mistral": partial(small, "Mistral", sliding_window=20, head_dim=16),
-    "qwen2": partial(small, "Qwen2", tie_word_embeddings=True),
+    "mistral": partial(small_model, "Mistral", sliding_window=20, head_dim=16),
+    "qwen2": partial(small_model, "Qwen2", tie_word_embeddings=True),
     "qwen2-windows": partial(
-        small, "Qwen2", use_sliding_window=True, sliding_window=12, max_window_layers=1
+        small_model, "Qwen2", use_sliding_window=True, sliding_window=12, max_window_layers=1
     ),
-    "qwen2-yarn": partial(small, "Qwen2", rope_parameters=YARN),
-    "qwen3": partial(small, "Qwen3", head_dim=24, tie_word_embeddings=True),
-    "qwen3-biases": partial(small, "Qwen3", head_dim=24, attention_bias=True),
-    "smollm3": partial(small, "SmolLM3", no_rope_layer_interval=2, tie_word_embeddings=True),
+    "qwen2-yarn": partial(small_model, "Qwen2", rope_parameters=YARN_ROPE),
+    "qwen3": partial(small_model, "Qwen3", head_dim=24, tie_word_embeddings=True),
+    "qwen3-biases": partial(small_model, "Qwen3", head_dim=24, attention_bias=True),
+    "smollm3": partial(small_model, "SmolLM3", no_rope_layer_interval=2, tie_word_embeddings=True),
 }
 
 
-def runner_of(folder: Path, dtype: str = "float32", **bounds: Any) -> TorchRunner:
+def build_cpu_runner(folder: Path, dtype: str = "float32", **bounds: Any) -> TorchRunner:
     """Build a CPU runner on one thread: for models this small a second thread costs more."""
     bounds = {"device": "cpu", "threads": 1} | bounds
     config = EngineConfig(model=str(folder), dtype=dtype, **bounds)  # pyright: ignore
     return build_runner(config, lambda what, fraction: None)[0]
 
 
-def prompts(seed: int, lengths: Sequence[int], vocab: int = VOCAB) -> list[list[int]]:
+def random_prompts(seed: int, lengths: Sequence[int], vocab: int = VOCAB_SIZE) -> list[list[int]]:
     source = random.Random(seed)
     return [[source.randrange(vocab) for _ in range(length)] for length in lengths]
 
 
-def whole(model: Any, ids: Sequence[int]) -> Tensor:
+def full_logits(model: Any, ids: Sequence[int]) -> Tensor:
     """Compute transformers' logits [len(ids), vocab] of one prefill."""
     with torch.inference_mode():
         return model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float()
 
 
-def in_chunks(model: Any, ids: Sequence[int], size: int) -> Tensor:
+def chunked_logits(model: Any, ids: Sequence[int], size: int) -> Tensor:
     """Compute transformers' logits [len(ids), vocab], `size` tokens at a time over its cache."""
     cache, rows = None, []
     with torch.inference_mode():
@@ -125,15 +129,15 @@ def in_chunks(model: Any, ids: Sequence[int], size: int) -> Tensor:
     return torch.cat(rows)
 
 
-CHUNKS = (1, 8, 64)
+CHUNK_SIZES = (1, 8, 64)
 """Sizes in tokens: a decode, a chunk of a busy step, a whole append."""
 NOISE_FACTOR = 3.0
-CALM = 0.15
+BF16_SPREAD = 0.15
 """Value of `spread` for bf16. With a larger one, attention concentrates on one token, and where two
 tokens tie, rounding decides."""
 
 
-def epsilon(model: Any) -> float:
+def logit_tolerance(model: Any) -> float:
     """Compute the allowed distance of a logit from that of transformers.
 
     The distance is NOISE_FACTOR times the largest change that chunking alone causes in a logit of
@@ -141,9 +145,11 @@ def epsilon(model: Any) -> float:
     more. A tolerance that most second-best ids would pass is refused.
     """
     model.set_attn_implementation("sdpa")
-    [ids] = prompts(9, [250], model.config.vocab_size)
-    logits = whole(model, ids)
-    changes = [(in_chunks(model, ids, size) - logits).abs().max().item() for size in CHUNKS]
+    [ids] = random_prompts(9, [250], model.config.vocab_size)
+    logits = full_logits(model, ids)
+    changes = [
+        (chunked_logits(model, ids, size) - logits).abs().max().item() for size in CHUNK_SIZES
+    ]
     allowed = NOISE_FACTOR * max(changes)
     best, second = logits.topk(2).values.unbind(1)
     assert allowed > 0
@@ -151,50 +157,50 @@ def epsilon(model: Any) -> float:
     return allowed
 
 
-def greedy(model: Any, ids: Sequence[int], count: int) -> list[int]:
+def greedy_continuation(model: Any, ids: Sequence[int], count: int) -> list[int]:
     """Compute transformers' greedy continuation with one full prefill per token."""
     out = list(ids)
     for _ in range(count):
-        out.append(int(whole(model, out)[-1].argmax()))
+        out.append(int(full_logits(model, out)[-1].argmax()))
     return out[len(ids) :]
 
 
-class Pages:
+class ScrambledPages:
     """Allocator of pages in scrambled order, so that the pages of a sequence are not adjacent."""
 
     def __init__(self, runner: TorchRunner, seed: int = 0) -> None:
         self.size = runner.geometry.page_size
         self.free = list(range(runner.geometry.pages))
         random.Random(seed).shuffle(self.free)
-        self.held: dict[int, list[int]] = {}
+        self.pages_by_sequence: dict[int, list[int]] = {}
 
-    def cover(self, sequence: int, tokens: int) -> array[int]:
-        held = self.held.setdefault(sequence, [])
+    def allocate(self, sequence: int, tokens: int) -> array[int]:
+        held = self.pages_by_sequence.setdefault(sequence, [])
         while len(held) * self.size < tokens:
             held.append(self.free.pop())
         return array("i", held)
 
 
-def logits_in_chunks(runner: TorchRunner, ids: Sequence[int], cuts: Sequence[int]) -> Tensor:
+def chunk_end_logits(runner: TorchRunner, ids: Sequence[int], cuts: Sequence[int]) -> Tensor:
     """Compute the runner's logits [len(cuts) + 1, vocab] at the end of each chunk of a prompt."""
-    pages, found = Pages(runner), []
+    pages, found = ScrambledPages(runner), []
     borders = [0, *cuts, len(ids)]
     with torch.inference_mode():
         for begin, end in pairwise(borders):
             row = BatchRow(
-                array("i", ids[begin:end]), -1, begin, pages.cover(0, end), SampleParams()
+                array("i", ids[begin:end]), -1, begin, pages.allocate(0, end), SampleParams()
             )
             found.append(runner.compute_logits(Batch(0, [row]))[0].float())
     return torch.stack(found)
 
 
-def serve(
+def serve_mixed_batches(
     runner: TorchRunner, starts: Sequence[Sequence[int]], count: int, seed: int = 0
 ) -> list[list[int]]:
     """Generate greedy continuations of several prompts, in batches that mix prompt chunks of random
     size with decoding rows in random order."""
     source = random.Random(seed)
-    pages = Pages(runner, seed)
+    pages = ScrambledPages(runner, seed)
     logs = [list(ids) for ids in starts]
     ends_at = [len(ids) + count for ids in starts]
     committed = [0] * len(logs)
@@ -208,7 +214,7 @@ def serve(
             end = committed[n] + min(owed, source.choice((1, 2, 7, 40, 100)))
             ids = array("i", logs[n][committed[n] : end])
             sample = SampleParams() if end == len(logs[n]) else None
-            rows.append(BatchRow(ids, -1, committed[n], pages.cover(n, end), sample))
+            rows.append(BatchRow(ids, -1, committed[n], pages.allocate(n, end), sample))
             ends.append(end)
         number += 1
         result = runner.collect(runner.launch(Batch(number, rows)))

@@ -12,7 +12,7 @@ from continuo.engine.device.attention import triton_backend
 from continuo.engine.device.model import KVShape
 from tests.support import attention_oracle as oracle
 
-ROWS = {
+BATCH_SHAPES = {
     "decode": [(50, 1), (3, 1), (0, 1), (200, 1)],
     "appends": [(40, 7), (0, 9), (100, 3)],
     "mixed": [(10, 1), (0, 40), (130, 16), (12, 1)],
@@ -35,16 +35,16 @@ def main(name: str) -> None:
     seen: set[int] = set()
     for dtype, tolerance in TOLERANCE.items():
         for page_size, window, programs, heads, shape in CASES:
-            batch, pages = oracle.batch(ROWS[name], page_size)
+            batch, pages = oracle.make_batch(BATCH_SHAPES[name], page_size)
             torch.manual_seed(0)
             like = torch.empty(0, dtype=dtype)
-            pool = oracle.filled(batch, pages, page_size, shape, like)
+            pool = oracle.filled_pool(batch, pages, page_size, shape, like)
             total = sum(row.count for row in batch.rows)
             query = torch.randn(total, heads + 3, shape.key_dim).to(like)[:, :heads]
             step = step_inputs.build_inputs(batch, page_size, torch.device("cpu"))
             run = triton_backend.TritonBackend(programs).prepare(step, pool)
             found = run(0, query, 0.3, window)
-            expected = oracle.obvious(batch, pool, query, 0.3, window)
+            expected = oracle.reference_attention(batch, pool, query, 0.3, window)
             error = (found - expected).abs().max().item()
             splits = [launch.splits for plan in run.plans.values() for launch in plan]
             seen.update(splits)

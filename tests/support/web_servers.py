@@ -18,13 +18,13 @@ from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.server.process.web_server import WebServer, bind
 from continuo.realtime.store import Store
-from tests.support.engines import Bench
-from tests.support.sessions import store_of
+from tests.support.engines import EngineHarness
+from tests.support.sessions import shared_store
 
-KEY = "key-one"
+API_KEY = "key-one"
 
 
-class Running:
+class RunningServer:
     def __init__(self, port: int, server: WebServer) -> None:
         self.port = port
         self.server = server
@@ -34,7 +34,7 @@ class Running:
     def registry(self) -> Registry:
         return cast("Starlette", self.server.config.app).state.registry
 
-    async def get(self, path: str, **headers: str) -> tuple[int, dict[str, object]]:
+    async def get_json(self, path: str, **headers: str) -> tuple[int, dict[str, object]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         lines = [f"GET {path} HTTP/1.1", "Host: x", "Connection: close"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -45,30 +45,30 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def serve(
-    bench: Bench, settings: GatewaySettings, store: Store | None = None
-) -> AsyncIterator[Running]:
-    async with serving(bench.engine, settings, store or await store_of(bench)) as running:
+async def serve_harness(
+    bench: EngineHarness, settings: GatewaySettings, store: Store | None = None
+) -> AsyncIterator[RunningServer]:
+    async with serve_engine(bench.engine, settings, store or await shared_store(bench)) as running:
         yield running
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serve_engine(
     engine: EngineClient, settings: GatewaySettings, store: Store, port: int = 0
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[RunningServer]:
     app = build_app(engine, settings, store)
-    async with listening(app, app.state.registry, settings, port) as running:
+    async with serve_app(app, app.state.registry, settings, port) as running:
         yield running
 
 
 @contextlib.asynccontextmanager
-async def listening(
+async def serve_app(
     app: Starlette | ReadinessGate,
     registry: Registry,
     settings: GatewaySettings,
     port: int = 0,
     tls: ssl.SSLContext | None = None,
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[RunningServer]:
     """Serve `app`, which is the application with `registry` or its readiness gate."""
     sock = bind("127.0.0.1", port)
     ready = asyncio.Event()
@@ -76,22 +76,22 @@ async def listening(
     async with registry.running():
         serve_task = asyncio.create_task(server.serve([sock]))
         await ready.wait()
-        yield Running(sock.getsockname()[1], server)
+        yield RunningServer(sock.getsockname()[1], server)
         server.should_exit = True
         await asyncio.wait_for(serve_task, 20)
 
 
-BEARER = {"Authorization": f"Bearer {KEY}"}
+AUTHORIZATION_HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 
 
-async def closed(socket: ClientConnection) -> int:
+async def wait_close_code(socket: ClientConnection) -> int:
     """Receive until the server closes. Returns its close code, 1006 if there is none."""
     try:
         while True:
-            await first(socket)
+            await receive_event(socket)
     except ConnectionClosed as end:
         return end.rcvd.code if end.rcvd else 1006
 
 
-async def first(socket: ClientConnection) -> dict[str, Any]:
+async def receive_event(socket: ClientConnection) -> dict[str, Any]:
     return json.loads(await asyncio.wait_for(socket.recv(), 20))

@@ -260,8 +260,9 @@ MUTANTS = [
         "a busy session may be evicted",
         CACHE,
         (
-            "    def mark_busy(self, lease: Lease) -> None:\n        self._idle.pop(lease, None)\n",
-            "    def mark_busy(self, lease: Lease) -> None:\n",
+            "    def mark_busy(self, lease: PageLease) -> None:\n"
+            "        self._idle.pop(lease, None)\n",
+            "    def mark_busy(self, lease: PageLease) -> None:\n",
         ),
     ),
     _bug(

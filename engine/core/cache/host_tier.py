@@ -12,7 +12,7 @@ from array import array
 from collections import OrderedDict
 
 from continuo.engine.batch import PageMove
-from continuo.engine.core.cache.lease import Lease
+from continuo.engine.core.cache.lease import PageLease
 from continuo.engine.core.cache.page_pool import PagePool
 
 
@@ -23,14 +23,14 @@ class HostTier:
         self.recalled_pages = 0
         self._page_size = page_size
         self._moves = moves
-        self._holders: OrderedDict[Lease, None] = OrderedDict()
+        self._holders: OrderedDict[PageLease, None] = OrderedDict()
         """Leases with host pages, least recently spilled first."""
 
     @property
     def used_pages(self) -> int:
         return self.pool.total - self.pool.free_count
 
-    def spill(self, lease: Lease, pages: "array[int]") -> None:
+    def spill(self, lease: PageLease, pages: "array[int]") -> None:
         """Copy `pages`, the last ones of the lease on the device, before they are released. If
         there is no room for all of them, the lease's host pages are discarded, because a gap would
         be left before them."""
@@ -47,18 +47,18 @@ class HostTier:
         self._holders[lease] = None
         self._holders.move_to_end(lease)
 
-    def pin(self, lease: Lease) -> None:
+    def pin(self, lease: PageLease) -> None:
         """Protect host pages that are about to be recalled from being discarded for others."""
         self._holders.pop(lease, None)
 
-    def recall(self, lease: Lease, pages: "array[int]") -> None:
+    def recall(self, lease: PageLease, pages: "array[int]") -> None:
         """Copy all host pages of a lease to `pages` on the device, and release them here."""
         for slot, page in zip(lease.host_pages, pages, strict=True):
             self._moves.append(PageMove("load", slot, page))
         self.recalled_pages += len(pages)
         self.discard(lease)
 
-    def trim(self, lease: Lease, to: int) -> None:
+    def trim(self, lease: PageLease, to: int) -> None:
         """Discard host pages after the first `to` tokens of the lease."""
         if not lease.host_pages or to >= lease.host_end:
             return
@@ -69,10 +69,10 @@ class HostTier:
         if not lease.host_pages:
             self._holders.pop(lease, None)
 
-    def discard(self, lease: Lease) -> None:
+    def discard(self, lease: PageLease) -> None:
         self.trim(lease, 0)
 
-    def _make_room(self, needed: int, requester: Lease) -> bool:
+    def _make_room(self, needed: int, requester: PageLease) -> bool:
         """Discard the oldest host pages, last those of `requester`, until `needed` are free.
         Returns False if that is impossible."""
         if needed > self.pool.total:

@@ -15,7 +15,7 @@ from array import array
 from continuo.engine.core.cache.radix_tree import RadixNode
 
 
-class Lease:
+class PageLease:
     __slots__ = ("committed", "host_end", "host_pages", "pages", "path", "reserved", "scope")
 
     def __init__(self, scope: str) -> None:

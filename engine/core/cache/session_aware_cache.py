@@ -20,7 +20,7 @@ from collections import OrderedDict
 
 from continuo.engine.batch import PageMove
 from continuo.engine.core.cache.host_tier import HostTier
-from continuo.engine.core.cache.lease import Lease
+from continuo.engine.core.cache.lease import PageLease
 from continuo.engine.core.cache.page_pool import PagePool
 from continuo.engine.core.cache.radix_tree import RadixTree
 
@@ -33,22 +33,22 @@ class SessionAwareCache:
         self._moves: list[PageMove] = []
         self.host_tier = HostTier(host_pages, page_size, self._moves)
         self.evicted_pages = 0
-        self._leases: set[Lease] = set()
-        self._busy: set[Lease] = set()
-        self._idle: OrderedDict[Lease, None] = OrderedDict()
+        self._leases: set[PageLease] = set()
+        self._busy: set[PageLease] = set()
+        self._idle: OrderedDict[PageLease, None] = OrderedDict()
         """Idle leases with pages, least recently used first."""
         self._leased_pages = 0
 
     # ---- the life of a lease --------------------------------------------------------------
 
-    def open(self, scope: str = "") -> Lease:
+    def open(self, scope: str = "") -> PageLease:
         """Open an empty lease, busy at first."""
-        lease = Lease(scope)
+        lease = PageLease(scope)
         self._leases.add(lease)
         self._busy.add(lease)
         return lease
 
-    def match(self, lease: Lease, ids: "array[int]", limit: int) -> int:
+    def match(self, lease: PageLease, ids: "array[int]", limit: int) -> int:
         """Take the tree's pages in place of the lease's own if they cover more of ids[:limit].
         Returns the tokens now committed. Nothing may be in flight."""
         assert lease.reserved == 0
@@ -63,7 +63,7 @@ class SessionAwareCache:
         lease.committed = len(path) * self.page_size
         return lease.committed
 
-    def reserve(self, lease: Lease, count: int) -> bool:
+    def reserve(self, lease: PageLease, count: int) -> bool:
         """Reserve room for `count` more tokens after those launched, evicting idle pages if
         necessary. Returns False, with nothing reserved, if there is no room. Copies the last shared
         page first if it would be written."""
@@ -85,7 +85,7 @@ class SessionAwareCache:
         lease.reserved += count
         return True
 
-    def commit(self, lease: Lease, count: int, kept: int | None = None) -> None:
+    def commit(self, lease: PageLease, count: int, kept: int | None = None) -> None:
         """Commit a step over `count` reserved tokens. `kept` of them have valid KV: None for all;
         fewer if the log was cut before the step was collected. The tail rule releases the rest."""
         assert count <= lease.reserved
@@ -96,7 +96,7 @@ class SessionAwareCache:
             lease.committed += kept
             self._trim(lease)
 
-    def publish(self, lease: Lease, ids: "array[int]", limit: int) -> None:
+    def publish(self, lease: PageLease, ids: "array[int]", limit: int) -> None:
         """Move full private pages within ids[:limit] into the tree; the lease then references them
         there. Pages that the tree already has are released to the pool."""
         size = self.page_size
@@ -116,7 +116,7 @@ class SessionAwareCache:
                 self.pool.release([page])
         lease.pages = pages
 
-    def rewind(self, lease: Lease, to: int) -> None:
+    def rewind(self, lease: PageLease, to: int) -> None:
         """Discard the KV after `to` tokens, if there is any. No KV before that is recomputed: a
         shared page that is cut in its middle is copied when it is next written."""
         assert lease.reserved == 0
@@ -125,7 +125,7 @@ class SessionAwareCache:
             lease.committed = to
             self._trim(lease)
 
-    def fork(self, lease: Lease, ids: "array[int]", at: int, limit: int) -> Lease:
+    def fork(self, lease: PageLease, ids: "array[int]", at: int, limit: int) -> PageLease:
         """Open a lease on ids[:at]. Full pages are shared through the tree. The last partial page
         is shared too if the source has filled it and ids[:limit] includes it; else it is copied,
         or, if no page is free, left to be recomputed (less than one page). The source must be busy;
@@ -146,7 +146,7 @@ class SessionAwareCache:
             child.committed = at
         return child
 
-    def close(self, lease: Lease, ids: "array[int]", limit: int) -> None:
+    def close(self, lease: PageLease, ids: "array[int]", limit: int) -> None:
         """Close the lease. Full pages of ids[:limit] stay in the tree until they are evicted."""
         assert lease.reserved == 0
         self.publish(lease, ids, limit)
@@ -157,7 +157,7 @@ class SessionAwareCache:
 
     # ---- idle and busy leases -------------------------------------------------------------
 
-    def mark_idle(self, lease: Lease) -> None:
+    def mark_idle(self, lease: PageLease) -> None:
         """Make the pages of a lease evictable, because no turn waits for it."""
         assert lease.reserved == 0
         self._busy.discard(lease)
@@ -165,11 +165,11 @@ class SessionAwareCache:
         if lease.pages:
             self._idle[lease] = None
 
-    def mark_busy(self, lease: Lease) -> None:
+    def mark_busy(self, lease: PageLease) -> None:
         self._idle.pop(lease, None)
         self._busy.add(lease)
 
-    def recall(self, lease: Lease) -> bool:
+    def recall(self, lease: PageLease) -> bool:
         """Load spilled pages back to the device. Returns False if there is no room for them: then
         they are discarded and their tokens will be recomputed. The lease must be busy."""
         if not lease.host_pages:
@@ -187,7 +187,7 @@ class SessionAwareCache:
         lease.committed = committed
         return True
 
-    def retract(self, lease: Lease) -> None:
+    def retract(self, lease: PageLease) -> None:
         """Release all pages of a lease. Its sequence owes all its ids again."""
         assert lease.reserved == 0
         self._release(lease, 0)
@@ -259,12 +259,12 @@ class SessionAwareCache:
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def _trim(self, lease: Lease) -> None:
+    def _trim(self, lease: PageLease) -> None:
         keep = self._pages_for(lease.launched)
         if keep < len(lease.pages):
             self._release(lease, keep)
 
-    def _release(self, lease: Lease, keep: int) -> None:
+    def _release(self, lease: PageLease, keep: int) -> None:
         """Release the lease's pages after the first `keep`."""
         shared = len(lease.path)
         private = lease.pages[max(keep, shared) :]
@@ -278,7 +278,7 @@ class SessionAwareCache:
             self._idle.pop(lease, None)
         lease.committed = min(lease.committed, keep * self.page_size)
 
-    def _copy_last_shared(self, lease: Lease) -> None:
+    def _copy_last_shared(self, lease: PageLease) -> None:
         node = lease.path.pop()
         page = self.pool.allocate()
         self._leased_pages += 1
@@ -301,7 +301,7 @@ class SessionAwareCache:
                 return False
         return True
 
-    def _evict_tail(self, lease: Lease, pages: int) -> None:
+    def _evict_tail(self, lease: PageLease, pages: int) -> None:
         """Evict up to `pages` private pages from the tail of an idle lease, spilling them if the
         host tier has room. A lease with only shared pages releases all of them, so that the tree
         can evict them."""

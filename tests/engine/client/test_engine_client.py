@@ -9,17 +9,17 @@ from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.errors import BadRequest, Busy, StaleEngineFence, TooLong, UnknownEngineSession
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
-from tests.support.engine_sessions import read
-from tests.support.engines import Bench, digest_engine
+from tests.support.engine_sessions import collect_ids
+from tests.support.engines import EngineHarness, digest_engine
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
 
 async def generate_ids(engine: EngineClient, session: str, count: int) -> list[int]:
-    return await read(await engine.generate(session, Sampling(max_tokens=count)))
+    return await collect_ids(await engine.generate(session, Sampling(max_tokens=count)))
 
 
-async def wait_until_prefilled(bench: Bench, session: str) -> None:
+async def wait_until_prefilled(bench: EngineHarness, session: str) -> None:
     """Wait until all appended ids are prefilled."""
     while True:
         info = await bench.engine.info(session)
@@ -108,7 +108,7 @@ async def test_provisional_append_during_a_turn_waits_for_its_end(letters: Path)
         assert turn.ended is None, (
             "only the latest provisional append waits for the end of the turn"
         )
-        output = await read(turn)
+        output = await collect_ids(turn)
         assert await appends[4] == 22
         await engine.append(session, [5, 5], "commit")
         assert await generate_ids(engine, session, 3) == oracle([1, 2, *output, 5, 5], 3)
@@ -154,7 +154,7 @@ async def test_too_long_span_during_a_turn_keeps_the_previous_span(letters: Path
         for refused in (long, too_long):
             with pytest.raises(TooLong):
                 await refused
-        assert await read(turn) == oracle([1, 2], 20)
+        assert await collect_ids(turn) == oracle([1, 2], 20)
         for _ in range(2):
             info = await engine.info(session)
             assert (info.length, info.provisional) == (22, 3)
@@ -173,7 +173,7 @@ async def test_paused_turn_restores_the_provisional_span(letters: Path, cancelle
         await engine.append(session, [8], "provisional")
         if cancelled:
             await engine.cancel(session, "t")
-            assert await read(turn) == oracle([1, 2], turn.received)
+            assert await collect_ids(turn) == oracle([1, 2], turn.received)
         length = (await engine.info(session)).length
         bench.kill()
         info = await engine.info(session)
@@ -228,7 +228,7 @@ async def test_streaming_sessions_are_append_only(letters: Path) -> None:
             with pytest.raises(BadRequest, match=f"append-only: {field} is not allowed") as caught:
                 await engine.append(session, [3], **options)
             assert caught.value.field == field
-        output = await read(turn)
+        output = await collect_ids(turn)
         assert await engine.append(session, [3], offset=0) == 8
         assert await generate_ids(engine, session, 2) == oracle([1, 2, *output, 3], 2)
 
@@ -242,7 +242,9 @@ async def test_regular_session_branches_from_any_finished_turn(letters: Path, ah
 
         async def turn(name: str, after: str | None, new: list[int], base: list[int]) -> None:
             await engine.append(session, new, after=after)
-            output = await read(await engine.generate(session, Sampling(max_tokens=5), turn=name))
+            output = await collect_ids(
+                await engine.generate(session, Sampling(max_tokens=5), turn=name)
+            )
             assert output == oracle(base + new, 5)
             logs[name] = base + new + output
 
@@ -266,7 +268,7 @@ async def test_replace_deletes_a_turn_and_all_later_turns(letters: Path) -> None
         session = await engine.open(streaming=False)
         for name, new in (("a", [1, 2]), ("b", [3]), ("c", [4])):
             await engine.append(session, new)
-            await read(await engine.generate(session, Sampling(max_tokens=2), turn=name))
+            await collect_ids(await engine.generate(session, Sampling(max_tokens=2), turn=name))
         await engine.append(session, [9], after="b", replace=True)
         log = [1, 2, *oracle([1, 2], 2), 9]
         assert await generate_ids(engine, session, 2) == oracle(log, 2)
@@ -292,7 +294,7 @@ async def test_streaming_regular_and_one_shot_modes_give_the_same_output(letters
             one = await generate_ids(engine, streaming, 4)
             assert one == await generate_ids(engine, regular, 4)
             one_shot = await engine.complete(log + new, Sampling(max_tokens=4), cache_scope="3")
-            assert one == await read(one_shot) == oracle(log + new, 4)
+            assert one == await collect_ids(one_shot) == oracle(log + new, 4)
             log += new + one
 
 
@@ -302,7 +304,7 @@ async def test_one_shot_requests_share_cached_prefixes(letters: Path) -> None:
         for _ in range(3):
             turn = await bench.engine.complete(log, Sampling(max_tokens=8))
             before = bench.runner.tokens_run
-            log += await read(turn)
+            log += await collect_ids(turn)
         assert bench.runner.tokens_run - before <= 8 + 8
         assert await bench.engine.list_sessions() == []
         assert (await bench.engine.stats()).pages_leased == 0
@@ -358,10 +360,10 @@ async def test_turn_queue_is_bounded_and_leaves_the_running_turn_alone(
         await asyncio.sleep(0)
         with pytest.raises(Busy, match="a turn in flight and 8 queued"):
             await engine.generate(session, Sampling())
-        log = [1, 2, *await read(turn)]
+        log = [1, 2, *await collect_ids(turn)]
         assert log == [1, 2, *oracle([1, 2], 20)]
         for waiting in queued:
-            output = await read(await waiting)
+            output = await collect_ids(await waiting)
             assert output == oracle(log, 1)
             log += output
 
@@ -377,7 +379,7 @@ async def test_queued_turn_can_be_cancelled(letters: Path) -> None:
         await engine.cancel(session, "second")
         with pytest.raises(Exception, match="turn second was cancelled"):
             await queued
-        assert await read(turn) == oracle([1, 2], 10)
+        assert await collect_ids(turn) == oracle([1, 2], 10)
 
 
 # ---- engine crashes ------------------------------------------------------------------------
@@ -398,7 +400,7 @@ async def test_sessions_and_turns_survive_an_engine_crash(letters: Path, ahead: 
             output += piece.ids
             if len(output) in (5, 20):
                 bench.kill()
-        assert bench.launches == 3
+        assert bench.launch_count == 3
         assert turn.ended is not None
         assert (turn.ended.reason, turn.ended.output_tokens) == ("length", 40)
         reference = await engine.open()
@@ -406,7 +408,7 @@ async def test_sessions_and_turns_survive_an_engine_crash(letters: Path, ahead: 
         undisturbed = await engine.generate(
             reference, Sampling(max_tokens=40, temperature=1.0, seed=3)
         )
-        assert output == await read(undisturbed)
+        assert output == await collect_ids(undisturbed)
         info = await engine.info(idle)
         assert (info.length, info.provisional) == (7, 2)
         await engine.append(idle, [9, 8], "commit")
@@ -418,9 +420,9 @@ async def test_branches_survive_an_engine_crash(letters: Path) -> None:
         engine = bench.engine
         session = await engine.open(streaming=False)
         await engine.append(session, [1, 2])
-        first = await read(await engine.generate(session, Sampling(max_tokens=3), turn="a"))
+        first = await collect_ids(await engine.generate(session, Sampling(max_tokens=3), turn="a"))
         await engine.append(session, [3])
-        await read(await engine.generate(session, Sampling(max_tokens=3), turn="b"))
+        await collect_ids(await engine.generate(session, Sampling(max_tokens=3), turn="b"))
         bench.kill()
         await engine.append(session, [4], after="a")
         assert await generate_ids(engine, session, 3) == oracle([1, 2, *first, 4], 3)
@@ -434,11 +436,11 @@ async def test_fork_keeps_its_finished_turns_across_engine_crashes(letters: Path
         session = await engine.open(streaming=False)
         log = [1, 2]
         await engine.append(session, log)
-        log += await read(await engine.generate(session, Sampling(max_tokens=3), turn="a"))
+        log += await collect_ids(await engine.generate(session, Sampling(max_tokens=3), turn="a"))
         before = await engine.fork(session)
         bench.kill()
         await engine.append(session, [3])
-        await read(await engine.generate(session, Sampling(max_tokens=3), turn="b"))
+        await collect_ids(await engine.generate(session, Sampling(max_tokens=3), turn="b"))
         after = await engine.fork(session)
         for child in (before, after):
             with pytest.raises(BadRequest, match="turn a has already finished") as caught:
@@ -461,7 +463,7 @@ async def test_sessions_stay_open_without_an_engine(letters: Path) -> None:
             await engine.append(name, ids)
         bench.kill()
         infos = {info.session: info for info in await engine.list_sessions()}
-        assert bench.launches == 2
+        assert bench.launch_count == 2
         assert {name: (i.length, i.lost_tokens) for name, i in infos.items()} == {
             "a": (3, 3),
             "b": (1, 1),
@@ -500,17 +502,17 @@ async def test_idle_session_expires_without_an_engine(letters: Path) -> None:
         paused_turn = await engine.generate(paused, Sampling(max_tokens=50))
         turn = await engine.generate(busy, Sampling(max_tokens=100))
         await engine.pause(paused)
-        bench.may_launch.clear()
+        bench.launch_allowed.clear()
         bench.kill()
         async with asyncio.timeout(20):
             while not expired:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(1.1)  # longer than the interval of the expiry check
         assert expired == [idle]
-        bench.may_launch.set()
+        bench.launch_allowed.set()
         await engine.resume(paused)
-        assert await read(paused_turn) == oracle([1, 2], 50)
-        assert await read(turn) == oracle([1, 2], 100)
+        assert await collect_ids(paused_turn) == oracle([1, 2], 50)
+        assert await collect_ids(turn) == oracle([1, 2], 100)
         with pytest.raises(UnknownEngineSession):
             await engine.append(idle, [1])
         assert await engine.append(lasting, [1]) == 1
@@ -525,5 +527,5 @@ async def test_unanswered_commands_are_sent_again_after_an_engine_crash(letters:
         waiting = asyncio.create_task(engine.append(session, [2, 2]))
         await asyncio.sleep(0.005)
         bench.kill()
-        assert await read(turn) == oracle([1], 10)
+        assert await collect_ids(turn) == oracle([1], 10)
         assert await waiting == 13

@@ -27,9 +27,9 @@ from continuo.engine.client.engine_client import TurnStream
 from continuo.engine.errors import TooLong
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
-from tests.support.engines import digest_engine, tiny_text
+from tests.support.engines import digest_engine, write_tiny_model
 
-FOLDER = tiny_text(Path(mkdtemp()))
+FOLDER = write_tiny_model(Path(mkdtemp()))
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=9)
 
 

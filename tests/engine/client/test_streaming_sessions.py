@@ -13,7 +13,7 @@ from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.errors import BadRequest, TooLong, TurnFailed, UnknownEngineSession
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
-from tests.support.engine_sessions import read
+from tests.support.engine_sessions import collect_ids
 from tests.support.engines import digest_engine
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
@@ -21,7 +21,7 @@ AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
 async def generate_ids(engine: EngineClient, session: str, ids: list[int], count: int) -> list[int]:
     await engine.append(session, ids)
-    return await read(await engine.generate(session, Sampling(max_tokens=count)))
+    return await collect_ids(await engine.generate(session, Sampling(max_tokens=count)))
 
 
 @AHEAD
@@ -100,7 +100,7 @@ async def test_shared_prefix_is_computed_once(letters: Path, ahead: int) -> None
         before = bench.runner.tokens_run
         await bench.engine.append(second, [*prompt, 60])
         turn = await bench.engine.generate(second, Sampling(max_tokens=3))
-        assert await read(turn) == oracle([*prompt, 60], 3)
+        assert await collect_ids(turn) == oracle([*prompt, 60], 3)
         assert turn.ended is not None
         assert turn.ended.cached_tokens >= 40
         assert bench.runner.tokens_run - before < 10
@@ -143,7 +143,7 @@ async def test_prompt_of_a_running_turn_is_forked_without_waiting(
         log = list(range(30))
         await engine.append(session, log)
         turn = await engine.generate(session, Sampling(max_tokens=120))
-        reading = asyncio.create_task(read(turn))
+        reading = asyncio.create_task(collect_ids(turn))
         while turn.received < 5:
             await asyncio.sleep(0.001)
         before = bench.runner.tokens_run
@@ -170,7 +170,7 @@ async def test_prompt_can_be_forked_while_it_is_prefilled(letters: Path, ahead: 
         assert turn.received == 0
         for child, at in zip(children, (10, 45, 89), strict=True):
             assert await generate_ids(engine, child, [8], 2) == oracle([*log[:at], 8], 2)
-        assert await read(turn) == oracle(log, 3)
+        assert await collect_ids(turn) == oracle(log, 3)
 
 
 @AHEAD
@@ -199,7 +199,7 @@ async def test_cancel_with_discard_output_removes_the_output(letters: Path) -> N
         await bench.engine.append(session, [1, 2, 3])
         turn = await bench.engine.generate(session, Sampling())
         assert await bench.engine.cancel(session, turn.id, discard_output=True) == 3
-        await read(turn)
+        await collect_ids(turn)
         assert await generate_ids(bench.engine, session, [4], 3) == oracle([1, 2, 3, 4], 3)
 
 
@@ -208,7 +208,7 @@ async def test_cancel_of_an_ended_turn_changes_nothing(letters: Path) -> None:
         session = await bench.engine.open()
         await bench.engine.append(session, [1])
         turn = await bench.engine.generate(session, Sampling(max_tokens=2))
-        await read(turn)
+        await collect_ids(turn)
         assert await bench.engine.cancel(session, turn.id) == 3
 
 
@@ -223,10 +223,10 @@ async def test_appends_and_turns_queue_in_order_while_a_turn_runs(
         first = await engine.generate(session, Sampling(max_tokens=6))
         appended = asyncio.create_task(engine.append(session, [9, 9]))
         second = asyncio.create_task(engine.generate(session, Sampling(max_tokens=4)))
-        output = await read(first)
+        output = await collect_ids(first)
         assert output == oracle([1, 2], 6)
         assert await appended == 10
-        assert await read(await second) == oracle([1, 2, *output, 9, 9], 4)
+        assert await collect_ids(await second) == oracle([1, 2, *output, 9, 9], 4)
 
 
 @AHEAD
@@ -267,7 +267,7 @@ async def test_seed_gives_the_same_output_beside_other_sessions(letters: Path, a
             turn = await engine.generate(
                 session, Sampling(max_tokens=8, temperature=1.0, seed=seed)
             )
-            ids = await read(turn)
+            ids = await collect_ids(turn)
             assert turn.ended is not None
             return ids, turn.ended.seed
 
@@ -288,8 +288,8 @@ async def test_non_finite_row_fails_only_its_own_turn(letters: Path) -> None:
         failing = await bench.engine.generate(bad, Sampling(max_tokens=3))
         fine = await bench.engine.generate(good, Sampling(max_tokens=3))
         with pytest.raises(TurnFailed, match="not finite"):
-            await read(failing)
-        assert await read(fine) == oracle([1, 2], 3)
+            await collect_ids(failing)
+        assert await collect_ids(fine) == oracle([1, 2], 3)
         assert await generate_ids(bench.engine, bad, [3], 3) == oracle([1, 66, 3], 3)
 
 
@@ -352,7 +352,7 @@ async def test_refused_commands_change_no_state(letters: Path) -> None:
             with pytest.raises(BadRequest) as caught:
                 await engine.generate(session, sampling)
             assert caught.value.field == field
-        assert await read(await engine.generate(session, Sampling())) == oracle([1, 2, 3], 7)
+        assert await collect_ids(await engine.generate(session, Sampling())) == oracle([1, 2, 3], 7)
         with pytest.raises(TooLong, match="10 of 10"):
             await engine.generate(session, Sampling())
 
@@ -365,7 +365,7 @@ async def test_closing_a_session_cancels_its_turn_and_deferred_commands(letters:
         waiting = asyncio.create_task(bench.engine.append(session, [2]))
         await asyncio.sleep(0.01)
         await bench.engine.close(session)
-        await read(turn)
+        await collect_ids(turn)
         assert turn.ended is not None
         assert turn.ended.reason == "cancelled"
         with pytest.raises(UnknownEngineSession):
@@ -379,7 +379,9 @@ async def test_long_prompt_leaves_room_for_short_turns_in_each_step(letters: Pat
         engine = bench.engine
         long, short = await engine.open(), await engine.open()
         await engine.append(long, list(range(90)) + list(range(90)))
-        long_output = asyncio.create_task(read(await engine.generate(long, Sampling(max_tokens=1))))
+        long_output = asyncio.create_task(
+            collect_ids(await engine.generate(long, Sampling(max_tokens=1)))
+        )
         assert await generate_ids(engine, short, [1, 2], 3) == oracle([1, 2], 3)
         assert not long_output.done()
         assert await long_output == oracle(list(range(90)) + list(range(90)), 1)

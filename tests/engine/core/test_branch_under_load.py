@@ -1,12 +1,12 @@
 """Tests of a regular session that branches while no step has a row for it."""
 
-from tests.support.core_harness import Desk
+from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import oracle
 
 
 def test_branch_without_a_row_is_idle_and_its_pages_evictable() -> None:
     """The lease of the branch is idle at once, so that the audit counts its pages as evictable."""
-    desk = Desk(rows=1)
+    desk = CoreHarness(rows=1)
     desk.open("busy")
     desk.append("busy", [1, 2])
     desk.open("s", streaming=False)
@@ -23,5 +23,5 @@ def test_branch_without_a_row_is_idle_and_its_pages_evictable() -> None:
     desk.step()
     desk.generate("s", 3, "d")
     desk.run()
-    b = [*log, *desk.said("s", "a"), *[7] * 10, *desk.said("s", "b")]
-    assert desk.said("s", "d") == oracle([*b, 3], 3)
+    b = [*log, *desk.turn_ids("s", "a"), *[7] * 10, *desk.turn_ids("s", "b")]
+    assert desk.turn_ids("s", "d") == oracle([*b, 3], 3)

@@ -7,7 +7,7 @@ import pytest
 
 from continuo.engine.errors import TurnFailed
 from continuo.engine.wire.messages import AttachSession, CancelTurn, Generate, OpenSession, Sampling
-from tests.support.core_harness import Desk
+from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engines import digest_engine
 
@@ -27,24 +27,26 @@ def prompts(length: int) -> list[list[int]]:
     return [[(n * 31 + k) % 90 for k in range(length)] for n in range(SESSIONS)]
 
 
-def desk_with(logs: list[list[int]], pages: int = 1024, batched_tokens: int = 512) -> Desk:
-    desk = Desk(pages=pages, batched_tokens=batched_tokens, rows=SESSIONS, vocabulary=BAD + 1)
+def desk_with(logs: list[list[int]], pages: int = 1024, batched_tokens: int = 512) -> CoreHarness:
+    desk = CoreHarness(
+        pages=pages, batched_tokens=batched_tokens, rows=SESSIONS, vocabulary=BAD + 1
+    )
     for n, log in enumerate(logs):
         desk.open(f"s{n}")
         desk.append(f"s{n}", list(log))
     return desk
 
 
-def check(desk: Desk, logs: list[list[int]], bad: int, reason: str = "length") -> None:
+def check(desk: CoreHarness, logs: list[list[int]], bad: int, reason: str = "length") -> None:
     """Check that only the turn of row `bad` failed, and that all other outputs are unaffected."""
     for n, log in enumerate(logs):
         if n != bad:
-            assert desk.ended(f"s{n}").reason == reason
-            assert desk.said(f"s{n}") == oracle(log, IDS)
-    end = desk.ended(f"s{bad}")
+            assert desk.turn_end(f"s{n}").reason == reason
+            assert desk.turn_ids(f"s{n}") == oracle(log, IDS)
+    end = desk.turn_end(f"s{bad}")
     assert end.reason == "failed"
     assert end.error == "RuntimeError: the device is on fire"
-    assert desk.said(f"s{bad}") == oracle(logs[bad], end.output_tokens)
+    assert desk.turn_ids(f"s{bad}") == oracle(logs[bad], end.output_tokens)
 
 
 def run(
@@ -53,9 +55,9 @@ def run(
     raising: set[int],
     pages: int = 1024,
     batched_tokens: int = 512,
-) -> tuple[Desk, int]:
+) -> tuple[CoreHarness, int]:
     desk = desk_with(logs, pages, batched_tokens)
-    desk.runner.explosive = raising
+    desk.runner.raising_ids = raising
     for n in range(len(logs)):
         desk.generate(f"s{n}", IDS)
     return desk, desk.run(ahead=ahead)
@@ -70,7 +72,7 @@ def test_bad_prompt_fails_only_its_own_turn(ahead: int, bad: int, length: int) -
     _, undisturbed = run(logs, ahead, set())
     desk, steps = run(logs, ahead, {BAD})
     check(desk, logs, bad)
-    assert desk.ended(f"s{bad}").output_tokens == 0
+    assert desk.turn_end(f"s{bad}").output_tokens == 0
     if not ahead:
         assert steps <= undisturbed + EXTRA_STEPS_MAX
         assert desk.counters.failed_steps == HALVINGS + 1
@@ -97,7 +99,7 @@ def test_bad_drawn_id_fails_only_its_own_turn(ahead: int, bad: int) -> None:
     _, undisturbed = run(logs, ahead, set())
     desk, steps = run(logs, ahead, {raising})
     check(desk, logs, bad)
-    assert desk.said(f"s{bad}")[-1] == raising
+    assert desk.turn_ids(f"s{bad}")[-1] == raising
     if not ahead:
         assert steps <= undisturbed + EXTRA_STEPS_MAX
         assert desk.counters.failed_steps == HALVINGS + 1
@@ -109,8 +111,8 @@ def test_two_bad_rows_fail_only_their_own_turns(ahead: int) -> None:
     logs[3][2] = logs[4][2] = BAD
     desk, _ = run(logs, ahead, {BAD})
     for n, log in enumerate(logs):
-        assert desk.ended(f"s{n}").reason == ("failed" if n in (3, 4) else "length")
-        assert n in (3, 4) or desk.said(f"s{n}") == oracle(log, IDS)
+        assert desk.turn_end(f"s{n}").reason == ("failed" if n in (3, 4) else "length")
+        assert n in (3, 4) or desk.turn_ids(f"s{n}") == oracle(log, IDS)
 
 
 @AHEAD
@@ -118,13 +120,13 @@ def test_two_bad_rows_fail_only_their_own_turns(ahead: int) -> None:
 def test_transient_step_failure_fails_no_turn(ahead: int, failed: int) -> None:
     logs = prompts(40)
     desk = desk_with(logs, batched_tokens=128)
-    desk.runner.fail_at = {failed, failed + 1}
+    desk.runner.failing_steps = {failed, failed + 1}
     for n in range(SESSIONS):
         desk.generate(f"s{n}", IDS)
     desk.run(ahead=ahead)
     assert desk.counters.failed_steps >= 2
     for n, log in enumerate(logs):
-        assert desk.said(f"s{n}") == oracle(log, IDS)
+        assert desk.turn_ids(f"s{n}") == oracle(log, IDS)
 
 
 @AHEAD
@@ -132,22 +134,22 @@ def test_bad_append_without_a_turn_fails_no_other_turn(ahead: int) -> None:
     logs = prompts(12)
     logs[2][6] = BAD
     desk = desk_with(logs)
-    desk.runner.explosive = {BAD}
+    desk.runner.raising_ids = {BAD}
     for n in range(SESSIONS):
         if n != 2:
             desk.generate(f"s{n}", IDS)
     desk.run(ahead=ahead)
     for n, log in enumerate(logs):
-        assert n == 2 or desk.said(f"s{n}") == oracle(log, IDS)
+        assert n == 2 or desk.turn_ids(f"s{n}") == oracle(log, IDS)
     failed = desk.counters.failed_steps
     desk.generate("s2", IDS)
     desk.run(ahead=ahead)
-    assert desk.ended("s2").reason == "failed"
+    assert desk.turn_end("s2").reason == "failed"
     assert desk.counters.failed_steps <= failed + 1 + ahead, "a known suspect runs alone at once"
     desk.rewind("s2", 6)
     desk.generate("s2", IDS, "next")
     desk.run(ahead=ahead)
-    assert desk.said("s2", "next") == oracle(logs[2][:6], IDS)
+    assert desk.turn_ids("s2", "next") == oracle(logs[2][:6], IDS)
 
 
 @AHEAD
@@ -156,7 +158,7 @@ def test_suspects_can_end_during_fault_isolation(ahead: int, ending: str) -> Non
     logs = prompts(5)
     logs[0][2] = BAD
     desk = desk_with(logs)
-    desk.runner.explosive = {BAD}
+    desk.runner.raising_ids = {BAD}
     for n in range(SESSIONS):
         desk.generate(f"s{n}", IDS)
     desk.step()  # all are suspects now
@@ -164,17 +166,17 @@ def test_suspects_can_end_during_fault_isolation(ahead: int, ending: str) -> Non
         if ending == "close":
             desk.close(f"s{n}")
         else:
-            desk.do(CancelTurn(desk.n(), f"s{n}", None, ending == "drop"))
+            desk.apply(CancelTurn(desk.next_number(), f"s{n}", None, ending == "drop"))
     desk.run(ahead=ahead)
     for n, log in enumerate(logs):
         if n in (0, 1, 12):
-            assert desk.ended(f"s{n}").reason == "cancelled"
+            assert desk.turn_end(f"s{n}").reason == "cancelled"
         else:
-            assert desk.said(f"s{n}") == oracle(log, IDS)
+            assert desk.turn_ids(f"s{n}") == oracle(log, IDS)
     if ending != "close":
         desk.generate("s1", IDS, "next")
         desk.run(ahead=ahead)
-        assert desk.said("s1", "next") == oracle(logs[1], IDS)
+        assert desk.turn_ids("s1", "next") == oracle(logs[1], IDS)
 
 
 @AHEAD
@@ -193,7 +195,7 @@ def test_other_turns_run_every_other_step_during_fault_isolation() -> None:
     for n in range(8):
         desk.generate(f"s{n}", 40)
     first = desk.counters.steps
-    desk.runner.fail_at = {first, *range(first + 1, first + 20, 2)}
+    desk.runner.failing_steps = {first, *range(first + 1, first + 20, 2)}
     desk.step()
     for n in range(8, SESSIONS):
         desk.generate(f"s{n}", 12)
@@ -211,7 +213,9 @@ def test_session_attached_apart_runs_alone_until_it_is_cleared() -> None:
     for n in range(3):
         desk.generate(f"s{n}", 40)
     generate = Generate(0, "x", "turn", Sampling(max_tokens=10))
-    desk.do(AttachSession(desk.n(), OpenSession(0, "x"), logs[3], generate=generate, apart=4))
+    desk.apply(
+        AttachSession(desk.next_number(), OpenSession(0, "x"), logs[3], generate=generate, apart=4)
+    )
     steps: list[set[str]] = []
     while (order := desk.step()) is not None:
         steps.append({work.sequence.id for work in order.rows})
@@ -219,7 +223,7 @@ def test_session_attached_apart_runs_alone_until_it_is_cleared() -> None:
     assert own[:5] == [{"x"}] * 5, "prompt and four ids run alone"
     assert own[5:] == [{"s0", "s1", "s2", "x"}] * 5
     assert steps[:4] == [{"x"}, {"s0", "s1", "s2"}] * 2, "the other turns have every other step"
-    assert desk.said("x") == oracle(logs[3], 10)
+    assert desk.turn_ids("x") == oracle(logs[3], 10)
 
 
 @AHEAD

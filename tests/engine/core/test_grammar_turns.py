@@ -14,8 +14,8 @@ from continuo.engine.text.grammar import SOURCE_BYTES_MAX
 from continuo.engine.wire.messages import Grammar, Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.disturbed import DisturbedScheduler
-from tests.support.engine_sessions import read, words
-from tests.support.engines import digest_engine, tiny_text
+from tests.support.engine_sessions import collect_ids, prompt_ids
+from tests.support.engines import digest_engine, write_tiny_model
 from tests.support.retracting import RetractingScheduler
 
 END = 96
@@ -26,7 +26,7 @@ SLOW = Grammar("lark", 'start: "x" | %json {"enum": [' + ",".join(map(str, range
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tiny_text(tmp_path)
+    return write_tiny_model(tmp_path)
 
 
 def sampling(grammar: Grammar, **options: Any) -> Sampling:
@@ -47,7 +47,7 @@ async def append_and_generate(
     engine: EngineClient, session: str, ids: list[int], options: Sampling
 ) -> list[int]:
     await engine.append(session, ids)
-    return await read(await engine.generate(session, options))
+    return await collect_ids(await engine.generate(session, options))
 
 
 @pytest.mark.parametrize("grammar", [NUMBERS, PAIR])
@@ -55,8 +55,8 @@ async def append_and_generate(
 async def test_turn_output_follows_its_grammar(folder: Path, grammar: Grammar, ahead: int) -> None:
     async with digest_engine(folder, steps_ahead=ahead) as bench:
         session = await bench.engine.open()
-        output = await append_and_generate(bench.engine, session, words(9), sampling(grammar))
-        assert output == expected(folder, words(9), grammar)
+        output = await append_and_generate(bench.engine, session, prompt_ids(9), sampling(grammar))
+        assert output == expected(folder, prompt_ids(9), grammar)
 
 
 @pytest.mark.parametrize("scheduler", [RetractingScheduler, DisturbedScheduler])
@@ -67,7 +67,7 @@ async def test_masked_and_free_turns_share_steps_under_retraction(
         engine = bench.engine
         sessions = [await engine.open() for _ in range(4)]
         samplings = [sampling(NUMBERS), Sampling(max_tokens=12), sampling(PAIR), sampling(NUMBERS)]
-        logs = [words(7, n) for n in range(4)]
+        logs = [prompt_ids(7, n) for n in range(4)]
         outputs = await asyncio.gather(
             *(
                 append_and_generate(engine, *each)
@@ -85,28 +85,28 @@ async def test_grammar_matcher_state_is_not_shared_between_turns(folder: Path) -
         engine = bench.engine
         session = await engine.open()
         first = await append_and_generate(
-            engine, session, words(5), sampling(NUMBERS, max_tokens=3)
+            engine, session, prompt_ids(5), sampling(NUMBERS, max_tokens=3)
         )
-        assert first == expected(folder, words(5), NUMBERS, 3)
-        log = [*words(5), *first, *words(4, 2)]
-        assert await append_and_generate(engine, session, words(4, 2), sampling(PAIR)) == expected(
-            folder, log, PAIR
-        )
+        assert first == expected(folder, prompt_ids(5), NUMBERS, 3)
+        log = [*prompt_ids(5), *first, *prompt_ids(4, 2)]
+        assert await append_and_generate(
+            engine, session, prompt_ids(4, 2), sampling(PAIR)
+        ) == expected(folder, log, PAIR)
 
 
 async def test_grammar_turn_continues_after_an_engine_crash(folder: Path) -> None:
     async with digest_engine(folder, step_s=0.002) as bench:
         engine = bench.engine
         session = await engine.open()
-        await engine.append(session, words(9))
+        await engine.append(session, prompt_ids(9))
         turn = await engine.generate(session, sampling(NUMBERS))
         output: list[int] = []
         async for piece in turn:
             output += piece.ids
-            if len(output) == 3 and bench.launches == 1:
+            if len(output) == 3 and bench.launch_count == 1:
                 bench.kill()
-        assert bench.launches == 2
-        assert output == expected(folder, words(9), NUMBERS)
+        assert bench.launch_count == 2
+        assert output == expected(folder, prompt_ids(9), NUMBERS)
 
 
 async def test_equal_seeds_give_the_same_grammar_output(folder: Path) -> None:
@@ -115,14 +115,14 @@ async def test_equal_seeds_give_the_same_grammar_output(folder: Path) -> None:
         for _ in range(2):
             session = await bench.engine.open()
             options = sampling(NUMBERS, temperature=1.0, seed=7, logprobs=2)
-            outputs.append(await append_and_generate(bench.engine, session, words(9), options))
+            outputs.append(await append_and_generate(bench.engine, session, prompt_ids(9), options))
         assert outputs[0] == outputs[1]
 
 
 async def test_stop_string_ends_a_grammar_turn(folder: Path) -> None:
     async with digest_engine(folder) as bench:
         session = await bench.engine.open()
-        await bench.engine.append(session, words(9))
+        await bench.engine.append(session, prompt_ids(9))
         turn = await bench.engine.generate(session, sampling(PAIR, stop=("-",)))
         text = "".join([piece.text async for piece in turn])
         assert turn.ended is not None
@@ -145,13 +145,13 @@ async def test_unenforceable_grammar_is_refused(
 ) -> None:
     async with digest_engine(folder) as bench:
         session = await bench.engine.open()
-        await bench.engine.append(session, words(9))
+        await bench.engine.append(session, prompt_ids(9))
         for _ in range(2):  # the second time from the cache
             with pytest.raises(BadRequest, match=message) as caught:
                 await bench.engine.generate(session, sampling(**{"grammar": PAIR, **options}))
             assert caught.value.field == field
         assert await append_and_generate(bench.engine, session, [], sampling(PAIR)) == expected(
-            folder, words(9), PAIR
+            folder, prompt_ids(9), PAIR
         )
 
 
@@ -159,14 +159,14 @@ async def test_commands_keep_their_order_while_a_grammar_is_compiled(folder: Pat
     async with digest_engine(folder) as bench:
         engine = bench.engine
         session, other = await engine.open(), await engine.open()
-        await engine.append(session, words(9))
+        await engine.append(session, prompt_ids(9))
         waiting = asyncio.create_task(engine.generate(session, sampling(SLOW)))
-        deferred = asyncio.create_task(engine.append(session, words(3)))
-        assert await append_and_generate(engine, other, words(5), Sampling(max_tokens=4)) == oracle(
-            words(5), 4
-        )
-        output = await read(await waiting)
-        assert output == expected(folder, words(9), SLOW)
+        deferred = asyncio.create_task(engine.append(session, prompt_ids(3)))
+        assert await append_and_generate(
+            engine, other, prompt_ids(5), Sampling(max_tokens=4)
+        ) == oracle(prompt_ids(5), 4)
+        output = await collect_ids(await waiting)
+        assert output == expected(folder, prompt_ids(9), SLOW)
         assert await deferred == 9 + len(output) + 3
 
 
@@ -174,9 +174,9 @@ async def test_turn_can_be_cancelled_while_its_grammar_is_compiled(folder: Path)
     async with digest_engine(folder) as bench:
         engine = bench.engine
         session = await engine.open()
-        await engine.append(session, words(9))
+        await engine.append(session, prompt_ids(9))
         waiting = asyncio.create_task(engine.generate(session, sampling(SLOW), "turn"))
-        deferred = asyncio.create_task(engine.append(session, words(3)))
+        deferred = asyncio.create_task(engine.append(session, prompt_ids(3)))
         await asyncio.sleep(0)
         await engine.cancel(session, "turn")
         with pytest.raises(EngineError, match="cancelled"):
@@ -188,7 +188,7 @@ async def test_session_can_be_closed_while_its_grammar_is_compiled(folder: Path)
     async with digest_engine(folder) as bench:
         engine = bench.engine
         session = await engine.open()
-        await engine.append(session, words(9))
+        await engine.append(session, prompt_ids(9))
         waiting = asyncio.create_task(engine.generate(session, sampling(SLOW)))
         await asyncio.sleep(0)
         await engine.close(session)

@@ -11,7 +11,7 @@ from continuo.engine.batch import Batch, BatchResult, Geometry
 from continuo.engine.client import connection, router
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import VOCABULARY, DigestRunner, oracle
-from tests.support.engines import Bench, engine_on
+from tests.support.engines import EngineHarness, running_engine
 
 GEOMETRY = Geometry(64, 4, 200, VOCABULARY, 16, 1, 0)
 PROMPT = [n % 90 for n in range(30)]
@@ -29,18 +29,20 @@ class HangingRunner(DigestRunner):
 
 
 @pytest.fixture
-async def bench(letters: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+async def bench(letters: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineHarness]:
     """Yield an engine that is pinged often, so that a hang is detected fast."""
     monkeypatch.setattr(router, "PING_INTERVAL_S", 0.05)
     monkeypatch.setattr(connection, "DEVICE_HANG_S", 0.5)
-    async with engine_on(letters, lambda: HangingRunner(GEOMETRY, step_s=0.01)) as bench:
+    async with running_engine(letters, lambda: HangingRunner(GEOMETRY, step_s=0.01)) as bench:
         try:
             yield bench
         finally:
             bench.runner.may_compute.set()
 
 
-async def start_turn_and_hang(bench: Bench, sampling: Sampling) -> "asyncio.Task[list[int]]":
+async def start_turn_and_hang(
+    bench: EngineHarness, sampling: Sampling
+) -> "asyncio.Task[list[int]]":
     """Start a turn, and hang the device after its first ids. Returns the task that reads it."""
     engine, first = bench.engine, asyncio.Event()
     session = await engine.open()
@@ -61,7 +63,9 @@ async def start_turn_and_hang(bench: Bench, sampling: Sampling) -> "asyncio.Task
     return reading
 
 
-async def test_hung_device_makes_the_engine_unavailable_until_it_recovers(bench: Bench) -> None:
+async def test_hung_device_makes_the_engine_unavailable_until_it_recovers(
+    bench: EngineHarness,
+) -> None:
     reading = await start_turn_and_hang(bench, Sampling(max_tokens=60))
     async with asyncio.timeout(30):
         while bench.engine.is_accepting_sessions:
@@ -73,11 +77,11 @@ async def test_hung_device_makes_the_engine_unavailable_until_it_recovers(bench:
     async with asyncio.timeout(30):
         while not bench.engine.is_accepting_sessions:
             await asyncio.sleep(0.01)
-    assert bench.launches == 1
+    assert bench.launch_count == 1
 
 
 async def test_engine_whose_device_hangs_for_long_is_restarted(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "DISCONNECT_AFTER_S", 2.0)
     reading = await start_turn_and_hang(bench, Sampling(max_tokens=60))
@@ -88,5 +92,5 @@ async def test_engine_whose_device_hangs_for_long_is_restarted(
             await asyncio.sleep(0.01)
     hung.may_compute.set()  # a process would be killed; a thread cannot be
     assert await reading == oracle(PROMPT, 60), "the turn continues on the new engine"
-    assert bench.launches == 2
+    assert bench.launch_count == 2
     assert bench.engine.is_accepting_sessions

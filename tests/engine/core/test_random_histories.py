@@ -24,9 +24,9 @@ from continuo.engine.wire.messages import (
     TurnTokens,
 )
 from continuo.engine.wire.token_log import regular_only_option
-from tests.support.core_harness import Desk
+from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import oracle
-from tests.support.plain_log import PlainLog
+from tests.support.plain_log import ReferenceTokenLog
 from tests.support.retracting import RetractingScheduler
 
 SESSIONS, ACTIONS = 5, 60
@@ -37,7 +37,7 @@ class RandomHistory:
         self.source = source = random.Random(seed)
         self.ahead = source.randint(0, 1)
         page_size = source.choice([1, 2, 4])
-        self.desk = Desk(
+        self.desk = CoreHarness(
             pages=source.randint(10, 40),
             page_size=page_size,
             host_pages=source.choice([0, 6, 60]),
@@ -49,13 +49,13 @@ class RandomHistory:
         self.children = 0
         self.prompts: dict[str, tuple[str, list[int]]] = {}
         """The session of each turn, and its log when the turn began."""
-        self.logs: dict[str, PlainLog] = {}
+        self.logs: dict[str, ReferenceTokenLog] = {}
         self.pending: dict[int, LoopCommand] = {}
         self.received = 0
         """Number of events received."""
         for n in range(SESSIONS):
             self.desk.open(f"s{n}", streaming=bool(n % 2), scope=f"scope {n % 3 % 2}")
-            self.logs[f"s{n}"] = PlainLog()
+            self.logs[f"s{n}"] = ReferenceTokenLog()
 
     def run(self) -> None:
         for _ in range(ACTIONS):
@@ -79,22 +79,26 @@ class RandomHistory:
         few = [source.randint(0, 3) for _ in range(source.randint(1, 9))]
         match source.randint(0, 11):
             case 0 | 1:
-                self.send(AppendIds(desk.n(), session, few))
+                self.send(AppendIds(desk.next_number(), session, few))
             case 2:
                 commit = source.random() < 0.5
-                self.send(AppendIds(desk.n(), session, few, "commit" if commit else "provisional"))
+                self.send(
+                    AppendIds(
+                        desk.next_number(), session, few, "commit" if commit else "provisional"
+                    )
+                )
             case 3 | 4 | 5:
                 self.turns += 1
                 sampling = Sampling(max_tokens=source.randint(1, 12))
-                self.send(Generate(desk.n(), session, f"t{self.turns}", sampling))
+                self.send(Generate(desk.next_number(), session, f"t{self.turns}", sampling))
             case 6:
-                self.send(RewindSession(desk.n(), session, source.randint(0, length)))
+                self.send(RewindSession(desk.next_number(), session, source.randint(0, length)))
             case 7:
-                self.send(CancelTurn(desk.n(), session, drop=source.random() < 0.5))
+                self.send(CancelTurn(desk.next_number(), session, drop=source.random() < 0.5))
             case 8:
                 self.children += 1
                 child, at = f"c{self.children}", source.randint(0, length)
-                self.send(ForkSession(desk.n(), session, child, at))
+                self.send(ForkSession(desk.next_number(), session, child, at))
             case 9:
                 self.reuse_a_turn_id(session)
             case _:
@@ -103,9 +107,9 @@ class RandomHistory:
     def branch(self, session: str, ids: list[int]) -> None:
         """Append with options that only a regular session accepts."""
         desk, source = self.desk, self.source
-        finished = list(self.logs[session].finished)
+        finished = list(self.logs[session].finished_turns)
         append = AppendIds(
-            desk.n(),
+            desk.next_number(),
             session,
             ids,
             after=source.choice([None, source.choice(finished or ["missing"])]),
@@ -114,29 +118,29 @@ class RandomHistory:
             offset=source.choice([0, 0, 0, -2, 5]),
         )
         if desk.sequence(session).log.turn_tree is None and regular_only_option(append):
-            assert desk.refuse(append).field == regular_only_option(append)
+            assert desk.expect_refusal(append).field == regular_only_option(append)
         else:
             self.send(append)
 
     def reuse_a_turn_id(self, session: str) -> None:
-        desk, finished = self.desk, list(self.logs[session].finished)
+        desk, finished = self.desk, list(self.logs[session].finished_turns)
         sequence = desk.sequence(session)
         if finished and sequence.log.turn_tree is not None and not sequence.is_busy:
-            used = Generate(desk.n(), session, self.source.choice(finished), Sampling())
-            assert desk.refuse(used).field == "turn"
+            used = Generate(desk.next_number(), session, self.source.choice(finished), Sampling())
+            assert desk.expect_refusal(used).field == "turn"
 
     def send(self, command: LoopCommand) -> None:
         self.pending[command.n] = command
-        self.desk.tell(command)
+        self.desk.submit(command)
         self.receive(discarding=isinstance(command, CancelTurn) and command.drop)
 
     def step(self) -> bool:
         """Launch and collect as the loop does; some steps fail. Returns False when idle."""
         desk = self.desk
         if self.source.random() < 0.02:
-            desk.runner.fail_at.add(desk.counters.steps)
+            desk.runner.failing_steps.add(desk.counters.steps)
         launched = desk.launch()
-        if desk.flying > self.ahead or (desk.flying and launched is None):
+        if desk.steps_in_flight > self.ahead or (desk.steps_in_flight and launched is None):
             desk.collect()
         elif launched is None:
             return False
@@ -149,9 +153,9 @@ class RandomHistory:
         for event in events:
             match event:
                 case TurnTokens():
-                    self.logs[event.session].said(event.turn, event.ids)
+                    self.logs[event.session].append_output(event.turn, event.ids)
                 case TurnEnded():
-                    self.logs[event.session].ended(event.turn, dropped=discarding)
+                    self.logs[event.session].end_turn(event.turn, dropped=discarding)
                 case CommandDone() if event.n in self.pending:
                     self.done(self.pending.pop(event.n))
                 case CommandRefused() if event.n in self.pending:
@@ -169,7 +173,7 @@ class RandomHistory:
                 self.logs[command.session].append(command)
             case Generate():
                 self.prompts[command.turn] = (command.session, self.logs[command.session].ids)
-                self.logs[command.session].began(command.turn)
+                self.logs[command.session].begin_turn(command.turn)
             case RewindSession():
                 self.logs[command.session].rewind(command.to)
             case ForkSession():
@@ -179,10 +183,10 @@ class RandomHistory:
                 pass
 
     def check_turns(self) -> None:
-        ends = [end.turn for end in self.desk.heard(TurnEnded)]
+        ends = [end.turn for end in self.desk.events_of(TurnEnded)]
         assert sorted(ends) == sorted(self.prompts), "each turn ends exactly once"
         for turn, (session, prompt) in self.prompts.items():
-            output, end = self.desk.said(session, turn), self.desk.ended(session, turn)
+            output, end = self.desk.turn_ids(session, turn), self.desk.turn_end(session, turn)
             assert output == oracle(prompt, len(output))
             assert (end.output_tokens, end.prompt_tokens) == (len(output), len(prompt))
 

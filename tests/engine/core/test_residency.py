@@ -5,36 +5,36 @@ from pathlib import Path
 import pytest
 
 from continuo.engine.wire.messages import AttachSession, GetSessionInfo, OpenSession, SessionInfo
-from tests.support.core_harness import Desk
+from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import oracle
-from tests.support.engine_sessions import Talk, words
+from tests.support.engine_sessions import CheckedSession, prompt_ids
 from tests.support.engines import digest_engine
 
-LOG = words(30, seed=1)
+LOG = prompt_ids(30, seed=1)
 
 
-def info(desk: Desk, session: str) -> SessionInfo:
-    found = desk.do(GetSessionInfo(desk.n(), session)).info
+def info(desk: CoreHarness, session: str) -> SessionInfo:
+    found = desk.apply(GetSessionInfo(desk.next_number(), session)).info
     assert found is not None
     return found
 
 
-def desk_with_small_pool(host_pages: int, *, streaming: bool = True) -> Desk:
+def desk_with_small_pool(host_pages: int, *, streaming: bool = True) -> CoreHarness:
     """Return a desk whose pool holds one of its two sessions; `idle` ran first."""
-    desk = Desk(pages=12, host_pages=host_pages)
+    desk = CoreHarness(pages=12, host_pages=host_pages)
     for n, name in enumerate(("idle", "other"), 1):
         desk.open(name, streaming=streaming)
-        desk.append(name, words(30, seed=n))
+        desk.append(name, prompt_ids(30, seed=n))
         desk.generate(name, 3, "first")
         desk.run()
-        assert desk.ended(name, "first").residency == "none"
+        assert desk.turn_end(name, "first").residency == "none"
     return desk
 
 
-def residency_of_next_turn(desk: Desk, session: str) -> str:
+def residency_of_next_turn(desk: CoreHarness, session: str) -> str:
     desk.generate(session, 3, "next")
     desk.run()
-    return desk.ended(session, "next").residency
+    return desk.turn_end(session, "next").residency
 
 
 def test_kept_kv_is_reported_hot() -> None:
@@ -70,7 +70,7 @@ def test_kv_recomputed_by_a_provisional_append_is_reported_recomputed() -> None:
     assert info(desk, "idle").lost_tokens == 0
     desk.append("idle", [7, 7], span="commit")
     assert residency_of_next_turn(desk, "idle") == "recomputed"
-    assert desk.ended("idle", "next").cached_tokens == 34
+    assert desk.turn_end("idle", "next").cached_tokens == 34
 
 
 def test_fork_of_evicted_kv_is_reported_recomputed() -> None:
@@ -82,7 +82,7 @@ def test_fork_of_evicted_kv_is_reported_recomputed() -> None:
 
 def test_kv_kept_by_a_fork_is_not_recomputed() -> None:
     """A regular session shares its pages: its fork keeps them when its own lease is retracted."""
-    desk = Desk(pages=16)
+    desk = CoreHarness(pages=16)
     desk.open("idle", streaming=False)
     desk.append("idle", LOG[:29])
     desk.generate("idle", 4, "first")
@@ -91,30 +91,32 @@ def test_kv_kept_by_a_fork_is_not_recomputed() -> None:
     desk.cache.retract(desk.sequence("idle").lease)
     assert info(desk, "idle").lost_tokens == 32
     assert residency_of_next_turn(desk, "idle") == "hot"
-    assert desk.ended("idle", "next").cached_tokens == 32
+    assert desk.turn_end("idle", "next").cached_tokens == 32
 
 
 @pytest.mark.parametrize("known", [[], LOG])
 def test_attached_session_is_reported_recomputed_unless_empty(known: list[int]) -> None:
     """A session attached with an empty log reports `none`."""
-    desk = Desk()
-    opened = OpenSession(desk.n(), "s")
-    desk.do(
-        AttachSession(desk.n(), opened=opened, ids=known, provisional=[], generate=None, fence=0)
+    desk = CoreHarness()
+    opened = OpenSession(desk.next_number(), "s")
+    desk.apply(
+        AttachSession(
+            desk.next_number(), opened=opened, ids=known, provisional=[], generate=None, fence=0
+        )
     )
     assert info(desk, "s").lost_tokens == len(known)
     desk.run()
     assert info(desk, "s").lost_tokens == 0
     desk.append("s", [1, 2])
     assert residency_of_next_turn(desk, "s") == ("recomputed" if known else "none")
-    assert desk.said("s", "next") == oracle([*known, 1, 2], 3)
+    assert desk.turn_ids("s", "next") == oracle([*known, 1, 2], 3)
 
 
 async def test_turn_after_an_engine_crash_is_recomputed_and_the_next_is_hot(letters: Path) -> None:
     async with digest_engine(letters) as bench:
-        talk = await Talk.open(bench.engine)
-        await talk.say([1, 2, 3], 4)
-        assert (await talk.say([4], 4)).residency == "hot"
+        talk = await CheckedSession.open(bench.engine)
+        await talk.run_turn([1, 2, 3], 4)
+        assert (await talk.run_turn([4], 4)).residency == "hot"
         bench.kill()
-        assert (await talk.say([5], 4)).residency == "recomputed"
-        assert (await talk.say([6], 4)).residency == "hot"
+        assert (await talk.run_turn([5], 4)).residency == "recomputed"
+        assert (await talk.run_turn([6], 4)).residency == "hot"

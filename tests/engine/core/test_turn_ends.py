@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from continuo.engine.wire.messages import AppendIds, CancelTurn, PauseTurn, Sampling
-from tests.support.core_harness import Desk
+from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import oracle
-from tests.support.engines import Bench, digest_engine
+from tests.support.engines import EngineHarness, digest_engine
 
 
 async def generate_and_check(
-    bench: Bench, session: str, log: list[int], sampling: Sampling
+    bench: EngineHarness, session: str, log: list[int], sampling: Sampling
 ) -> list[int]:
     async with asyncio.timeout(20):
         turn = await bench.engine.generate(session, sampling)
@@ -71,40 +71,40 @@ async def test_turn_that_ends_at_its_limit_launches_no_further_step(letters: Pat
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_turn_can_be_paused_and_discarded_while_in_flight(ahead: int) -> None:
-    desk = Desk()
+    desk = CoreHarness()
     desk.open("s")
     desk.append("s", [3, 1, 4])
     desk.generate("s", 10)
     for _ in range(3):
         desk.launch()
-        if desk.flying > ahead:
+        if desk.steps_in_flight > ahead:
             desk.collect()
     desk.launch()
-    desk.do(PauseTurn(desk.n(), "s"))
-    assert desk.do(CancelTurn(desk.n(), "s", drop=True)).length == 3
+    desk.apply(PauseTurn(desk.next_number(), "s"))
+    assert desk.apply(CancelTurn(desk.next_number(), "s", drop=True)).length == 3
     desk.run(ahead=ahead)
     assert desk.sequence("s").committed_high_water <= 3
     desk.append("s", [1, 5])
     desk.generate("s", 4, "next")
     desk.run(ahead=ahead)
-    assert desk.said("s", "next") == oracle([3, 1, 4, 1, 5], 4)
+    assert desk.turn_ids("s", "next") == oracle([3, 1, 4, 1, 5], 4)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_prefill_advances_in_each_step_beside_a_running_turn(ahead: int) -> None:
-    desk = Desk(pages=200, batched_tokens=16)
+    desk = CoreHarness(pages=200, batched_tokens=16)
     desk.open("decoding")
     desk.append("decoding", [7])
     desk.generate("decoding", 60)
     desk.open("prefilling")
-    desk.tell(AppendIds(desk.n(), "prefilling", [n % 90 for n in range(300)]))
+    desk.submit(AppendIds(desk.next_number(), "prefilling", [n % 90 for n in range(300)]))
     steps = list[int]()
     while desk.sequence("prefilling").owed:
         order = desk.launch()
         assert order is not None
         steps.append(sum(w.tokens for w in order.rows if w.sequence.id == "prefilling"))
-        if desk.flying > ahead:
+        if desk.steps_in_flight > ahead:
             desk.collect()
     assert all(steps)
     desk.run(ahead=ahead)
-    assert desk.said("decoding") == oracle([7], 60)
+    assert desk.turn_ids("decoding") == oracle([7], 60)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from continuo.engine.batch import PageMove
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.model import KVShape
-from tests.support.digest_runner import carry_out
+from tests.support.digest_runner import apply_moves
 
 PAGES, HOST = 5, 3
 MOVES = st.lists(
@@ -27,6 +27,6 @@ def test_page_moves_are_applied_in_order(moves: list[PageMove]) -> None:
         layer.copy_(torch.arange(PAGES, dtype=layer.dtype)[:, None, None, None].expand_as(layer))
     device, host = [[float(n)] for n in range(PAGES)], [[0.0] for _ in range(HOST)]
     pool.move(moves)
-    carry_out(moves, device, host)
+    apply_moves(moves, device, host)
     for layer in (*pool.keys, *pool.values):
         assert layer.flatten(1).unique(dim=1).tolist() == device

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runner(folder: Path) -> TorchRunner:
-    return oracle.runner_of(folder, num_gpu_blocks_override=64, steps_ahead=1)
+    return oracle.build_cpu_runner(folder, num_gpu_blocks_override=64, steps_ahead=1)
 
 
 def row(
@@ -50,13 +50,13 @@ def run_step(
 def test_geometry_follows_the_config(runner: TorchRunner) -> None:
     geometry = runner.geometry
     assert (geometry.pages, geometry.page_size, geometry.steps_ahead) == (64, 16, 1)
-    assert (geometry.max_model_len, geometry.vocab_size) == (512, oracle.VOCAB)
+    assert (geometry.max_model_len, geometry.vocab_size) == (512, oracle.VOCAB_SIZE)
     assert geometry.batched_tokens == 512
 
 
 def test_rows_fed_on_the_device_draw_the_same_ids_as_rows_fed_by_host(runner: TorchRunner) -> None:
     """Steps are launched one ahead of collect, and rows change places from step to step."""
-    starts = oracle.prompts(1, [20, 5])
+    starts = oracle.random_prompts(1, [20, 5])
     samples = [SampleParams(temperature=1.0, uniform=0.1 + 0.07 * step) for step in range(9)]
     by_host: list[list[int | None]] = [[], []]
     for ids, pages, out in zip(starts, ([0, 1], [2]), by_host, strict=True):
@@ -100,7 +100,7 @@ def test_only_rows_that_sample_have_results(runner: TorchRunner) -> None:
 
 
 def test_copied_page_contains_its_tokens(runner: TorchRunner) -> None:
-    [ids] = oracle.prompts(4, [24])
+    [ids] = oracle.random_prompts(4, [24])
     run_step(runner, row(ids[:20], 0, [7, 8]))
     expected = run_step(runner, row(ids[20:], 20, [7, 8]))
     run_step(runner, row(ids[:20], 0, [7, 8]))
@@ -110,7 +110,7 @@ def test_copied_page_contains_its_tokens(runner: TorchRunner) -> None:
 
 def test_nan_fails_only_its_own_row_and_does_not_spread(runner: TorchRunner) -> None:
     """NaN in the KV of one sequence affects no other row, not even a later owner of its pages."""
-    [ids] = oracle.prompts(5, [20])
+    [ids] = oracle.random_prompts(5, [20])
     clean = run_step(runner, row(ids, 0, [20, 21]), row(ids[:3], 0, [22]), row(ids[:9], 0, [23]))
     with torch.inference_mode():
         for layer in runner.pool.keys + runner.pool.values:
@@ -173,4 +173,4 @@ def test_small_steps_use_one_thread_and_large_steps_use_all(
 def test_invalid_limit_is_named_in_the_error(folder: Path, limit: dict[str, Any]) -> None:
     [name] = limit
     with pytest.raises(ModelError, match=name):
-        oracle.runner_of(folder, **limit)
+        oracle.build_cpu_runner(folder, **limit)

@@ -42,8 +42,8 @@ from continuo.engine.wire.messages import (
     Sampling,
 )
 from tests.support.digest_runner import VOCABULARY, oracle
-from tests.support.engine_sessions import read
-from tests.support.engines import Bench, digest_engine
+from tests.support.engine_sessions import collect_ids
+from tests.support.engines import EngineHarness, digest_engine
 
 PROMPT = [1, 2, 3]
 BAD_IDS = [VOCABULARY, 1 << 30, 1 << 33, 1 << 70, -1]
@@ -53,20 +53,20 @@ ClientCall = Callable[[EngineClient], Awaitable[object]]
 
 
 @pytest.fixture
-async def bench(letters: Path) -> AsyncIterator[Bench]:
+async def bench(letters: Path) -> AsyncIterator[EngineHarness]:
     async with digest_engine(letters, step_s=0.002) as bench:
         yield bench
 
 
 @contextlib.asynccontextmanager
-async def bystander(bench: Bench) -> AsyncIterator[None]:
+async def bystander(bench: EngineHarness) -> AsyncIterator[None]:
     """Run a turn of another session meanwhile, and check its output and the engine."""
     await bench.engine.open("other")
     await bench.engine.append("other", PROMPT)
     turn = await bench.engine.generate("other", Sampling(max_tokens=25))
     yield
-    assert await read(turn) == oracle(PROMPT, 25)
-    assert bench.launches == 1, "the engine was not restarted"
+    assert await collect_ids(turn) == oracle(PROMPT, 25)
+    assert bench.launch_count == 1, "the engine was not restarted"
     stats = await bench.engine.stats()
     assert (stats.failed_steps, stats.failed_audits) == (0, 0)
 
@@ -80,7 +80,9 @@ def seeded(**sampling: Any) -> Sampling:
 
 
 @pytest.mark.parametrize("id", BAD_IDS)
-async def test_engine_client_refuses_an_id_outside_the_vocabulary(bench: Bench, id: int) -> None:
+async def test_engine_client_refuses_an_id_outside_the_vocabulary(
+    bench: EngineHarness, id: int
+) -> None:
     engine = bench.engine
     async with bystander(bench):
         await engine.open("s")
@@ -106,7 +108,9 @@ async def test_engine_client_refuses_an_id_outside_the_vocabulary(bench: Bench, 
 
 
 @pytest.mark.parametrize("ids", BAD_KINDS)
-async def test_engine_client_refuses_ids_that_are_no_list_of_ints(bench: Bench, ids: Any) -> None:
+async def test_engine_client_refuses_ids_that_are_no_list_of_ints(
+    bench: EngineHarness, ids: Any
+) -> None:
     async with bystander(bench):
         await bench.engine.open("s")
         for call in (
@@ -119,11 +123,11 @@ async def test_engine_client_refuses_ids_that_are_no_list_of_ints(bench: Bench, 
             assert refused.value.field == "ids"
 
 
-async def test_numpy_integers_are_accepted_as_ids(bench: Bench) -> None:
+async def test_numpy_integers_are_accepted_as_ids(bench: EngineHarness) -> None:
     await bench.engine.open("s")
     assert await bench.engine.append("s", np.array(PROMPT)) == 3  # pyright: ignore
     turn = await bench.engine.generate("s", Sampling(max_tokens=5))
-    assert await read(turn) == oracle(PROMPT, 5)
+    assert await collect_ids(turn) == oracle(PROMPT, 5)
 
 
 CALLS: dict[str, tuple[ClientCall, str]] = {
@@ -161,7 +165,9 @@ CALLS: dict[str, tuple[ClientCall, str]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_engine_client_checks_arguments_before_sending(bench: Bench, name: str) -> None:
+async def test_engine_client_checks_arguments_before_sending(
+    bench: EngineHarness, name: str
+) -> None:
     call, field = CALLS[name]
     async with bystander(bench):
         await bench.engine.open("s")
@@ -173,7 +179,7 @@ async def test_engine_client_checks_arguments_before_sending(bench: Bench, name:
         assert {info.session for info in await bench.engine.list_sessions()} == {"s", "other"}
 
 
-async def test_engine_client_refuses_commands_too_long_for_a_frame(bench: Bench) -> None:
+async def test_engine_client_refuses_commands_too_long_for_a_frame(bench: EngineHarness) -> None:
     """A frame longer than the limit of the link would close the link."""
     async with bystander(bench):
         await bench.engine.open("s")
@@ -229,7 +235,7 @@ class RawClient:
 
 
 @contextlib.asynccontextmanager
-async def raw_client(bench: Bench, port: int) -> AsyncIterator[RawClient]:
+async def raw_client(bench: EngineHarness, port: int) -> AsyncIterator[RawClient]:
     raw = RawClient()
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: raw.link, "127.0.0.1", port)
@@ -270,7 +276,9 @@ COMMANDS: dict[str, tuple[EngineCommand, str]] = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-async def test_engine_refuses_bad_commands_of_an_unchecked_client(bench: Bench, name: str) -> None:
+async def test_engine_refuses_bad_commands_of_an_unchecked_client(
+    bench: EngineHarness, name: str
+) -> None:
     """A refused command changes no state, and opens no session."""
     command, field = COMMANDS[name]
     async with bystander(bench), raw_client(bench, await bench.listen()) as client:
@@ -289,7 +297,7 @@ async def test_engine_refuses_bad_commands_of_an_unchecked_client(bench: Bench, 
         )
 
 
-async def test_refused_attach_keeps_the_existing_session(bench: Bench) -> None:
+async def test_refused_attach_keeps_the_existing_session(bench: EngineHarness) -> None:
     async with bystander(bench), raw_client(bench, await bench.listen()) as client:
         await client.request(attach(1))
         assert isinstance(await client.request(attach(2, ids=[1 << 30])), CommandRefused)
@@ -310,7 +318,7 @@ UNREADABLE: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("message", UNREADABLE)
 async def test_unreadable_command_is_refused_by_its_number(
-    bench: Bench, message: dict[str, object]
+    bench: EngineHarness, message: dict[str, object]
 ) -> None:
     """The commands before and after it in its frame take effect."""
     async with bystander(bench), raw_client(bench, await bench.listen()) as client:
@@ -329,7 +337,7 @@ async def test_unreadable_command_is_refused_by_its_number(
     "frame", [b"GET / HTTP/1.1", b"\xc1", b"\x05", b"\x91\x05", b"\x91\x80", b"\x91" * 5000]
 )
 async def test_link_with_a_malformed_frame_is_closed_alone(
-    bench: Bench, frame: bytes, caplog: pytest.LogCaptureFixture
+    bench: EngineHarness, frame: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = await bench.listen()
     async with (
@@ -350,7 +358,7 @@ async def test_link_with_a_malformed_frame_is_closed_alone(
 
 
 async def test_exception_in_a_command_closes_only_its_session(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = bench.engine
     async with bystander(bench):
@@ -373,7 +381,7 @@ async def test_exception_in_a_command_closes_only_its_session(
 
 @pytest.mark.parametrize("deferred", [False, True])
 async def test_exception_in_an_attach_leaves_no_session(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, deferred: bool
+    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch, deferred: bool
 ) -> None:
     """An attach that waits for a turn to end is covered too."""
     engine = bench.engine
@@ -403,7 +411,7 @@ async def test_engine_process_survives_all_bad_ids() -> None:
     try:
         pid, vocabulary = engine.pid, engine.ready.vocab_size
         ids = engine.text.encode("Hello, ")
-        expected = await read(await engine.complete(ids, Sampling(max_tokens=40)))
+        expected = await collect_ids(await engine.complete(ids, Sampling(max_tokens=40)))
         await engine.open("other")
         await engine.append("other", ids)
         turn = await engine.generate("other", Sampling(max_tokens=40))
@@ -412,7 +420,7 @@ async def test_engine_process_survives_all_bad_ids() -> None:
                 await engine.attach("s", [1, 2, id, 3])  # pyright: ignore
             with pytest.raises(EngineError):
                 await engine.append("other", [id])  # pyright: ignore
-        assert await read(turn) == expected
+        assert await collect_ids(turn) == expected
         assert engine.pid == pid
         assert (await engine.info("other")).length == len(ids) + len(expected)
     finally:

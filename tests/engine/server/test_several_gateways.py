@@ -18,9 +18,9 @@ from continuo.engine.config import EngineConfig
 from continuo.engine.errors import EngineLost, StaleEngineFence, UnknownEngineSession
 from continuo.engine.wire.messages import GetModelFiles, Sampling
 from tests.faults.proxy import Proxy
-from tests.support.certificates import certificate as make_certificate
+from tests.support.certificates import create_certificate as make_certificate
 from tests.support.digest_runner import oracle
-from tests.support.engines import Bench, digest_engine
+from tests.support.engines import EngineHarness, digest_engine
 
 PROMPT = [1, 2, 3]
 SECRET = b"a secret of the right length"
@@ -41,7 +41,7 @@ async def front(
 
 
 @pytest.fixture
-async def bench(letters: Path) -> AsyncIterator[Bench]:
+async def bench(letters: Path) -> AsyncIterator[EngineHarness]:
     async with digest_engine(letters, step_s=0.002, max_model_len=200) as bench:
         yield bench
 
@@ -76,7 +76,7 @@ async def read(turn: TurnStream | None) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
 
 
-async def test_turn_continues_on_another_gateway(bench: Bench) -> None:
+async def test_turn_continues_on_another_gateway(bench: EngineHarness) -> None:
     port = await bench.listen()
     async with front(port) as one, front(port) as two:
         turn, output = await start_turn(one, 60, 5, fence=1)
@@ -93,7 +93,7 @@ async def test_turn_continues_on_another_gateway(bench: Bench) -> None:
         assert attached.ended.output_tokens == 60
 
 
-async def test_superseded_gateway_can_neither_write_nor_receive(bench: Bench) -> None:
+async def test_superseded_gateway_can_neither_write_nor_receive(bench: EngineHarness) -> None:
     port = await bench.listen()
     async with front(port) as one, front(port) as two:
         turn, output = await start_turn(one, 100, 2, fence=5)
@@ -125,7 +125,7 @@ async def test_superseded_gateway_can_neither_write_nor_receive(bench: Bench) ->
         assert turn.received == received, "no ids were received after the takeover"
 
 
-async def test_only_the_highest_of_racing_fences_attaches_the_session(bench: Bench) -> None:
+async def test_only_the_highest_of_racing_fences_attaches_the_session(bench: EngineHarness) -> None:
     port = await bench.listen()
     async with contextlib.AsyncExitStack() as stack:
         gateways = [await stack.enter_async_context(front(port)) for _ in range(6)]
@@ -146,7 +146,7 @@ async def test_only_the_highest_of_racing_fences_attaches_the_session(bench: Ben
         assert all(isinstance(r, StaleEngineFence) for r in results if not isinstance(r, list))
 
 
-async def test_turn_that_ended_while_detached_is_sent_whole(bench: Bench) -> None:
+async def test_turn_that_ended_while_detached_is_sent_whole(bench: EngineHarness) -> None:
     port = await bench.listen()
     async with front(port) as two:
         async with front(port) as one:
@@ -165,7 +165,7 @@ async def test_turn_that_ended_while_detached_is_sent_whole(bench: Bench) -> Non
         assert await read(turn) == oracle([*PROMPT, *oracle(PROMPT, 30), 7], 3)
 
 
-async def test_finished_turn_cut_by_a_rewind_is_generated_again(bench: Bench) -> None:
+async def test_finished_turn_cut_by_a_rewind_is_generated_again(bench: EngineHarness) -> None:
     """The gateway that takes over knows neither that the turn ended nor that it was cut."""
     port = await bench.listen()
     whole = oracle(PROMPT, 30)
@@ -184,7 +184,9 @@ async def test_finished_turn_cut_by_a_rewind_is_generated_again(bench: Bench) ->
 
 
 @pytest.mark.parametrize("paused", [False, True])
-async def test_discarded_turn_is_generated_again_on_attach(bench: Bench, paused: bool) -> None:
+async def test_discarded_turn_is_generated_again_on_attach(
+    bench: EngineHarness, paused: bool
+) -> None:
     """The gateway that takes over knows that the turn began, not that it was discarded."""
     port = await bench.listen()
     async with front(port) as one, front(port) as two:
@@ -198,10 +200,10 @@ async def test_discarded_turn_is_generated_again_on_attach(bench: Bench, paused:
             assert await read(attached) == oracle(PROMPT, 150)
 
 
-async def test_lost_link_pauses_the_turn_after_a_grace_period(bench: Bench) -> None:
+async def test_lost_link_pauses_the_turn_after_a_grace_period(bench: EngineHarness) -> None:
     bench.config = EngineConfig(detach_grace_s=0.05)
     bench.kill()
-    await until(lambda: bench.launches == 2)
+    await until(lambda: bench.launch_count == 2)
     port = await bench.listen()
     async with front(port) as two:
         async with front(port) as one:
@@ -220,10 +222,10 @@ async def test_lost_link_pauses_the_turn_after_a_grace_period(bench: Bench) -> N
         assert bench.runner.tokens_run - computed <= 190 - drawn + 1, "its KV was kept"
 
 
-async def test_detached_session_is_closed_after_its_keep_time(bench: Bench) -> None:
+async def test_detached_session_is_closed_after_its_keep_time(bench: EngineHarness) -> None:
     bench.config = EngineConfig(detach_grace_s=0.01, detach_keep_s=0.05)
     bench.kill()
-    await until(lambda: bench.launches == 2)
+    await until(lambda: bench.launch_count == 2)
     port = await bench.listen()
     async with front(port) as one:
         await start_turn(one, 190, 1, fence=1)
@@ -233,15 +235,15 @@ async def test_detached_session_is_closed_after_its_keep_time(bench: Bench) -> N
     assert (await bench.engine.stats()).pages_leased == 0
 
 
-async def test_reconnected_link_loses_no_tokens_or_commands(bench: Bench) -> None:
+async def test_reconnected_link_loses_no_tokens_or_commands(bench: EngineHarness) -> None:
     port = await bench.listen()
     async with front(port) as one:
         turn, output = await start_turn(one, 150, 3, fence=1)
         for _ in range(3):
-            bench.cut()
+            bench.disconnect_clients()
             await asyncio.sleep(0.02)
         waiting = asyncio.create_task(one.append("s", [5]))
-        bench.cut()
+        bench.disconnect_clients()
         output += await read(turn)
         assert output == oracle(PROMPT, 150)
         assert await waiting == len(PROMPT) + 151
@@ -250,7 +252,7 @@ async def test_reconnected_link_loses_no_tokens_or_commands(bench: Bench) -> Non
         assert await read(next_turn) == oracle([*PROMPT, *output, 5], 4)
 
 
-async def test_attach_replaces_whatever_log_the_engine_holds(bench: Bench) -> None:
+async def test_attach_replaces_whatever_log_the_engine_holds(bench: EngineHarness) -> None:
     """The engine may hold no ids, more ids, fewer ids or other ids."""
     port = await bench.listen()
     log = list(range(40))
@@ -270,7 +272,7 @@ async def test_attach_replaces_whatever_log_the_engine_holds(bench: Bench) -> No
             await two.close("s", keep_prefix=False)
 
 
-async def test_attach_continues_a_turn_unknown_to_the_engine(bench: Bench) -> None:
+async def test_attach_continues_a_turn_unknown_to_the_engine(bench: EngineHarness) -> None:
     """The turn continues from its output so far with its seed, in the middle or at the end."""
     whole: list[int] = []
     for drawn in (0, 1, 7, 12):
@@ -297,19 +299,19 @@ async def test_attach_continues_a_turn_unknown_to_the_engine(bench: Bench) -> No
     assert turn.ended.reason == "stop"
 
 
-async def test_paused_turn_resumes_after_an_engine_crash(bench: Bench) -> None:
+async def test_paused_turn_resumes_after_an_engine_crash(bench: EngineHarness) -> None:
     turn, output = await start_turn(bench.engine, 80, 3, fence=0)
     await bench.engine.pause("s")
     assert (await bench.engine.stats()).active_turns == 0
     bench.kill()
-    await until(lambda: bench.launches == 2)
+    await until(lambda: bench.launch_count == 2)
     assert (await bench.engine.stats()).active_turns == 0, "the turn stays paused on the new engine"
     await bench.engine.resume("s")
     output += await read(turn)
     assert output == oracle(PROMPT, 80)
 
 
-async def test_paused_turn_can_be_cancelled(bench: Bench) -> None:
+async def test_paused_turn_can_be_cancelled(bench: EngineHarness) -> None:
     turn, output = await start_turn(bench.engine, 80, 3, fence=0)
     await bench.engine.pause("s")
     length = await bench.engine.cancel("s", "t")
@@ -322,11 +324,13 @@ async def test_paused_turn_can_be_cancelled(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("ending", ["cancel", "drop", "close"])
-async def test_paused_turn_can_be_ended_after_an_engine_crash(bench: Bench, ending: str) -> None:
+async def test_paused_turn_can_be_ended_after_an_engine_crash(
+    bench: EngineHarness, ending: str
+) -> None:
     turn, output = await start_turn(bench.engine, 80, 3, fence=0)
     await bench.engine.pause("s")
     bench.kill()
-    await until(lambda: bench.launches == 2)
+    await until(lambda: bench.launch_count == 2)
     if ending == "close":
         await bench.engine.close("s")
     else:
@@ -342,7 +346,9 @@ async def test_paused_turn_can_be_ended_after_an_engine_crash(bench: Bench, endi
 # ---- authentication ----------------------------------------------------------------------------
 
 
-async def test_gateway_with_a_wrong_secret_cannot_connect(bench: Bench, tmp_path: Path) -> None:
+async def test_gateway_with_a_wrong_secret_cannot_connect(
+    bench: EngineHarness, tmp_path: Path
+) -> None:
     file = tmp_path / "secret"
     file.write_bytes(SECRET + b"\n")
     port = await bench.listen(file)
@@ -357,7 +363,7 @@ async def test_gateway_with_a_wrong_secret_cannot_connect(bench: Bench, tmp_path
         assert len(await one.list_sessions()) == 1
 
 
-async def test_gateway_does_not_trust_an_engine_without_the_secret(bench: Bench) -> None:
+async def test_gateway_does_not_trust_an_engine_without_the_secret(bench: EngineHarness) -> None:
     """A server that cannot prove the secret receives only the handshake."""
     received = bytearray()
 
@@ -378,7 +384,7 @@ async def test_gateway_does_not_trust_an_engine_without_the_secret(bench: Bench)
     assert received.count(b"continuo link") >= 1
 
 
-async def test_command_numbers_of_two_gateways_do_not_mix(bench: Bench) -> None:
+async def test_command_numbers_of_two_gateways_do_not_mix(bench: EngineHarness) -> None:
     port = await bench.listen()
     async with front(port) as one, front(port) as two:
         await asyncio.gather(*(e.open(n) for e, n in ((one, "a"), (two, "b"))))
@@ -413,24 +419,24 @@ async def test_sessions_of_a_lost_engine_move_to_another_engine(letters: Path) -
         turns = [await engine.generate(name, Sampling(max_tokens=80)) for name in names]
         reading = [asyncio.create_task(read(turn)) for turn in turns]
         await asyncio.sleep(0.03)
-        one.may_launch.clear()
+        one.launch_allowed.clear()
         one.kill()
         assert await asyncio.gather(*reading) == [oracle(PROMPT, 80)] * 6
         assert len(engine.loads()) == 1
         await engine.append(names[0], [4])
         next_turn = await engine.generate(names[0], Sampling(max_tokens=3))
         assert await read(next_turn) == oracle([*PROMPT, *oracle(PROMPT, 80), 4], 3)
-        two.may_launch.clear()
+        two.launch_allowed.clear()
         two.kill()
         waiting = asyncio.create_task(engine.append(names[1], [4]))
         await asyncio.sleep(0.05)
         assert not waiting.done()
-        one.may_launch.set()
+        one.launch_allowed.set()
         assert await waiting == len(PROMPT) + 81
         await engine.stop()
         with pytest.raises(EngineLost):
             await engine.append(names[1], [4])
-        two.may_launch.set()
+        two.launch_allowed.set()
         await until(lambda: one.engine.is_available and two.engine.is_available)
 
 
@@ -454,7 +460,7 @@ async def test_new_session_is_placed_on_the_least_loaded_engine(letters: Path) -
         assert {engine.incarnation_of(name) for name in names} == {expected}
 
 
-async def is_only_on(bench: Bench, *, not_on: Bench) -> None:
+async def is_only_on(bench: EngineHarness, *, not_on: EngineHarness) -> None:
     """Wait until session `s` is only on `bench`, and check that `not_on` leases no page."""
     async with asyncio.timeout(20):
         while await not_on.engine.list_sessions():
@@ -474,13 +480,13 @@ async def test_stale_copy_is_closed_after_failover(letters: Path) -> None:
         turn, output = await start_turn(engine, 150, 3, fence=5)
         engine.add_engine("127.0.0.1", await two.listen())
         await until(lambda: len(engine.loads()) == 2)
-        proxy.refusing = True
-        proxy.cut()
+        proxy.refuses_connections = True
+        proxy.reset_connections()
         output += await read(turn)
         assert output == oracle(PROMPT, 150)
         for bench in (one, two):
             assert [info.session for info in await bench.engine.list_sessions()] == ["s"]
-        proxy.refusing = False
+        proxy.refuses_connections = False
         await is_only_on(two, not_on=one)
 
 
@@ -493,7 +499,7 @@ async def test_stale_copy_is_closed_after_takeover_by_another_gateway(letters: P
         front(await one.listen()) as owner,
         Proxy(await one.listen()).running() as proxy,
     ):
-        proxy.refusing = True
+        proxy.refuses_connections = True
         successor.add_engine("127.0.0.1", proxy.port)
         _, output = await start_turn(owner, 150, 3, fence=5)
         await owner.stop()
@@ -503,7 +509,7 @@ async def test_stale_copy_is_closed_after_takeover_by_another_gateway(letters: P
         )
         assert await read(attached) == oracle(PROMPT, 150)
         assert [info.session for info in await one.engine.list_sessions()] == ["s"]
-        proxy.refusing = False
+        proxy.refuses_connections = False
         await is_only_on(two, not_on=one)
 
 
@@ -536,7 +542,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 async def test_link_with_tls_requires_a_trusted_certificate(
-    bench: Bench, certificate: tuple[Path, Path]
+    bench: EngineHarness, certificate: tuple[Path, Path]
 ) -> None:
     port = await bench.listen(certificate=certificate[0], key=certificate[1])
     trust = ssl.create_default_context(cafile=certificate[0])

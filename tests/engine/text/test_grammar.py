@@ -16,7 +16,7 @@ from continuo.engine.errors import BadRequest
 from continuo.engine.text import GrammarCompiler, ModelText, find_schema_problem
 from continuo.engine.text.grammar import CACHE_BYTES_MAX, GrammarMatcher
 from continuo.engine.wire.messages import Grammar
-from tests.support.checkpoints import NAMES, family
+from tests.support.checkpoints import FAMILY_NAMES, family_text
 
 SHORT = 25
 """Number of ids drawn at random, before ids that close open structures are preferred."""
@@ -25,7 +25,7 @@ IDS_MAX = 2000
 
 @cache
 def compiler_of(name: str) -> GrammarCompiler:
-    return family(name).create_grammar_compiler(family(name).vocab_size, lambda: None)
+    return family_text(name).create_grammar_compiler(family_text(name).vocab_size, lambda: None)
 
 
 def draw_text(text: ModelText, matcher: GrammarMatcher, seed: int) -> str | None:
@@ -100,19 +100,19 @@ def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 schemas = st.recursive(leaf, nested, max_leaves=6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 @settings(max_examples=25, deadline=None)
 @given(schema=schemas, seed=st.integers(0, 2**32))
 def test_drawn_text_is_valid_under_its_schema(name: str, schema: dict[str, Any], seed: int) -> None:
-    text, grammar = family(name), Grammar("json_schema", json.dumps(schema))
+    text, grammar = family_text(name), Grammar("json_schema", json.dumps(schema))
     drawn = draw_text(text, compiler_of(name).create_matcher(grammar, text.stop_ids), seed)
     assert drawn is not None, schema
     jsonschema.validate(json.loads(drawn), schema, format_checker=jsonschema.FormatChecker())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_json_mode_produces_an_object(name: str) -> None:
-    text = family(name)
+    text = family_text(name)
     for seed in range(10):
         drawn = draw_text(
             text, compiler_of(name).create_matcher(Grammar("json"), text.stop_ids), seed
@@ -120,9 +120,9 @@ def test_json_mode_produces_an_object(name: str) -> None:
         assert isinstance(json.loads(drawn or ""), dict)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_control_tokens_are_never_allowed_in_a_string(name: str) -> None:
-    text = family(name)
+    text = family_text(name)
     matcher = compiler_of(name).create_matcher(Grammar("lark", "start: /(?s:.*)/"), text.stop_ids)
     mask = matcher.compute_bitmask()
     special = text._tokenizer.special_ids - set(text.stop_ids)  # pyright: ignore[reportPrivateUsage]
@@ -131,7 +131,7 @@ def test_control_tokens_are_never_allowed_in_a_string(name: str) -> None:
 
 
 def test_only_stop_ids_of_the_turn_are_allowed_at_the_end() -> None:
-    text = family("qwen3")
+    text = family_text("qwen3")
     matcher = compiler_of("qwen3").create_matcher(Grammar("lark", 'start: "ab"'), (7, 300))
     for id in text.encode("ab"):
         assert not matcher.compute_bitmask()[7 >> 3] >> 7 & 1
@@ -188,7 +188,7 @@ def test_hostile_schemas_are_refused_or_compiled_lazily() -> None:
 
 
 def test_compiled_grammar_cache_is_bounded() -> None:
-    text = family("qwen3")
+    text = family_text("qwen3")
     compiler = text.create_grammar_compiler(text.vocab_size, lambda: None)
     size = 200_000
     for n in range(CACHE_BYTES_MAX // size + 5):

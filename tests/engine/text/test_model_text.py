@@ -10,11 +10,16 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from continuo.engine.errors import ModelError
 from continuo.engine.text import ModelText
-from tests.support.checkpoints import byte_level, family, family_folder, write_checkpoint
+from tests.support.checkpoints import (
+    byte_level_tokenizer,
+    family_folder,
+    family_text,
+    write_checkpoint,
+)
 
 
 def test_encode_and_decode_round_trip() -> None:
-    text = family("chatml")
+    text = family_text("chatml")
     ids = text.encode("Hello, wörld 😀")
     assert text.decode(ids) == "Hello, wörld 😀"
     assert all(0 <= id < text.vocab_size for id in ids)
@@ -24,7 +29,7 @@ def test_encode_and_decode_round_trip() -> None:
 def test_encode_adds_no_special_tokens(tmp_path: Path) -> None:
     from tokenizers.processors import TemplateProcessing
 
-    tokenizer = byte_level(["<s>"])
+    tokenizer = byte_level_tokenizer(["<s>"])
     tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", pair=None, special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
     )
@@ -35,13 +40,13 @@ def test_encode_adds_no_special_tokens(tmp_path: Path) -> None:
 
 
 def test_base_model_has_no_template(tmp_path: Path) -> None:
-    text = ModelText(str(write_checkpoint(tmp_path, byte_level([]))))
+    text = ModelText(str(write_checkpoint(tmp_path, byte_level_tokenizer([]))))
     assert text.template is None
     assert text.stop_ids == ()
 
 
 def test_template_is_read_from_the_tokenizer_config(tmp_path: Path) -> None:
-    tokenizer = byte_level(["<|im_start|>", "<|im_end|>"])
+    tokenizer = byte_level_tokenizer(["<|im_start|>", "<|im_end|>"])
     source = (family_folder("chatml") / "chat_template.jinja").read_text()
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": source}]
     for place in (source, named):
@@ -52,7 +57,9 @@ def test_template_is_read_from_the_tokenizer_config(tmp_path: Path) -> None:
 
 
 def test_stop_ids_are_collected_from_all_config_files(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, byte_level(["<a>", "<b>", "<c>"]), eos_token="<c>")
+    folder = write_checkpoint(
+        tmp_path, byte_level_tokenizer(["<a>", "<b>", "<c>"]), eos_token="<c>"
+    )
     a, b, c = (family_ids for family_ids in ModelText(str(folder)).encode("<a><b><c>"))
     (folder / "config.json").write_text(json.dumps({"eos_token_id": b}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [a, b]}))
@@ -101,7 +108,7 @@ def test_missing_file_is_named_in_the_error(case: str, tmp_path: Path) -> None:
 def test_broken_file_is_named_in_the_error(
     name: str, content: str | bytes, message: str, tmp_path: Path
 ) -> None:
-    folder = write_checkpoint(tmp_path, byte_level([]), "{{ messages }}")
+    folder = write_checkpoint(tmp_path, byte_level_tokenizer([]), "{{ messages }}")
     data = content.encode() if isinstance(content, str) else content
     (folder / name).write_bytes(data)
     with pytest.raises(ModelError, match=message) as caught:

@@ -85,9 +85,9 @@ def test_held_back_text_is_bounded_by_the_longest_stop_string() -> None:
 def test_stop_string_across_real_tokens_is_matched() -> None:
     from continuo.engine.text.tokenizer.detokenizer import Detokenizer
     from continuo.engine.text.tokenizer.tokenizer import Tokenizer
-    from tests.support.checkpoints import byte_level
+    from tests.support.checkpoints import byte_level_tokenizer
 
-    tokenizer = Tokenizer(byte_level(["<|end|>"]))
+    tokenizer = Tokenizer(byte_level_tokenizer(["<|end|>"]))
     ids = tokenizer.encode("Hello 😀 world")
     assert len(ids) > 4
     matcher = StopStringMatcher(["😀 w"], Detokenizer(tokenizer))

@@ -22,7 +22,7 @@ from continuo.engine.text.tool_format import HERMES, LLAMA3, MISTRAL, MISTRAL_AR
 from continuo.engine.text.tool_grammar import build_tool_grammar
 from continuo.engine.wire.messages import Grammar
 from tests.engine.text.test_grammar import compiler_of, draw_text
-from tests.support.checkpoints import family, template_of
+from tests.support.checkpoints import family_template, family_text
 
 FAMILIES_WITH_TOOLS = [
     "demo",
@@ -48,7 +48,7 @@ ParsedCall = tuple[str, Any]
 
 
 def draw_output(name: str, grammar: Grammar, seed: int) -> str:
-    text = family(name)
+    text = family_text(name)
     output = draw_text(text, compiler_of(name).create_matcher(grammar, text.stop_ids), seed)
     assert output is not None
     return output
@@ -83,7 +83,7 @@ def check_schemas(calls: list[ParsedCall]) -> bool:
 @pytest.mark.parametrize("name", FAMILIES_WITH_TOOLS)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_required_calls_follow_their_schemas(name: str, parallel: bool) -> None:
-    template = template_of(name)
+    template = family_template(name)
     tools = TOOLS if name != "mistral_args" else [TOOLS[0], TOOLS[2]]  # names are not quoted there
     grammar = template.build_tool_grammar(
         tools, ToolCallRules(is_required=True, allows_parallel=parallel)
@@ -105,7 +105,7 @@ def test_required_calls_follow_their_schemas(name: str, parallel: bool) -> None:
 def test_optional_calls_follow_their_schemas(name: str) -> None:
     """Text is free, and only a call may follow the marker. The marker is given, because random ids
     would rarely contain it."""
-    template, text = template_of(name), family(name)
+    template, text = family_template(name), family_text(name)
     grammar = template.build_tool_grammar([TOOLS[0]], ToolCallRules())
     assert grammar is not None
     assert template.tool_format is not None
@@ -129,7 +129,7 @@ def test_optional_calls_follow_their_schemas(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES_WITH_TOOLS)
 def test_text_before_a_call_is_unconstrained(name: str) -> None:
-    template, text = template_of(name), family(name)
+    template, text = family_template(name), family_text(name)
     grammar = template.build_tool_grammar([TOOLS[0]], ToolCallRules())
     assert grammar is not None
     source = random.Random(1)
@@ -147,7 +147,7 @@ def test_text_before_a_call_is_unconstrained(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES_WITH_TOOLS)
 def test_text_cannot_spell_out_the_marker(name: str) -> None:
     """A marker spelt out in text would be parsed as a call that follows no schema."""
-    template, text = template_of(name), family(name)
+    template, text = family_template(name), family_text(name)
     grammar = template.build_tool_grammar([TOOLS[0]], ToolCallRules())
     assert grammar is not None
     assert template.tool_format is not None
@@ -166,7 +166,7 @@ def test_text_cannot_spell_out_the_marker(name: str) -> None:
 
 @pytest.mark.parametrize("format", [HERMES, MISTRAL, MISTRAL_ARGS, LLAMA3])
 def test_marker_that_is_no_token_starts_a_call(format: ToolFormat) -> None:
-    text = family("chatml")
+    text = family_text("chatml")
     grammar = build_tool_grammar(format, [TOOLS[0]], lambda spelling: None, ToolCallRules())
     for seed in range(10):
         matcher = compiler_of("chatml").create_matcher(grammar, text.stop_ids)
@@ -183,7 +183,7 @@ def test_marker_that_is_no_token_starts_a_call(format: ToolFormat) -> None:
 
 @pytest.mark.parametrize("name", ["demo", "llama3", "mistral_v3"])
 def test_output_is_a_call_or_follows_the_text_schema(name: str) -> None:
-    template = template_of(name)
+    template = family_template(name)
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 1}
     text_grammar = Grammar("json_schema", json.dumps(schema))
     grammar = template.build_tool_grammar([TOOLS[0]], ToolCallRules(text_grammar=text_grammar))
@@ -201,7 +201,7 @@ def test_output_is_a_call_or_follows_the_text_schema(name: str) -> None:
 
 @pytest.mark.parametrize("schema", ["{}", "true", '{"properties": {"a": {"type": "null"}}}'])
 def test_arguments_are_an_object_even_under_an_open_schema(schema: str) -> None:
-    grammar = template_of("qwen3").build_tool_grammar(
+    grammar = family_template("qwen3").build_tool_grammar(
         [CallableTool("f", schema)], ToolCallRules(is_required=True, allows_parallel=False)
     )
     assert grammar is not None
@@ -212,4 +212,6 @@ def test_arguments_are_an_object_even_under_an_open_schema(schema: str) -> None:
 
 
 def test_template_without_tool_calls_has_no_tool_grammar() -> None:
-    assert template_of("chatml").build_tool_grammar(TOOLS, ToolCallRules(is_required=True)) is None
+    assert (
+        family_template("chatml").build_tool_grammar(TOOLS, ToolCallRules(is_required=True)) is None
+    )

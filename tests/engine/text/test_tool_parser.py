@@ -21,7 +21,7 @@ from continuo.engine.text import (
     ToolParser,
 )
 from continuo.engine.text.tool_format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
-from tests.support.checkpoints import family, template_of
+from tests.support.checkpoints import family_template, family_text
 
 FORMATS = {format.name: format for format in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS)}
 ALL = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
@@ -199,7 +199,7 @@ def test_calls_rendered_by_the_template_are_parsed_back(
     name: str, calls: list[tuple[str, dict[str, object]]], size: int
 ) -> None:
     """Calls are rendered to ids, detokenised one id at a time, and parsed in pieces."""
-    template, text = template_of(name), family(name)
+    template, text = family_template(name), family_text(name)
     tool_calls = tuple(
         ToolCall(name=tool, arguments=json.dumps(arguments), id=f"call{at:05}")
         for at, (tool, arguments) in enumerate(calls[: 1 if name == "llama3" else None])
@@ -228,7 +228,7 @@ def test_calls_rendered_by_the_template_are_parsed_back(
     ],
 )
 def test_tool_format_is_detected_from_the_template(name: str, format: ToolFormat | None) -> None:
-    assert template_of(name).tool_format == format
+    assert family_template(name).tool_format == format
 
 
 def test_arguments_are_streamed_as_they_arrive() -> None:

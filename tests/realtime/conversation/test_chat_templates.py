@@ -17,7 +17,7 @@ from continuo.realtime.protocol.items import (
     MessageItem,
 )
 from continuo.realtime.protocol.settings import GenerationSettings, Tool
-from tests.support.checkpoints import FAMILIES, template_of
+from tests.support.checkpoints import FAMILIES, family_template
 
 NO_TOOLS = {"chatml", "llama2", "gemma", "counting"}
 NO_SYSTEM = {"gemma"}
@@ -79,7 +79,7 @@ TEXTS = st.sampled_from(
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_prompt_equals_the_full_rendering_at_every_turn(name: str, data: st.DataObject) -> None:
-    template = template_of(name)
+    template = family_template(name)
     with_tools = name not in NO_TOOLS
     system = "" if name in NO_SYSTEM else data.draw(st.sampled_from(["", "be kind"]))
     tools = (TOOL,) if with_tools and data.draw(st.booleans()) else ()
@@ -98,7 +98,7 @@ def test_prompt_equals_the_full_rendering_at_every_turn(name: str, data: st.Data
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_prompt_equals_the_full_rendering_after_edits(name: str, data: st.DataObject) -> None:
-    template = template_of(name)
+    template = family_template(name)
     conversation = Conversation.start(template, GenerationSettings())
     for n in range(4):
         conversation = conversation.with_items(turn(n, data.draw(TEXTS), calls=False))
@@ -117,7 +117,7 @@ def test_prompt_equals_the_full_rendering_after_edits(name: str, data: st.DataOb
 
 
 def test_deleting_a_message_restores_the_rendering_before_it() -> None:
-    template = template_of("qwen3")
+    template = family_template("qwen3")
     thought = "<think>\nhm\n</think>\n\nwell"
     before = Conversation.start(template, GenerationSettings()).with_items(
         [user(0, "hello"), assistant(0, thought), assistant(1, thought)]
@@ -131,7 +131,7 @@ def test_deleting_a_message_restores_the_rendering_before_it() -> None:
 @pytest.mark.parametrize("instructions", ["", "be brief"])
 def test_prompt_of_an_empty_conversation_contains_the_tools(name: str, instructions: str) -> None:
     tools = () if name in NO_TOOLS else (TOOL,)
-    template = template_of(name)
+    template = family_template(name)
     empty = Conversation.start(template, GenerationSettings(instructions=instructions, tools=tools))
     prompt, header = empty.render_header()
     assert (prompt.ids(), header) == (empty.ids(), template.encode_header(None))

@@ -20,12 +20,12 @@ from continuo.realtime.protocol.settings import GenerationSettings, Truncation
 from continuo.realtime.rate_limit import RateLimits, TenantRateLimits
 from continuo.realtime.server.config.settings import GatewaySettings
 from tests.realtime.server.auth.test_tenants import ask
-from tests.support.engines import Bench
-from tests.support.sessions import Talk, message
-from tests.support.web_servers import KEY, Running, first, serve
+from tests.support.engines import EngineHarness
+from tests.support.sessions import SessionDriver, user_message
+from tests.support.web_servers import API_KEY, RunningServer, receive_event, serve_harness
 
 Event = dict[str, Any]
-HEADERS = {"Authorization": f"Bearer {KEY}"}
+HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 TOO_LONG = "x" * 4_801
 """At least 401 tokens."""
 COUNTED = "x" * 4_700
@@ -44,7 +44,7 @@ def tools(count: int, chars: int) -> list[Event]:
     ]
 
 
-def user_message(text: str) -> Event:
+def user_message_event(text: str) -> Event:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
@@ -56,7 +56,7 @@ def function_call_output(text: str) -> Event:
     return {"type": "function_call_output", "call_id": "c", "output": text}
 
 
-async def post(running: Running, body: Event, path: str = "/v1/responses") -> Event:
+async def post(running: RunningServer, body: Event, path: str = "/v1/responses") -> Event:
     status, response = await ask(running, "POST", path, {"max_output_tokens": 2, **body}, HEADERS)
     assert status == 400, response
     return response["error"]
@@ -65,9 +65,9 @@ async def post(running: Running, body: Event, path: str = "/v1/responses") -> Ev
 async def send(socket: ClientConnection, event: Event) -> Event:
     """Send an event. Returns the server event that acknowledges or refuses it."""
     await socket.send(json.dumps(event))
-    response: Event = await first(socket)
+    response: Event = await receive_event(socket)
     while response["type"].startswith(("session.created", "rate_limits")):
-        response = await first(socket)
+        response = await receive_event(socket)
     return response
 
 
@@ -81,14 +81,14 @@ async def send(socket: ClientConnection, event: Event) -> Event:
         ({"input": "x", "instructions": TOO_LONG}, "instructions"),
         ({"input": "x", "tools": tools(1, 5_000)}, "tools"),
         ({"input": "x", "tools": tools(128, 100)}, "tools"),
-        ({"input": [user_message("x" * 100) for _ in range(60)]}, "input"),
+        ({"input": [user_message_event("x" * 100) for _ in range(60)]}, "input"),
         ({"input": "x" * 1_700, "instructions": "x" * 1_700, "tools": tools(1, 1_700)}, "input"),
         ({"input": [function_call(json.dumps({"a": TOO_LONG}))]}, "input"),
         ({"input": [function_call("{}"), function_call_output(TOO_LONG)]}, "input"),
     ],
 )
 async def test_request_is_refused_by_the_length_of_all_its_texts(
-    running: Running, body: Event, param: str
+    running: RunningServer, body: Event, param: str
 ) -> None:
     error = await post(running, body)
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
@@ -96,14 +96,14 @@ async def test_request_is_refused_by_the_length_of_all_its_texts(
     assert "the context of the model holds 400 (max_model_len)" in error["message"]
 
 
-async def test_chat_completion_is_refused_by_characters(running: Running) -> None:
+async def test_chat_completion_is_refused_by_characters(running: RunningServer) -> None:
     body = {"model": "demo", "messages": [{"role": "user", "content": TOO_LONG}], "max_tokens": 2}
     status, response = await ask(running, "POST", "/v1/chat/completions", body, HEADERS)
     assert status == 400
     assert "characters of text, at least 401 tokens" in response["error"]["message"]
 
 
-async def test_texts_of_a_request_are_limited_in_characters(running: Running) -> None:
+async def test_texts_of_a_request_are_limited_in_characters(running: RunningServer) -> None:
     error = await post(running, {"input": "x", "tools": tools(128, 100_000)})
     assert (error["code"], error["param"]) == ("string_above_max_length", "tools")
     assert f"the limit is {REQUEST_CHARS_MAX:,}" in error["message"]
@@ -114,7 +114,7 @@ async def test_texts_of_a_request_are_limited_in_characters(running: Running) ->
     [
         ({"type": "session.update", "session": {"instructions": TOO_LONG}}, "session.instructions"),
         ({"type": "session.update", "session": {"tools": tools(128, 100)}}, "session.tools"),
-        ({"type": "conversation.item.create", "item": user_message(TOO_LONG)}, "item"),
+        ({"type": "conversation.item.create", "item": user_message_event(TOO_LONG)}, "item"),
         ({"type": "conversation.item.create", "item": function_call(TOO_LONG)}, "item"),
         ({"type": "conversation.item.create", "item": function_call_output(TOO_LONG)}, "item"),
         ({"type": "input_text_buffer.append", "text": TOO_LONG}, "text"),
@@ -125,13 +125,13 @@ async def test_texts_of_a_request_are_limited_in_characters(running: Running) ->
         ),
         ({"type": "response.create", "response": {"tools": tools(128, 100)}}, "response.tools"),
         (
-            {"type": "response.create", "response": {"input": [user_message(TOO_LONG)]}},
+            {"type": "response.create", "response": {"input": [user_message_event(TOO_LONG)]}},
             "response.input",
         ),
     ],
 )
 async def test_client_event_is_refused_by_characters(
-    running: Running, event: Event, param: str
+    running: RunningServer, event: Event, param: str
 ) -> None:
     if "session" in event:
         event["session"]["type"] = "realtime"
@@ -142,13 +142,13 @@ async def test_client_event_is_refused_by_characters(
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)
         assert "characters of text, at least" in error["message"]
         done = await send(
-            socket, {"type": "conversation.item.create", "item": user_message("hello")}
+            socket, {"type": "conversation.item.create", "item": user_message_event("hello")}
         )
         assert done["type"] == "conversation.item.added", "the refused event was applied"
         assert done["previous_item_id"] is None
 
 
-async def test_client_secret_is_refused_by_characters(running: Running) -> None:
+async def test_client_secret_is_refused_by_characters(running: RunningServer) -> None:
     session = {"type": "realtime", "instructions": TOO_LONG}
     path = "/v1/realtime/client_secrets"
     status, response = await ask(running, "POST", path, {"session": session}, HEADERS)
@@ -160,9 +160,9 @@ def text_limits(template: ChatTemplate) -> TextLimits:
     return TextLimits(context_tokens=400, token_chars_max=template.token_chars_max)
 
 
-async def test_with_truncation_each_item_must_fit(talk: Talk) -> None:
+async def test_with_truncation_each_item_must_fit(talk: SessionDriver) -> None:
     texts = text_limits(talk.session.conversation.template)
-    items = [message(f"i{n}", "x" * 4_000) for n in range(50)]
+    items = [user_message(f"i{n}", "x" * 4_000) for n in range(50)]
     truncating, disabled = (
         GenerationSettings(truncation=Truncation(mode=mode)) for mode in ("auto", "disabled")
     )
@@ -170,12 +170,12 @@ async def test_with_truncation_each_item_must_fit(talk: Talk) -> None:
     with pytest.raises(Refusal, match="200,000 characters of text"):
         texts.check_input(disabled, items, "input")
     with pytest.raises(Refusal, match="4,801 characters of text"):
-        texts.check_input(truncating, [*items, message("long", TOO_LONG)], "input")
+        texts.check_input(truncating, [*items, user_message("long", TOO_LONG)], "input")
 
 
-async def test_items_that_truncation_removes_are_not_tokenized(running: Running) -> None:
+async def test_items_that_truncation_removes_are_not_tokenized(running: RunningServer) -> None:
     """The newest of 400 items of about 50 characters each are in the prompt."""
-    items = [user_message(f"{n:03} " + "x" * 40) for n in range(400)]
+    items = [user_message_event(f"{n:03} " + "x" * 40) for n in range(400)]
     body = {"input": items, "truncation": "auto", "max_output_tokens": 2, "ignore_eos": True}
     status, response = await ask(running, "POST", "/v1/responses", body, HEADERS)
     assert status == 200, response
@@ -185,24 +185,24 @@ async def test_items_that_truncation_removes_are_not_tokenized(running: Running)
 # ---------------------------------------------------------------- by tokens
 
 
-async def test_counting_tokens_stops_at_a_limit(running: Running) -> None:
+async def test_counting_tokens_stops_at_a_limit(running: RunningServer) -> None:
     error = await post(running, {"input": COUNTED})
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
     assert "more than 4,096 tokens" in error["message"]
-    error = await post(running, {"input": [user_message("hello") for _ in range(800)]})
+    error = await post(running, {"input": [user_message_event("hello") for _ in range(800)]})
     assert "more than 800 tokens" in error["message"], "the items are not counted together"
 
 
-async def test_tokenization_of_many_items_stops_at_a_limit(talk: Talk) -> None:
+async def test_tokenization_of_many_items_stops_at_a_limit(talk: SessionDriver) -> None:
     template = talk.session.conversation.template
-    items = [message(f"i{n}", "hello") for n in range(100_000)]
+    items = [user_message(f"i{n}", "hello") for n in range(100_000)]
     with pytest.raises(TooLong, match="more than 800 tokens"):
         Conversation.start(template, GenerationSettings()).with_items(items, 800)
 
 
-async def test_refused_client_event_names_its_field(running: Running) -> None:
+async def test_refused_client_event_names_its_field(running: RunningServer) -> None:
     async with connect(running.url, additional_headers=HEADERS) as socket:
-        item = {"type": "conversation.item.create", "item": user_message(COUNTED)}
+        item = {"type": "conversation.item.create", "item": user_message_event(COUNTED)}
         error = (await send(socket, item))["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", "item")
         assert "more than 4,096 tokens" in error["message"]
@@ -211,7 +211,7 @@ async def test_refused_client_event_names_its_field(running: Running) -> None:
         assert error["param"] == "session.instructions"
 
 
-async def test_text_buffer_longer_than_the_context_is_not_committed(running: Running) -> None:
+async def test_text_buffer_longer_than_the_context_is_not_committed(running: RunningServer) -> None:
     async with connect(running.url, additional_headers=HEADERS) as socket:
         await send(socket, {"type": "input_text_buffer.append", "text": COUNTED})
         error = (await send(socket, {"type": "input_text_buffer.commit"}))["error"]
@@ -276,14 +276,16 @@ def test_long_text_is_not_processed_while_the_bucket_is_in_debt() -> None:
 
 
 @pytest.fixture
-async def limited(bench: Bench) -> AsyncIterator[Running]:
+async def limited(bench: EngineHarness) -> AsyncIterator[RunningServer]:
     limits = Limits(requests_per_minute=20, tokens_per_minute=1_000, off_loop_chars_min=500)
-    settings = GatewaySettings(tenants={KEY: "acme"}, served_model_name=("demo",), limits=limits)
-    async with serve(bench, settings) as running:
+    settings = GatewaySettings(
+        tenants={API_KEY: "acme"}, served_model_name=("demo",), limits=limits
+    )
+    async with serve_harness(bench, settings) as running:
         yield running
 
 
-async def test_repeated_session_updates_exhaust_the_rate_limit(limited: Running) -> None:
+async def test_repeated_session_updates_exhaust_the_rate_limit(limited: RunningServer) -> None:
     """Updates count whether accepted or refused, and under the API key as under a client secret."""
     _, secret = await ask(limited, "POST", "/v1/realtime/client_secrets", {}, HEADERS)
     browser = {"Authorization": f"Bearer {secret['value']}"}
@@ -292,8 +294,8 @@ async def test_repeated_session_updates_exhaust_the_rate_limit(limited: Running)
         connect(limited.url, additional_headers=HEADERS) as one,
         connect(limited.url, additional_headers=browser) as other,
     ):
-        await first(one)
-        await first(other)
+        await receive_event(one)
+        await receive_event(other)
         for n, socket in enumerate([one, other] * 8):
             session = {
                 "type": "realtime",
@@ -310,7 +312,7 @@ INSTRUCTIONS_CHARS = (350, 4_000, 380, 3_000)
 """Alternately short enough for the context and too long for it."""
 
 
-async def test_refused_requests_exhaust_the_rate_limit(limited: Running) -> None:
+async def test_refused_requests_exhaust_the_rate_limit(limited: RunningServer) -> None:
     responses = [
         (await ask(limited, "POST", "/v1/responses", {"input": TOO_LONG}, HEADERS))
         for _ in range(22)

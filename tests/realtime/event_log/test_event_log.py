@@ -19,11 +19,11 @@ from continuo.realtime.protocol.events import (
 from continuo.realtime.protocol.items import ContentPart, ItemStatus, MessageItem
 from continuo.realtime.protocol.response import Response, ResponseStatus
 from continuo.realtime.protocol.settings import GenerationSettings
-from tests.support.sessions import message
+from tests.support.sessions import user_message
 
 SETTINGS = GenerationSettings()
 RESPONSE = Response(id="resp_1", conversation="conv_1", settings=SETTINGS)
-USER_ITEM = message("u1", "hello")
+USER_ITEM = user_message("u1", "hello")
 
 
 def output_message(text: str, status: ItemStatus) -> MessageItem:
@@ -144,7 +144,7 @@ def test_item_after_a_response_is_replayed_after_the_response() -> None:
     since = one.event_id()
     one.start_item()
     one.append_text("ab")
-    one.log.append(ItemAdded(message("u2", "and?"), "a1"))
+    one.log.append(ItemAdded(user_message("u2", "and?"), "a1"))
     started, *following = one.resume(since)
     assert (type(started.event), started.seen_parts) == (ResponseStarted, 1)
     kinds = [type(line.event) for line in following]
@@ -156,7 +156,7 @@ def test_partly_seen_item_is_replayed_to_its_end_first() -> None:
     one.start_item()
     since = one.event_id(part=1)
     one.append_text("ab")
-    one.log.append(ItemAdded(message("u2", "and?"), "a1"))
+    one.log.append(ItemAdded(user_message("u2", "and?"), "a1"))
     replayed = one.resume(since)
     kinds = [(type(line.event), line.seen_parts) for line in replayed]
     assert kinds == [(OutputItemStarted, 1), (TextDelta, 0), (ItemAdded, 0)]
@@ -168,7 +168,7 @@ def test_item_after_an_item_unknown_to_this_gateway_is_a_gap() -> None:
     before_item = one.event_id()
     one.start_item()
     within_item = one.event_id(part=1)
-    other.log.append(ItemAdded(message("u2", "and?"), "a1"))
+    other.log.append(ItemAdded(user_message("u2", "and?"), "a1"))
     for since in (before_item, within_item):
         with pytest.raises(ReplayGap):
             other.resume(since, {"u2": "u1"})
@@ -179,7 +179,7 @@ def test_output_item_placed_before_an_added_item_is_sent_after_it() -> None:
     """The item is added before the open response starts its output item, which precedes it."""
     one, other = GatewayLog(), GatewayLog()
     since = one.event_id()
-    other.log.append(ItemAdded(message("u2", "and?"), "u1"))
+    other.log.append(ItemAdded(user_message("u2", "and?"), "u1"))
     other.start_item()
     kinds = [type(line.event) for line in other.resume(since, {"a1": "u1", "u2": "a1"})]
     assert kinds == [ResponseStarted, ItemAdded, OutputItemStarted]
@@ -189,6 +189,6 @@ def test_added_item_that_follows_no_open_item_is_sent_at_once() -> None:
     one, other = GatewayLog(), GatewayLog()
     one.start_item()
     since = one.event_id(part=1)
-    other.log.append(ItemAdded(message("u2", "and?"), "u1"))
+    other.log.append(ItemAdded(user_message("u2", "and?"), "u1"))
     (added,) = other.resume(since, {"u2": "u1"})
     assert isinstance(added.event, ItemAdded)

@@ -20,7 +20,7 @@ from continuo.realtime.generation.output_parser import (
 )
 from continuo.realtime.generation.tool_calls import ToolCallParser, make_output_parser
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice
-from tests.support.checkpoints import template_of
+from tests.support.checkpoints import family_template
 
 OUTPUT = 'Let me see. <tool_call>\n{"name": "look", "arguments": {"at": "Rome"}}\n</tool_call>'
 TOOLS = (Tool(name="look"),)
@@ -50,7 +50,7 @@ def parse(parser: OutputParser, text: str, cuts: list[int]) -> list[ParsedChunk]
 
 @given(st.lists(st.integers(0, 200)))
 def test_call_is_found_however_the_text_is_split(cuts: list[int]) -> None:
-    parser = make_output_parser(GenerationSettings(tools=TOOLS), template_of("qwen2_5"))
+    parser = make_output_parser(GenerationSettings(tools=TOOLS), family_template("qwen2_5"))
     assert isinstance(parser, ToolCallParser)
     assert parse(parser, OUTPUT, cuts) == [
         TextChunk("Let me see."),
@@ -61,7 +61,7 @@ def test_call_is_found_however_the_text_is_split(cuts: list[int]) -> None:
 
 
 def test_call_cut_off_ends_incomplete() -> None:
-    parser = make_output_parser(GenerationSettings(tools=TOOLS), template_of("qwen2_5"))
+    parser = make_output_parser(GenerationSettings(tools=TOOLS), family_template("qwen2_5"))
     assert parse(parser, OUTPUT[:60], [])[-1] == CallEndChunk(is_complete=False)
 
 
@@ -70,13 +70,13 @@ def test_call_cut_off_ends_incomplete() -> None:
     [GenerationSettings(), GenerationSettings(tools=TOOLS, tool_choice=ToolChoice("none"))],
 )
 def test_output_without_tools_is_plain_text(settings: GenerationSettings) -> None:
-    parser = make_output_parser(settings, template_of("qwen2_5"))
+    parser = make_output_parser(settings, family_template("qwen2_5"))
     assert isinstance(parser, PlainTextParser)
     assert parse(parser, OUTPUT, []) == [TextChunk(OUTPUT)]
 
 
 def test_output_of_a_template_without_tool_calls_is_plain_text() -> None:
-    parser = make_output_parser(GenerationSettings(tools=TOOLS), template_of("chatml"))
+    parser = make_output_parser(GenerationSettings(tools=TOOLS), family_template("chatml"))
     assert parse(parser, OUTPUT, [3, 20]) == [TextChunk(OUTPUT)]
     assert parse(ToolCallParser(ToolParser(None)), "x", []) == [TextChunk("x")]
 
@@ -87,7 +87,7 @@ STRICT = Tool(name="look", parameters='{"type": "object", "not": {}}', strict=Tr
 LOOSE = Tool(name="look", parameters='{"type": "object", "not": {}}')
 PAIR = (Tool(name="look", parameters='{"type": "object"}'), Tool(name="listen"))
 SCHEMA = Grammar("json_schema", '{"type": "array"}')
-QWEN = template_of("qwen2_5")
+QWEN = family_template("qwen2_5")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def test_unenforceable_settings_are_refused(
     settings: GenerationSettings, template: str, param: str
 ) -> None:
     with pytest.raises(Refusal) as caught:
-        await check_enforceable(settings, template_of(template), "session.")
+        await check_enforceable(settings, family_template(template), "session.")
     assert caught.value.param == param
     with pytest.raises(Refusal):
-        build_grammar(settings, template_of(template))
+        build_grammar(settings, family_template(template))

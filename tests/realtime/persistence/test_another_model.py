@@ -35,12 +35,12 @@ from tests.realtime.conftest import TEMPLATE, chat_folder
 from tests.realtime.registry.test_takeover import deltas, done, gate
 from tests.support import transformers_oracle as parity
 from tests.support.digest_runner import oracle
-from tests.support.engines import Bench, digest_engine
+from tests.support.engines import EngineHarness, digest_engine
 from tests.support.redis_process import RedisProcess
-from tests.support.response_chains import Caller, calling, text_of
-from tests.support.resuming import Client, resumed
-from tests.support.sessions import Ears
-from tests.support.web_servers import serve
+from tests.support.response_chains import ResponsesClient, connect_responses_client, output_text
+from tests.support.resuming import ResumingClient, resume_result
+from tests.support.sessions import EventRecorder
+from tests.support.web_servers import serve_harness
 
 WARNING = "was begun on another model"
 
@@ -91,33 +91,33 @@ async def gateway_on(
         await registry.aclose()
 
 
-async def session_with_turns(registry: Registry, turns: int = 2) -> Client:
-    client = Client(registry)
+async def session_with_turns(registry: Registry, turns: int = 2) -> ResumingClient:
+    client = ResumingClient(registry)
     client.connect()
     for turn in range(turns):
-        client.say(f"u{turn}", f"hello {turn}")
-        client.respond(12)
-        await client.socket.until("rate_limits.updated", turn + 1)
-    await client.drop()
-    client.take()
+        client.send_message(f"u{turn}", f"hello {turn}")
+        client.start_response(12)
+        await client.socket.wait_for("rate_limits.updated", turn + 1)
+    await client.disconnect()
+    client.receive()
     return client
 
 
-async def resume_on(client: Client, registry: Registry, last: str | None = None) -> str:
+async def resume_on(client: ResumingClient, registry: Registry, last: str | None = None) -> str:
     """Resume the session on `registry`. Returns "exact" or "snapshot"."""
     client.registry = registry
     client.resume(last)
-    await client.socket.until("session.updated")
-    return resumed(client.socket)["resumed"]
+    await client.socket.wait_for("session.updated")
+    return resume_result(client.socket)["resumed"]
 
 
-def conversation(client: Client) -> Conversation:
+def conversation(client: ResumingClient) -> Conversation:
     session = client.registry.find(client.session_id)
     assert session is not None
     return session.conversation
 
 
-def rendered_again(client: Client) -> Conversation:
+def rendered_again(client: ResumingClient) -> Conversation:
     """The items within the context window, rendered as in a new conversation."""
     current = conversation(client)
     settings = GenerationSettings(instructions=current.instructions, tools=current.tools)
@@ -135,11 +135,11 @@ def expected_ids(prompt: Conversation, tokens: int) -> list[int]:
     return oracle(prompt.ids() + header, tokens, stop_ids=[0])
 
 
-async def add_message(client: Client, text: str) -> None:
+async def add_message(client: ResumingClient, text: str) -> None:
     """Add an item of the user; returns when the gateway has acknowledged it."""
     sent = [event["type"] for event in client.socket.sent].count("conversation.item.done")
-    client.say(f"item_{len(list(conversation(client).items()))}", text)
-    await client.socket.until("conversation.item.done", sent + 1)
+    client.send_message(f"item_{len(list(conversation(client).items()))}", text)
+    await client.socket.wait_for("conversation.item.done", sent + 1)
 
 
 def find_long_prompt(*folders: Path) -> str:
@@ -156,15 +156,15 @@ def find_long_prompt(*folders: Path) -> str:
     raise AssertionError("no prompt has a long response from every model")
 
 
-async def check_turn(client: Client, tokens: int = 9, *, render_again: bool = True) -> None:
+async def check_turn(client: ResumingClient, tokens: int = 9, *, render_again: bool = True) -> None:
     """Check that one more turn samples the ids that a fresh prefill gives.
 
     The prefill is of the same items rendered again, or else of the ids of the session as they are.
     """
     await add_message(client, "and more")
     prompt = rendered_again(client) if render_again else conversation(client)
-    client.respond(tokens)
-    await client.socket.until("rate_limits.updated")
+    client.start_response(tokens)
+    await client.socket.wait_for("rate_limits.updated")
     response = conversation(client).spans[-1]
     assert list(response.sampled_ids or ()) == expected_ids(prompt, tokens)
 
@@ -174,14 +174,14 @@ async def test_session_of_another_model_is_rendered_again_and_sent_whole(
 ) -> None:
     async with gateway_on(chatty, store) as registry:
         client = await session_with_turns(registry)
-        old_epoch = client.seen[0]["session"]["resume"]["epoch"]
-        last_event_id = client.seen[-1]["event_id"]
+        old_epoch = client.received[0]["session"]["resume"]["epoch"]
+        last_event_id = client.received[-1]["event_id"]
         found = registry.find(client.session_id)
         assert found is not None
         old_texts, old_ids = texts_of(found.conversation.items()), found.conversation.ids()
     async with gateway_on(other_model, store) as registry:
         assert await resume_on(client, registry) == "snapshot"
-        assert resumed(client.socket)["epoch"] != old_epoch
+        assert resume_result(client.socket)["epoch"] != old_epoch
         assert caplog.text.count(WARNING) == 1
         current = conversation(client)
         assert texts_of(current.items()) == old_texts
@@ -190,22 +190,22 @@ async def test_session_of_another_model_is_rendered_again_and_sent_whole(
         sent = [e["item"] for e in client.socket.sent if e["type"] == "conversation.item.done"]
         assert ["".join(p["text"] for p in item["content"]) for item in sent] == old_texts
         await check_turn(client)
-        await client.drop()
-        client.take()
+        await client.disconnect()
+        client.receive()
         assert await resume_on(client, registry) == "exact", "the session is of this model now"
-        await client.drop()
+        await client.disconnect()
         assert await resume_on(client, registry, last_event_id) == "snapshot", "old id"
         await check_turn(client, render_again=False)
-        await client.drop()
-        client.take()
+        await client.disconnect()
+        client.receive()
     async with gateway_on(other_model, store) as registry:
         assert await resume_on(client, registry) == "exact", "after a restart"
-        await client.drop()
+        await client.disconnect()
     assert caplog.text.count(WARNING) == 1
     async with gateway_on(chatty, store) as registry:
         assert await resume_on(client, registry) == "snapshot", "back on the first model"
         await check_turn(client)
-        await client.drop()
+        await client.disconnect()
 
 
 async def test_takeover_without_a_write_still_invalidates_old_event_ids(
@@ -222,7 +222,7 @@ async def test_takeover_without_a_write_still_invalidates_old_event_ids(
         )
         await store.extend_deadline(lease, 60, is_parked=True)
         assert await resume_on(client, registry) == "snapshot"
-        await client.drop()
+        await client.disconnect()
 
 
 @pytest.mark.parametrize("restart_is_stored", [True, False])
@@ -249,29 +249,29 @@ async def test_open_response_is_generated_again_by_the_other_model(
         gateway_on(other_model, store, step_s=0.02) as two,
         gateway_on(other_model, store, step_s=0.02) as three,
     ):
-        client = Client(one)
+        client = ResumingClient(one)
         client.connect()
-        client.say("u1", find_long_prompt(chatty, other_model))
-        client.respond(60)
-        await client.socket.until("response.output_text.delta", 5)
+        client.send_message("u1", find_long_prompt(chatty, other_model))
+        client.start_response(60)
+        await client.socket.wait_for("response.output_text.delta", 5)
         await asyncio.sleep(0.3)
-        client.take()
+        client.receive()
         [response_id] = [
-            e["response"]["id"] for e in client.seen if e["type"] == "response.created"
+            e["response"]["id"] for e in client.received if e["type"] == "response.created"
         ]
-        last_event_id, client.seen = client.seen[-1]["event_id"], client.seen[:1]
+        last_event_id, client.received = client.received[-1]["event_id"], client.received[:1]
         assert await resume_on(client, two, last_event_id) == "snapshot"
-        await client.socket.until("response.output_text.delta", 5)
+        await client.socket.wait_for("response.output_text.delta", 5)
         await asyncio.sleep(0.3)
-        client.take()
-        assert [e["response"]["id"] for e in client.seen if e["type"] == "response.created"] == [
-            response_id
-        ]
+        client.receive()
+        assert [
+            e["response"]["id"] for e in client.received if e["type"] == "response.created"
+        ] == [response_id]
         assert await resume_on(client, three) == "exact", (
             "the third has the same model as the second"
         )
-        await client.socket.until("response.done")
-        client.take()
+        await client.socket.wait_for("response.done")
+        client.receive()
         assert deltas(client) == done(client)
         [request, response] = conversation(client).spans
         assert response.response_id == response_id
@@ -279,7 +279,7 @@ async def test_open_response_is_generated_again_by_the_other_model(
             request.items
         )
         assert list(response.sampled_ids or ()) == expected_ids(prompt, 60)
-        await client.drop()
+        await client.disconnect()
 
 
 async def test_open_response_that_no_longer_fits_ends(
@@ -289,12 +289,12 @@ async def test_open_response_that_no_longer_fits_ends(
         gateway_on(chatty, store, step_s=0.02) as one,
         gateway_on(other_model, store, length=25, step_s=0.02) as two,
     ):
-        client = Client(one)
+        client = ResumingClient(one)
         client.connect()
-        client.say("u1", find_long_prompt(chatty))
-        client.respond(200)
-        await client.socket.until("response.output_text.delta", 2)
-        client.take()
+        client.send_message("u1", find_long_prompt(chatty))
+        client.start_response(200)
+        await client.socket.wait_for("response.output_text.delta", 2)
+        client.receive()
         assert await resume_on(client, two) == "snapshot"
         session = two.find(client.session_id)
         assert session is not None
@@ -302,7 +302,7 @@ async def test_open_response_that_no_longer_fits_ends(
             while session.conversation.has_open_response:
                 await asyncio.sleep(0.01)
         assert [item.id for item in session.conversation.items()] == ["u1"]
-        await client.drop()
+        await client.disconnect()
 
 
 @pytest.mark.parametrize("truncation", ["auto", "disabled"])
@@ -311,17 +311,17 @@ async def test_session_too_long_for_the_other_model_is_truncated_or_refused(
 ) -> None:
     """`auto` moves the oldest items out of the window; `disabled` refuses and changes nothing."""
     async with gateway_on(chatty, store) as registry:
-        client = Client(registry)
+        client = ResumingClient(registry)
         client.connect()
-        client.socket.put(
+        client.socket.push_event(
             type="session.update", session={"type": "realtime", "truncation": truncation}
         )
         for turn in range(4):
-            client.say(f"u{turn}", f"hello {turn}")
-            client.respond(12)
-            await client.socket.until("rate_limits.updated", turn + 1)
-        await client.drop()
-        client.take()
+            client.send_message(f"u{turn}", f"hello {turn}")
+            client.start_response(12)
+            await client.socket.wait_for("rate_limits.updated", turn + 1)
+        await client.disconnect()
+        client.receive()
         stored = await store.load(client.session_id)
         assert stored is not None
         unchanged = (stored.entries, stored.state, stored.events)
@@ -329,16 +329,16 @@ async def test_session_too_long_for_the_other_model_is_truncated_or_refused(
         client.registry = registry
         client.resume()
         if truncation == "auto":
-            await client.socket.until("session.updated")
-            assert resumed(client.socket)["resumed"] == "snapshot"
+            await client.socket.wait_for("session.updated")
+            assert resume_result(client.socket)["resumed"] == "snapshot"
             current = conversation(client)
             assert current.length <= 100
             assert current.out_of_window
             assert len(list(current.items())) == 8, "items out of the window are sent, too"
             await check_turn(client)
-            await client.drop()
+            await client.disconnect()
             return
-        await client.gone()
+        await client.wait_closed()
         error = client.socket.sent[-1]["error"]
         assert error["code"] == "context_length_exceeded"
         assert "max_model_len" in error["message"]
@@ -350,7 +350,7 @@ async def test_session_too_long_for_the_other_model_is_truncated_or_refused(
         assert found.metadata.is_parked
     async with gateway_on(chatty, store) as registry:
         assert await resume_on(client, registry) == "exact"
-        await client.drop()
+        await client.disconnect()
 
 
 async def test_fork_of_a_session_of_another_model_is_rendered_again(
@@ -360,7 +360,7 @@ async def test_fork_of_a_session_of_another_model_is_rendered_again(
         client = await session_with_turns(registry)
         stored = await store.load(client.session_id)
     async with gateway_on(other_model, store) as registry:
-        child = await registry.open(Ears(), fork=ForkRequest(client.session_id, "u1"))
+        child = await registry.open(EventRecorder(), fork=ForkRequest(client.session_id, "u1"))
         assert [item.id for item in child.conversation.items()][::2] == ["u0", "u1"]
         prompt = Conversation.start(child.conversation.template, GenerationSettings())
         prompt = prompt.with_items(list(child.conversation.items()))
@@ -373,13 +373,15 @@ async def test_fork_of_a_session_of_another_model_is_rendered_again(
 
 
 @contextlib.asynccontextmanager
-async def responses_server(folder: Path, store: Store) -> AsyncIterator[tuple[Caller, Bench]]:
+async def responses_server(
+    folder: Path, store: Store
+) -> AsyncIterator[tuple[ResponsesClient, EngineHarness]]:
     """Run a server of the Responses API with this model on this store."""
     settings = GatewaySettings(served_model_name=("demo",))
     async with (
         digest_engine(folder, pages=256, max_model_len=400) as bench,
-        serve(bench, settings, store) as running,
-        calling(running) as caller,
+        serve_harness(bench, settings, store) as running,
+        connect_responses_client(running) as caller,
     ):
         yield caller, bench
 
@@ -388,19 +390,19 @@ async def test_response_continues_from_a_response_of_another_model(
     store: Store, chatty: Path, other_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with responses_server(chatty, store) as (caller, _):
-        first = await caller.turn("hi", store=True)
-        second = await caller.turn("you", store=True, previous_response_id=first["id"])
-    texts = ["hi", text_of(first), "you", text_of(second), "more"]
+        first = await caller.create_response("hi", store=True)
+        second = await caller.create_response("you", store=True, previous_response_id=first["id"])
+    texts = ["hi", output_text(first), "you", output_text(second), "more"]
     async with responses_server(other_model, store) as (caller, bench):
-        third = await caller.turn("more", store=True, previous_response_id=second["id"])
-        assert text_of(third) == expected_text(bench, *texts)
+        third = await caller.create_response("more", store=True, previous_response_id=second["id"])
+        assert output_text(third) == expected_text(bench, *texts)
     assert caplog.text.count("from another model") == 1
     async with responses_server(chatty, store) as (caller, bench):
-        fourth = await caller.turn("and", previous_response_id=third["id"])
-        assert text_of(fourth) == expected_text(bench, *texts, text_of(third), "and")
+        fourth = await caller.create_response("and", previous_response_id=third["id"])
+        assert output_text(fourth) == expected_text(bench, *texts, output_text(third), "and")
 
 
-def expected_text(bench: Bench, *texts: str) -> str:
+def expected_text(bench: EngineHarness, *texts: str) -> str:
     """The text of 4 tokens after these messages, alternately of the user and the assistant."""
     template = bench.engine.text.template
     assert template is not None
@@ -471,12 +473,12 @@ async def test_session_stored_without_a_fingerprint_is_rendered_again(
         await store.journal(lease, response_id, 0, (22, 70, 1 << 30))
     await store.extend_deadline(lease, 60, is_parked=True)
     async with gateway_on(chatty, store) as registry:
-        client = Client(registry)
-        client.seen = [{"session": {"id": session_id}}]
+        client = ResumingClient(registry)
+        client.received = [{"session": {"id": session_id}}]
         assert await resume_on(client, registry, "event_00_0") == "snapshot"
         assert "(unknown, this one is" in caplog.text
         if response_is_open:
-            await client.socket.until("response.done")
+            await client.socket.wait_for("response.done")
             request, response = conversation(client).spans
             prompt = Conversation.start(
                 conversation(client).template, GenerationSettings()
@@ -488,7 +490,7 @@ async def test_session_stored_without_a_fingerprint_is_rendered_again(
         else:
             assert texts_of(conversation(client).items()) == ["hello", "s!Q}?@"]
             await check_turn(client)
-        await client.drop()
+        await client.disconnect()
 
 
 async def test_response_stored_without_a_fingerprint_is_rendered_again(
@@ -498,8 +500,8 @@ async def test_response_stored_without_a_fingerprint_is_rendered_again(
     stored = StoredResponse(id=response_id, tenant="", entries=OLD_RESPONSE_ENTRIES, body=b"[]")
     await store.put_response(stored, 3600)
     async with responses_server(chatty, store) as (caller, bench):
-        response = await caller.turn("more", previous_response_id=response_id)
-        assert text_of(response) == expected_text(bench, "hi", "=]dD", "more")
+        response = await caller.create_response("more", previous_response_id=response_id)
+        assert output_text(response) == expected_text(bench, "hi", "=]dD", "more")
 
 
 # ---- real models
@@ -508,7 +510,9 @@ async def test_response_stored_without_a_fingerprint_is_rendered_again(
 def save_checkpoint(folder: Path, *, large: bool) -> Path:
     """Save a small random model with its tokenizer: of 4,096 ids, or of 112."""
     size = 4096 if large else 112
-    network = parity.FAMILIES["qwen3"](**parity.SIXTEENS | {"vocab_size": size, "eos_token_id": 0})
+    network = parity.FAMILIES["qwen3"](
+        **parity.NATIVE_SIZES | {"vocab_size": size, "eos_token_id": 0}
+    )
     network.save_pretrained(folder)
     if large:
         random_checkpoints.save_tokenizer(folder)
@@ -551,9 +555,9 @@ async def test_real_model_with_a_smaller_vocabulary_resumes_a_session(tmp_path: 
         sampling = Sampling(max_tokens=9, stop_ids=engine.text.stop_ids)
         turn = await engine.complete(prompt.ids() + header, sampling)
         fresh_ids = [id async for piece in turn for id in piece.ids]
-        client.respond(9)
-        await client.socket.until("rate_limits.updated")
+        client.start_response(9)
+        await client.socket.wait_for("rate_limits.updated")
         assert list(conversation(client).spans[-1].sampled_ids or ()) == fresh_ids
         assert engine.pid == pid, "the engine process did not restart"
-        await client.drop()
+        await client.disconnect()
     await store.aclose()

@@ -21,9 +21,9 @@ from continuo.realtime.store import (
     WriteResult,
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
-from tests.support.engines import Bench
-from tests.support.resuming import Client
-from tests.support.sessions import Ears, Talk
+from tests.support.engines import EngineHarness
+from tests.support.resuming import ResumingClient
+from tests.support.sessions import EventRecorder, SessionDriver
 
 
 class BlockingStore(SqliteStore):
@@ -70,21 +70,21 @@ async def store() -> AsyncIterator[BlockingStore]:
 
 
 @pytest.fixture
-async def talk(bench: Bench, store: BlockingStore) -> AsyncIterator[Talk]:
+async def talk(bench: EngineHarness, store: BlockingStore) -> AsyncIterator[SessionDriver]:
     template = bench.engine.text.template
     assert template is not None
     registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
-    ears = Ears()
-    yield Talk(await registry.open(ears), ears, bench)
+    ears = EventRecorder()
+    yield SessionDriver(await registry.open(ears), ears, bench)
     await registry.aclose()
 
 
 async def test_open_response_updated_during_an_out_of_band_write_keeps_its_items(
-    talk: Talk, store: BlockingStore
+    talk: SessionDriver, store: BlockingStore
 ) -> None:
     """The writes are those that begin and end the out-of-band response."""
     unit_of_work, settings = talk.session._unit_of_work, talk.session.settings
-    await talk.say("hello")
+    await talk.add_message("hello")
     main = Response(id="resp_main", conversation=talk.session.id, settings=settings)
     out_of_band = Response(id="resp_beside", conversation=None, settings=settings)
     await unit_of_work.begin_response(main, StoredRequest(), 1, 1)
@@ -104,30 +104,30 @@ async def test_open_response_updated_during_an_out_of_band_write_keeps_its_items
     begin = unit_of_work.begin_response(out_of_band, StoredRequest(), 1, 1)
     await check_update_during(begin, "so")
     await check_update_during(unit_of_work.end_response(out_of_band, ()), "so far")
-    await talk.say("while you speak")
-    added = await talk.ears.until(ItemAdded, 2)
+    await talk.add_message("while you speak")
+    added = await talk.recorder.wait_for(ItemAdded, 2)
     assert isinstance(added, ItemAdded)
     assert added.previous_item_id == "a1"
     await unit_of_work.end_response(main, ())
 
 
 async def test_turn_whose_end_was_refused_leaves_no_ids_in_the_next_prompt(
-    talk: Talk, store: BlockingStore
+    talk: SessionDriver, store: BlockingStore
 ) -> None:
     """The end of the turn arrives after the next turn was requested."""
-    bench = talk.bench
-    await talk.say("hello")
+    bench = talk.engine_harness
+    await talk.add_message("hello")
     prompt, header = talk.session.conversation.render_header()
-    length = prompt.length + len(header) + len(talk.expected(3))
+    length = prompt.length + len(header) + len(talk.expected_ids(3))
     store.block_calls()
-    responding = asyncio.create_task(talk.respond(3))
+    responding = asyncio.create_task(talk.create_response(3))
     await asyncio.wait_for(store.blocked.wait(), 20)
     async with asyncio.timeout(20):
         while (
             await bench.engine.info(talk.session.id)
         ).length < length or bench.engine.active_turns:
             await asyncio.sleep(0)
-    bench.may_launch.clear()
+    bench.launch_allowed.clear()
     bench.kill()
     while bench.engine.is_available:
         await asyncio.sleep(0)
@@ -135,37 +135,37 @@ async def test_turn_whose_end_was_refused_leaves_no_ids_in_the_next_prompt(
     await asyncio.sleep(0.05)  # the turn is being stopped without an engine
     responding.cancel()
     await asyncio.wait([responding])
-    turn = asyncio.create_task(talk.turn(5))
-    await talk.ears.until(ResponseStarted)
-    bench.may_launch.set()
+    turn = asyncio.create_task(talk.run_turn(5))
+    await talk.recorder.wait_for(ResponseStarted)
+    bench.launch_allowed.set()
     await asyncio.wait_for(turn, 20)
-    await talk.say("and more")
-    await talk.turn()
+    await talk.add_message("and more")
+    await talk.run_turn()
 
 
 async def test_session_resumed_while_being_parked_is_not_marked_as_parked(
-    bench: Bench, store: BlockingStore
+    bench: EngineHarness, store: BlockingStore
 ) -> None:
     template = bench.engine.text.template
     assert template is not None
     registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
-    client = Client(registry)
+    client = ResumingClient(registry)
     client.connect()
-    client.say("u1", "hello")
-    await client.socket.until("conversation.item.done")
-    client.take()
+    client.send_message("u1", "hello")
+    await client.socket.wait_for("conversation.item.done")
+    client.receive()
     store.block_calls("hold")
-    dropping = asyncio.create_task(client.drop())
+    dropping = asyncio.create_task(client.disconnect())
     await store.blocked.wait()
-    resumer = Client(registry)
+    resumer = ResumingClient(registry)
     resumer.connect(ResumeRequest(client.session_id))
-    await resumer.socket.until("session.updated")
+    await resumer.socket.wait_for("session.updated")
     store.unblock()
     await dropping
     metadata = await store.find(client.session_id)
     assert metadata is not None
     assert not metadata.is_parked
-    await resumer.drop()
+    await resumer.disconnect()
     metadata = await store.find(client.session_id)
     assert metadata is not None
     assert metadata.is_parked

@@ -20,7 +20,7 @@ from continuo.realtime.store import (
     WriteResult,
     open_store,
 )
-from tests.support.store_records import entry, fresh_session
+from tests.support.store_records import make_entry, new_session
 
 
 @pytest.fixture
@@ -32,11 +32,11 @@ async def store() -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def lease_holder(store: Store) -> LeaseHolder:
-    return LeaseHolder(store, await store.create(fresh_session()), 60)
+    return LeaseHolder(store, await store.create(new_session()), 60)
 
 
 async def write_entry(store: Store, lease: SessionLease, n: int) -> WriteResult:
-    written = await store.write(lease, WriteBatch(kept_entries=0, entries=(entry(n),)))
+    written = await store.write(lease, WriteBatch(kept_entries=0, entries=(make_entry(n),)))
     assert isinstance(written, WriteResult)
     return written
 
@@ -63,7 +63,7 @@ async def test_late_write_is_refused_after_a_later_write(
         await write_entry(store, late, 2)
     found = await store.load(lease_holder.lease.session)
     assert found is not None
-    assert found.entries == (entry(1),)
+    assert found.entries == (make_entry(1),)
 
 
 async def test_late_write_of_a_cancelled_call_is_refused(

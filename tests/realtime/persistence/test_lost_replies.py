@@ -12,8 +12,8 @@ from continuo.realtime.store import (
     WriteResult,
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
-from tests.support.engines import Bench
-from tests.support.resuming import Client
+from tests.support.engines import EngineHarness
+from tests.support.resuming import ResumingClient
 
 
 class ReplyLosingStore(SqliteStore):
@@ -26,25 +26,25 @@ class ReplyLosingStore(SqliteStore):
         return written
 
 
-async def test_refused_settings_are_rolled_back_in_the_store(bench: Bench) -> None:
+async def test_refused_settings_are_rolled_back_in_the_store(bench: EngineHarness) -> None:
     store = await ReplyLosingStore.open(None)
     template = bench.engine.text.template
     assert template is not None
     registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
-    client = Client(registry)
+    client = ResumingClient(registry)
     client.connect()
-    await client.socket.until("session.created")
-    client.take()
+    await client.socket.wait_for("session.created")
+    client.receive()
     store.loses_replies = True
     session = {"type": "realtime", "instructions": "be kind"}
-    client.socket.put(type="session.update", session=session)
-    assert (await client.socket.until("error"))["error"]["code"] == "store_unavailable"
+    client.socket.push_event(type="session.update", session=session)
+    assert (await client.socket.wait_for("error"))["error"]["code"] == "store_unavailable"
     store.loses_replies = False
-    client.say("u1", "hello")
-    await client.socket.until("conversation.item.done")
+    client.send_message("u1", "hello")
+    await client.socket.wait_for("conversation.item.done")
     found = await store.load(client.session_id)
     assert found is not None
     assert decode_state(found.state).settings == GenerationSettings()
-    await client.drop()
+    await client.disconnect()
     await registry.aclose()
     await store.aclose()

@@ -13,10 +13,10 @@ from continuo.realtime.persistence.session_codec import encode_entry, to_entries
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
-from tests.support.engines import Bench
+from tests.support.engines import EngineHarness
 from tests.support.redis_process import RedisProcess, needs_redis
-from tests.support.resuming import Event, connected, resumed
-from tests.support.sessions import SLOW_S
+from tests.support.resuming import JsonEvent, connect_client, resume_result
+from tests.support.sessions import SLOW_STEP_S
 
 pytestmark = needs_redis
 
@@ -30,7 +30,7 @@ async def redis(tmp_path: Path) -> AsyncIterator[RedisProcess]:
 
 
 @pytest.fixture
-async def registry(bench: Bench, redis: RedisProcess) -> AsyncIterator[Registry]:
+async def registry(bench: EngineHarness, redis: RedisProcess) -> AsyncIterator[Registry]:
     store = await open_store(redis.url)
     template = bench.engine.text.template
     assert template is not None
@@ -43,29 +43,29 @@ async def registry(bench: Bench, redis: RedisProcess) -> AsyncIterator[Registry]
 async def test_response_continues_and_appends_are_refused_while_redis_is_paused(
     registry: Registry, redis: RedisProcess
 ) -> None:
-    client = await connected(registry)
-    client.say("u1", "hello")
-    client.respond(100)
-    await client.socket.until("response.output_text.delta")
+    client = await connect_client(registry)
+    client.send_message("u1", "hello")
+    client.start_response(100)
+    await client.socket.wait_for("response.output_text.delta")
     redis.pause()
     try:
         start = time.monotonic()
-        client.say("u2", "lost")
-        error = (await client.socket.until("error"))["error"]
+        client.send_message("u2", "lost")
+        error = (await client.socket.wait_for("error"))["error"]
         waited = time.monotonic() - start
-        await client.socket.until("response.done")
+        await client.socket.wait_for("response.done")
     finally:
-        redis.go_on()
+        redis.resume()
     assert (error["code"], error["type"]) == ("store_unavailable", "server_error")
     assert waited < 5, "0.9 s, and slack for a slow machine"
     session = registry.find(client.socket.sent[0]["session"]["id"])
     assert session is not None
     assert session.conversation.find("u2") is None, "the refused append changed nothing"
     await wait_until_available(registry)
-    client.say("u2", "hello again")
-    added = await client.socket.until("conversation.item.added", 3)
+    client.send_message("u2", "hello again")
+    added = await client.socket.wait_for("conversation.item.added", 3)
     assert added["item"]["id"] == "u2"
-    await client.drop()
+    await client.disconnect()
 
 
 async def wait_until_available(registry: Registry) -> None:
@@ -77,65 +77,65 @@ async def wait_until_available(registry: Registry) -> None:
 
 
 async def test_queued_commands_are_refused_without_a_timeout_each(
-    registry: Registry, redis: RedisProcess, bench: Bench
+    registry: Registry, redis: RedisProcess, bench: EngineHarness
 ) -> None:
     """The first command waits for its timeout; the others, queued behind it, are refused at once.
 
     So a cancel that is queued behind them reaches the response in time.
     """
     bench.runner.step_s = 0.02
-    client = await connected(registry)
-    client.say("u1", "hello")
+    client = await connect_client(registry)
+    client.send_message("u1", "hello")
     response = {"max_output_tokens": 300, "ignore_eos": True}
-    client.socket.put(type="response.create", response=response)
-    await client.socket.until("response.output_text.delta")
+    client.socket.push_event(type="response.create", response=response)
+    await client.socket.wait_for("response.output_text.delta")
     redis.pause()
     try:
         start = time.monotonic()
         for n in range(20):
-            client.say(f"late{n}", "lost")
-        client.socket.put(type="response.cancel", event_id="c1")
-        last = await client.socket.until("error", 20)
-        done = await client.socket.until("response.done")
+            client.send_message(f"late{n}", "lost")
+        client.socket.push_event(type="response.cancel", event_id="c1")
+        last = await client.socket.wait_for("error", 20)
+        done = await client.socket.wait_for("response.done")
         waited = time.monotonic() - start
     finally:
-        redis.go_on()
+        redis.resume()
     assert last["error"]["code"] == "store_unavailable"
     assert done["response"]["status"] == "cancelled"
     assert waited < 6, "0.9 s for the first, 0.9 s for the end of the response, and slack"
     await wait_until_available(registry)
-    client.say("u2", "hello again")
+    client.send_message("u2", "hello again")
     while not any(done_item_id(event) == "u2" for event in client.socket.sent):
         await asyncio.sleep(0.01)
-    await client.drop()
+    await client.disconnect()
 
 
 async def test_flushed_session_is_rewritten_if_loaded_and_else_not_found(
     registry: Registry, redis: RedisProcess
 ) -> None:
-    loaded, unloaded = await connected(registry), await connected(registry)
+    loaded, unloaded = await connect_client(registry), await connect_client(registry)
     for client in (loaded, unloaded):
-        client.say("u1", "hello")
-        await client.socket.until("conversation.item.done")
-        client.take()
-    await unloaded.drop()
+        client.send_message("u1", "hello")
+        await client.socket.wait_for("conversation.item.done")
+        client.receive()
+    await unloaded.disconnect()
     parked = registry.find(unloaded.session_id)
     assert parked is not None
     await registry._unload_and_wait(registry._sessions[unloaded.session_id])
     async with redis.client() as admin:
         await admin.flushall()
-    loaded.say("u2", "still there?")
-    await loaded.socket.until("conversation.item.done", 2)
-    await loaded.drop()
-    loaded.take()
+    loaded.send_message("u2", "still there?")
+    await loaded.socket.wait_for("conversation.item.done", 2)
+    await loaded.disconnect()
+    loaded.receive()
     unloaded.resume()
-    await unloaded.gone()
+    await unloaded.wait_closed()
     assert [event["error"]["code"] for event in unloaded.socket.sent] == ["session_not_found"]
     await registry._unload_and_wait(registry._sessions[loaded.session_id])
     loaded.resume()
-    await loaded.socket.until("conversation.item.done", 2)
-    assert resumed(loaded.socket)["resumed"] == "snapshot", "another store epoch"
-    await loaded.drop()
+    await loaded.socket.wait_for("conversation.item.done", 2)
+    assert resume_result(loaded.socket)["resumed"] == "snapshot", "another store epoch"
+    await loaded.disconnect()
 
 
 async def dump_keys(redis: RedisProcess) -> dict[Any, Any]:
@@ -158,22 +158,22 @@ async def restore_keys(redis: RedisProcess, dump: dict[Any, Any]) -> None:
 
 
 async def test_writes_lost_in_a_failover_are_written_again(
-    registry: Registry, redis: RedisProcess, bench: Bench
+    registry: Registry, redis: RedisProcess, bench: EngineHarness
 ) -> None:
     """The first failover loses the end of a response, the second one the claim of its session."""
-    bench.runner.step_s = SLOW_S
-    client = await connected(registry)
-    client.say("u1", "hello")
-    client.respond(30)
-    await client.socket.until("response.created")
+    bench.runner.step_s = SLOW_STEP_S
+    client = await connect_client(registry)
+    client.send_message("u1", "hello")
+    client.start_response(30)
+    await client.socket.wait_for("response.created")
     dump = await dump_keys(redis)
-    await client.socket.until("response.done")
+    await client.socket.wait_for("response.done")
     await restore_keys(redis, dump)
-    client.say("u2", "still there?")
+    client.send_message("u2", "still there?")
     while not any(done_item_id(event) == "u2" for event in client.socket.sent):
         await asyncio.sleep(0.01)
-    await client.drop()
-    client.take()
+    await client.disconnect()
+    client.receive()
     session = registry.find(client.session_id)
     assert session is not None
     found = await registry._store.load(client.session_id)
@@ -185,40 +185,40 @@ async def test_writes_lost_in_a_failover_are_written_again(
     await registry._unload_and_wait(registry._sessions[client.session_id])
     dump = await dump_keys(redis)
     client.resume()
-    await client.socket.until("session.updated")
-    assert resumed(client.socket)["resumed"] == "exact"
+    await client.socket.wait_for("session.updated")
+    assert resume_result(client.socket)["resumed"] == "exact"
     await restore_keys(redis, dump)
     content = [{"type": "input_text", "text": "hello"}]
     item = {"id": "u3", "type": "message", "role": "user", "content": content}
-    client.socket.put(type="conversation.item.create", event_id="ask-3", item=item)
-    assert (await client.socket.until("conversation.item.done"))["item"]["id"] == "u3"
-    await client.drop()
+    client.socket.push_event(type="conversation.item.create", event_id="ask-3", item=item)
+    assert (await client.socket.wait_for("conversation.item.done"))["item"]["id"] == "u3"
+    await client.disconnect()
 
 
-def done_item_id(event: Event) -> str | None:
+def done_item_id(event: JsonEvent) -> str | None:
     return event["item"]["id"] if event["type"] == "conversation.item.done" else None
 
 
 async def test_session_is_written_and_resumed_after_redis_restarts(
     registry: Registry, redis: RedisProcess
 ) -> None:
-    client = await connected(registry)
-    client.say("u1", "hello")
-    await client.socket.until("conversation.item.done")
+    client = await connect_client(registry)
+    client.send_message("u1", "hello")
+    await client.socket.wait_for("conversation.item.done")
     redis.kill()
-    client.say("u2", "lost")
-    await client.socket.until("error")
+    client.send_message("u2", "lost")
+    await client.socket.wait_for("error")
     await redis.start()
-    client.say("u3", "found")
-    await client.socket.until("conversation.item.done", 2)
-    client.respond(5)
-    await client.socket.until("rate_limits.updated")
-    await client.drop()
-    client.take()
+    client.send_message("u3", "found")
+    await client.socket.wait_for("conversation.item.done", 2)
+    client.start_response(5)
+    await client.socket.wait_for("rate_limits.updated")
+    await client.disconnect()
+    client.receive()
     await registry._unload_and_wait(registry._sessions[client.session_id])
     client.resume()
-    await client.socket.until("session.updated")
+    await client.socket.wait_for("session.updated")
     session = registry.find(client.session_id)
     assert session is not None
     assert [item.id for item in session.conversation.items()][:2] == ["u1", "u3"]
-    await client.drop()
+    await client.disconnect()

@@ -28,7 +28,7 @@ from continuo.realtime.store import (
     WriteResult,
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
-from tests.support.store_records import fresh_session
+from tests.support.store_records import new_session
 
 A, B, C = map(DraftPiece, "abc")
 PLACEHOLDER = ResponsePlaceholder("resp_1")
@@ -92,7 +92,7 @@ async def test_write_after_a_lost_reply_leaves_exactly_the_desired_entries(
     for before, unacknowledged, after in product(ENTRY_LISTS, repeat=3):
         if before == unacknowledged:
             continue  # nothing is written
-        new = fresh_session()
+        new = new_session()
         writer = SessionWriter(store, await store.create(new), new)
         await writer.write(desired(before), SessionChanges())
         store.lose_reply_if_executed = executed
@@ -110,7 +110,7 @@ async def test_write_after_a_failed_claim_replaces_entries_and_events(
     store: ReplyLosingStore,
 ) -> None:
     """A write without a reply, then one whose claim fails: events of neither stay in the store."""
-    new = fresh_session()
+    new = new_session()
     writer = SessionWriter(store, await store.create(new), new)
     await writer.write(desired((A,), b"A"), SessionChanges())
     for executed in (False, True):
@@ -128,7 +128,7 @@ async def test_write_after_a_failed_claim_replaces_entries_and_events(
 
 
 async def test_refused_write_leaves_the_entries_unchanged(store: ReplyLosingStore) -> None:
-    new = fresh_session()
+    new = new_session()
     writer = SessionWriter(store, await store.create(new), new)
     await writer.write(desired((A, B)), SessionChanges(request=IdempotentRequest("key", b"one")))
     with pytest.raises(IdempotencyConflict):

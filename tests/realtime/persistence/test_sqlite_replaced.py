@@ -11,12 +11,12 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
-from tests.support.engines import Bench
-from tests.support.resuming import Client, connected
+from tests.support.engines import EngineHarness
+from tests.support.resuming import ResumingClient, connect_client
 
 
 @contextlib.asynccontextmanager
-async def gateway(bench: Bench, file: Path) -> AsyncIterator[Registry]:
+async def gateway(bench: EngineHarness, file: Path) -> AsyncIterator[Registry]:
     store = await open_store(f"sqlite:///{file}")
     template = bench.engine.text.template
     assert template is not None
@@ -28,10 +28,10 @@ async def gateway(bench: Bench, file: Path) -> AsyncIterator[Registry]:
     await store.aclose()
 
 
-async def append_items(client: Client, *names: str) -> None:
+async def append_items(client: ResumingClient, *names: str) -> None:
     """Append items one by one; returns when the last is acknowledged."""
     for name in names:
-        client.say(name, "hello")
+        client.send_message(name, "hello")
         while not any(
             event["type"] == "conversation.item.done" and event["item"]["id"] == name
             for event in client.socket.sent
@@ -40,32 +40,34 @@ async def append_items(client: Client, *names: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def items_after_restart(bench: Bench, file: Path, client: Client) -> list[str]:
+async def items_after_restart(
+    bench: EngineHarness, file: Path, client: ResumingClient
+) -> list[str]:
     async with gateway(bench, file) as registry:
         client.registry = registry
         client.resume()
-        await client.socket.until("session.updated")
+        await client.socket.wait_for("session.updated")
         session = registry.find(client.session_id)
         assert session is not None
         found = [item.id for item in session.conversation.items()]
-        await client.drop()
+        await client.disconnect()
     return found
 
 
 @pytest.mark.parametrize("endings", [("",), ("", "-wal", "-shm"), ("-wal",), ("-shm",)])
 async def test_acknowledged_items_survive_deletion_of_the_file(
-    bench: Bench, tmp_path: Path, endings: tuple[str, ...], caplog: pytest.LogCaptureFixture
+    bench: EngineHarness, tmp_path: Path, endings: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Some items are acknowledged before the deletion, and some after."""
     file = tmp_path / "store.db"
     async with asyncio.timeout(60), gateway(bench, file) as registry:
-        client = await connected(registry)
+        client = await connect_client(registry)
         await append_items(client, "a1", "a2", "a3", "a4")
         for ending in endings:
             file.with_name(file.name + ending).unlink()
         await append_items(client, "b1", "b2", "b3", "b4")
-        client.take()
-        await client.drop()
+        client.receive()
+        await client.disconnect()
     items = ["a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4"]
     assert await items_after_restart(bench, file, client) == items
     unnoticed = endings == ("-shm",)
@@ -75,16 +77,16 @@ async def test_acknowledged_items_survive_deletion_of_the_file(
 
 @pytest.mark.parametrize("parked", [False, True])
 async def test_unchanged_session_survives_deletion_of_the_file(
-    bench: Bench, tmp_path: Path, parked: bool
+    bench: EngineHarness, tmp_path: Path, parked: bool
 ) -> None:
     """Another session changes after the deletion; the unchanged one is connected or parked."""
     file = tmp_path / "store.db"
     async with asyncio.timeout(60), gateway(bench, file) as registry:
-        client, other = await connected(registry), await connected(registry)
+        client, other = await connect_client(registry), await connect_client(registry)
         await append_items(client, "a1", "a2")
-        client.take()
+        client.receive()
         if parked:
-            await client.drop()
+            await client.disconnect()
         file.unlink()
         await append_items(other, "c1")
         async with asyncio.timeout(20):
@@ -93,6 +95,6 @@ async def test_unchanged_session_survives_deletion_of_the_file(
             ):
                 await asyncio.sleep(0.02)
         if not parked:
-            await client.drop()
-        await other.drop()
+            await client.disconnect()
+        await other.disconnect()
     assert await items_after_restart(bench, file, client) == ["a1", "a2"]

@@ -33,9 +33,9 @@ from continuo.realtime.store import (
     WriteResult,
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
-from tests.support.engines import Bench
-from tests.support.resuming import Client, resumed
-from tests.support.store_records import fresh_session
+from tests.support.engines import EngineHarness
+from tests.support.resuming import ResumingClient, resume_result
+from tests.support.store_records import new_session
 
 A, B, C, D = map(DraftPiece, "abcd")
 
@@ -84,7 +84,7 @@ async def store(tmp_path: Path) -> AsyncIterator[ReplicatedStore]:
 
 @pytest.fixture
 async def writer(store: ReplicatedStore) -> SessionWriter:
-    new = fresh_session()
+    new = new_session()
     writer = SessionWriter(store, await store.create(new), new)
     await writer.write(desired(A), SessionChanges())
     return writer
@@ -147,7 +147,7 @@ async def test_idempotency_keys_are_known_after_a_failover_that_lost_a_claim(
     request = IdempotentRequest("event_1", b"respond", b"resp_1")
     await writer.write(desired(A, B), SessionChanges(request=request))
     store.copy()
-    new = msgspec.structs.replace(fresh_session(), id=writer.lease.session)
+    new = msgspec.structs.replace(new_session(), id=writer.lease.session)
     other = SessionWriter(store, await store.claim(new.id, "gate-2", ttl_s=60), new, entries=(A, B))
     store.fail_over()
     assert await other.find_result(request) == b"resp_1"
@@ -178,7 +178,7 @@ async def test_confirm_after_a_failover_fences_out_the_previous_owner(
     store: ReplicatedStore,
 ) -> None:
     """After the failover, the store takes a stalled gateway for the owner again."""
-    new = fresh_session()
+    new = new_session()
     stalled = await store.create(new)
     store.copy()
     writer = SessionWriter(store, await store.claim(new.id, "gate-2", ttl_s=60), new)
@@ -190,17 +190,17 @@ async def test_confirm_after_a_failover_fences_out_the_previous_owner(
 
 
 async def test_epoch_lost_in_a_failover_is_not_used_again(
-    store: ReplicatedStore, bench: Bench
+    store: ReplicatedStore, bench: EngineHarness
 ) -> None:
     """Event ids of the lost epoch are invalid in the next."""
     template = bench.engine.text.template
     assert template is not None
     registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
-    client = Client(registry)
+    client = ResumingClient(registry)
     client.connect()
-    await client.socket.until("session.created")
-    await client.drop()
-    client.take()
+    await client.socket.wait_for("session.created")
+    await client.disconnect()
+    client.receive()
     store.copy()
     epochs: list[str] = []
     for _ in range(2):
@@ -208,10 +208,10 @@ async def test_epoch_lost_in_a_failover_is_not_used_again(
         store.fail_over()
         await asyncio.sleep(0.05)  # fences of one moment run ahead of the clock
         client.resume("event_elsewhere_0")
-        await client.socket.until("session.updated")
-        resume = resumed(client.socket)
+        await client.socket.wait_for("session.updated")
+        resume = resume_result(client.socket)
         assert resume["resumed"] == "snapshot"
         epochs.append(resume["epoch"])
-        await client.drop()
+        await client.disconnect()
     await registry.aclose()
     assert len({*epochs}) == 2

@@ -10,7 +10,7 @@ from continuo.realtime.persistence.session_writer import SessionWriter
 from continuo.realtime.persistence.token_journal import JournalFlusher, TokenJournal
 from continuo.realtime.store import TokenBatch, WriteBatch
 from continuo.realtime.store.sqlite.store import SqliteStore
-from tests.support.store_records import answer, fresh_session
+from tests.support.store_records import new_session, response_checkpoint
 
 SESSIONS = 8
 
@@ -35,10 +35,10 @@ async def store() -> AsyncIterator[CountingStore]:
 
 
 async def open_session(store: CountingStore, *, with_response: bool = True) -> SessionWriter:
-    new = fresh_session()
+    new = new_session()
     lease = await store.create(new)
     if with_response:
-        await store.write(lease, WriteBatch(started_responses=(answer(),)))
+        await store.write(lease, WriteBatch(started_responses=(response_checkpoint(),)))
     return SessionWriter(store, lease, new)
 
 
@@ -114,7 +114,7 @@ async def test_response_not_yet_stored_is_journaled_from_its_first_id(
         async with asyncio.timeout(20):
             while not store.batch_sizes:
                 await asyncio.sleep(0.01)
-        await store.write(writer.lease, WriteBatch(started_responses=(answer(),)))
+        await store.write(writer.lease, WriteBatch(started_responses=(response_checkpoint(),)))
         await wait_until_stored(store, writer, [1, 2, 3])
 
 

@@ -16,8 +16,8 @@ import pytest
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
 from tests.support.engines import digest_engine
-from tests.support.frames import Peer, frame
-from tests.support.web_servers import Running, serve
+from tests.support.frames import RawWebSocket, encode_frame
+from tests.support.web_servers import RunningServer, serve_harness
 
 LIMITS = Limits(resume_window_s=0.1, detach_grace_s=0.05)
 REPETITIONS = 3
@@ -25,99 +25,99 @@ END_EVENTS = ("response.completed", "response.incomplete")
 
 
 @pytest.fixture
-async def running(chatty: Path) -> AsyncIterator[Running]:
+async def running(chatty: Path) -> AsyncIterator[RunningServer]:
     async with (
         digest_engine(
             chatty, pages=256, page_size=4, max_model_len=400, batched_tokens=64, step_s=0.002
         ) as bench,
-        serve(bench, GatewaySettings(limits=LIMITS)) as running,
+        serve_harness(bench, GatewaySettings(limits=LIMITS)) as running,
     ):
         yield running
 
 
-async def start_response(peer: Peer, **response: object) -> None:
+async def start_response(peer: RawWebSocket, **response: object) -> None:
     content = [{"type": "input_text", "text": "hello"}]
     item = {"type": "message", "role": "user", "content": content}
-    await peer.say(type="conversation.item.create", item=item)
-    await peer.until("conversation.item.done")
-    await peer.say(type="response.create", response={"max_output_tokens": 200, **response})
-    await peer.until("response.output_text.delta")
+    await peer.send_event(type="conversation.item.create", item=item)
+    await peer.wait_for("conversation.item.done")
+    await peer.send_event(type="response.create", response={"max_output_tokens": 200, **response})
+    await peer.wait_for("response.output_text.delta")
 
 
-async def close_session(peer: Peer) -> None:
-    await peer.say(type="session.close")
-    assert await peer.close_code() == 1000
+async def close_session(peer: RawWebSocket) -> None:
+    await peer.send_event(type="session.close")
+    assert await peer.wait_close_code() == 1000
     peer.close()
 
 
-async def respond_twice(running: Running) -> None:
-    peer = await Peer.connect(running.port)
+async def respond_twice(running: RunningServer) -> None:
+    peer = await RawWebSocket.connect(running.port)
     await start_response(peer)
-    await peer.until("response.done")
+    await peer.wait_for("response.done")
     await start_response(peer, conversation="none")
-    await peer.until("response.done")
+    await peer.wait_for("response.done")
     await close_session(peer)
 
 
-async def cancel_responses(running: Running) -> None:
-    peer = await Peer.connect(running.port)
+async def cancel_responses(running: RunningServer) -> None:
+    peer = await RawWebSocket.connect(running.port)
     await start_response(peer)
-    await peer.say(type="response.cancel")
-    await peer.until("response.done")
+    await peer.send_event(type="response.cancel")
+    await peer.wait_for("response.done")
     await start_response(peer)
     await close_session(peer)
 
 
-async def send_invalid_events(running: Running) -> None:
-    peer = await Peer.connect(running.port)
+async def send_invalid_events(running: RunningServer) -> None:
+    peer = await RawWebSocket.connect(running.port)
     await start_response(peer)
-    await peer.send(frame("{no"))
-    await peer.until("error")
+    await peer.send(encode_frame("{no"))
+    await peer.wait_for("error")
     for type in ("conversation.item.retrieve", "conversation.item.delete", "unheard of"):
-        await peer.say(type=type, item_id="none")
-        await peer.until("error")
+        await peer.send_event(type=type, item_id="none")
+        await peer.wait_for("error")
     await close_session(peer)
 
 
-async def reset_connection(running: Running) -> None:
+async def reset_connection(running: RunningServer) -> None:
     """Reset the connection during a response; the session expires."""
-    peer = await Peer.connect(running.port)
+    peer = await RawWebSocket.connect(running.port)
     await start_response(peer)
     peer.reset()
 
 
-async def resume_session(running: Running) -> None:
-    first = await Peer.connect(running.port)
-    created = await first.until("session.created")
+async def resume_session(running: RunningServer) -> None:
+    first = await RawWebSocket.connect(running.port)
+    created = await first.wait_for("session.created")
     await start_response(first)
     session_id, last_event_id = created["session"]["id"], created["event_id"]
-    second = await Peer.connect(
+    second = await RawWebSocket.connect(
         running.port, path=f"/v1/realtime?session_id={session_id}&last_event_id={last_event_id}"
     )
-    await second.until("session.updated")
-    assert await first.close_code() == 4001
+    await second.wait_for("session.updated")
+    assert await first.wait_close_code() == 4001
     first.close()
-    await second.until("response.done")
+    await second.wait_for("response.done")
     await close_session(second)
 
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 
 
-async def respond_over_websocket(running: Running) -> None:
+async def respond_over_websocket(running: RunningServer) -> None:
     """Run a response to its end, a part of another one, and a refused one."""
-    peer = await Peer.connect(running.port, path="/v1/responses")
-    await peer.say(type="response.create", input="hello", tools=[TOOL], max_output_tokens=16)
-    while (event := await peer.event())["type"] not in END_EVENTS:
+    peer = await RawWebSocket.connect(running.port, path="/v1/responses")
+    await peer.send_event(type="response.create", input="hello", tools=[TOOL], max_output_tokens=16)
+    while (event := await peer.receive_event())["type"] not in END_EVENTS:
         assert event["type"] != "error", event
-    await peer.say(type="response.create", input="hello", max_output_tokens=200)
-    await peer.until("response.output_text.delta")
-    await peer.say(type="response.create", input={})
-    await peer.until("error")
+    await peer.send_event(type="response.create", input="hello", max_output_tokens=200)
+    await peer.wait_for("response.output_text.delta")
+    await peer.send_event(type="response.create", input={})
+    await peer.wait_for("error")
     peer.close()
 
 
-async def respond_over_http(running: Running) -> None:
+async def respond_over_http(running: RunningServer) -> None:
     """Run a response over HTTP to its end."""
     body = json.dumps({"input": "hello", "max_output_tokens": 16, "stream": True, "tools": [TOOL]})
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -128,7 +128,7 @@ async def respond_over_http(running: Running) -> None:
     writer.close()
 
 
-Scenario = Callable[[Running], Awaitable[None]]
+Scenario = Callable[[RunningServer], Awaitable[None]]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ Scenario = Callable[[Running], Awaitable[None]]
     ],
 )
 async def test_ended_session_leaves_nothing_to_the_garbage_collector(
-    running: Running, scenario: Scenario
+    running: RunningServer, scenario: Scenario
 ) -> None:
     await run_to_end(running, scenario)
     gc.collect()
@@ -162,7 +162,7 @@ async def test_ended_session_leaves_nothing_to_the_garbage_collector(
     assert not uncollected
 
 
-async def run_to_end(running: Running, scenario: Scenario) -> None:
+async def run_to_end(running: RunningServer, scenario: Scenario) -> None:
     """Run a scenario and wait until the server has no session, task or connection."""
     await scenario(running)
     state = running.server.server_state

@@ -11,28 +11,28 @@ from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.registry.access import Credentials, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.state import SessionState
-from tests.support.engines import Bench
-from tests.support.resuming import Client, Event, resumed, told
-from tests.support.sessions import SLOW_S, registry_of
+from tests.support.engines import EngineHarness
+from tests.support.resuming import JsonEvent, ResumingClient, normalized_events, resume_result
+from tests.support.sessions import SLOW_STEP_S, create_registry
 
 
 @pytest.fixture
-async def registry(bench: Bench) -> AsyncIterator[Registry]:
-    registry = await registry_of(bench)
+async def registry(bench: EngineHarness) -> AsyncIterator[Registry]:
+    registry = await create_registry(bench)
     yield registry
     await registry.aclose()
     assert await bench.engine.list_sessions() == [], "no session is left open in the engine"
 
 
-async def uninterrupted(registry: Registry) -> Client:
+async def uninterrupted(registry: Registry) -> ResumingClient:
     """A client after two turns on one connection."""
-    client = Client(registry)
+    client = ResumingClient(registry)
     client.connect()
     for turn in (1, 2):
-        client.say(f"u{turn}", "hello")
-        client.respond(20)
-        await client.socket.until("rate_limits.updated", turn)
-    await client.drop()
+        client.send_message(f"u{turn}", "hello")
+        client.start_response(20)
+        await client.socket.wait_for("rate_limits.updated", turn)
+    await client.disconnect()
     return client
 
 
@@ -41,35 +41,37 @@ async def test_resume_after_any_event_replays_exactly_the_missed_events(registry
     client = await uninterrupted(registry)
     events = client.socket.sent
     for cut in range(1, len(events)):
-        client.seen = events[:cut]
+        client.received = events[:cut]
         client.resume()
-        await client.socket.until("session.updated")
-        await client.drop()
-        assert resumed(client.socket)["resumed"] == "exact"
-        assert told(events[:cut] + client.socket.sent) == told(events), events[cut - 1]
+        await client.socket.wait_for("session.updated")
+        await client.disconnect()
+        assert resume_result(client.socket)["resumed"] == "exact"
+        assert normalized_events(events[:cut] + client.socket.sent) == normalized_events(events), (
+            events[cut - 1]
+        )
 
 
 async def test_item_added_during_a_response_keeps_its_place_after_resume(
-    registry: Registry, bench: Bench
+    registry: Registry, bench: EngineHarness
 ) -> None:
     """The item stands after the response, which was open when the item was added."""
-    bench.runner.step_s = SLOW_S
-    client = Client(registry)
+    bench.runner.step_s = SLOW_STEP_S
+    client = ResumingClient(registry)
     client.connect()
-    client.say("u1", "hello")
-    client.respond(400)
-    client.say("u2", "and now?")
-    await client.socket.until("rate_limits.updated")
-    await client.drop()
+    client.send_message("u1", "hello")
+    client.start_response(400)
+    client.send_message("u2", "and now?")
+    await client.socket.wait_for("rate_limits.updated")
+    await client.disconnect()
     events = client.socket.sent
     kinds = [event["type"] for event in events]
     (meanwhile,) = (n for n, e in enumerate(events) if _added_item_id(e) == "u2")
     assert meanwhile < kinds.index("response.done"), "the item was added during the response"
     for cut in range(1, len(events)):
-        client.seen = events[:cut]
+        client.received = events[:cut]
         client.resume()
-        await client.socket.until("session.updated")
-        await client.drop()
+        await client.socket.wait_for("session.updated")
+        await client.disconnect()
         places: list[str | None] = [None]
         for event in events[:cut] + client.socket.sent:
             if (item := _added_item_id(event)) is not None:
@@ -77,7 +79,7 @@ async def test_item_added_during_a_response_keeps_its_place_after_resume(
         assert places[1::2] == ["u1", "u2"], f"{places}, cut after {events[cut - 1]}"
 
 
-def _added_item_id(event: Event) -> str | None:
+def _added_item_id(event: JsonEvent) -> str | None:
     return event["item"]["id"] if event["type"] == "conversation.item.added" else None
 
 
@@ -87,13 +89,13 @@ async def test_repeated_resumes_deliver_each_event_once(registry: Registry) -> N
     events = client.socket.sent
     for seed in range(20):
         rng = random.Random(seed)
-        client.seen = events[: rng.randrange(1, 6)]
-        while told(client.seen) != told(events):
+        client.received = events[: rng.randrange(1, 6)]
+        while normalized_events(client.received) != normalized_events(events):
             client.resume()
-            await client.socket.until("session.updated")
-            await client.drop()
-            client.take(rng.randrange(1, 6))
-        ids = [event["event_id"] for event in client.seen]
+            await client.socket.wait_for("session.updated")
+            await client.disconnect()
+            client.receive(rng.randrange(1, 6))
+        ids = [event["event_id"] for event in client.received]
         assert len({*ids}) == len(ids), f"seed {seed}"
 
 
@@ -102,24 +104,24 @@ async def test_repeated_resumes_within_a_response_deliver_its_whole_text(
 ) -> None:
     for seed in range(6):
         rng = random.Random(seed)
-        client = Client(registry)
+        client = ResumingClient(registry)
         client.connect()
-        client.say("u1", "hello")
-        client.respond(60)
-        while not any(event["type"] == "response.done" for event in client.seen):
+        client.send_message("u1", "hello")
+        client.start_response(60)
+        while not any(event["type"] == "response.done" for event in client.received):
             for _ in range(rng.randrange(40)):
                 await asyncio.sleep(0)
-            await client.drop()
-            client.take(rng.randrange(1, 12))
-            if client.seen:
+            await client.disconnect()
+            client.receive(rng.randrange(1, 12))
+            if client.received:
                 client.resume()
             else:
                 client.connect()
-                client.say("u1", "hello")
-                client.respond(60)
-        await client.drop()
-        deltas = [e["delta"] for e in client.seen if e["type"] == "response.output_text.delta"]
-        (done,) = (e for e in client.seen if e["type"] == "response.output_text.done")
+                client.send_message("u1", "hello")
+                client.start_response(60)
+        await client.disconnect()
+        deltas = [e["delta"] for e in client.received if e["type"] == "response.output_text.delta"]
+        (done,) = (e for e in client.received if e["type"] == "response.output_text.done")
         assert "".join(deltas) == done["text"], f"seed {seed}"
 
 
@@ -129,7 +131,7 @@ async def test_resume_from_an_unknown_event_id_sends_a_snapshot(
 ) -> None:
     client = await uninterrupted(registry)
     last = client.socket.sent[-1]["event_id"]
-    client.take(1)
+    client.receive(1)
     match change:
         case "old epoch":
             last = last.replace("event_", "event_f")
@@ -140,17 +142,17 @@ async def test_resume_from_an_unknown_event_id_sends_a_snapshot(
         case _:
             last = None
     client.connect(ResumeRequest(client.session_id, last))
-    await client.socket.until("conversation.item.done", 4)
-    resume = resumed(client.socket)
+    await client.socket.wait_for("conversation.item.done", 4)
+    resume = resume_result(client.socket)
     assert resume["resumed"] == "snapshot"
-    assert resume["epoch"] != client.seen[0]["session"]["resume"]["epoch"]
+    assert resume["epoch"] != client.received[0]["session"]["resume"]["epoch"]
     kinds = [event["type"] for event in client.socket.sent[1:]]
     assert kinds == ["conversation.item.added", "conversation.item.done"] * 4
-    await client.drop()
+    await client.disconnect()
     client.resume(client.socket.sent[3]["event_id"])
-    await client.socket.until("conversation.item.done", 4)
-    assert resumed(client.socket)["resumed"] == "snapshot", "a cut snapshot is sent again"
-    await client.drop()
+    await client.socket.wait_for("conversation.item.done", 4)
+    assert resume_result(client.socket)["resumed"] == "snapshot", "a cut snapshot is sent again"
+    await client.disconnect()
 
 
 @pytest.mark.parametrize(
@@ -163,9 +165,9 @@ async def test_resume_from_an_unknown_event_id_sends_a_snapshot(
 async def test_resume_of_an_unknown_session_is_refused(
     registry: Registry, resume_request: ResumeRequest, code: str
 ) -> None:
-    client = Client(registry)
+    client = ResumingClient(registry)
     client.connect(resume_request)
-    await client.gone()
+    await client.wait_closed()
     assert [event["error"]["code"] for event in client.socket.sent] == [code]
     assert client.socket.closed is not None
     assert client.socket.closed[0] is CloseCode.POLICY_VIOLATION
@@ -173,24 +175,24 @@ async def test_resume_of_an_unknown_session_is_refused(
 
 async def test_one_of_a_hundred_concurrent_resumes_owns_the_session(registry: Registry) -> None:
     client = await uninterrupted(registry)
-    client.take()
-    racers: list[Client] = []
+    client.receive()
+    racers: list[ResumingClient] = []
     for _ in range(100):
-        racer = Client(registry)
-        racer.seen = client.seen[:]
+        racer = ResumingClient(registry)
+        racer.received = client.received[:]
         racer.resume()
         racers.append(racer)
-    _, running = await asyncio.wait([r.running for r in racers if r.running], timeout=20)
+    _, running = await asyncio.wait([r.run_task for r in racers if r.run_task], timeout=20)
     while len(running) > 1:
         await asyncio.sleep(0.01)
-        running = {r.running for r in racers if r.running and not r.running.done()}
-    (winner,) = (racer for racer in racers if racer.running in running)
+        running = {r.run_task for r in racers if r.run_task and not r.run_task.done()}
+    (winner,) = (racer for racer in racers if racer.run_task in running)
     losers = [racer for racer in racers if racer is not winner]
     assert {r.socket.closed[0] for r in losers if r.socket.closed} == {CloseCode.SUPERSEDED}
-    winner.say("u9", "still there?")
-    await winner.socket.until("conversation.item.done")
+    winner.send_message("u9", "still there?")
+    await winner.socket.wait_for("conversation.item.done")
     assert len(registry) == 1
-    await winner.drop()
+    await winner.disconnect()
 
 
 @pytest.mark.parametrize("token", ["right", "wrong", "none"])
@@ -199,29 +201,29 @@ async def test_resume_needs_the_right_token_and_tenant(
     registry: Registry, token: str, tenant: str
 ) -> None:
     client = await uninterrupted(registry)
-    client.take()
-    secret = client.seen[0]["session"]["resume"]["token"]
+    client.receive()
+    secret = client.received[0]["session"]["resume"]["token"]
     shown = {"right": secret, "wrong": "x" * 32, "none": None}[token]
-    last = client.seen[-1]["event_id"]
+    last = client.received[-1]["event_id"]
     client.connect(ResumeRequest(client.session_id, last, shown), Credentials(tenant=tenant))
     if token == "wrong" or tenant:
-        await client.gone()
+        await client.wait_closed()
         assert [e["error"]["code"] for e in client.socket.sent] == ["session_not_found"]
     else:
-        await client.socket.until("session.updated")
-        await client.drop()
+        await client.socket.wait_for("session.updated")
+        await client.disconnect()
 
 
-async def test_response_pauses_while_detached_and_continues_on_resume(bench: Bench) -> None:
+async def test_response_pauses_while_detached_and_continues_on_resume(bench: EngineHarness) -> None:
     bench.runner.step_s = 0.005
-    registry = await registry_of(bench, Limits(detach_grace_s=0))
-    client = Client(registry)
+    registry = await create_registry(bench, Limits(detach_grace_s=0))
+    client = ResumingClient(registry)
     client.connect()
-    client.say("u1", "hello")
-    client.respond(200)
-    await client.socket.until("response.output_text.delta")
-    await client.drop()
-    client.take()
+    client.send_message("u1", "hello")
+    client.start_response(200)
+    await client.socket.wait_for("response.output_text.delta")
+    await client.disconnect()
+    client.receive()
     session = registry.find(client.session_id)
     assert session is not None
     await asyncio.sleep(0.1)
@@ -230,11 +232,11 @@ async def test_response_pauses_while_detached_and_continues_on_resume(bench: Ben
     assert (await bench.engine.stats()).tokens_drawn == tokens_drawn, "generation is paused"
     assert session.state is SessionState.RESPONDING
     client.resume()
-    await client.socket.until("rate_limits.updated")
-    assert resumed(client.socket)["kv"] == "hot"
-    client.take()
-    deltas = [e["delta"] for e in client.seen if e["type"] == "response.output_text.delta"]
-    (done,) = (e for e in client.seen if e["type"] == "response.output_text.done")
+    await client.socket.wait_for("rate_limits.updated")
+    assert resume_result(client.socket)["kv"] == "hot"
+    client.receive()
+    deltas = [e["delta"] for e in client.received if e["type"] == "response.output_text.delta"]
+    (done,) = (e for e in client.received if e["type"] == "response.output_text.done")
     assert "".join(deltas) == done["text"]
-    await client.drop()
+    await client.disconnect()
     await registry.aclose()

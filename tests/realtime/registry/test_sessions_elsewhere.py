@@ -28,10 +28,10 @@ from continuo.realtime.store import Store, open_store
 from tests.engine.server.test_several_gateways import front
 from tests.realtime.server.auth.test_tenants import ONE, TWO, answer, ask, opened, say
 from tests.support.digest_runner import oracle
-from tests.support.engines import Bench
-from tests.support.resuming import Client, resumed
-from tests.support.sessions import Ears, Talk, message
-from tests.support.web_servers import Running, closed, first, serving
+from tests.support.engines import EngineHarness
+from tests.support.resuming import ResumingClient, resume_result
+from tests.support.sessions import EventRecorder, SessionDriver, user_message
+from tests.support.web_servers import RunningServer, receive_event, serve_engine, wait_close_code
 
 NEVER_S = 3600.0
 """Interval between sweeps that look for lost sessions: the loss is detected in another way."""
@@ -54,7 +54,7 @@ async def stores(url: str) -> AsyncIterator[tuple[Store, Store]]:
 
 
 @pytest.fixture
-async def engines(bench: Bench) -> AsyncIterator[tuple[EngineClient, EngineClient]]:
+async def engines(bench: EngineHarness) -> AsyncIterator[tuple[EngineClient, EngineClient]]:
     """Two clients of one engine process, one for each gateway."""
     port = await bench.listen()
     async with front(port) as one, front(port) as two:
@@ -83,21 +83,21 @@ def gate(engine: EngineClient, store: Store) -> Registry:
     return Registry(engine, template, GenerationSettings(), Limits(sweep_interval_s=NEVER_S), store)
 
 
-async def wait_until_engine_is_empty(bench: Bench) -> None:
+async def wait_until_engine_is_empty(bench: EngineHarness) -> None:
     """Wait until the engine has no open session."""
     async with asyncio.timeout(20):
         while await bench.engine.list_sessions():
             await asyncio.sleep(0.005)
 
 
-async def session_with_response(registry: Registry) -> Client:
+async def session_with_response(registry: Registry) -> ResumingClient:
     """A client whose session has one response of five ids."""
-    client = Client(registry)
+    client = ResumingClient(registry)
     client.connect()
-    client.say("u1", "hello")
-    client.respond(5)
-    await client.socket.until("rate_limits.updated")
-    client.take()
+    client.send_message("u1", "hello")
+    client.start_response(5)
+    await client.socket.wait_for("rate_limits.updated")
+    client.receive()
     return client
 
 
@@ -111,7 +111,7 @@ async def test_status_of_a_remote_session_is_that_of_its_owner(gates: Gates) -> 
     local = summary_of(await gates[0].status(client.session_id, ""))
     assert local[::2] == (2, "device")
     assert summary_of(await gates[1].status(client.session_id, "")) == local
-    await client.drop()
+    await client.disconnect()
     await gates[0].aclose()
     stored = await gates[1].status(client.session_id, "")
     assert summary_of(stored) == (*local[:2], "none"), "only the store has the session"
@@ -125,28 +125,28 @@ async def test_status_after_a_takeover_is_current_on_both_gateways(gates: Gates)
     client = await session_with_response(gates[0])
     client.registry = gates[1]
     client.resume()
-    await client.socket.until("session.updated")
-    client.say("u2", "more")
-    await client.socket.until("conversation.item.done")
+    await client.socket.wait_for("session.updated")
+    client.send_message("u2", "more")
+    await client.socket.wait_for("conversation.item.done")
     for registry in gates:
         assert summary_of(await registry.status(client.session_id, ""))[0] == 3
-    await client.drop()
+    await client.disconnect()
     assert await gates[1].delete(client.session_id, "")
 
 
 async def test_status_of_a_remote_session_shows_an_open_response(
-    gates: Gates, bench: Bench
+    gates: Gates, bench: EngineHarness
 ) -> None:
     bench.runner.step_s = 0.005
     client = await session_with_response(gates[0])
-    client.respond(60)
-    await client.socket.until("response.created", 2)
+    client.start_response(60)
+    await client.socket.wait_for("response.created", 2)
     for registry in gates:
         status = await registry.status(client.session_id, "")
         assert status is not None
         assert status.state == "answering"
     assert await gates[1].delete(client.session_id, "")
-    await client.gone()
+    await client.wait_closed()
 
 
 async def check_is_deleted(gates: Gates, session_id: str) -> None:
@@ -156,97 +156,101 @@ async def check_is_deleted(gates: Gates, session_id: str) -> None:
         assert not await registry.delete(session_id, "")
         with pytest.raises(Refusal) as caught:
             await registry.resume(
-                ResumeRequest(session_id), Ears(), Credentials(), lambda code, reason: None
+                ResumeRequest(session_id), EventRecorder(), Credentials(), lambda code, reason: None
             )
         assert caught.value.code == "session_not_found"
 
 
 @pytest.mark.parametrize("tokens", [0, 200])
 async def test_remote_session_with_a_connection_is_deleted(
-    gates: Gates, bench: Bench, tokens: int
+    gates: Gates, bench: EngineHarness, tokens: int
 ) -> None:
     """The session is idle, or has an open response, which stops."""
     bench.runner.step_s = 0.002
     client = await session_with_response(gates[0])
     if tokens:
-        client.respond(tokens)
-        await client.socket.until("response.created", 2)
+        client.start_response(tokens)
+        await client.socket.wait_for("response.created", 2)
     assert await gates[1].delete(client.session_id, "")
     if not tokens:
         # The owner does not sweep, so only a refused write shows the deletion.
-        client.say("u2", "is anybody there?")
-    await client.gone()
+        client.send_message("u2", "is anybody there?")
+    await client.wait_closed()
     assert client.socket.closed is not None
     assert client.socket.closed[0] is CloseCode.CLOSED_BY_OPERATOR
     assert "is anybody there?" not in json.dumps(client.socket.sent)
     await check_is_deleted(gates, client.session_id)
 
 
-async def test_late_write_does_not_restore_a_deleted_session(gates: Gates, bench: Bench) -> None:
+async def test_late_write_does_not_restore_a_deleted_session(
+    gates: Gates, bench: EngineHarness
+) -> None:
     """The former owner writes late, when engine and store have both deleted the session.
 
     The owner must not take this for a loss of data and write the session again.
     """
-    ears = Ears()
+    ears = EventRecorder()
     session = await gates[0].open(ears)
-    talk = Talk(session, ears, bench)
-    await session.execute(AddItem(message("u1", "hello")))
+    talk = SessionDriver(session, ears, bench)
+    await session.execute(AddItem(user_message("u1", "hello")))
     assert await gates[1].delete(session.id, "")
     await wait_until_engine_is_empty(bench)
     for name in ("u2", "u3"):
         with pytest.raises(Refusal) as caught:
-            await session.execute(AddItem(message(name, "late")))
+            await session.execute(AddItem(user_message(name, "late")))
         assert caught.value.code == "session_ended"
     with pytest.raises(Refusal):
-        await talk.respond()
+        await talk.create_response()
     await session.unload()
     await check_is_deleted(gates, session.id)
 
 
 async def test_session_held_only_by_the_store_is_deleted(gates: Gates) -> None:
     client = await session_with_response(gates[0])
-    await client.drop()
+    await client.disconnect()
     await gates[0].aclose()
     assert not await gates[1].delete(client.session_id, "umbrella")
     assert await gates[1].delete(client.session_id, "")
     await check_is_deleted(gates, client.session_id)
 
 
-async def test_fork_of_a_remote_session_does_not_disturb_it(gates: Gates, bench: Bench) -> None:
+async def test_fork_of_a_remote_session_does_not_disturb_it(
+    gates: Gates, bench: EngineHarness
+) -> None:
     bench.runner.step_s = 0.002
     client = await session_with_response(gates[0])
-    client.respond(100)
-    await client.socket.until("response.output_text.delta", 10)
+    client.start_response(100)
+    await client.socket.wait_for("response.output_text.delta", 10)
     item_ids = [item.id for item in _conversation(gates[0], client).items()]
     for at, kept in ((None, 2), ("u1", 1)):
-        ears = Ears()
+        ears = EventRecorder()
         fork = ForkRequest(client.session_id, at)
-        talk = Talk(await gates[1].open(ears, fork=fork), ears, bench)
-        added = [event.item.id for event in ears.heard if isinstance(event, ItemAdded)]
+        talk = SessionDriver(await gates[1].open(ears, fork=fork), ears, bench)
+        added = [event.item.id for event in ears.events if isinstance(event, ItemAdded)]
         assert added == item_ids[:kept]
-        await talk.turn()
+        await talk.run_turn()
         await gates[1].close(talk.session)
-    await client.socket.until("rate_limits.updated", 2)
+    await client.socket.wait_for("rate_limits.updated", 2)
     spans = _conversation(gates[0], client).spans
     prompt, header = _conversation(gates[0], client).up_to_item(item_ids[1]).render_header()
     assert spans[-1].sampled_ids == tuple(oracle(prompt.ids() + header, 100, stop_ids=[0]))
     for unknown in (ForkRequest("sess_x"), ForkRequest(client.session_id)):
         credentials = Credentials("umbrella" if unknown.session_id != "sess_x" else "")
         with pytest.raises(Refusal) as caught:
-            await gates[1].open(Ears(), credentials=credentials, fork=unknown)
+            await gates[1].open(EventRecorder(), credentials=credentials, fork=unknown)
         assert caught.value.code == "session_not_found"
     with pytest.raises(Refusal) as caught:
-        await gates[1].open(Ears(), fork=ForkRequest(client.session_id, "nobody"))
+        await gates[1].open(EventRecorder(), fork=ForkRequest(client.session_id, "nobody"))
     assert caught.value.code == "item_fork_invalid_item_id"
-    await client.drop()
+    await client.disconnect()
     client.resume(client.socket.sent[-1]["event_id"])
-    await client.socket.until("session.updated")
-    assert resumed(client.socket)["resumed"] == "exact", "the fork did not disturb its parent"
-    await client.drop()
+    await client.socket.wait_for("session.updated")
+    assert resume_result(client.socket)["resumed"] == "exact", "the fork did not disturb its parent"
+    await client.disconnect()
     await gates[0].delete(client.session_id, "")
 
 
-def _conversation(registry: Registry, client: Client) -> Conversation:
+def _conversation(registry: Registry, client: ResumingClient) -> Conversation:
     session = registry.find(client.session_id)
     assert session is not None
     return session.conversation
@@ -258,19 +262,19 @@ def _conversation(registry: Registry, client: Client) -> Conversation:
 @pytest.fixture
 async def servers(
     stores: tuple[Store, Store], engines: tuple[EngineClient, EngineClient]
-) -> AsyncIterator[tuple[Running, Running]]:
+) -> AsyncIterator[tuple[RunningServer, RunningServer]]:
     tenants = {"key-one": "acme", "key-two": "umbrella"}
     names, limits = ("demo",), Limits(sweep_interval_s=NEVER_S)
     settings = GatewaySettings(tenants=tenants, served_model_name=names, limits=limits)
     async with (
-        serving(engines[0], settings, stores[0]) as one,
-        serving(engines[1], settings, stores[1]) as two,
+        serve_engine(engines[0], settings, stores[0]) as one,
+        serve_engine(engines[1], settings, stores[1]) as two,
     ):
         yield one, two
 
 
 async def test_remote_session_is_shown_and_deleted_over_http(
-    servers: tuple[Running, Running],
+    servers: tuple[RunningServer, RunningServer],
 ) -> None:
     """An idle connection is closed as soon as its session is deleted on the other gateway."""
     one, two = servers
@@ -290,11 +294,11 @@ async def test_remote_session_is_shown_and_deleted_over_http(
             assert json.dumps(foreign[1]).replace(session_id, "sess_x") == json.dumps(unknown[1])
         async with connect(f"{two.url}?fork={session_id}", additional_headers=ONE) as fork:
             fork_id = (await opened(fork))["id"]
-            added: Any = await first(fork)
+            added: Any = await receive_event(fork)
             assert added["item"]["content"][0]["text"] == "hello"
         status, deleted = await ask(two, "DELETE", path)
         assert (status, deleted["deleted"]) == (200, True)
-        assert await closed(socket) == 4003
+        assert await wait_close_code(socket) == 4003
     for running in servers:
         assert (await ask(running, "GET", path))[0] == 404
         assert (await ask(running, "DELETE", path))[0] == 404
@@ -302,12 +306,12 @@ async def test_remote_session_is_shown_and_deleted_over_http(
 
 
 async def test_response_continues_a_response_of_another_gateway(
-    servers: tuple[Running, Running],
+    servers: tuple[RunningServer, RunningServer],
 ) -> None:
     """Each gateway continues a response of the other exactly as the other one does."""
     one, two = servers
 
-    async def respond(running: Running, text: str, previous: str | None) -> Any:
+    async def respond(running: RunningServer, text: str, previous: str | None) -> Any:
         body = {"model": "demo", "input": text, "max_output_tokens": 8, "temperature": 0}
         status, response = await ask(
             running, "POST", "/v1/responses", body | {"previous_response_id": previous}

@@ -18,18 +18,18 @@ from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import Store, open_store
 from tests.engine.server.test_several_gateways import front
 from tests.support.digest_runner import oracle
-from tests.support.engines import Bench, digest_engine
-from tests.support.resuming import Client, resumed, told
+from tests.support.engines import EngineHarness, digest_engine
+from tests.support.resuming import ResumingClient, normalized_events, resume_result
 
 
 @pytest.fixture
-async def gates(bench: Bench) -> AsyncIterator[tuple[Registry, Registry]]:
+async def gates(bench: EngineHarness) -> AsyncIterator[tuple[Registry, Registry]]:
     async with gates_on("sqlite://:memory:", bench) as gates:
         yield gates
 
 
 @contextlib.asynccontextmanager
-async def gates_on(url: str, bench: Bench) -> AsyncIterator[tuple[Registry, Registry]]:
+async def gates_on(url: str, bench: EngineHarness) -> AsyncIterator[tuple[Registry, Registry]]:
     """Two gateways on one store and one engine process."""
     port, store = await bench.listen(), await open_store(url)
     async with front(port) as one, front(port) as two:
@@ -46,35 +46,35 @@ def gate(engine: EngineClient, store: Store) -> Registry:
     return Registry(engine, template, GenerationSettings(), Limits(sweep_interval_s=0.05), store)
 
 
-def deltas(client: Client) -> str:
-    return "".join(e["delta"] for e in client.seen if e["type"] == "response.output_text.delta")
+def deltas(client: ResumingClient) -> str:
+    return "".join(e["delta"] for e in client.received if e["type"] == "response.output_text.delta")
 
 
-def done(client: Client) -> str:
-    (text,) = (e["text"] for e in client.seen if e["type"] == "response.output_text.done")
+def done(client: ResumingClient) -> str:
+    (text,) = (e["text"] for e in client.received if e["type"] == "response.output_text.done")
     return text
 
 
 async def test_session_moves_between_gateways_without_a_missed_event(
     gates: tuple[Registry, Registry],
 ) -> None:
-    client = Client(gates[0])
+    client = ResumingClient(gates[0])
     client.connect()
     for turn in (1, 2, 3):
-        client.say(f"u{turn}", "hello")
-        client.respond(20)
-        await client.socket.until("rate_limits.updated")
-        await client.drop()
-        client.take()
+        client.send_message(f"u{turn}", "hello")
+        client.start_response(20)
+        await client.socket.wait_for("rate_limits.updated")
+        await client.disconnect()
+        client.receive()
         client.registry = gates[turn % 2]
         client.resume()
-        await client.socket.until("session.updated")
-        assert resumed(client.socket)["resumed"] == "exact"
+        await client.socket.wait_for("session.updated")
+        assert resume_result(client.socket)["resumed"] == "exact"
         assert len(client.socket.sent) == 1, "nothing was missed"
     session = client.registry.find(client.session_id)
     assert session is not None
     assert [item.id for item in session.conversation.items()][::2] == ["u1", "u2", "u3"]
-    await client.drop()
+    await client.disconnect()
 
 
 async def test_open_response_moves_between_gateways_with_its_whole_text(
@@ -82,28 +82,28 @@ async def test_open_response_moves_between_gateways_with_its_whole_text(
 ) -> None:
     for seed in range(8):
         rng = random.Random(seed)
-        client = Client(gates[0])
+        client = ResumingClient(gates[0])
         client.connect()
-        client.say("u1", "hello")
-        client.respond(60)
-        await client.socket.until("response.created")
-        while not any(event["type"] == "response.done" for event in client.seen):
+        client.send_message("u1", "hello")
+        client.start_response(60)
+        await client.socket.wait_for("response.created")
+        while not any(event["type"] == "response.done" for event in client.received):
             for _ in range(rng.randrange(60)):
                 await asyncio.sleep(0)
             old_socket = client.socket
-            client.take(rng.randrange(1, 12))
-            if not client.seen:
-                client.take(1)
+            client.receive(rng.randrange(1, 12))
+            if not client.received:
+                client.receive(1)
             client.registry = rng.choice(gates)
             client.resume()
-            await client.socket.until("session.updated")
-            assert resumed(client.socket)["resumed"] == "exact", f"seed {seed}"
+            await client.socket.wait_for("session.updated")
+            assert resume_result(client.socket)["resumed"] == "exact", f"seed {seed}"
             while old_socket.closed is None:
                 await asyncio.sleep(0.001)
             assert old_socket.closed[0] is CloseCode.SUPERSEDED
-        await client.drop()
+        await client.disconnect()
         assert deltas(client) == done(client), f"seed {seed}"
-        ids = [event["event_id"] for event in client.seen]
+        ids = [event["event_id"] for event in client.received]
         assert len({*ids}) == len(ids)
 
 
@@ -115,7 +115,7 @@ class RestartableGateway:
         self._chatty = chatty
         self.store: Store
         self.registry: Registry
-        self.bench: Bench
+        self.bench: EngineHarness
 
     async def start(self) -> None:
         self._engine = digest_engine(
@@ -148,20 +148,20 @@ async def test_open_response_continues_after_gateway_and_engine_are_killed(
     """Ids that the client has seen and the journal lacks are sampled again, and not sent again."""
     for seed in range(6):
         rng = random.Random(seed)
-        client = Client(gateway.registry)
+        client = ResumingClient(gateway.registry)
         client.connect()
-        client.say("u1", "hello")
-        client.respond(100)
-        await client.socket.until("response.output_text.delta", rng.randrange(1, 40))
-        client.take()
+        client.send_message("u1", "hello")
+        client.start_response(100)
+        await client.socket.wait_for("response.output_text.delta", rng.randrange(1, 40))
+        client.receive()
         await gateway.kill()
         await gateway.start()
         client.registry = gateway.registry
         client.resume()
-        await client.socket.until("rate_limits.updated")
-        assert resumed(client.socket)["resumed"] == "exact"
-        await client.drop()
-        client.take()
+        await client.socket.wait_for("rate_limits.updated")
+        assert resume_result(client.socket)["resumed"] == "exact"
+        await client.disconnect()
+        client.receive()
         assert deltas(client) == done(client), f"seed {seed}"
         session = gateway.registry.find(client.session_id)
         assert session is not None
@@ -172,34 +172,34 @@ async def test_open_response_continues_after_gateway_and_engine_are_killed(
 
 
 async def test_settings_items_and_text_buffer_survive_a_kill(gateway: RestartableGateway) -> None:
-    client = Client(gateway.registry)
+    client = ResumingClient(gateway.registry)
     client.connect()
-    client.socket.put(
+    client.socket.push_event(
         type="session.update", session={"type": "realtime", "instructions": "be kind"}
     )
-    client.say("u1", "hello")
-    client.respond(100)
-    await client.socket.until("response.output_text.delta")
-    client.say("u2", "and more")
+    client.send_message("u1", "hello")
+    client.start_response(100)
+    await client.socket.wait_for("response.output_text.delta")
+    client.send_message("u2", "and more")
     for text in ("words ", "as they ", "come"):
-        client.socket.put(type="input_text_buffer.append", text=text)
-    await client.socket.until("input_text_buffer.appended", 3)
-    await client.drop()
-    client.take()
+        client.socket.push_event(type="input_text_buffer.append", text=text)
+    await client.socket.wait_for("input_text_buffer.appended", 3)
+    await client.disconnect()
+    client.receive()
     await gateway.kill()
     await gateway.start()
     client.registry = gateway.registry
     client.resume()
-    ended = sum(event["type"] == "rate_limits.updated" for event in client.seen)
-    await client.socket.until("session.updated")
+    ended = sum(event["type"] == "rate_limits.updated" for event in client.received)
+    await client.socket.wait_for("session.updated")
     if not ended:  # killed within the response
-        await client.socket.until("rate_limits.updated")
-    client.socket.put(type="input_text_buffer.commit")
-    await client.socket.until("input_text_buffer.committed")
-    client.respond(5)
-    await client.socket.until("rate_limits.updated", 2 - ended)
-    await client.drop()
-    client.take()
+        await client.socket.wait_for("rate_limits.updated")
+    client.socket.push_event(type="input_text_buffer.commit")
+    await client.socket.wait_for("input_text_buffer.committed")
+    client.start_response(5)
+    await client.socket.wait_for("rate_limits.updated", 2 - ended)
+    await client.disconnect()
+    client.receive()
     session = gateway.registry.find(client.session_id)
     assert session is not None
     assert session.settings.instructions == "be kind"
@@ -212,19 +212,19 @@ async def test_settings_items_and_text_buffer_survive_a_kill(gateway: Restartabl
 async def test_resume_from_an_unknown_event_id_after_a_kill_sends_a_snapshot(
     gateway: RestartableGateway,
 ) -> None:
-    client = Client(gateway.registry)
+    client = ResumingClient(gateway.registry)
     client.connect()
-    client.say("u1", "hello")
-    client.respond(5)
-    await client.socket.until("rate_limits.updated")
-    client.take()
+    client.send_message("u1", "hello")
+    client.start_response(5)
+    await client.socket.wait_for("rate_limits.updated")
+    client.receive()
     await gateway.kill()
     await gateway.start()
     client.registry = gateway.registry
     client.connect(
-        ResumeRequest(client.session_id, client.seen[0]["event_id"].replace("_0", "_77"))
+        ResumeRequest(client.session_id, client.received[0]["event_id"].replace("_0", "_77"))
     )
-    await client.socket.until("conversation.item.done", 2)
-    assert resumed(client.socket)["resumed"] == "snapshot"
-    assert [line for line in told(client.socket.sent) if '"role": "assistant"' in line]
-    await client.drop()
+    await client.socket.wait_for("conversation.item.done", 2)
+    assert resume_result(client.socket)["resumed"] == "snapshot"
+    assert [line for line in normalized_events(client.socket.sent) if '"role": "assistant"' in line]
+    await client.disconnect()

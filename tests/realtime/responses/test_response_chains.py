@@ -21,15 +21,15 @@ from continuo.realtime.responses.run import Requester
 from continuo.realtime.responses.service import ResponseService
 from continuo.realtime.store import Store, StoreUnavailable, open_store
 from tests.support.digest_runner import oracle
-from tests.support.engines import Bench
-from tests.support.sessions import message
+from tests.support.engines import EngineHarness
+from tests.support.sessions import user_message
 
 REQUESTER = Requester("acme", "conn_1")
 
 
 @contextlib.asynccontextmanager
 async def response_service(
-    bench: Bench, limits: Limits | None = None, store: Store | None = None
+    bench: EngineHarness, limits: Limits | None = None, store: Store | None = None
 ) -> AsyncIterator[ResponseService]:
     template = bench.engine.text.template
     assert template is not None
@@ -61,7 +61,7 @@ def request(
         truncation=Truncation(mode="auto" if truncate else "disabled"),
         instructions=instructions,
     )
-    item = message("u", text)
+    item = user_message("u", text)
     return CreateResponse(
         settings=settings, input=(item,), previous_response_id=previous, store=store
     )
@@ -81,7 +81,9 @@ async def is_unknown(responses: ResponseService, id: str) -> bool:
     return False
 
 
-async def test_response_from_any_continuation_point_equals_a_fresh_prefill(bench: Bench) -> None:
+async def test_response_from_any_continuation_point_equals_a_fresh_prefill(
+    bench: EngineHarness,
+) -> None:
     """A tree of responses, grown at random, several at a time."""
     rng = random.Random(7)
     async with response_service(bench) as responses:
@@ -110,7 +112,7 @@ async def test_response_from_any_continuation_point_equals_a_fresh_prefill(bench
                 points.append(response.id)
 
 
-async def test_fork_shares_kv_while_the_other_branch_is_generated(bench: Bench) -> None:
+async def test_fork_shares_kv_while_the_other_branch_is_generated(bench: EngineHarness) -> None:
     async with response_service(bench) as responses:
         first = await turn(responses, request("hello, this is the beginning of it"))
         assert first.usage is not None
@@ -123,7 +125,7 @@ async def test_fork_shares_kv_while_the_other_branch_is_generated(bench: Bench) 
             assert response.usage.cached_tokens >= length - 1
 
 
-async def test_continuation_points_are_limited_in_number_and_tokens(bench: Bench) -> None:
+async def test_continuation_points_are_limited_in_number_and_tokens(bench: EngineHarness) -> None:
     limits = Limits(
         continuation_points_max=3, connection_continuation_points_max=2, continuation_tokens_max=150
     )
@@ -140,7 +142,7 @@ async def test_continuation_points_are_limited_in_number_and_tokens(bench: Bench
                 await asyncio.sleep(0.01)
 
 
-async def test_unused_continuation_points_expire(bench: Bench) -> None:
+async def test_unused_continuation_points_expire(bench: EngineHarness) -> None:
     async with response_service(bench, Limits(continuation_point_ttl_s=0.2)) as responses:
         first = await turn(responses, request("hello"))
         async with asyncio.timeout(20):
@@ -149,7 +151,7 @@ async def test_unused_continuation_points_expire(bench: Bench) -> None:
         assert await is_unknown(responses, first.id)
 
 
-async def test_evicted_continuation_point_is_restored_from_the_store(bench: Bench) -> None:
+async def test_evicted_continuation_point_is_restored_from_the_store(bench: EngineHarness) -> None:
     store = await open_store("sqlite://:memory:")
     async with response_service(bench, Limits(continuation_points_max=1), store) as responses:
         first = await turn(responses, request("hello", store=True))
@@ -168,7 +170,7 @@ def text(item: Item) -> str:
     return "".join(part.text for part in item.parts)
 
 
-async def test_prompt_over_the_context_is_refused_or_truncated(bench: Bench) -> None:
+async def test_prompt_over_the_context_is_refused_or_truncated(bench: EngineHarness) -> None:
     async with response_service(bench) as responses:
         response = await turn(responses, request("x" * 300))
         with pytest.raises(Refusal, match=r"tokens, but the context of the model holds 400"):
@@ -179,7 +181,7 @@ async def test_prompt_over_the_context_is_refused_or_truncated(bench: Bench) -> 
         assert not await is_unknown(responses, response.id)
 
 
-async def test_failed_response_leaves_its_predecessor_usable(bench: Bench) -> None:
+async def test_failed_response_leaves_its_predecessor_usable(bench: EngineHarness) -> None:
     async with response_service(bench) as responses:
         first = await turn(responses, request("hello"))
         steps = (await bench.engine.stats()).steps
@@ -191,7 +193,7 @@ async def test_failed_response_leaves_its_predecessor_usable(bench: Bench) -> No
         assert repeated.status in ("completed", "incomplete")
 
 
-async def test_response_continues_after_the_loss_of_its_engine(bench: Bench) -> None:
+async def test_response_continues_after_the_loss_of_its_engine(bench: EngineHarness) -> None:
     async with response_service(bench) as responses:
         first = await turn(responses, request("hello"))
         run = await responses.create(request("on", first.id, tokens=60, store=True), REQUESTER)
@@ -224,7 +226,7 @@ class UnavailableStore:
         raise StoreUnavailable("unavailable")
 
 
-async def test_response_reports_that_the_store_did_not_keep_it(bench: Bench) -> None:
+async def test_response_reports_that_the_store_did_not_keep_it(bench: EngineHarness) -> None:
     async with response_service(bench, store=cast("Store", UnavailableStore())) as responses:
         response = await turn(responses, request("hello", store=True))
         assert (response.status in ("completed", "incomplete"), response.kept) == (True, False)
@@ -234,7 +236,7 @@ async def test_response_reports_that_the_store_did_not_keep_it(bench: Bench) -> 
         assert await turn(responses, request("on", response.id)), "the response is not in memory"
 
 
-async def test_event_stream_gives_all_events_to_readers_at_any_time(bench: Bench) -> None:
+async def test_event_stream_gives_all_events_to_readers_at_any_time(bench: EngineHarness) -> None:
     async with response_service(bench) as responses:
         run = await responses.create(request("hello"), REQUESTER)
 

@@ -13,17 +13,23 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import Store, open_store
 from tests.realtime.server.auth.test_tenants import ONE, TWO, ask
-from tests.support.engines import Bench, digest_engine
-from tests.support.response_chains import ENDS, Event, cached, calling, text_of
-from tests.support.web_servers import Running, serve
+from tests.support.engines import EngineHarness, digest_engine
+from tests.support.response_chains import (
+    FINAL_EVENT_TYPES,
+    JsonEvent,
+    cached_tokens,
+    connect_responses_client,
+    output_text,
+)
+from tests.support.web_servers import RunningServer, serve_harness
 
 TENANTS = {"key-one": "acme", "key-two": "umbrella"}
 LIMITS = Limits(response_frame_bytes_max=4000)
-LONG: Event = {"input": "hello", "ignore_eos": True, "max_output_tokens": 300}
+LONG: JsonEvent = {"input": "hello", "ignore_eos": True, "max_output_tokens": 300}
 
 
 @pytest.fixture
-async def bench(chatty: Path) -> AsyncIterator[Bench]:
+async def bench(chatty: Path) -> AsyncIterator[EngineHarness]:
     async with digest_engine(
         chatty, pages=512, page_size=4, max_model_len=400, batched_tokens=64, step_s=0.002
     ) as bench:
@@ -38,14 +44,14 @@ async def store() -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def running(bench: Bench, store: Store) -> AsyncIterator[Running]:
+async def running(bench: EngineHarness, store: Store) -> AsyncIterator[RunningServer]:
     settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=LIMITS)
-    async with serve(bench, settings, store) as running:
+    async with serve_harness(bench, settings, store) as running:
         yield running
     assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
 
 
-async def post(running: Running, **body: object) -> Event:
+async def post(running: RunningServer, **body: object) -> JsonEvent:
     body = {"max_output_tokens": 4, **body}
     status, response = await ask(running, "POST", "/v1/responses", body)
     assert status == 200, response
@@ -54,7 +60,7 @@ async def post(running: Running, **body: object) -> Event:
 
 @contextlib.asynccontextmanager
 async def streaming(
-    running: Running, method: str, path: str, body: object = None
+    running: RunningServer, method: str, path: str, body: object = None
 ) -> AsyncIterator[AsyncIterator[tuple[str, str]]]:
     """Send a request. Yields the server-sent events of the response, (event, data) each."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -82,7 +88,7 @@ async def streaming(
 
 
 async def all_events(
-    running: Running, method: str, path: str, body: object = None
+    running: RunningServer, method: str, path: str, body: object = None
 ) -> list[tuple[str, str]]:
     async with streaming(running, method, path, body) as events:
         return [event async for event in events]
@@ -91,15 +97,15 @@ async def all_events(
 # ---------------------------------------------------------------- responses
 
 
-async def test_response_is_returned_and_retrieved_as_json(running: Running) -> None:
+async def test_response_is_returned_and_retrieved_as_json(running: RunningServer) -> None:
     response = await post(running, input="hello", instructions="be kind")
     assert (response["object"], response["store"]) == ("response", True)
-    assert text_of(response)
+    assert output_text(response)
     status, retrieved = await ask(running, "GET", f"/v1/responses/{response['id']}")
     assert (status, retrieved) == (200, response)
 
 
-async def test_response_is_streamed_as_server_sent_events(running: Running) -> None:
+async def test_response_is_streamed_as_server_sent_events(running: RunningServer) -> None:
     events = await all_events(
         running, "POST", "/v1/responses", {"input": "hi", "stream": True, "max_output_tokens": 3}
     )
@@ -107,24 +113,24 @@ async def test_response_is_streamed_as_server_sent_events(running: Running) -> N
     assert [name for name, _ in events] == [body["type"] for body in bodies]
     assert [body["sequence_number"] for body in bodies] == list(range(len(bodies)))
     assert bodies[0]["type"] == "response.created"
-    assert bodies[-1]["type"] in ENDS
+    assert bodies[-1]["type"] in FINAL_EVENT_TYPES
 
 
 async def test_response_is_continued_over_http_and_websocket(
-    running: Running, bench: Bench
+    running: RunningServer, bench: EngineHarness
 ) -> None:
     first = await post(running, input="hello")
     second = await post(running, input="on", previous_response_id=first["id"])
-    assert cached(second) == first["usage"]["total_tokens"] - 1
+    assert cached_tokens(second) == first["usage"]["total_tokens"] - 1
     assert len(await bench.engine.list_sessions()) == 1, "not the same engine session"
-    async with calling(running, "key-one") as caller:
-        third = await caller.turn("on", previous_response_id=second["id"])
-    assert cached(third) == second["usage"]["total_tokens"] - 1, (
+    async with connect_responses_client(running, "key-one") as caller:
+        third = await caller.create_response("on", previous_response_id=second["id"])
+    assert cached_tokens(third) == second["usage"]["total_tokens"] - 1, (
         "HTTP and WebSocket do not share their state"
     )
 
 
-async def test_unstored_response_is_not_found(running: Running, bench: Bench) -> None:
+async def test_unstored_response_is_not_found(running: RunningServer, bench: EngineHarness) -> None:
     first = await post(running, input="hello", store=False)
     status, body = await ask(running, "GET", f"/v1/responses/{first['id']}")
     assert (status, body["error"]["code"]) == (404, "response_not_found")
@@ -133,7 +139,7 @@ async def test_unstored_response_is_not_found(running: Running, bench: Bench) ->
     assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_stream_starts_after_a_sequence_number(running: Running) -> None:
+async def test_stream_starts_after_a_sequence_number(running: RunningServer) -> None:
     body = {"input": "hi", "stream": True, "max_output_tokens": 5}
     events = await all_events(running, "POST", "/v1/responses", body)
     id = json.loads(events[0][1])["response"]["id"]
@@ -145,7 +151,9 @@ async def test_stream_starts_after_a_sequence_number(running: Running) -> None:
     assert (status, body["error"]["param"]) == (400, "starting_after")
 
 
-async def test_interrupted_stream_is_resumed_while_the_response_runs(running: Running) -> None:
+async def test_interrupted_stream_is_resumed_while_the_response_runs(
+    running: RunningServer,
+) -> None:
     """A reader disconnects in the middle; another one resumes after the last event read."""
     seen: list[tuple[str, str]] = []
     body = {**LONG, "stream": True, "max_output_tokens": 60}
@@ -160,16 +168,16 @@ async def test_interrupted_stream_is_resumed_while_the_response_runs(running: Ru
     bodies = [json.loads(data) for _, data in seen]
     assert [body["sequence_number"] for body in bodies] == list(range(len(bodies)))
     streamed = "".join(body.get("delta", "") for body in bodies)
-    assert streamed == text_of(bodies[-1]["response"])
+    assert streamed == output_text(bodies[-1]["response"])
     assert bodies[-1]["response"]["usage"]["output_tokens"] == 60
 
 
 async def test_unread_response_is_cancelled_after_a_grace_period(
-    bench: Bench, store: Store
+    bench: EngineHarness, store: Store
 ) -> None:
     limits = Limits(unread_response_grace_s=0.02)
     settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=limits)
-    async with serve(bench, settings, store) as running:
+    async with serve_harness(bench, settings, store) as running:
         async with streaming(running, "POST", "/v1/responses", {**LONG, "stream": True}) as events:
             id = json.loads((await anext(events))[1])["response"]["id"]
         async with asyncio.timeout(20):
@@ -181,7 +189,9 @@ async def test_unread_response_is_cancelled_after_a_grace_period(
     assert response["incomplete_details"] == {"reason": "cancelled"}
 
 
-async def test_disconnect_cancels_an_unstored_response(running: Running, bench: Bench) -> None:
+async def test_disconnect_cancels_an_unstored_response(
+    running: RunningServer, bench: EngineHarness
+) -> None:
     body = {**LONG, "stream": True, "store": False}
     async with streaming(running, "POST", "/v1/responses", body) as events:
         await anext(events)
@@ -197,7 +207,7 @@ async def test_disconnect_cancels_an_unstored_response(running: Running, bench: 
             await asyncio.sleep(0.01)
 
 
-async def test_background_response_is_cancelled_over_http(running: Running) -> None:
+async def test_background_response_is_cancelled_over_http(running: RunningServer) -> None:
     running_response = await post(running, **LONG, background=True)
     assert (running_response["status"], running_response["background"]) == ("in_progress", True)
     status, ended = await ask(running, "POST", f"/v1/responses/{running_response['id']}/cancel")
@@ -206,7 +216,7 @@ async def test_background_response_is_cancelled_over_http(running: Running) -> N
     assert later == ended
 
 
-async def test_deleted_response_is_not_found(running: Running) -> None:
+async def test_deleted_response_is_not_found(running: RunningServer) -> None:
     response = await post(running, input="hello")
     path = f"/v1/responses/{response['id']}"
     status, body = await ask(running, "DELETE", path)
@@ -219,7 +229,7 @@ async def test_deleted_response_is_not_found(running: Running) -> None:
     assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_response_of_another_tenant_is_reported_as_not_found(running: Running) -> None:
+async def test_response_of_another_tenant_is_reported_as_not_found(running: RunningServer) -> None:
     response = await post(running, input="hello")
     active = await post(running, **LONG, background=True)
     for id in (response["id"], active["id"]):
@@ -246,13 +256,13 @@ async def test_response_of_another_tenant_is_reported_as_not_found(running: Runn
     ],
 )
 async def test_invalid_response_bodies_are_refused(
-    running: Running, body: object, status: int, code: str
+    running: RunningServer, body: object, status: int, code: str
 ) -> None:
     actual_status, refused = await ask(running, "POST", "/v1/responses", body)
     assert (actual_status, refused["error"]["code"]) == (status, code)
 
 
-async def test_requests_need_a_full_api_key(running: Running) -> None:
+async def test_requests_need_a_full_api_key(running: RunningServer) -> None:
     for method, path in (
         ("POST", "/v1/responses"),
         ("GET", "/v1/responses/resp_1"),
@@ -271,7 +281,7 @@ async def test_requests_need_a_full_api_key(running: Running) -> None:
 # ---------------------------------------------------------------- chat completions
 
 
-async def complete(running: Running, **body: object) -> Event:
+async def complete(running: RunningServer, **body: object) -> JsonEvent:
     status, completion = await ask(
         running, "POST", "/v1/chat/completions", {"max_completion_tokens": 4, **body}
     )
@@ -280,7 +290,7 @@ async def complete(running: Running, **body: object) -> Event:
 
 
 async def test_chat_completion_generates_the_text_of_the_responses_api(
-    running: Running, bench: Bench
+    running: RunningServer, bench: EngineHarness
 ) -> None:
     messages = [
         {"role": "system", "content": "be kind"},
@@ -291,14 +301,14 @@ async def test_chat_completion_generates_the_text_of_the_responses_api(
     assert (completion["object"], completion["model"]) == ("chat.completion", "demo")
     assert choice["finish_reason"] in ("length", "stop")
     response = await post(running, input="hello", instructions="be kind", store=False)
-    assert choice["message"]["content"] == text_of(response), (
+    assert choice["message"]["content"] == output_text(response), (
         "the two APIs generated different texts"
     )
     assert await bench.engine.list_sessions() == [], "an engine session was kept"
 
 
-async def test_chat_history_sent_again_reuses_kv(running: Running) -> None:
-    messages: list[Event] = [{"role": "user", "content": "hello, how are you today?"}]
+async def test_chat_history_sent_again_reuses_kv(running: RunningServer) -> None:
+    messages: list[JsonEvent] = [{"role": "user", "content": "hello, how are you today?"}]
     first = await complete(running, messages=messages)
     messages += [first["choices"][0]["message"], {"role": "user", "content": "and then?"}]
     second = await complete(running, messages=messages)
@@ -306,7 +316,7 @@ async def test_chat_history_sent_again_reuses_kv(running: Running) -> None:
     assert cached_tokens >= first["usage"]["total_tokens"] // 4 * 4 - 4
 
 
-async def test_chat_completion_is_streamed_in_chunks(running: Running) -> None:
+async def test_chat_completion_is_streamed_in_chunks(running: RunningServer) -> None:
     body = {
         "messages": [{"role": "user", "content": "hello"}],
         "stream": True,
@@ -326,7 +336,7 @@ async def test_chat_completion_is_streamed_in_chunks(running: Running) -> None:
     assert streamed == unstreamed["choices"][0]["message"]["content"]
 
 
-async def test_chat_completion_accepts_tools_and_their_results(running: Running) -> None:
+async def test_chat_completion_accepts_tools_and_their_results(running: RunningServer) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
     tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
     response = await complete(
@@ -390,14 +400,14 @@ async def test_chat_completion_accepts_tools_and_their_results(running: Running)
     ],
 )
 async def test_invalid_chat_bodies_are_refused(
-    running: Running, body: Event, code: str, param: str
+    running: RunningServer, body: JsonEvent, code: str, param: str
 ) -> None:
     status, response = await ask(running, "POST", "/v1/chat/completions", body)
     assert (status, response["error"]["code"], response["error"]["param"]) == (400, code, param)
 
 
 async def test_internal_error_is_reported_as_500(
-    running: Running, store: Store, monkeypatch: pytest.MonkeyPatch
+    running: RunningServer, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(response: str) -> None:
         raise ZeroDivisionError
@@ -412,17 +422,17 @@ async def test_internal_error_is_reported_as_500(
 
 
 async def test_request_is_refused_while_no_engine_is_available(
-    running: Running, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    running: RunningServer, bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "UNAVAILABLE_AFTER_S", 0.05)
-    bench.may_launch.clear()
+    bench.launch_allowed.clear()
     bench.kill()
     while bench.engine.is_available_soon:
         await asyncio.sleep(0.01)
     request = {"model": "demo", "input": "hello", "max_output_tokens": 4}
     status, refused = await ask(running, "POST", "/v1/responses", request)
     assert (status, refused["error"]["code"]) == (503, "engine_unavailable")
-    bench.may_launch.set()
+    bench.launch_allowed.set()
     while not bench.engine.is_available:
         await asyncio.sleep(0)
     await post(running, input="hello")

@@ -11,9 +11,16 @@ from websockets.exceptions import InvalidStatus
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import Store, open_store
-from tests.support.engines import Bench, digest_engine
-from tests.support.response_chains import ENDS, Caller, Event, cached, calling, text_of
-from tests.support.web_servers import Running, closed, serve
+from tests.support.engines import EngineHarness, digest_engine
+from tests.support.response_chains import (
+    FINAL_EVENT_TYPES,
+    JsonEvent,
+    ResponsesClient,
+    cached_tokens,
+    connect_responses_client,
+    output_text,
+)
+from tests.support.web_servers import RunningServer, serve_harness, wait_close_code
 
 TENANTS = {"key-one": "acme", "key-two": "umbrella"}
 TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
@@ -27,30 +34,30 @@ async def store() -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def running(bench: Bench, store: Store) -> AsyncIterator[Running]:
-    async with serve(bench, GatewaySettings(served_model_name=("demo",)), store) as running:
+async def running(bench: EngineHarness, store: Store) -> AsyncIterator[RunningServer]:
+    async with serve_harness(bench, GatewaySettings(served_model_name=("demo",)), store) as running:
         yield running
     assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
 
 
 @pytest.fixture
-async def caller(running: Running) -> AsyncIterator[Caller]:
-    async with calling(running) as caller:
+async def caller(running: RunningServer) -> AsyncIterator[ResponsesClient]:
+    async with connect_responses_client(running) as caller:
         yield caller
 
 
 # ---------------------------------------------------------------- events of the server
 
 
-async def test_server_sends_nothing_before_the_first_request(caller: Caller) -> None:
+async def test_server_sends_nothing_before_the_first_request(caller: ResponsesClient) -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(caller.socket.recv(), 0.2)
-    await caller.turn("hi")
+    await caller.create_response("hi")
 
 
-async def test_events_of_a_text_response_are_sent_in_order(caller: Caller) -> None:
+async def test_events_of_a_text_response_are_sent_in_order(caller: ResponsesClient) -> None:
     await caller.send(input="hello", max_output_tokens=3, metadata={"a": "b"})
-    events = await caller.until(*ENDS)
+    events = await caller.wait_for(*FINAL_EVENT_TYPES)
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert kinds == [
         "created",
@@ -68,12 +75,12 @@ async def test_events_of_a_text_response_are_sent_in_order(caller: Caller) -> No
     assert ended["incomplete_details"] == {"reason": "max_output_tokens"}
     assert (ended["id"], ended["metadata"]) == (created["id"], {"a": "b"})
     streamed = "".join(event["delta"] for event in events if "delta" in event)
-    assert (text_of(ended), events[7]["text"], events[8]["part"]["text"]) == (streamed,) * 3
+    assert (output_text(ended), events[7]["text"], events[8]["part"]["text"]) == (streamed,) * 3
     assert not any("stream_id" in event for event in events)
 
 
-async def test_response_object_echoes_its_settings(caller: Caller) -> None:
-    response = await caller.turn(
+async def test_response_object_echoes_its_settings(caller: ResponsesClient) -> None:
+    response = await caller.create_response(
         "hi",
         instructions="be kind",
         tools=[TOOL],
@@ -96,8 +103,8 @@ async def test_response_object_echoes_its_settings(caller: Caller) -> None:
 # ---------------------------------------------------------------- requests of clients
 
 
-async def test_request_keys_without_effect_are_accepted(caller: Caller) -> None:
-    response = await caller.turn(
+async def test_request_keys_without_effect_are_accepted(caller: ResponsesClient) -> None:
+    response = await caller.create_response(
         "hi",
         model="demo",
         stream=True,
@@ -113,16 +120,16 @@ async def test_request_keys_without_effect_are_accepted(caller: Caller) -> None:
     assert response["status"] in ("completed", "incomplete")
 
 
-async def test_unknown_kinds_of_tools_are_ignored(caller: Caller) -> None:
+async def test_unknown_kinds_of_tools_are_ignored(caller: ResponsesClient) -> None:
     tools = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": []}, TOOL]
-    response = await caller.turn("hi", tools=tools)
+    response = await caller.create_response("hi", tools=tools)
     assert [tool["name"] for tool in response["tools"]] == ["look_up"]
-    response = await caller.turn("hi", tools=tools[:2], tool_choice="required")
+    response = await caller.create_response("hi", tools=tools[:2], tool_choice="required")
     assert (response["tools"], response["tool_choice"]) == ([], "auto")
 
 
 async def test_input_items_in_every_accepted_form_are_equivalent(
-    caller: Caller, bench: Bench
+    caller: ResponsesClient, bench: EngineHarness
 ) -> None:
     variants = [
         {"role": "developer", "content": "be kind"},
@@ -143,16 +150,19 @@ async def test_input_items_in_every_accepted_form_are_equivalent(
             "output": [{"type": "input_text", "text": "42"}],
         },
     ]
-    one, other = await caller.turn(input=variants), await caller.turn(input=canonical)
-    assert text_of(one) == text_of(other)
+    one, other = (
+        await caller.create_response(input=variants),
+        await caller.create_response(input=canonical),
+    )
+    assert output_text(one) == output_text(other)
     assert one["usage"]["input_tokens"] == other["usage"]["input_tokens"]
-    assert cached(one) == 0
+    assert cached_tokens(one) == 0
     last = one["usage"]["input_tokens"] - 1
-    assert cached(other) == last // 4 * 4, "other than all full pages without the last token"
+    assert cached_tokens(other) == last // 4 * 4, "other than all full pages without the last token"
 
 
-async def test_invalid_requests_are_refused_with_code_and_param(caller: Caller) -> None:
-    invalid: list[tuple[Event, str, str]] = [
+async def test_invalid_requests_are_refused_with_code_and_param(caller: ResponsesClient) -> None:
+    invalid: list[tuple[JsonEvent, str, str]] = [
         ({}, "missing_required_parameter", "input"),
         ({"input": [], "generate": True}, "missing_required_parameter", "input"),
         ({"input": [{"content": "x"}]}, "missing_required_parameter", "input[0].role"),
@@ -181,77 +191,81 @@ async def test_invalid_requests_are_refused_with_code_and_param(caller: Caller) 
         ({"input": [{"type": "item_reference", "id": "?"}]}, "item_reference_invalid_item_id", ""),
     ]
     for fields, code, param in invalid:
-        event = await caller.refused(**fields)
+        event = await caller.expect_error(**fields)
         assert (event["status"], event["error"]["code"]) == (400, code), event
         assert event["error"]["type"] == "invalid_request_error"
         assert event["error"]["param"].startswith(param)
-    await caller.turn("still good")
+    await caller.create_response("still good")
 
 
 # ---------------------------------------------------------------- continuation
 
 
 async def test_latest_response_is_continued_by_prefilling_new_tokens_only(
-    caller: Caller, bench: Bench
+    caller: ResponsesClient, bench: EngineHarness
 ) -> None:
-    response = await caller.turn("hello")
+    response = await caller.create_response("hello")
     for n in range(5):
         length = response["usage"]["total_tokens"]
         before = (await bench.engine.stats()).tokens_computed
-        response = await caller.turn(f"more {n}", previous_response_id=response["id"])
+        response = await caller.create_response(f"more {n}", previous_response_id=response["id"])
         computed = (await bench.engine.stats()).tokens_computed - before
-        assert cached(response) == length - 1, "all but the id drawn last, which has no KV yet"
+        assert cached_tokens(response) == length - 1, (
+            "all but the id drawn last, which has no KV yet"
+        )
         assert computed == response["usage"]["total_tokens"] - length
     assert len(await bench.engine.list_sessions()) == 1, "one engine session for all of them"
 
 
 async def test_older_response_is_continued_on_a_fork_that_shares_kv(
-    caller: Caller, bench: Bench
+    caller: ResponsesClient, bench: EngineHarness
 ) -> None:
-    first = await caller.turn("hello")
-    await caller.turn("on", previous_response_id=first["id"])
-    repeated = await caller.turn("on", previous_response_id=first["id"])
-    other = await caller.turn("off", previous_response_id=first["id"])
-    assert cached(repeated) >= first["usage"]["total_tokens"] - 1
-    assert cached(other) >= first["usage"]["total_tokens"] - 1
+    first = await caller.create_response("hello")
+    await caller.create_response("on", previous_response_id=first["id"])
+    repeated = await caller.create_response("on", previous_response_id=first["id"])
+    other = await caller.create_response("off", previous_response_id=first["id"])
+    assert cached_tokens(repeated) >= first["usage"]["total_tokens"] - 1
+    assert cached_tokens(other) >= first["usage"]["total_tokens"] - 1
     assert len(await bench.engine.list_sessions()) == 3
-    assert text_of(repeated) != text_of(other)
+    assert output_text(repeated) != output_text(other)
 
 
-async def test_instructions_and_tools_are_not_inherited(caller: Caller) -> None:
-    first = await caller.turn("hello", instructions="be kind", tools=[TOOL])
-    without_head = await caller.turn("on", previous_response_id=first["id"])
+async def test_instructions_and_tools_are_not_inherited(caller: ResponsesClient) -> None:
+    first = await caller.create_response("hello", instructions="be kind", tools=[TOOL])
+    without_head = await caller.create_response("on", previous_response_id=first["id"])
     assert (without_head["instructions"], without_head["tools"]) == (None, [])
-    with_head = await caller.turn(
+    with_head = await caller.create_response(
         "on", previous_response_id=first["id"], instructions="be kind", tools=[TOOL]
     )
     assert with_head["usage"]["input_tokens"] > without_head["usage"]["input_tokens"]
-    assert cached(without_head) < first["usage"]["input_tokens"]
+    assert cached_tokens(without_head) < first["usage"]["input_tokens"]
 
 
-async def test_repeated_instructions_and_tools_reuse_kv(caller: Caller) -> None:
+async def test_repeated_instructions_and_tools_reuse_kv(caller: ResponsesClient) -> None:
     head = {"instructions": "be kind", "tools": [TOOL]}
-    first = await caller.turn("hello", **head)
-    second = await caller.turn("on", previous_response_id=first["id"], **head)
-    assert cached(second) == first["usage"]["total_tokens"] - 1
+    first = await caller.create_response("hello", **head)
+    second = await caller.create_response("on", previous_response_id=first["id"], **head)
+    assert cached_tokens(second) == first["usage"]["total_tokens"] - 1
 
 
-async def test_history_sent_again_is_found_in_the_radix_tree(running: Running) -> None:
-    history: list[Event] = [{"role": "user", "content": "hello there, how are you?"}]
-    async with calling(running) as caller:
-        first = await caller.turn(input=history, store=False)
+async def test_history_sent_again_is_found_in_the_radix_tree(running: RunningServer) -> None:
+    history: list[JsonEvent] = [{"role": "user", "content": "hello there, how are you?"}]
+    async with connect_responses_client(running) as caller:
+        first = await caller.create_response(input=history, store=False)
     history += [
-        {"role": "assistant", "content": text_of(first)},
+        {"role": "assistant", "content": output_text(first)},
         {"role": "user", "content": "more"},
     ]
-    async with calling(running) as caller:
-        second = await caller.turn(input=history, store=False)
-    assert cached(second) >= first["usage"]["total_tokens"] // 4 * 4 - 4
+    async with connect_responses_client(running) as caller:
+        second = await caller.create_response(input=history, store=False)
+    assert cached_tokens(second) >= first["usage"]["total_tokens"] // 4 * 4 - 4
 
 
-async def test_generate_false_prefills_without_output(caller: Caller, bench: Bench) -> None:
+async def test_generate_false_prefills_without_output(
+    caller: ResponsesClient, bench: EngineHarness
+) -> None:
     await caller.send(input="a long beginning " * 8, generate=False)
-    events = await caller.until(*ENDS)
+    events = await caller.wait_for(*FINAL_EVENT_TYPES)
     warm = events[-1]["response"]
     kinds = [event["type"] for event in events]
     assert kinds == ["response.created", "response.in_progress", "response.completed"]
@@ -260,24 +274,26 @@ async def test_generate_false_prefills_without_output(caller: Caller, bench: Ben
     while session.committed < session.length:
         [session] = await bench.engine.list_sessions()
     assert session.length == warm["usage"]["input_tokens"]
-    continued = await caller.turn(input="and", previous_response_id=warm["id"])
-    assert cached(continued) == warm["usage"]["input_tokens"]
-    without_input = await caller.turn(input=[], previous_response_id=warm["id"])
+    continued = await caller.create_response(input="and", previous_response_id=warm["id"])
+    assert cached_tokens(continued) == warm["usage"]["input_tokens"]
+    without_input = await caller.create_response(input=[], previous_response_id=warm["id"])
     assert without_input["usage"]["output_tokens"] == 4, "a response without more input"
 
 
-async def test_usage_of_a_warm_up_counts_the_tokens_computed(caller: Caller, bench: Bench) -> None:
+async def test_usage_of_a_warm_up_counts_the_tokens_computed(
+    caller: ResponsesClient, bench: EngineHarness
+) -> None:
     text = "a long beginning " * 8
-    await caller.turn(text)
+    await caller.create_response(text)
     for prefix, is_cached in ((text, True), ("another " * 16, False)):
         before = await bench.engine.stats()
         await caller.send(input=prefix, generate=False)
-        warm = (await caller.until(*ENDS))[-1]["response"]
+        warm = (await caller.wait_for(*FINAL_EVENT_TYPES))[-1]["response"]
         tokens = warm["usage"]["input_tokens"]
         computed = (await bench.engine.stats()).tokens_computed - before.tokens_computed
         whole_pages, opening = (tokens - 1) // 4 * 4, 4
-        assert cached(warm) == (whole_pages if is_cached else opening)
-        assert computed == tokens - cached(warm), (
+        assert cached_tokens(warm) == (whole_pages if is_cached else opening)
+        assert computed == tokens - cached_tokens(warm), (
             "the prompt was not prefilled when the warm-up ended"
         )
         assert warm["usage"]["total_tokens"] == tokens
@@ -287,28 +303,28 @@ async def test_warm_up_can_be_cancelled(chatty: Path) -> None:
     settings = GatewaySettings(served_model_name=("demo",))
     async with (
         digest_engine(chatty, pages=128, max_model_len=400, step_s=0.2) as bench,
-        serve(bench, settings) as running,
-        calling(running) as caller,
+        serve_harness(bench, settings) as running,
+        connect_responses_client(running) as caller,
     ):
         await caller.send(input="a long beginning " * 16, generate=False)
-        [created] = await caller.until("response.created")
+        [created] = await caller.wait_for("response.created")
         warm = created["response"]["id"]
         await caller.send("response.cancel", response_id=warm)
-        ended = (await caller.until(*ENDS))[-1]["response"]
+        ended = (await caller.wait_for(*FINAL_EVENT_TYPES))[-1]["response"]
         assert ended["incomplete_details"] == {"reason": "cancelled"}
         assert ended["output"] == []
 
 
-HEAD: Event = {"instructions": "be kind " * 10, "tools": [TOOL]}
+HEAD: JsonEvent = {"instructions": "be kind " * 10, "tools": [TOOL]}
 
 
 @pytest.mark.parametrize("empty_input", [{"input": []}, {"input": ""}, {}])
 @pytest.mark.parametrize("head", [HEAD, {"tools": [TOOL]}, {"instructions": "be kind " * 10}])
 async def test_warm_up_without_input_prefills_instructions_and_tools(
-    caller: Caller, bench: Bench, empty_input: Event, head: Event
+    caller: ResponsesClient, bench: EngineHarness, empty_input: JsonEvent, head: JsonEvent
 ) -> None:
     await caller.send(generate=False, **empty_input, **head)
-    warm = (await caller.until(*ENDS))[-1]["response"]
+    warm = (await caller.wait_for(*FINAL_EVENT_TYPES))[-1]["response"]
     tokens = warm["usage"]["input_tokens"]
     assert (warm["status"], warm["output"], tokens > 0) == ("completed", [], True)
     [session] = await bench.engine.list_sessions()
@@ -316,8 +332,8 @@ async def test_warm_up_without_input_prefills_instructions_and_tools(
         [session] = await bench.engine.list_sessions()
     computed = (await bench.engine.stats()).tokens_computed
     assert computed == tokens == session.length
-    response = await caller.turn("hello", previous_response_id=warm["id"], **head)
-    assert cached(response) == tokens
+    response = await caller.create_response("hello", previous_response_id=warm["id"], **head)
+    assert cached_tokens(response) == tokens
     computed = (await bench.engine.stats()).tokens_computed - computed
     assert computed == response["usage"]["total_tokens"] - 1 - tokens, (
         "the head was prefilled again"
@@ -325,98 +341,111 @@ async def test_warm_up_without_input_prefills_instructions_and_tools(
     assert len(await bench.engine.list_sessions()) == 1, "one engine session for both"
 
 
-async def test_warm_up_of_nothing_is_a_continuation_point(caller: Caller) -> None:
+async def test_warm_up_of_nothing_is_a_continuation_point(caller: ResponsesClient) -> None:
     await caller.send(generate=False)
-    warm = (await caller.until(*ENDS))[-1]["response"]
+    warm = (await caller.wait_for(*FINAL_EVENT_TYPES))[-1]["response"]
     assert (warm["status"], warm["output"], warm["usage"]["total_tokens"]) == ("completed", [], 0)
-    after = await caller.turn("hello", previous_response_id=warm["id"])
-    without = await caller.turn("hello", store=False)
-    assert text_of(after) == text_of(without)
+    after = await caller.create_response("hello", previous_response_id=warm["id"])
+    without = await caller.create_response("hello", store=False)
+    assert output_text(after) == output_text(without)
     assert after["usage"]["input_tokens"] == without["usage"]["input_tokens"]
 
 
-async def test_warm_up_without_input_is_continued_on_another_connection(running: Running) -> None:
-    async with calling(running) as caller:
+async def test_warm_up_without_input_is_continued_on_another_connection(
+    running: RunningServer,
+) -> None:
+    async with connect_responses_client(running) as caller:
         await caller.send(input=[], generate=False, **HEAD)
-        warm = (await caller.until(*ENDS))[-1]["response"]
-    async with calling(running) as caller:
-        response = await caller.turn("hello", previous_response_id=warm["id"], **HEAD)
-    assert cached(response) >= warm["usage"]["input_tokens"]
+        warm = (await caller.wait_for(*FINAL_EVENT_TYPES))[-1]["response"]
+    async with connect_responses_client(running) as caller:
+        response = await caller.create_response("hello", previous_response_id=warm["id"], **HEAD)
+    assert cached_tokens(response) >= warm["usage"]["input_tokens"]
 
 
-async def test_item_reference_is_accepted_as_input(caller: Caller) -> None:
-    first = await caller.turn("hello")
+async def test_item_reference_is_accepted_as_input(caller: ResponsesClient) -> None:
+    first = await caller.create_response("hello")
     item = first["output"][0]["id"]
     reference = {"type": "item_reference", "id": item}
-    second = await caller.turn(input=[reference], previous_response_id=first["id"])
+    second = await caller.create_response(input=[reference], previous_response_id=first["id"])
     assert second["status"] == "incomplete"
 
 
 # ---------------------------------------------------------------- across connections
 
 
-async def test_stored_response_is_continued_on_another_connection(running: Running) -> None:
-    async with calling(running) as caller:
-        first = await caller.turn("hello")
-    async with calling(running) as caller:
-        second = await caller.turn("on", previous_response_id=first["id"])
-    assert cached(second) == first["usage"]["total_tokens"] - 1
+async def test_stored_response_is_continued_on_another_connection(running: RunningServer) -> None:
+    async with connect_responses_client(running) as caller:
+        first = await caller.create_response("hello")
+    async with connect_responses_client(running) as caller:
+        second = await caller.create_response("on", previous_response_id=first["id"])
+    assert cached_tokens(second) == first["usage"]["total_tokens"] - 1
 
 
-async def test_unstored_response_is_known_to_its_connection_only(running: Running) -> None:
-    async with calling(running) as caller, calling(running) as other:
-        first = await caller.turn("hello", store=False)
-        refused = await other.refused(previous_response_id=first["id"], input="on")
+async def test_unstored_response_is_known_to_its_connection_only(running: RunningServer) -> None:
+    async with (
+        connect_responses_client(running) as caller,
+        connect_responses_client(running) as other,
+    ):
+        first = await caller.create_response("hello", store=False)
+        refused = await other.expect_error(previous_response_id=first["id"], input="on")
         assert refused["error"]["code"] == "previous_response_not_found"
-        await caller.turn("on", previous_response_id=first["id"], store=False)
-    async with calling(running) as caller:
-        refused = await caller.refused(previous_response_id=first["id"], input="on")
+        await caller.create_response("on", previous_response_id=first["id"], store=False)
+    async with connect_responses_client(running) as caller:
+        refused = await caller.expect_error(previous_response_id=first["id"], input="on")
         assert (refused["status"], refused["error"]["code"]) == (400, "previous_response_not_found")
 
 
 async def test_stored_response_is_continued_after_a_restart(
-    bench: Bench, store: Store, running: Running
+    bench: EngineHarness, store: Store, running: RunningServer
 ) -> None:
-    async with calling(running) as caller:
-        first = await caller.turn("hello", store=False, instructions="be kind")
-        second = await caller.turn("on", previous_response_id=first["id"], instructions="be kind")
-        third = await caller.turn("off", previous_response_id=second["id"], temperature=1, seed=1)
-        before = await caller.turn("so", previous_response_id=third["id"], instructions="be kind")
+    async with connect_responses_client(running) as caller:
+        first = await caller.create_response("hello", store=False, instructions="be kind")
+        second = await caller.create_response(
+            "on", previous_response_id=first["id"], instructions="be kind"
+        )
+        third = await caller.create_response(
+            "off", previous_response_id=second["id"], temperature=1, seed=1
+        )
+        before = await caller.create_response(
+            "so", previous_response_id=third["id"], instructions="be kind"
+        )
     async with (
-        serve(bench, GatewaySettings(served_model_name=("demo",)), store) as restarted,
-        calling(restarted) as caller,
+        serve_harness(bench, GatewaySettings(served_model_name=("demo",)), store) as restarted,
+        connect_responses_client(restarted) as caller,
     ):
-        restored = await caller.turn("so", previous_response_id=third["id"], instructions="be kind")
-        assert text_of(restored) == text_of(before)
+        restored = await caller.create_response(
+            "so", previous_response_id=third["id"], instructions="be kind"
+        )
+        assert output_text(restored) == output_text(before)
         assert restored["usage"]["input_tokens"] == before["usage"]["input_tokens"]
-        refused = await caller.refused(previous_response_id=first["id"], input="on")
+        refused = await caller.expect_error(previous_response_id=first["id"], input="on")
         assert refused["error"]["code"] == "previous_response_not_found"
 
 
 async def test_response_of_another_tenant_is_reported_as_unknown(
-    bench: Bench, store: Store
+    bench: EngineHarness, store: Store
 ) -> None:
     settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",))
     async with (
-        serve(bench, settings, store) as running,
-        calling(running, "key-one") as one,
-        calling(running, "key-two") as two,
+        serve_harness(bench, settings, store) as running,
+        connect_responses_client(running, "key-one") as one,
+        connect_responses_client(running, "key-two") as two,
     ):
-        response = await one.turn("hello")
-        refused = await two.refused(previous_response_id=response["id"], input="on")
-        unknown = await two.refused(previous_response_id="resp_" + "0" * 20, input="on")
+        response = await one.create_response("hello")
+        refused = await two.expect_error(previous_response_id=response["id"], input="on")
+        unknown = await two.expect_error(previous_response_id="resp_" + "0" * 20, input="on")
         for event in (refused, unknown):
             event["error"]["message"] = event["error"]["message"].partition("'")[0]
         assert refused == unknown
-        not_active = await two.refused("response.cancel", response_id=response["id"])
+        not_active = await two.expect_error("response.cancel", response_id=response["id"])
         assert not_active["error"]["code"] == "response_not_active"
 
 
-async def test_connection_with_an_invalid_key_is_refused(bench: Bench) -> None:
+async def test_connection_with_an_invalid_key_is_refused(bench: EngineHarness) -> None:
     settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",))
-    async with serve(bench, settings) as running:
+    async with serve_harness(bench, settings) as running:
         with pytest.raises(InvalidStatus) as refused:
-            async with calling(running, "key-three"):
+            async with connect_responses_client(running, "key-three"):
                 pass
         assert refused.value.response.status_code == 401
 
@@ -424,13 +453,15 @@ async def test_connection_with_an_invalid_key_is_refused(bench: Bench) -> None:
 # ---------------------------------------------------------------- bad frames
 
 
-async def test_unknown_model_is_refused(caller: Caller) -> None:
-    event = await caller.refused(model="gpt-99", input="x")
+async def test_unknown_model_is_refused(caller: ResponsesClient) -> None:
+    event = await caller.expect_error(model="gpt-99", input="x")
     assert (event["status"], event["error"]["code"]) == (404, "model_not_found")
     assert "'demo'" in event["error"]["message"]
 
 
-async def test_bad_frames_are_refused_and_the_connection_stays_usable(caller: Caller) -> None:
+async def test_bad_frames_are_refused_and_the_connection_stays_usable(
+    caller: ResponsesClient,
+) -> None:
     for frame, code in (
         ("{", "invalid_json"),
         ("[]", "invalid_type"),
@@ -442,55 +473,64 @@ async def test_bad_frames_are_refused_and_the_connection_stays_usable(caller: Ca
         ('{"type": "response.create", "input": [' + "1," * 200_000 + "1]}", "frame_too_large"),
     ):
         await caller.socket.send(frame)
-        event = await caller.recv()
+        event = await caller.receive()
         assert (event["type"], event["error"]["code"]) == ("error", code)
     await caller.socket.send('{"type": "response.create", "stream_id": "a", "input": 3}')
-    assert (await caller.recv())["stream_id"] == "a"
-    await caller.turn("still good")
+    assert (await caller.receive())["stream_id"] == "a"
+    await caller.create_response("still good")
 
 
 async def test_internal_error_is_sent_on_its_stream(
-    caller: Caller, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caller: ResponsesClient,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def broken(response: str) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(store, "find_response", broken)
-    event = await caller.refused(input="x", previous_response_id="resp_none", stream_id="a")
+    event = await caller.expect_error(input="x", previous_response_id="resp_none", stream_id="a")
     assert (event["status"], event["stream_id"]) == (500, "a")
     assert (event["error"]["type"], event["error"]["code"]) == ("server_error", "server_error")
     assert "ZeroDivisionError" in caplog.text
-    await caller.turn("hello")
+    await caller.create_response("hello")
 
 
-async def test_repeated_invalid_json_closes_the_connection(caller: Caller) -> None:
+async def test_repeated_invalid_json_closes_the_connection(caller: ResponsesClient) -> None:
     for _ in range(Limits().bad_frames_max):
         await caller.socket.send("{")
-    assert await closed(caller.socket) == 1007
+    assert await wait_close_code(caller.socket) == 1007
 
 
-async def test_oversized_frames_are_refused_and_larger_ones_close(bench: Bench) -> None:
+async def test_oversized_frames_are_refused_and_larger_ones_close(bench: EngineHarness) -> None:
     limits = Limits(response_frame_bytes_max=2000)
     settings = GatewaySettings(served_model_name=("demo",), limits=limits)
-    async with serve(bench, settings) as running, calling(running) as caller:
+    async with (
+        serve_harness(bench, settings) as running,
+        connect_responses_client(running) as caller,
+    ):
         await caller.send(input="x", client_metadata="y" * 2000)
-        assert (await caller.recv())["error"]["code"] == "frame_too_large"
-        await caller.turn("still good")
+        assert (await caller.receive())["error"]["code"] == "frame_too_large"
+        await caller.create_response("still good")
         await caller.socket.send(json.dumps({"x": "y" * 4000}))
-        assert await closed(caller.socket) == 1009
+        assert await wait_close_code(caller.socket) == 1009
 
 
-async def test_connection_is_closed_at_its_maximum_duration(bench: Bench) -> None:
+async def test_connection_is_closed_at_its_maximum_duration(bench: EngineHarness) -> None:
     settings = GatewaySettings(
         served_model_name=("demo",), limits=Limits(connection_lifetime_s=0.2)
     )
-    async with serve(bench, settings) as running, calling(running) as caller:
-        event = await caller.recv()
+    async with (
+        serve_harness(bench, settings) as running,
+        connect_responses_client(running) as caller,
+    ):
+        event = await caller.receive()
         assert (event["status"], event["error"]["code"]) == (
             400,
             "websocket_connection_limit_reached",
         )
-        assert await closed(caller.socket) == 1000
+        assert await wait_close_code(caller.socket) == 1000
 
 
 # ---------------------------------------------------------------- text formats
@@ -498,33 +538,35 @@ async def test_connection_is_closed_at_its_maximum_duration(bench: Bench) -> Non
 COLOURS = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 2, "maxItems": 3}
 
 
-async def test_text_follows_its_json_schema(caller: Caller) -> None:
+async def test_text_follows_its_json_schema(caller: ResponsesClient) -> None:
     """The null device would draw any ids; the token mask leaves those that the schema allows."""
     format = {"type": "json_schema", "name": "colours", "schema": COLOURS, "strict": True}
     for text in ("one", "two", "three"):
-        response = await caller.turn(text, text={"format": format}, max_output_tokens=100)
-        colours = json.loads(text_of(response))
+        response = await caller.create_response(
+            text, text={"format": format}, max_output_tokens=100
+        )
+        colours = json.loads(output_text(response))
         assert 2 <= len(colours) <= 3
         assert set(colours) <= {"red", "blue"}
         assert response["text"]["format"]["schema"] == COLOURS
         assert response["status"] == "completed"
 
 
-async def test_json_mode_begins_an_object(caller: Caller) -> None:
+async def test_json_mode_begins_an_object(caller: ResponsesClient) -> None:
     """The text may end early, but begins as an object."""
-    response = await caller.turn(
+    response = await caller.create_response(
         "x", text={"format": {"type": "json_object"}}, max_output_tokens=60
     )
-    assert text_of(response).lstrip().startswith("{")
+    assert output_text(response).lstrip().startswith("{")
 
 
-async def test_schema_that_cannot_be_enforced_is_refused(caller: Caller) -> None:
+async def test_schema_that_cannot_be_enforced_is_refused(caller: ResponsesClient) -> None:
     schema = {"type": "array", "uniqueItems": True}
     format = {"type": "json_schema", "name": "set", "schema": schema}
-    error = (await caller.refused(input="x", text={"format": format}))["error"]
+    error = (await caller.expect_error(input="x", text={"format": format}))["error"]
     assert error["param"] == "text.format.schema"
     assert "uniqueItems" in error["message"]
     tool = {**TOOL, "strict": True, "parameters": {"type": "object", "not": {}}}
-    error = (await caller.refused(input="x", tools=[tool]))["error"]
+    error = (await caller.expect_error(input="x", tools=[tool]))["error"]
     assert error["param"] == "tools"
-    await caller.turn("and on")
+    await caller.create_response("and on")

@@ -11,11 +11,17 @@ import pytest
 
 from continuo.engine.batch import Geometry
 from continuo.realtime.server.config.settings import GatewaySettings
-from tests.support.checkpoints import family, family_folder
-from tests.support.engines import engine_on
-from tests.support.response_chains import ENDS, Caller, cached, calling, text_of
+from tests.support.checkpoints import family_folder, family_text
+from tests.support.engines import running_engine
+from tests.support.response_chains import (
+    FINAL_EVENT_TYPES,
+    ResponsesClient,
+    cached_tokens,
+    connect_responses_client,
+    output_text,
+)
 from tests.support.scripted_runner import ScriptedRunner
-from tests.support.web_servers import KEY, serve
+from tests.support.web_servers import API_KEY, serve_harness
 
 ROME, OSLO = '{"city": "Rome"}', '{"city": "Oslo"}'
 OBJECT = '{{"name": "get_weather", "arguments": {}}}'
@@ -50,20 +56,25 @@ def calls(name: str, *arguments: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def scripted_model(name: str, *texts: str) -> AsyncIterator[tuple[Caller, ScriptedRunner]]:
+async def scripted_model(
+    name: str, *texts: str
+) -> AsyncIterator[tuple[ResponsesClient, ScriptedRunner]]:
     """A client of a server whose model, of the family `name`, generates `texts` in order."""
-    text = family(name)
+    text = family_text(name)
     geometry = Geometry(800, 4, 3200, text.vocab_size, 256, 0)
     device = ScriptedRunner(geometry, text, texts)
-    async with engine_on(family_folder(name), lambda: device) as bench:
-        settings = GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo",))
-        async with serve(bench, settings) as running, calling(running, KEY) as caller:
+    async with running_engine(family_folder(name), lambda: device) as bench:
+        settings = GatewaySettings(tenants={API_KEY: "default"}, served_model_name=("demo",))
+        async with (
+            serve_harness(bench, settings) as running,
+            connect_responses_client(running, API_KEY) as caller,
+        ):
             yield caller, device
 
 
-async def respond(caller: Caller, **more: Any) -> list[dict[str, Any]]:
+async def respond(caller: ResponsesClient, **more: Any) -> list[dict[str, Any]]:
     await caller.send(max_output_tokens=200, tools=[WEATHER], **more)
-    events = await caller.until(*ENDS)
+    events = await caller.wait_for(*FINAL_EVENT_TYPES)
     assert events[-1]["type"] == "response.completed", events[-1]
     return events
 
@@ -87,17 +98,17 @@ async def test_tool_call_with_its_result_leads_to_an_answer(name: str, choice: s
         assert json.loads(call["arguments"]) == {"city": "Rome"}
         deltas = [event["delta"] for event in events if event["type"].endswith("arguments.delta")]
         assert "".join(deltas) == call["arguments"]
-        before = len(device.read)
+        before = len(device.read_ids)
         continuation = {
             "previous_response_id": calling_response["id"],
             "input": outputs_of_calls(calling_response, "cloudless"),
         }
         answer = (await respond(caller, **continuation))[-1]["response"]
-        assert text_of(answer) == ANSWER
-        prefilled = family(name).decode(device.read[before:])
+        assert output_text(answer) == ANSWER
+        prefilled = family_text(name).decode(device.read_ids[before:])
         assert "cloudless" in prefilled, "the result was not prefilled"
         assert "The weather in Rome?" not in prefilled, "the question was prefilled again"
-        assert cached(answer) > 0
+        assert cached_tokens(answer) > 0
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
@@ -115,14 +126,14 @@ async def test_two_calls_in_one_response_keep_their_results_in_order(
             own = [event for event in events if event.get("item_id") == call["id"]]
             assert {event["output_index"] for event in own} == {place}
             assert "".join(event.get("delta", "") for event in own) == call["arguments"]
-        before = len(device.read)
+        before = len(device.read_ids)
         continuation = {
             "previous_response_id": calling_response["id"],
             "input": outputs_of_calls(calling_response, "cloudless", "foggy"),
         }
         answer = (await respond(caller, **continuation))[-1]["response"]
-        assert text_of(answer) == ANSWER
-        prefilled = family(name).decode(device.read[before:])
+        assert output_text(answer) == ANSWER
+        prefilled = family_text(name).decode(device.read_ids[before:])
         assert prefilled.index("cloudless") < prefilled.index("foggy"), (
             "the results are out of order"
         )

@@ -13,41 +13,49 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.server.process.web_server import bind
-from tests.support.engines import Bench, digest_engine
-from tests.support.sessions import store_of
-from tests.support.web_servers import BEARER, KEY, Running, closed, first, listening, serve
+from tests.support.engines import EngineHarness, digest_engine
+from tests.support.sessions import shared_store
+from tests.support.web_servers import (
+    API_KEY,
+    AUTHORIZATION_HEADERS,
+    RunningServer,
+    receive_event,
+    serve_app,
+    serve_harness,
+    wait_close_code,
+)
 
 # ---------------------------------------------------------------- http
 
 
-async def test_models_are_listed_and_retrieved_by_name(running: Running) -> None:
-    status, listed = await running.get("/v1/models", **BEARER)
+async def test_models_are_listed_and_retrieved_by_name(running: RunningServer) -> None:
+    status, listed = await running.get_json("/v1/models", **AUTHORIZATION_HEADERS)
     assert status == 200
     assert isinstance(listed["data"], list)
     assert [model["id"] for model in listed["data"]] == ["demo", "alias"]
     assert {model["max_model_len"] for model in listed["data"]} == {400}
-    status, one = await running.get("/v1/models/alias", **BEARER)
+    status, one = await running.get_json("/v1/models/alias", **AUTHORIZATION_HEADERS)
     assert (status, one["id"]) == (200, "alias")
-    status, none = await running.get("/v1/models/gpt-9", **BEARER)
+    status, none = await running.get_json("/v1/models/gpt-9", **AUTHORIZATION_HEADERS)
     assert status == 404
     assert isinstance(none["error"], dict)
     assert none["error"]["code"] == "model_not_found"
 
 
-async def test_health_requires_no_key_and_models_do(running: Running) -> None:
-    assert await running.get("/health") == (200, {"status": "ok", "engine": "up"})
+async def test_health_requires_no_key_and_models_do(running: RunningServer) -> None:
+    assert await running.get_json("/health") == (200, {"status": "ok", "engine": "up"})
     for path in ("/v1/models", "/v1/models/demo", "/v1/models/gpt-9"):
-        status, denied = await running.get(path)
+        status, denied = await running.get_json(path)
         assert status == 401
         assert isinstance(denied["error"], dict)
         assert denied["error"]["code"] == "missing_api_key"
 
 
-async def test_readiness_requires_no_key(bench: Bench) -> None:
-    settings = GatewaySettings(tenants={KEY: "default"})
-    store = await store_of(bench)
+async def test_readiness_requires_no_key(bench: EngineHarness) -> None:
+    settings = GatewaySettings(tenants={API_KEY: "default"})
+    store = await shared_store(bench)
     app, gate = build_app(bench.engine, settings, store), ReadinessGate()
-    async with listening(gate, app.state.registry, settings) as running:
+    async with serve_app(gate, app.state.registry, settings) as running:
         for open, draining, expected in (
             (False, False, (503, {"status": "starting"})),
             (True, False, (200, {"status": "ready"})),
@@ -57,17 +65,17 @@ async def test_readiness_requires_no_key(bench: Bench) -> None:
                 gate.set_app(app, bench.engine, store)
             gate.is_draining = draining
             for path in ("/ready", "/health/ready"):
-                assert await running.get(path) == expected
+                assert await running.get_json(path) == expected
 
 
-async def test_unknown_path_is_404_over_http_and_websocket(running: Running) -> None:
+async def test_unknown_path_is_404_over_http_and_websocket(running: RunningServer) -> None:
     for path in ("/v1/nothing", "/v2/responses"):
-        status, body = await running.get(path, **BEARER)
+        status, body = await running.get_json(path, **AUTHORIZATION_HEADERS)
         assert isinstance(body["error"], dict)
         assert (status, body["error"]["code"]) == (404, "not_found")
         url = f"ws://127.0.0.1:{running.port}{path}"
         with pytest.raises(InvalidStatus) as refused:
-            async with connect(url, additional_headers=BEARER):
+            async with connect(url, additional_headers=AUTHORIZATION_HEADERS):
                 pass
         assert refused.value.response.status_code == 404
 
@@ -86,18 +94,20 @@ async def test_unknown_path_is_404_over_http_and_websocket(running: Running) -> 
     ],
 )
 async def test_subprotocol_realtime_is_selected_if_offered(
-    running: Running, offered: list[Subprotocol] | None, chosen: str | None
+    running: RunningServer, offered: list[Subprotocol] | None, chosen: str | None
 ) -> None:
-    async with connect(running.url, additional_headers=BEARER, subprotocols=offered) as socket:
+    async with connect(
+        running.url, additional_headers=AUTHORIZATION_HEADERS, subprotocols=offered
+    ) as socket:
         assert socket.subprotocol == chosen
-        assert (await first(socket))["type"] == "session.created"
+        assert (await receive_event(socket))["type"] == "session.created"
 
 
-async def test_key_in_a_subprotocol_is_accepted_and_not_echoed(running: Running) -> None:
-    offered = [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{KEY}")]
+async def test_key_in_a_subprotocol_is_accepted_and_not_echoed(running: RunningServer) -> None:
+    offered = [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{API_KEY}")]
     async with connect(running.url, subprotocols=offered) as socket:
         assert socket.subprotocol == "realtime"
-        assert KEY not in str(socket.response and socket.response.headers)
+        assert API_KEY not in str(socket.response and socket.response.headers)
 
 
 @pytest.mark.parametrize(
@@ -105,27 +115,31 @@ async def test_key_in_a_subprotocol_is_accepted_and_not_echoed(running: Running)
     [
         ({}, 401),
         ({"Authorization": "Bearer wrong"}, 401),
-        ({**BEARER, "Origin": "https://evil.example"}, 403),
-        ({**BEARER, "Origin": "null"}, 403),
+        ({**AUTHORIZATION_HEADERS, "Origin": "https://evil.example"}, 403),
+        ({**AUTHORIZATION_HEADERS, "Origin": "null"}, 403),
     ],
 )
 async def test_invalid_key_or_origin_is_refused_before_the_upgrade(
-    running: Running, headers: dict[str, str], status: int
+    running: RunningServer, headers: dict[str, str], status: int
 ) -> None:
     with pytest.raises(InvalidStatus) as caught:
         await connect(running.url, additional_headers=headers)
     assert caught.value.response.status_code == status
 
 
-async def test_compression_offer_is_declined(running: Running) -> None:
-    async with connect(running.url, additional_headers=BEARER, compression="deflate") as socket:
+async def test_compression_offer_is_declined(running: RunningServer) -> None:
+    async with connect(
+        running.url, additional_headers=AUTHORIZATION_HEADERS, compression="deflate"
+    ) as socket:
         assert socket.response is not None
         assert "Sec-WebSocket-Extensions" not in socket.response.headers
 
 
-async def test_session_is_created_under_an_alias_of_the_model(running: Running) -> None:
-    async with connect(f"{running.url}?model=alias", additional_headers=BEARER) as socket:
-        session = (await first(socket))["session"]
+async def test_session_is_created_under_an_alias_of_the_model(running: RunningServer) -> None:
+    async with connect(
+        f"{running.url}?model=alias", additional_headers=AUTHORIZATION_HEADERS
+    ) as socket:
+        session = (await receive_event(socket))["session"]
         assert isinstance(session, dict)
         assert session["model"] == "alias"
 
@@ -133,20 +147,20 @@ async def test_session_is_created_under_an_alias_of_the_model(running: Running) 
 # ---------------------------------------------------------------- start and stop
 
 
-async def test_stopping_server_closes_connections_with_1012(bench: Bench) -> None:
-    async with serve(bench, GatewaySettings()) as running:
+async def test_stopping_server_closes_connections_with_1012(bench: EngineHarness) -> None:
+    async with serve_harness(bench, GatewaySettings()) as running:
         socket = await connect(running.url)
-        await first(socket)
+        await receive_event(socket)
         await socket.send('{"type": "response.create"}')
         running.server.should_exit = True
-        assert await closed(socket) == 1012
+        assert await wait_close_code(socket) == 1012
     assert await bench.engine.list_sessions() == []
 
 
 async def test_model_without_a_chat_template_is_not_served(letters: Path) -> None:
     async with digest_engine(letters) as bench:
         with pytest.raises(SetupError, match="no chat template"):
-            build_app(bench.engine, GatewaySettings(), await store_of(bench))
+            build_app(bench.engine, GatewaySettings(), await shared_store(bench))
 
 
 def test_bind_error_names_the_option_to_change() -> None:

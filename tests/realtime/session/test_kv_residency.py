@@ -9,13 +9,13 @@ import pytest
 
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.status import KVStatus
-from tests.support.engines import Bench, digest_engine
-from tests.support.resuming import Client, resumed
-from tests.support.sessions import registry_of
+from tests.support.engines import EngineHarness, digest_engine
+from tests.support.resuming import ResumingClient, resume_result
+from tests.support.sessions import create_registry
 
 
 @pytest.fixture(params=[0, 24], ids=["no host tier", "host tier"])
-async def crowded(chatty: Path, request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+async def crowded(chatty: Path, request: pytest.FixtureRequest) -> AsyncIterator[EngineHarness]:
     """An engine whose device holds the KV of one conversation, not of two; a host tier or none."""
     async with digest_engine(
         chatty, pages=24, max_model_len=96, batched_tokens=64, host_pages=request.param
@@ -23,11 +23,11 @@ async def crowded(chatty: Path, request: pytest.FixtureRequest) -> AsyncIterator
         yield bench
 
 
-async def client_with_kv(registry: Registry) -> Client:
-    client = Client(registry)
+async def client_with_kv(registry: Registry) -> ResumingClient:
+    client = ResumingClient(registry)
     client.connect()
     await residency_of_response(client, 48)
-    client.take()
+    client.receive()
     while (status := await registry.status(client.session_id, "")) is None or (
         status.kv.tokens < status.tokens
     ):
@@ -35,35 +35,35 @@ async def client_with_kv(registry: Registry) -> Client:
     return client
 
 
-async def residency_of_response(client: Client, tokens: int) -> str:
+async def residency_of_response(client: ResumingClient, tokens: int) -> str:
     """Request a response of `tokens` tokens. Returns the residency from its usage."""
-    client.say(f"u{tokens}", "hi")
+    client.send_message(f"u{tokens}", "hi")
     settings = {"max_output_tokens": tokens, "ignore_eos": True}
-    client.socket.put(type="response.create", response=settings)
+    client.socket.push_event(type="response.create", response=settings)
     turn = 1 + sum(event["type"] == "rate_limits.updated" for event in client.socket.sent)
-    done = await client.socket.until("response.done", turn)
-    await client.socket.until("rate_limits.updated", turn)
+    done = await client.socket.wait_for("response.done", turn)
+    await client.socket.wait_for("rate_limits.updated", turn)
     assert done["response"]["usage"]["output_tokens"] == tokens
     return done["response"]["usage"]["residency"]
 
 
-async def kv_status(registry: Registry, client: Client) -> KVStatus:
+async def kv_status(registry: Registry, client: ResumingClient) -> KVStatus:
     status = await registry.status(client.session_id, "")
     assert status is not None
     return status.kv
 
 
-async def residency_after_resume(client: Client) -> str:
+async def residency_after_resume(client: ResumingClient) -> str:
     """Reconnect. Returns the residency from the resume report."""
-    client.take()
-    await client.drop()
+    client.receive()
+    await client.disconnect()
     client.resume()
-    await client.socket.until("session.updated")
-    return resumed(client.socket)["kv"]
+    await client.socket.wait_for("session.updated")
+    return resume_result(client.socket)["kv"]
 
 
-async def test_kv_evicted_by_another_session_is_reported(crowded: Bench) -> None:
-    registry = await registry_of(crowded)
+async def test_kv_evicted_by_another_session_is_reported(crowded: EngineHarness) -> None:
+    registry = await create_registry(crowded)
     idle, other = await client_with_kv(registry), await client_with_kv(registry)
     spills = (await crowded.engine.stats()).host_pages_total > 0
     resident, evicted = await kv_status(registry, other), await kv_status(registry, idle)
@@ -80,29 +80,29 @@ async def test_kv_evicted_by_another_session_is_reported(crowded: Bench) -> None
     assert await residency_of_response(idle, 2) == ("host" if spills else "recomputed")
     kept = await kv_status(registry, idle)
     assert (kept.place, kept.host_tokens, kept.lost_tokens) == ("device", 0, 0)
-    await idle.drop()
-    await other.drop()
+    await idle.disconnect()
+    await other.disconnect()
     await registry.aclose()
 
 
-async def test_kv_lost_with_its_engine_is_recomputed(bench: Bench) -> None:
-    registry = await registry_of(bench)
+async def test_kv_lost_with_its_engine_is_recomputed(bench: EngineHarness) -> None:
+    registry = await create_registry(bench)
     client = await client_with_kv(registry)
     bench.kill()
     assert await residency_of_response(client, 2) == "recomputed"
-    await client.drop()
+    await client.disconnect()
     await registry.aclose()
 
 
-async def test_kv_of_a_session_loaded_from_the_store_is_recomputed(bench: Bench) -> None:
-    one, two = await registry_of(bench), await registry_of(bench)
+async def test_kv_of_a_session_loaded_from_the_store_is_recomputed(bench: EngineHarness) -> None:
+    one, two = await create_registry(bench), await create_registry(bench)
     client = await client_with_kv(one)
-    await client.drop()
+    await client.disconnect()
     await one.aclose()
     client.registry = two
     client.resume()
-    await client.socket.until("session.updated")
-    assert resumed(client.socket)["kv"] == "recomputed"
+    await client.socket.wait_for("session.updated")
+    assert resume_result(client.socket)["kv"] == "recomputed"
     assert await residency_of_response(client, 2) == "recomputed"
-    await client.drop()
+    await client.disconnect()
     await two.aclose()

@@ -19,7 +19,7 @@ from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
 from tests.realtime.conftest import chat_folder
 from tests.support.digest_runner import VOCABULARY
-from tests.support.sessions import Ears, message
+from tests.support.sessions import EventRecorder, user_message
 
 TIMEOUT_S = 60
 
@@ -40,31 +40,31 @@ async def test_session_that_kills_engine_processes_is_refused(engine: EngineClie
     assert engine.text.encode(deadly) == [VOCABULARY]
     store = await open_store("sqlite://:memory:")
     registry = Registry(engine, template, GenerationSettings(), Limits(), store)
-    ears = Ears()
-    good, bad = await registry.open(ears), await registry.open(Ears())
+    ears = EventRecorder()
+    good, bad = await registry.open(ears), await registry.open(EventRecorder())
     create_response = CreateSessionResponse(settings=GenerationSettings(max_output_tokens=100))
-    await good.execute(AddItem(message("u1", "hello"), None))
+    await good.execute(AddItem(user_message("u1", "hello"), None))
     await good.execute(create_response)
 
     async def add_deadly_messages() -> None:
         """Each is prefilled when the device is idle, or when the engine is available again."""
         for n in range(100):
-            await bad.execute(AddItem(message(f"u{n}", f"hello {deadly}"), None))
+            await bad.execute(AddItem(user_message(f"u{n}", f"hello {deadly}"), None))
             await asyncio.sleep(0.1)
 
     with pytest.raises(Refusal, match="Begin another one"):
         await asyncio.wait_for(add_deadly_messages(), TIMEOUT_S)
     kept = bad.conversation
     with pytest.raises(Refusal) as caught:
-        await bad.execute(AddItem(message("more", "more"), None))
+        await bad.execute(AddItem(user_message("more", "more"), None))
     assert (caught.value.code, caught.value.http_status) == ("session_quarantined", 400)
     assert bad.conversation == kept, "the refused item changed the conversation"
-    ended = await asyncio.wait_for(ears.until(ResponseEnded), TIMEOUT_S)
+    ended = await asyncio.wait_for(ears.wait_for(ResponseEnded), TIMEOUT_S)
     assert isinstance(ended, ResponseEnded)
     assert ended.answer.status in ("completed", "incomplete")
     await bad.close()
-    fresh = await registry.open(Ears())
-    await fresh.execute(AddItem(message("u1", "hello"), None))
+    fresh = await registry.open(EventRecorder())
+    await fresh.execute(AddItem(user_message("u1", "hello"), None))
     await fresh.close()
     await good.close()
     assert await engine.list_sessions() == []

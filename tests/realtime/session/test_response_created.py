@@ -16,9 +16,15 @@ from websockets.asyncio.client import ClientConnection, connect
 from continuo.engine.batch import Batch, BatchResult, Geometry
 from continuo.realtime.server.config.settings import GatewaySettings
 from tests.support.digest_runner import VOCABULARY, DigestRunner
-from tests.support.engines import Bench, engine_on
-from tests.support.response_chains import ENDS, calling
-from tests.support.web_servers import BEARER, KEY, Running, first, serve
+from tests.support.engines import EngineHarness, running_engine
+from tests.support.response_chains import FINAL_EVENT_TYPES, connect_responses_client
+from tests.support.web_servers import (
+    API_KEY,
+    AUTHORIZATION_HEADERS,
+    RunningServer,
+    receive_event,
+    serve_harness,
+)
 
 GEOMETRY = Geometry(256, 4, 400, VOCABULARY, 64, 1)
 """The device with one step ahead: steps run on a thread of their own."""
@@ -41,11 +47,11 @@ class HeldRunner(DigestRunner):
 
 
 @pytest.fixture
-async def bench(chatty: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+async def bench(chatty: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineHarness]:
     monkeypatch.setattr(
         "continuo.engine.client.connection.UNRESPONSIVE_AFTER_S", 600.0
     )  # so that the blocked engine is not replaced
-    async with engine_on(chatty, HeldRunner) as bench:
+    async with running_engine(chatty, HeldRunner) as bench:
         try:
             yield bench
         finally:
@@ -53,17 +59,17 @@ async def bench(chatty: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 
 @pytest.fixture
-async def running(bench: Bench) -> AsyncIterator[Running]:
-    async with serve(
-        bench, GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo",))
+async def running(bench: EngineHarness) -> AsyncIterator[RunningServer]:
+    async with serve_harness(
+        bench, GatewaySettings(tenants={API_KEY: "default"}, served_model_name=("demo",))
     ) as running:
         yield running
 
 
 @contextlib.asynccontextmanager
-async def device_held(running: Running, device: HeldRunner) -> AsyncIterator[None]:
+async def device_held(running: RunningServer, device: HeldRunner) -> AsyncIterator[None]:
     """Keep the device in a step of another client's response."""
-    async with calling(running, KEY) as other:
+    async with connect_responses_client(running, API_KEY) as other:
         device.free.clear()
         await other.send(input="hello", max_output_tokens=4)
         assert await asyncio.to_thread(device.held.wait, 20)
@@ -71,7 +77,7 @@ async def device_held(running: Running, device: HeldRunner) -> AsyncIterator[Non
             yield
         finally:
             device.free.set()
-        await other.until(*ENDS)
+        await other.wait_for(*FINAL_EVENT_TYPES)
 
 
 async def send(socket: ClientConnection, kind: str, **fields: Any) -> None:
@@ -81,15 +87,15 @@ async def send(socket: ClientConnection, kind: str, **fields: Any) -> None:
 async def expect(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
     event: dict[str, Any] = {}
     for kind in kinds:
-        event = await first(socket)
+        event = await receive_event(socket)
         assert event["type"] == kind, event
     return event
 
 
 async def test_response_created_is_not_delayed_in_the_realtime_api(
-    running: Running, bench: Bench
+    running: RunningServer, bench: EngineHarness
 ) -> None:
-    async with connect(running.url, additional_headers=BEARER) as socket:
+    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
         await expect(socket, "session.created")
         content = [{"type": "input_text", "text": "hello"}]
         item = {"type": "message", "role": "user", "content": content}
@@ -105,19 +111,19 @@ async def test_response_created_is_not_delayed_in_the_realtime_api(
             assert first_response["status"] == second_response["status"] == "in_progress"
         ended: set[str] = set()
         while ended != {first_response["id"], second_response["id"]}:
-            event = await first(socket)
+            event = await receive_event(socket)
             if event["type"] == "response.done":
                 ended.add(event["response"]["id"])
 
 
 async def test_response_created_is_not_delayed_in_the_responses_api(
-    running: Running, bench: Bench
+    running: RunningServer, bench: EngineHarness
 ) -> None:
-    async with calling(running, KEY) as caller:
+    async with connect_responses_client(running, API_KEY) as caller:
         async with device_held(running, bench.runner):
             for stream in ("a", "b"):
                 await caller.send(input="hello", stream_id=stream, max_output_tokens=4)
-                kinds = [(await caller.recv())["type"] for _ in range(2)]
+                kinds = [(await caller.receive())["type"] for _ in range(2)]
                 assert kinds == ["response.created", "response.in_progress"]
         for _ in range(2):
-            await caller.until(*ENDS)
+            await caller.wait_for(*FINAL_EVENT_TYPES)

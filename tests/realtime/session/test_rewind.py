@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.support.engines import Bench
-from tests.support.web_servers import BEARER, Running, first
+from tests.support.engines import EngineHarness
+from tests.support.web_servers import AUTHORIZATION_HEADERS, RunningServer, receive_event
 
 Event = dict[str, Any]
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 
 
 async def wait_for(socket: ClientConnection, kind: str) -> Event:
-    while (event := await first(socket))["type"] != kind:
+    while (event := await receive_event(socket))["type"] != kind:
         assert event["type"] != "error", event
     return event
 
@@ -45,10 +45,12 @@ async def create_response(socket: ClientConnection, tokens: int = 12) -> Event:
     return done["response"]
 
 
-async def settled_status(running: Running, name: str) -> Event:
+async def settled_status(running: RunningServer, name: str) -> Event:
     """Wait until the session is idle and all of its KV is computed. Returns its status."""
     while True:
-        _, session = await running.get(f"/v1/realtime/sessions/{name}", **BEARER)
+        _, session = await running.get_json(
+            f"/v1/realtime/sessions/{name}", **AUTHORIZATION_HEADERS
+        )
         kv = session["kv"]
         assert isinstance(kv, dict)
         if session["state"] == "idle" and kv["tokens"] == session["tokens"]:
@@ -87,10 +89,10 @@ async def set_tools(socket: ClientConnection, response_item_id: str) -> Event:
     "edit", [delete, insert, insert_first, truncate, set_instructions, set_tools]
 )
 async def test_edits_rewind_to_the_first_changed_token(
-    running: Running, bench: Bench, edit: Any
+    running: RunningServer, bench: EngineHarness, edit: Any
 ) -> None:
-    async with connect(running.url, additional_headers=BEARER) as socket:
-        name = (await first(socket))["session"]["id"]
+    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
+        name = (await receive_event(socket))["session"]["id"]
         await configure(socket, instructions="be brief")
         for item in ("one", "two", "three"):
             assert "rewind" not in await add_message(
@@ -111,9 +113,9 @@ async def test_edits_rewind_to_the_first_changed_token(
         assert usage["input_token_details"]["cached_tokens"] == kept + prefilled
 
 
-async def test_changes_that_invalidate_no_kv_report_no_rewind(running: Running) -> None:
-    async with connect(running.url, additional_headers=BEARER) as socket:
-        await first(socket)
+async def test_changes_that_invalidate_no_kv_report_no_rewind(running: RunningServer) -> None:
+    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
+        await receive_event(socket)
         await configure(socket, instructions="be brief")
         assert "rewind" not in await add_message(socket, "one", "hello")
         assert "rewind" not in await add_message(socket, "two", "again", previous_item_id="one")
@@ -129,9 +131,9 @@ async def test_changes_that_invalidate_no_kv_report_no_rewind(running: Running) 
         assert "rewind" not in await wait_for(socket, "conversation.item.truncated")
 
 
-async def test_items_leaving_the_context_window_report_their_rewind(running: Running) -> None:
-    async with connect(running.url, additional_headers=BEARER) as socket:
-        name = (await first(socket))["session"]["id"]
+async def test_items_leaving_the_context_window_report_their_rewind(running: RunningServer) -> None:
+    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
+        name = (await receive_event(socket))["session"]["id"]
         await configure(socket, instructions="be brief")
         for n in range(40):
             added = await add_message(socket, f"u{n}", f"{n} is something to remember")

@@ -15,14 +15,14 @@ from continuo.realtime.protocol.events import (
     TextDelta,
 )
 from continuo.realtime.protocol.items import ContentPart, MessageItem
-from tests.support.sessions import Talk, kinds
+from tests.support.sessions import SessionDriver, event_type_names
 
 
-def last_event(talk: Talk, kind: type[ConversationEvent]) -> ConversationEvent:
-    return [event for event in talk.ears.heard if type(event) is kind][-1]
+def last_event(talk: SessionDriver, kind: type[ConversationEvent]) -> ConversationEvent:
+    return [event for event in talk.recorder.events if type(event) is kind][-1]
 
 
-async def prefilled(talk: Talk) -> int:
+async def prefilled(talk: SessionDriver) -> int:
     """Wait for the KV of the whole token log. Returns the number of tokens of the draft."""
     while True:
         info = await talk.engine.info(talk.session.id)
@@ -48,7 +48,7 @@ def test_last_word_of_the_buffer_is_held_back_from_prefill(draft: str, kept: str
     assert stable_prefix(draft) == kept
 
 
-async def test_append_is_acknowledged_with_the_length_of_the_buffer(talk: Talk) -> None:
+async def test_append_is_acknowledged_with_the_length_of_the_buffer(talk: SessionDriver) -> None:
     for text, length in (("hello", 5), (" there", 11), ("", 11)):
         await talk.session.execute(AppendText(text))
         assert last_event(talk, TextAppended) == TextAppended(length)
@@ -56,9 +56,9 @@ async def test_append_is_acknowledged_with_the_length_of_the_buffer(talk: Talk) 
     assert last_event(talk, TextAppended) == TextAppended(4)
 
 
-async def test_appended_text_is_prefilled_before_the_commit(talk: Talk) -> None:
-    await talk.say("hello")
-    await talk.turn()
+async def test_appended_text_is_prefilled_before_the_commit(talk: SessionDriver) -> None:
+    await talk.add_message("hello")
+    await talk.run_turn()
     for text in ("tell ", "me a ", "story"):
         await talk.session.execute(AppendText(text))
     role = 1 + len("user\n")
@@ -68,39 +68,39 @@ async def test_appended_text_is_prefilled_before_the_commit(talk: Talk) -> None:
     )
 
 
-async def test_commit_prefills_only_the_held_back_end(talk: Talk) -> None:
-    await talk.say("hello")
-    await talk.turn()
+async def test_commit_prefills_only_the_held_back_end(talk: SessionDriver) -> None:
+    await talk.add_message("hello")
+    await talk.run_turn()
     await talk.session.execute(AppendText("tell me a long story about a dog"))
     await prefilled(talk)
-    computed = talk.bench.runner.tokens_run
+    computed = talk.engine_harness.runner.tokens_run
     await talk.session.execute(CommitText("c1"))
-    expected = talk.expected(1)
-    await talk.respond(1)
-    response = await talk.ended()
-    assert talk.sampled(response) == expected
+    expected = talk.expected_ids(1)
+    await talk.create_response(1)
+    response = await talk.wait_response()
+    assert talk.sampled_ids(response) == expected
     ending, header = 2, len(talk.session.conversation.render_header()[1])
     ahead = 1  # of a step launched after the last id and discarded
     behind = ending  # of the response itself, if prefilled by now
-    prefilled_since = talk.bench.runner.tokens_run - computed
+    prefilled_since = talk.engine_harness.runner.tokens_run - computed
     assert prefilled_since <= len(" dog") + ending + header + ahead + behind
 
 
-async def test_commit_adds_an_item_and_empties_the_buffer(talk: Talk) -> None:
-    name = await talk.say("hello")
+async def test_commit_adds_an_item_and_empties_the_buffer(talk: SessionDriver) -> None:
+    name = await talk.add_message("hello")
     await talk.session.execute(AppendText("and you? "))
     await talk.session.execute(CommitText("c1"))
-    assert kinds(talk.ears)[-2:] == ["TextCommitted", "ItemAdded"]
+    assert event_type_names(talk.recorder)[-2:] == ["TextCommitted", "ItemAdded"]
     assert last_event(talk, TextCommitted) == TextCommitted("c1", name)
     item = talk.session.conversation.find("c1")
     assert isinstance(item, MessageItem)
     assert (item.role, item.parts) == ("user", (ContentPart("input_text", "and you? "),))
-    await talk.turn()
+    await talk.run_turn()
     await talk.session.execute(AppendText("x"))
     assert last_event(talk, TextAppended) == TextAppended(1), "the commit did not empty the buffer"
 
 
-async def test_commit_of_an_empty_buffer_is_refused(talk: Talk) -> None:
+async def test_commit_of_an_empty_buffer_is_refused(talk: SessionDriver) -> None:
     for text in ("", "  "):
         await talk.session.execute(ReplaceText(text))
         with pytest.raises(Refusal) as caught:
@@ -109,81 +109,83 @@ async def test_commit_of_an_empty_buffer_is_refused(talk: Talk) -> None:
     assert talk.session.conversation.find("c1") is None
 
 
-async def test_clear_empties_the_buffer_and_its_kv(talk: Talk) -> None:
-    await talk.say("hello")
+async def test_clear_empties_the_buffer_and_its_kv(talk: SessionDriver) -> None:
+    await talk.add_message("hello")
     await talk.session.execute(AppendText("never mind this"))
     assert await prefilled(talk) > 0
     await talk.session.execute(ClearText())
-    assert kinds(talk.ears)[-1] == "TextCleared"
+    assert event_type_names(talk.recorder)[-1] == "TextCleared"
     assert await prefilled(talk) == 0
     with pytest.raises(Refusal):
         await talk.session.execute(CommitText("c1"))
-    await talk.turn()
+    await talk.run_turn()
 
 
-async def test_replace_keeps_the_kv_of_the_common_prefix(talk: Talk) -> None:
-    await talk.say("hello")
+async def test_replace_keeps_the_kv_of_the_common_prefix(talk: SessionDriver) -> None:
+    await talk.add_message("hello")
     await talk.session.execute(AppendText("one two three four five six seven eight nine"))
     await prefilled(talk)
-    computed = talk.bench.runner.tokens_run
+    computed = talk.engine_harness.runner.tokens_run
     await talk.session.execute(ReplaceText("one two three four five six seven ate nine"))
     await prefilled(talk)
-    assert talk.bench.runner.tokens_run - computed <= len(" ate")
+    assert talk.engine_harness.runner.tokens_run - computed <= len(" ate")
     await talk.session.execute(CommitText("c1"))
-    await talk.turn()
+    await talk.run_turn()
 
 
-async def test_text_appended_during_a_response_is_prefilled_when_it_ends(talk: Talk) -> None:
-    await talk.say("hello")
-    expected = talk.expected(40)
-    await talk.respond(40)
-    await talk.ears.until(TextDelta)
+async def test_text_appended_during_a_response_is_prefilled_when_it_ends(
+    talk: SessionDriver,
+) -> None:
+    await talk.add_message("hello")
+    expected = talk.expected_ids(40)
+    await talk.create_response(40)
+    await talk.recorder.wait_for(TextDelta)
     await talk.session.execute(AppendText("meanwhile I "))
-    assert kinds(talk.ears)[-1] == "TextAppended", "not acknowledged at once"
-    response = await talk.ended()
-    assert talk.sampled(response) == expected, "the draft changed the response"
+    assert event_type_names(talk.recorder)[-1] == "TextAppended", "not acknowledged at once"
+    response = await talk.wait_response()
+    assert talk.sampled_ids(response) == expected, "the draft changed the response"
     while not await prefilled(talk):
         await asyncio.sleep(0)
     await talk.session.execute(AppendText("spoke on"))
     await talk.session.execute(CommitText("c1"))
-    await talk.turn()
+    await talk.run_turn()
 
 
-async def test_response_ignores_text_that_is_not_committed(talk: Talk) -> None:
-    await talk.say("hello")
+async def test_response_ignores_text_that_is_not_committed(talk: SessionDriver) -> None:
+    await talk.add_message("hello")
     await talk.session.execute(AppendText("I am still speak"))
-    await talk.turn()
-    await talk.say("an item goes before it")
+    await talk.run_turn()
+    await talk.add_message("an item goes before it")
     assert await prefilled(talk) > 0
-    await talk.turn()
+    await talk.run_turn()
     await talk.session.execute(AppendText("ing"))
     await talk.session.execute(CommitText("c1"))
-    await talk.turn()
+    await talk.run_turn()
 
 
-async def test_item_committed_during_a_response_follows_it(talk: Talk) -> None:
-    await talk.say("hello")
-    await talk.respond(30)
-    await talk.ears.until(TextDelta)
+async def test_item_committed_during_a_response_follows_it(talk: SessionDriver) -> None:
+    await talk.add_message("hello")
+    await talk.create_response(30)
+    await talk.recorder.wait_for(TextDelta)
     await talk.session.execute(AppendText("meanwhile"))
     await talk.session.execute(CommitText("c1"))
-    response = await talk.ended()
+    response = await talk.wait_response()
     names = [item.id for item in talk.session.conversation.items()]
     assert names == ["u1", response.items[0].id, "c1"]
-    await talk.turn()
+    await talk.run_turn()
 
 
-async def test_text_buffer_survives_the_loss_of_its_engine(talk: Talk) -> None:
-    await talk.say("hello")
+async def test_text_buffer_survives_the_loss_of_its_engine(talk: SessionDriver) -> None:
+    await talk.add_message("hello")
     await talk.session.execute(AppendText("hear me out "))
-    talk.bench.kill()
+    talk.engine_harness.kill()
     await talk.session.execute(AppendText("please"))
     await talk.session.execute(CommitText("c1"))
-    await talk.turn()
-    assert talk.bench.launches == 2
+    await talk.run_turn()
+    assert talk.engine_harness.launch_count == 2
 
 
-async def test_text_buffer_has_a_maximum_length(talk: Talk) -> None:
+async def test_text_buffer_has_a_maximum_length(talk: SessionDriver) -> None:
     await talk.session.execute(AppendText("x" * 10))
     with pytest.raises(Refusal) as caught:
         await talk.session.execute(AppendText("x" * TEXT_CHARS_MAX))
@@ -192,12 +194,12 @@ async def test_text_buffer_has_a_maximum_length(talk: Talk) -> None:
     assert last_event(talk, TextAppended) == TextAppended(10)
 
 
-async def test_commit_of_text_longer_than_the_context_is_refused(talk: Talk) -> None:
-    await talk.say("hello")
+async def test_commit_of_text_longer_than_the_context_is_refused(talk: SessionDriver) -> None:
+    await talk.add_message("hello")
     await talk.session.execute(AppendText("word " * 100))
     with pytest.raises(Refusal) as caught:
         await talk.session.execute(CommitText("c1"))
     assert caught.value.code == "context_length_exceeded"
     await talk.session.execute(ReplaceText("word"))
     await talk.session.execute(CommitText("c1"))
-    await talk.turn()
+    await talk.run_turn()

@@ -18,7 +18,7 @@ from continuo.realtime.protocol.events import ItemTruncated, OutputItemStarted, 
 from continuo.realtime.protocol.items import ContentPart, FunctionCallItem, MessageItem
 from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings
-from tests.support.sessions import Talk
+from tests.support.sessions import SessionDriver
 
 FOLDER = next(Path(engine.__file__).parent.joinpath("bundled").iterdir())
 
@@ -38,11 +38,11 @@ def truncate_at(item_id: str, end: int) -> TruncateItem:
     return TruncateItem(item_id, 0, text_end=end)
 
 
-async def response_of_length(talk: Talk, at_least: int) -> Response:
+async def response_of_length(talk: SessionDriver, at_least: int) -> Response:
     """Create responses until one has `at_least` characters; the null device may end one early."""
     while True:
-        await talk.say("tell me a story")
-        response = await talk.turn(24)
+        await talk.add_message("tell me a story")
+        response = await talk.run_turn(24)
         if len(text_of(response)) >= at_least:
             return response
 
@@ -102,11 +102,11 @@ def test_truncation_keeps_the_function_call_after_the_message(chatty: Path) -> N
 # ---------------------------------------------------------------- sessions
 
 
-async def test_truncate_keeps_the_text_before_its_text_end(talk: Talk) -> None:
+async def test_truncate_keeps_the_text_before_its_text_end(talk: SessionDriver) -> None:
     response = await response_of_length(talk, 6)
     name = response.items[0].id
     await talk.session.execute(truncate_at(name, 5))
-    event = talk.ears.heard[-1]
+    event = talk.recorder.events[-1]
     assert isinstance(event, ItemTruncated)
     assert (event.item_id, event.content_index, event.text_end) == (name, 0, 5)
     item = talk.session.conversation.find(name)
@@ -116,31 +116,31 @@ async def test_truncate_keeps_the_text_before_its_text_end(talk: Talk) -> None:
     sampled = talk.session.conversation.spans[-1].sampled_ids
     assert sampled is not None
     assert talk.engine.text.decode(sampled) == text_of(response)[:5]
-    await talk.say("go on")
-    await talk.turn()
+    await talk.add_message("go on")
+    await talk.run_turn()
 
 
-async def test_truncate_prefills_nothing_again(talk: Talk) -> None:
+async def test_truncate_prefills_nothing_again(talk: SessionDriver) -> None:
     response = await response_of_length(talk, 12)
-    await talk.say("and then?")
-    await talk.turn()
+    await talk.add_message("and then?")
+    await talk.run_turn()
     await talk.session.execute(DeleteItem(list(talk.session.conversation.items())[-1].id))
     await talk.session.execute(DeleteItem(list(talk.session.conversation.items())[-1].id))
-    computed = talk.bench.runner.tokens_run
+    computed = talk.engine_harness.runner.tokens_run
     await talk.session.execute(truncate_at(response.items[0].id, 10))
-    await talk.say("x")
-    await talk.respond(1)
-    await talk.ended()
+    await talk.add_message("x")
+    await talk.create_response(1)
+    await talk.wait_response()
     prompt = len("<|im_start|>user x<|im_end|> <|im_start|>assistant ".replace("<|im_start|>", "a"))
-    assert talk.bench.runner.tokens_run - computed <= prompt
+    assert talk.engine_harness.runner.tokens_run - computed <= prompt
 
 
-async def test_barge_in_continues_from_the_truncated_text(talk: Talk) -> None:
+async def test_barge_in_continues_from_the_truncated_text(talk: SessionDriver) -> None:
     """Cancel and truncate at once, as a voice client does; the next turn continues the cut text."""
     for turn in range(4):
-        await talk.say(f"tell me more, {turn}")
-        await talk.respond(None)
-        started = await talk.ears.until(OutputItemStarted, turn + 1)
+        await talk.add_message(f"tell me more, {turn}")
+        await talk.create_response(None)
+        started = await talk.recorder.wait_for(OutputItemStarted, turn + 1)
         assert isinstance(started, OutputItemStarted)
         await asyncio.sleep(0.002 * turn)
         with contextlib.suppress(Refusal):  # if the response has ended before
@@ -148,65 +148,65 @@ async def test_barge_in_continues_from_the_truncated_text(talk: Talk) -> None:
         await talk.session.execute(
             truncate_at(started.item.id, min(turn, len(text_so_far(talk, started))))
         )
-        await talk.ended()
+        await talk.wait_response()
         item = talk.session.conversation.find(started.item.id)
         assert isinstance(item, MessageItem)
         assert len(item.parts[0].text) <= turn
-        await talk.turn(3)
+        await talk.run_turn(3)
 
 
-def text_so_far(talk: Talk, started: OutputItemStarted) -> str:
+def text_so_far(talk: SessionDriver, started: OutputItemStarted) -> str:
     return "".join(
         event.text
-        for event in talk.ears.heard
+        for event in talk.recorder.events
         if isinstance(event, TextDelta) and event.item_id == started.item.id
     )
 
 
-async def test_truncate_an_item_in_the_middle_of_a_conversation(talk: Talk) -> None:
+async def test_truncate_an_item_in_the_middle_of_a_conversation(talk: SessionDriver) -> None:
     response = await response_of_length(talk, 4)
     for n in range(2):
-        await talk.say(f"more {n}")
-        await talk.turn()
+        await talk.add_message(f"more {n}")
+        await talk.run_turn()
     await talk.session.execute(truncate_at(response.items[0].id, 2))
-    await talk.turn()
+    await talk.run_turn()
 
 
-async def test_truncate_to_nothing_and_to_the_whole_text(talk: Talk) -> None:
+async def test_truncate_to_nothing_and_to_the_whole_text(talk: SessionDriver) -> None:
     response = await response_of_length(talk, 2)
     before = talk.session.conversation
     await talk.session.execute(truncate_at(response.items[0].id, len(text_of(response))))
     assert talk.session.conversation is before
     await talk.session.execute(truncate_at(response.items[0].id, 0))
-    await talk.say("what?")
-    await talk.turn()
+    await talk.add_message("what?")
+    await talk.run_turn()
 
 
-async def test_truncate_an_assistant_message_of_the_client(talk: Talk) -> None:
+async def test_truncate_an_assistant_message_of_the_client(talk: SessionDriver) -> None:
     part = ContentPart("output_text", "I said a lot of things")
     item = MessageItem(id="a1", role="assistant", parts=(part,))
-    await talk.say("hello")
+    await talk.add_message("hello")
     await talk.session.execute(AddItem(item))
     await talk.session.execute(truncate_at("a1", 6))
     found = talk.session.conversation.find("a1")
     assert isinstance(found, MessageItem)
     assert found.parts[0].text == "I said"
-    await talk.say("go on")
-    await talk.turn()
+    await talk.add_message("go on")
+    await talk.run_turn()
 
 
-async def test_audio_end_ms_alone_changes_nothing(talk: Talk) -> None:
+async def test_audio_end_ms_alone_changes_nothing(talk: SessionDriver) -> None:
     response = await response_of_length(talk, 2)
     before = talk.session.conversation
     name = response.items[0].id
     await talk.session.execute(TruncateItem(name, 0, audio_end_ms=700))
-    assert talk.ears.heard[-1] == ItemTruncated(name, 0, 700, None)
+    assert talk.recorder.events[-1] == ItemTruncated(name, 0, 700, None)
     assert talk.session.conversation is before
 
 
-async def test_truncate_is_refused_for_other_items_and_positions(talk: Talk) -> None:
-    await talk.say("hello")
-    response = await talk.turn()
+async def test_truncate_is_refused_for_other_items_and_positions(talk: SessionDriver) -> None:
+    await talk.add_message("hello")
+    response = await talk.run_turn()
     name = response.items[0].id
     for command, param in (
         (truncate_at("unknown", 1), "item_id"),
@@ -217,11 +217,11 @@ async def test_truncate_is_refused_for_other_items_and_positions(talk: Talk) -> 
         with pytest.raises(Refusal) as caught:
             await talk.session.execute(command)
         assert caught.value.param == param
-    await talk.respond(None)
-    started = await talk.ears.until(OutputItemStarted, 2)
+    await talk.create_response(None)
+    started = await talk.recorder.wait_for(OutputItemStarted, 2)
     assert isinstance(started, OutputItemStarted)
     with pytest.raises(Refusal, match="still being generated"):
         await talk.session.execute(truncate_at(started.item.id, 0))
     await talk.session.execute(CancelResponse())
-    await talk.ended()
-    await talk.turn()
+    await talk.wait_response()
+    await talk.run_turn()

@@ -32,7 +32,7 @@ from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session
 from continuo.realtime.store import open_store
-from tests.support.sessions import Ears
+from tests.support.sessions import EventRecorder
 
 PARTIAL_S = 0.15
 REVISED_RATIO = 0.2
@@ -51,7 +51,7 @@ UTTERANCES = (
 
 class Voice:
     def __init__(
-        self, engine: EngineClient, session: Session, ears: Ears, source: random.Random
+        self, engine: EngineClient, session: Session, ears: EventRecorder, source: random.Random
     ) -> None:
         self.engine = engine
         self.session = session
@@ -92,17 +92,17 @@ class Voice:
                 await asyncio.sleep(0.002)
             with contextlib.suppress(Refusal):  # if the response has ended before
                 await self.session.execute(CancelResponse())
-        event = await self.ears.until(ResponseEnded, self.responses)
+        event = await self.ears.wait_for(ResponseEnded, self.responses)
         assert isinstance(event, ResponseEnded)
         return event.answer
 
     @property
     def deltas(self) -> int:
-        return sum(isinstance(event, TextDelta) for event in self.ears.heard)
+        return sum(isinstance(event, TextDelta) for event in self.ears.events)
 
     @property
     def ended(self) -> bool:
-        return sum(isinstance(event, ResponseEnded) for event in self.ears.heard) == self.responses
+        return sum(isinstance(event, ResponseEnded) for event in self.ears.events) == self.responses
 
     async def truncate(self, response: Response) -> None:
         """Truncate the response at a random position."""
@@ -130,7 +130,7 @@ async def voice(request: pytest.FixtureRequest) -> AsyncIterator[Voice]:
         template = engine.text.template
         assert template is not None
         registry = Registry(engine, template, GenerationSettings(), Limits(), store)
-        ears = Ears()
+        ears = EventRecorder()
         session = await registry.open(ears)
         yield Voice(engine, session, ears, random.Random(request.param))
         await registry.close(session)
@@ -177,7 +177,7 @@ async def test_five_hundred_turns_continue_beyond_the_context_window(voice: Voic
         out_of_window = len(voice.session.conversation.out_of_window)
         expected = await voice.reference_ids(8) if rewound else None
         response = await voice.respond(8, interrupted=False)
-        voice.ears.heard.clear()
+        voice.ears.events.clear()
         voice.responses = 0
         assert response.status == "incomplete", "max_output_tokens does not end the response"
         assert voice.session.conversation.length <= limit

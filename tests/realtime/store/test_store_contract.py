@@ -27,13 +27,13 @@ from continuo.realtime.store import (
     keys,
     sweep_overdue,
 )
-from tests.support.store_records import answer, append, entry, fresh_session
+from tests.support.store_records import append_entries, make_entry, new_session, response_checkpoint
 
 # ---------------------------------------------------------------- sessions
 
 
 async def test_created_session_is_found_and_loaded(store: Store) -> None:
-    new = fresh_session(secret=b"\0\xff" * 16, state=b"settings")
+    new = new_session(secret=b"\0\xff" * 16, state=b"settings")
     lease = await store.create(new)
     metadata = await store.find(new.id)
     snapshot = await store.load(new.id)
@@ -62,21 +62,21 @@ async def test_unknown_session_is_not_found(store: Store) -> None:
 
 
 async def test_create_repeated_by_the_owner_returns_the_same_lease(store: Store) -> None:
-    new = fresh_session(secret=b"s")
+    new = new_session(secret=b"s")
     assert await store.create(new) == await store.create(new)
 
 
 async def test_create_with_the_id_of_another_owner_is_refused(store: Store) -> None:
-    new = fresh_session()
+    new = new_session()
     await store.create(new)
     with pytest.raises(SessionExists):
-        await store.create(fresh_session(id=new.id, owner="gate-2"))
+        await store.create(new_session(id=new.id, owner="gate-2"))
 
 
 FULL_BATCH = WriteBatch(
     kept_entries=0,
-    entries=(entry(1),),
-    started_responses=(answer(),),
+    entries=(make_entry(1),),
+    started_responses=(response_checkpoint(),),
     events=StoredEvents(0, (b"e",)),
 )
 
@@ -90,7 +90,7 @@ async def check_is_deleted(store: Store, lease: SessionLease) -> None:
     with pytest.raises(SessionNotFound):
         await store.force_delete(lease.session)
     for refused in (
-        store.create(fresh_session(id=lease.session, owner=lease.owner)),
+        store.create(new_session(id=lease.session, owner=lease.owner)),
         store.write(lease, FULL_BATCH),
         store.journal(lease, "resp_1", 0, (1,)),
         store.find_result(lease, IdempotentRequest("event_1", b"content")),
@@ -104,7 +104,7 @@ async def check_is_deleted(store: Store, lease: SessionLease) -> None:
 
 
 async def test_deleted_session_stays_deleted(store: Store) -> None:
-    new = fresh_session()
+    new = new_session()
     stale = await store.create(new)
     lease = await store.claim(new.id, "gate-2", ttl_s=60)
     await store.write(lease, FULL_BATCH)
@@ -115,7 +115,7 @@ async def test_deleted_session_stays_deleted(store: Store) -> None:
 
 
 async def test_force_delete_deletes_the_session_of_another_owner(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     await store.write(lease, FULL_BATCH)
     assert await store.force_delete(lease.session) > lease.fence
     await check_is_deleted(store, lease)
@@ -127,7 +127,7 @@ async def test_tombstone_of_a_deleted_session_expires(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "TOMBSTONE_S", 0.0)
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     await store.delete(lease)
     async with asyncio.timeout(30):
         while True:
@@ -143,7 +143,7 @@ async def test_tombstone_of_a_deleted_session_expires(
 
 
 async def test_confirm_succeeds_until_another_owner_claims(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     await store.confirm(lease)
     other = await store.claim(lease.session, "gate-2", ttl_s=60)
     with pytest.raises(LeaseLost):
@@ -155,12 +155,12 @@ async def test_confirm_succeeds_until_another_owner_claims(store: Store) -> None
 
 
 async def test_claim_fences_off_the_previous_owner(store: Store) -> None:
-    new = fresh_session()
+    new = new_session()
     first = await store.create(new)
     second = await store.claim(new.id, "gate-2", ttl_s=60, secret=b"other")
     assert second.fence > first.fence
     for refused in (
-        store.write(first, WriteBatch(kept_entries=0, entries=(entry(1),))),
+        store.write(first, WriteBatch(kept_entries=0, entries=(make_entry(1),))),
         store.journal(first, "resp_1", 0, (1,)),
         store.extend_deadline(first, 60, is_parked=True),
         store.delete(first),
@@ -176,20 +176,20 @@ async def test_claim_fences_off_the_previous_owner(store: Store) -> None:
         0,
         False,
     )
-    await append(store, second, 0, entry(1))
+    await append_entries(store, second, 0, make_entry(1))
 
 
 async def test_claim_by_the_same_owner_fences_off_its_older_lease(store: Store) -> None:
-    new = fresh_session()
+    new = new_session()
     first = await store.create(new)
     second = await store.claim(new.id, "gate-1", ttl_s=60)
     with pytest.raises(LeaseLost):
-        await append(store, first, 0, entry(1))
-    await append(store, second, 0, entry(1))
+        await append_entries(store, first, 0, make_entry(1))
+    await append_entries(store, second, 0, make_entry(1))
 
 
 async def test_claim_with_an_outdated_expected_fence_is_refused(store: Store) -> None:
-    new = fresh_session()
+    new = new_session()
     first = await store.create(new)
     second = await store.claim(new.id, "gate-2", ttl_s=60, expected_fence=first.fence)
     assert second.fence > first.fence
@@ -199,14 +199,14 @@ async def test_claim_with_an_outdated_expected_fence_is_refused(store: Store) ->
     metadata = await store.find(new.id)
     assert metadata is not None
     assert (metadata.owner, metadata.fence, metadata.secret) == ("gate-2", second.fence, new.secret)
-    await append(store, second, 0, entry(1))
+    await append_entries(store, second, 0, make_entry(1))
     await store.delete(second)
     with pytest.raises(SessionNotFound):
         await store.claim(new.id, "gate-3", ttl_s=60, expected_fence=second.fence)
 
 
 async def test_one_of_many_claims_with_the_same_expected_fence_succeeds(store: Store) -> None:
-    new = fresh_session()
+    new = new_session()
     first = await store.create(new)
     claims = [
         store.claim(new.id, f"gate-{n}", ttl_s=60, expected_fence=first.fence) for n in range(50)
@@ -214,11 +214,11 @@ async def test_one_of_many_claims_with_the_same_expected_fence_succeeds(store: S
     results = await asyncio.gather(*claims, return_exceptions=True)
     (lease,) = (result for result in results if isinstance(result, SessionLease))
     assert sum(isinstance(result, LeaseLost) for result in results) == 49
-    await append(store, lease, 0, entry(1))
+    await append_entries(store, lease, 0, make_entry(1))
 
 
 async def test_claim_without_a_secret_keeps_the_stored_one(store: Store) -> None:
-    new = fresh_session(secret=b"first")
+    new = new_session(secret=b"first")
     await store.create(new)
     await store.claim(new.id, "gate-2", ttl_s=60)
     metadata = await store.find(new.id)
@@ -227,21 +227,21 @@ async def test_claim_without_a_secret_keeps_the_stored_one(store: Store) -> None
 
 
 async def test_lease_with_a_fence_unknown_to_the_store_means_data_loss(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     ahead = SessionLease(lease.session, lease.owner, lease.fence + 1_000_000, lease.store_epoch)
     with pytest.raises(SessionDataLost):
-        await append(store, ahead, 0, entry(1))
+        await append_entries(store, ahead, 0, make_entry(1))
 
 
 async def test_lease_of_another_store_epoch_is_refused_as_replaced(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     other = SessionLease(lease.session, lease.owner, lease.fence, "another")
     with pytest.raises(StoreReplaced):
-        await append(store, other, 0, entry(1))
+        await append_entries(store, other, 0, make_entry(1))
 
 
 async def test_only_the_highest_fence_of_many_claims_can_write(store: Store) -> None:
-    new = fresh_session()
+    new = new_session()
     await store.create(new)
     claims = [store.claim(new.id, f"gate-{n}", ttl_s=60) for n in range(50)]
     leases = await asyncio.gather(*claims)
@@ -249,7 +249,7 @@ async def test_only_the_highest_fence_of_many_claims_can_write(store: Store) -> 
     writers: list[SessionLease] = []
     for lease in leases:
         try:
-            await append(store, lease, 0, entry(lease.fence % 1000))
+            await append_entries(store, lease, 0, make_entry(lease.fence % 1000))
         except LeaseLost:
             continue
         writers.append(lease)
@@ -258,7 +258,7 @@ async def test_only_the_highest_fence_of_many_claims_can_write(store: Store) -> 
 
 async def test_concurrent_claims_and_writes_are_ordered_by_fence(store: Store) -> None:
     """The log has the entries of exactly the acknowledged writes, in the order of their fences."""
-    new = fresh_session()
+    new = new_session()
     await store.create(new)
 
     async def race(n: int) -> tuple[int, bool]:
@@ -267,7 +267,7 @@ async def test_concurrent_claims_and_writes_are_ordered_by_fence(store: Store) -
         found = await store.find(new.id)
         assert found is not None
         try:
-            await append(store, lease, found.entry_count, Entry(str(lease.fence).encode()))
+            await append_entries(store, lease, found.entry_count, Entry(str(lease.fence).encode()))
         except LeaseLost:
             return lease.fence, False
         return lease.fence, True
@@ -284,50 +284,53 @@ async def test_concurrent_claims_and_writes_are_ordered_by_fence(store: Store) -
 
 
 async def test_appended_entries_are_loaded(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     wide = Entry(b"wide", (0, 65_535, 65_536, (1 << 24) - 1, 1 << 24, (1 << 31) - 1))
-    assert await append(store, lease, 0, entry(1, 2), Entry(b"")) == WriteResult(2, 0)
-    assert await append(store, lease, 2, wide) == WriteResult(3, 0)
+    assert await append_entries(store, lease, 0, make_entry(1, 2), Entry(b"")) == WriteResult(2, 0)
+    assert await append_entries(store, lease, 2, wide) == WriteResult(3, 0)
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.entries == (entry(1, 2), Entry(b""), wide)
+    assert snapshot.entries == (make_entry(1, 2), Entry(b""), wide)
     assert snapshot.metadata.entry_count == 3
 
 
 async def test_repeated_write_is_applied_once(store: Store) -> None:
-    lease = await store.create(fresh_session())
-    await append(store, lease, 0, entry(1))
+    lease = await store.create(new_session())
+    await append_entries(store, lease, 0, make_entry(1))
     change = WriteBatch(
-        kept_entries=1, entries=(entry(2), entry(3)), events=StoredEvents(0, (b"a", b"b")), epoch=4
+        kept_entries=1,
+        entries=(make_entry(2), make_entry(3)),
+        events=StoredEvents(0, (b"a", b"b")),
+        epoch=4,
     )
     assert await store.write(lease, change) == await store.write(lease, change) == WriteResult(3, 2)
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.entries == (entry(1), entry(2), entry(3))
+    assert snapshot.entries == (make_entry(1), make_entry(2), make_entry(3))
     assert snapshot.events == StoredEvents(0, (b"a", b"b"))
 
 
 async def test_truncating_write_replaces_later_entries_epoch_and_state(store: Store) -> None:
-    lease = await store.create(fresh_session(state=b"old"))
-    await append(store, lease, 0, entry(1), entry(2), entry(3))
-    change = WriteBatch(kept_entries=1, entries=(entry(9),), epoch=1, state=b"new")
+    lease = await store.create(new_session(state=b"old"))
+    await append_entries(store, lease, 0, make_entry(1), make_entry(2), make_entry(3))
+    change = WriteBatch(kept_entries=1, entries=(make_entry(9),), epoch=1, state=b"new")
     assert await store.write(lease, change) == WriteResult(2, 0)
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert (snapshot.entries, snapshot.metadata.epoch) == ((entry(1), entry(9)), 1)
+    assert (snapshot.entries, snapshot.metadata.epoch) == ((make_entry(1), make_entry(9)), 1)
     assert snapshot.state == b"new"
     assert await store.write(lease, WriteBatch(kept_entries=0)) == WriteResult(0, 0)
 
 
 async def test_write_after_a_gap_is_refused_as_a_whole(store: Store) -> None:
-    lease = await store.create(fresh_session())
-    await append(store, lease, 0, entry(1))
+    lease = await store.create(new_session())
+    await append_entries(store, lease, 0, make_entry(1))
     hole = WriteBatch(
         kept_entries=2,
-        entries=(entry(2),),
+        entries=(make_entry(2),),
         epoch=9,
         request=IdempotentRequest("k", b"c"),
-        started_responses=(answer(),),
+        started_responses=(response_checkpoint(),),
     )
     with pytest.raises(SessionDataLost):
         await store.write(lease, hole)
@@ -338,11 +341,13 @@ async def test_write_after_a_gap_is_refused_as_a_whole(store: Store) -> None:
     snapshot = await store.load(lease.session)
     assert snapshot is not None
     assert (snapshot.entries, snapshot.metadata.epoch, snapshot.running_responses) == (
-        (entry(1),),
+        (make_entry(1),),
         0,
         (),
     )
-    healed = WriteBatch(kept_entries=1, entries=(entry(2),), request=IdempotentRequest("k", b"c"))
+    healed = WriteBatch(
+        kept_entries=1, entries=(make_entry(2),), request=IdempotentRequest("k", b"c")
+    )
     assert await store.write(lease, healed) == WriteResult(2, 0)
 
 
@@ -350,13 +355,13 @@ async def test_write_after_a_gap_is_refused_as_a_whole(store: Store) -> None:
 
 
 async def test_retry_under_an_idempotency_key_gets_the_recorded_result(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     request = IdempotentRequest("event_1", b"say hello", b"\0item_1\xff")
-    first = WriteBatch(kept_entries=0, entries=(entry(1),), request=request)
+    first = WriteBatch(kept_entries=0, entries=(make_entry(1),), request=request)
     assert await store.write(lease, first) == WriteResult(1, 0)
     retry = WriteBatch(
         kept_entries=1,
-        entries=(entry(1),),
+        entries=(make_entry(1),),
         epoch=5,
         request=IdempotentRequest("event_1", b"say hello", b"x"),
     )
@@ -367,9 +372,9 @@ async def test_retry_under_an_idempotency_key_gets_the_recorded_result(store: St
 
 
 async def test_idempotency_key_is_known_to_the_next_owner(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     change = WriteBatch(
-        kept_entries=0, entries=(entry(1),), request=IdempotentRequest("event_1", b"a", b"r")
+        kept_entries=0, entries=(make_entry(1),), request=IdempotentRequest("event_1", b"a", b"r")
     )
     await store.write(lease, change)
     other = await store.claim(lease.session, "gate-2", ttl_s=60)
@@ -377,16 +382,18 @@ async def test_idempotency_key_is_known_to_the_next_owner(store: Store) -> None:
 
 
 async def test_idempotency_key_with_other_content_is_a_conflict(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     await store.write(
         lease,
-        WriteBatch(kept_entries=0, entries=(entry(1),), request=IdempotentRequest("event_1", b"a")),
+        WriteBatch(
+            kept_entries=0, entries=(make_entry(1),), request=IdempotentRequest("event_1", b"a")
+        ),
     )
     with pytest.raises(IdempotencyConflict) as caught:
         await store.write(
             lease,
             WriteBatch(
-                kept_entries=1, entries=(entry(2),), request=IdempotentRequest("event_1", b"b")
+                kept_entries=1, entries=(make_entry(2),), request=IdempotentRequest("event_1", b"b")
             ),
         )
     assert caught.value.key == "event_1"
@@ -397,19 +404,19 @@ async def test_idempotency_key_with_other_content_is_a_conflict(store: Store) ->
 
 async def test_idempotency_keys_are_separate_per_session(store: Store) -> None:
     for _ in range(2):
-        lease = await store.create(fresh_session())
+        lease = await store.create(new_session())
         change = WriteBatch(
-            kept_entries=0, entries=(entry(1),), request=IdempotentRequest("event_1", b"a")
+            kept_entries=0, entries=(make_entry(1),), request=IdempotentRequest("event_1", b"a")
         )
         assert await store.write(lease, change) == WriteResult(1, 0)
 
 
 async def test_find_result_returns_the_result_without_recording_the_key(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     request = IdempotentRequest("event_1", b"a", b"r")
     assert await store.find_result(lease, request) is None
     assert await store.find_result(lease, request) is None, "find_result records nothing"
-    await store.write(lease, WriteBatch(kept_entries=0, entries=(entry(1),), request=request))
+    await store.write(lease, WriteBatch(kept_entries=0, entries=(make_entry(1),), request=request))
     assert await store.find_result(lease, IdempotentRequest("event_1", b"a")) == b"r"
     with pytest.raises(IdempotencyConflict):
         await store.find_result(lease, IdempotentRequest("event_1", b"b"))
@@ -419,15 +426,15 @@ async def test_find_result_returns_the_result_without_recording_the_key(store: S
 
 
 async def test_revoked_idempotency_key_can_be_used_again(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     kept, revoked = IdempotentRequest("event_1", b"a", b"r"), IdempotentRequest("event_2", b"b")
-    await store.write(lease, WriteBatch(kept_entries=0, entries=(entry(1),), request=kept))
-    await store.write(lease, WriteBatch(kept_entries=1, entries=(entry(2),), request=revoked))
+    await store.write(lease, WriteBatch(kept_entries=0, entries=(make_entry(1),), request=kept))
+    await store.write(lease, WriteBatch(kept_entries=1, entries=(make_entry(2),), request=revoked))
     await store.write(lease, WriteBatch(kept_entries=1, revoked_keys=("event_2", "event_3")))
     assert await store.find_result(lease, revoked) is None
     assert await store.find_result(lease, kept) == b"r"
     reused = WriteBatch(
-        kept_entries=1, entries=(entry(3),), request=IdempotentRequest("event_2", b"c", b"s")
+        kept_entries=1, entries=(make_entry(3),), request=IdempotentRequest("event_2", b"c", b"s")
     )
     assert await store.write(lease, reused) == WriteResult(2, 0)
     changed = WriteBatch(
@@ -439,7 +446,7 @@ async def test_revoked_idempotency_key_can_be_used_again(store: Store) -> None:
 
 async def test_restored_requests_are_recorded_whether_present_or_lost(store: Store) -> None:
     """The batch restores requests with a new request of its own, or without one."""
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     present, lost, new = (IdempotentRequest(f"event_{n}", b"a", b"r%d" % n) for n in range(3))
     await store.write(lease, WriteBatch(request=present))
     await store.write(lease, WriteBatch(restored_requests=(present, lost)))
@@ -455,7 +462,7 @@ async def test_idempotency_window_keeps_the_last_of_the_restored_requests(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "IDEMPOTENCY_BYTES_MAX", 10 * 20)
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     requests = [IdempotentRequest(f"event_{n}", b"a", b"rrr") for n in range(30)]
     await store.write(lease, WriteBatch(restored_requests=tuple(requests)))
     known = [await store.find_result(lease, request) is not None for request in requests]
@@ -464,9 +471,9 @@ async def test_idempotency_window_keeps_the_last_of_the_restored_requests(
 
 
 async def test_one_of_many_concurrent_writes_under_one_key_is_applied(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     change = WriteBatch(
-        kept_entries=0, entries=(entry(1),), request=IdempotentRequest("event_1", b"a", b"r")
+        kept_entries=0, entries=(make_entry(1),), request=IdempotentRequest("event_1", b"a", b"r")
     )
     results = await asyncio.gather(*(store.write(lease, change) for _ in range(10)))
     assert sorted(results, key=repr) == [DuplicateWrite(b"r")] * 9 + [WriteResult(1, 0)]
@@ -476,7 +483,7 @@ async def test_idempotency_window_evicts_the_oldest_key_first(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "IDEMPOTENCY_BYTES_MAX", 10 * 20)
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
 
     def change(n: int) -> WriteBatch:
         return WriteBatch(request=IdempotentRequest(f"event_{n}", b"c", b"res"))
@@ -492,19 +499,19 @@ async def test_idempotency_window_evicts_the_oldest_key_first(
 
 
 async def test_running_response_is_loaded_with_its_journaled_ids(store: Store) -> None:
-    lease = await store.create(fresh_session())
-    await store.write(lease, WriteBatch(started_responses=(answer(),)))
+    lease = await store.create(new_session())
+    await store.write(lease, WriteBatch(started_responses=(response_checkpoint(),)))
     assert await store.journal(lease, "resp_1", 0, (1, 2)) == 2
     assert await store.journal(lease, "resp_1", 2, (70_000,)) == 3
     assert await store.journal(lease, "resp_1", 3, ()) == 3
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.running_responses == (RunningResponse(answer(), (1, 2, 70_000)),)
+    assert snapshot.running_responses == (RunningResponse(response_checkpoint(), (1, 2, 70_000)),)
 
 
 async def test_ids_journaled_twice_are_stored_once(store: Store) -> None:
-    lease = await store.create(fresh_session())
-    await store.write(lease, WriteBatch(started_responses=(answer(),)))
+    lease = await store.create(new_session())
+    await store.write(lease, WriteBatch(started_responses=(response_checkpoint(),)))
     await store.journal(lease, "resp_1", 0, (1, 2))
     assert await store.journal(lease, "resp_1", 0, (1, 2)) == 2
     assert await store.journal(lease, "resp_1", 1, (2, 3, 4)) == 4
@@ -515,8 +522,8 @@ async def test_ids_journaled_twice_are_stored_once(store: Store) -> None:
 
 
 async def test_journal_with_a_gap_or_an_unknown_response_is_refused(store: Store) -> None:
-    lease = await store.create(fresh_session())
-    await store.write(lease, WriteBatch(started_responses=(answer(),)))
+    lease = await store.create(new_session())
+    await store.write(lease, WriteBatch(started_responses=(response_checkpoint(),)))
     with pytest.raises(SessionDataLost):
         await store.journal(lease, "resp_1", 1, (5,))
     with pytest.raises(ResponseNotFound):
@@ -525,9 +532,9 @@ async def test_journal_with_a_gap_or_an_unknown_response_is_refused(store: Store
 
 async def test_journal_all_refuses_single_batches_and_writes_the_others(store: Store) -> None:
     """A refused batch does not affect the others in the call."""
-    ours, stale, ended, idle = [await store.create(fresh_session()) for _ in range(4)]
+    ours, stale, ended, idle = [await store.create(new_session()) for _ in range(4)]
     for lease in (ours, stale, ended):
-        await store.write(lease, WriteBatch(started_responses=(answer(),)))
+        await store.write(lease, WriteBatch(started_responses=(response_checkpoint(),)))
     await store.claim(stale.session, "gate-2", ttl_s=60)
     await store.delete(ended)
     elsewhere = SessionLease(ours.session, ours.owner, ours.fence, "another store")
@@ -549,33 +556,35 @@ async def test_journal_all_refuses_single_batches_and_writes_the_others(store: S
 
 
 async def test_ended_response_leaves_only_its_entry(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     change = WriteBatch(
-        kept_entries=0, entries=(entry(1), Entry(b"placeholder")), started_responses=(answer(),)
+        kept_entries=0,
+        entries=(make_entry(1), Entry(b"placeholder")),
+        started_responses=(response_checkpoint(),),
     )
     await store.write(lease, change)
-    await store.write(lease, WriteBatch(started_responses=(answer("resp_12"),)))
+    await store.write(lease, WriteBatch(started_responses=(response_checkpoint("resp_12"),)))
     await store.journal(lease, "resp_1", 0, (8, 9))
     await store.journal(lease, "resp_12", 0, (4,))
     await store.write(
-        lease, WriteBatch(kept_entries=1, entries=(entry(8, 9),), ended_responses=("resp_1",))
+        lease, WriteBatch(kept_entries=1, entries=(make_entry(8, 9),), ended_responses=("resp_1",))
     )
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.entries == (entry(1), entry(8, 9))
-    assert snapshot.running_responses == (RunningResponse(answer("resp_12"), (4,)),)
+    assert snapshot.entries == (make_entry(1), make_entry(8, 9))
+    assert snapshot.running_responses == (RunningResponse(response_checkpoint("resp_12"), (4,)),)
     with pytest.raises(ResponseNotFound):
         await store.journal(lease, "resp_1", 2, (5,))
 
 
 async def test_restarted_response_has_no_journaled_ids(store: Store) -> None:
-    lease = await store.create(fresh_session())
-    await store.write(lease, WriteBatch(started_responses=(answer(),)))
+    lease = await store.create(new_session())
+    await store.write(lease, WriteBatch(started_responses=(response_checkpoint(),)))
     await store.journal(lease, "resp_1", 0, (8, 9))
-    await store.write(lease, WriteBatch(started_responses=(answer(),)))
+    await store.write(lease, WriteBatch(started_responses=(response_checkpoint(),)))
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.running_responses == (RunningResponse(answer(), ()),)
+    assert snapshot.running_responses == (RunningResponse(response_checkpoint(), ()),)
 
 
 # ---------------------------------------------------------------- events
@@ -587,7 +596,7 @@ async def test_number_of_stored_events_is_bounded(
     monkeypatch.setattr(
         keys, "EVENTS_BYTES_MAX", 1 << 20
     )  # only the number of events is bounded here
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     bodies = tuple(f"event {n}".encode() for n in range(keys.EVENTS_MAX + 10))
     for first in range(0, len(bodies), 100):
         await store.write(
@@ -603,7 +612,7 @@ async def test_bytes_of_stored_events_are_bounded(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "EVENTS_BYTES_MAX", 40)
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     await store.write(
         lease, WriteBatch(events=StoredEvents(0, (b"0" * 2, b"1!$%&/9z", b"2x?=)(7q")))
     )
@@ -627,8 +636,8 @@ async def test_bytes_of_stored_events_are_bounded(
 
 
 async def test_expired_session_is_not_found_before_the_sweep(store: Store) -> None:
-    lease = await store.create(fresh_session())
-    await append(store, lease, 0, entry(1))
+    lease = await store.create(new_session())
+    await append_entries(store, lease, 0, make_entry(1))
     await store.extend_deadline(lease, 0, is_parked=True)
     assert await store.find(lease.session) is None
     assert await store.load(lease.session) is None
@@ -637,21 +646,21 @@ async def test_expired_session_is_not_found_before_the_sweep(store: Store) -> No
     assert lease.session in (await store.sweep(1000)).expired
     assert lease.session not in (await store.sweep(1000)).expired
     with pytest.raises(SessionNotFound):
-        await append(store, lease, 1, entry(2))
+        await append_entries(store, lease, 1, make_entry(2))
 
 
 async def test_late_owner_keeps_an_expired_session_until_the_sweep(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     await store.extend_deadline(lease, 0, is_parked=False)
-    await append(store, lease, 0, entry(1))
+    await append_entries(store, lease, 0, make_entry(1))
     await store.extend_deadline(lease, 3600, is_parked=False)
     assert lease.session not in (await store.sweep(1000)).expired
     assert await store.find(lease.session) is not None
 
 
 async def test_parked_session_expires_by_the_clock_of_the_store(store: Store) -> None:
-    kept = await store.create(fresh_session())
-    parked = await store.create(fresh_session())
+    kept = await store.create(new_session())
+    parked = await store.create(new_session())
     await store.extend_deadline(kept, 3600, is_parked=True)
     await store.extend_deadline(parked, 0.3, is_parked=True)
     metadata = await store.find(parked.session)
@@ -668,7 +677,7 @@ async def test_parked_session_expires_by_the_clock_of_the_store(store: Store) ->
 
 async def test_sweep_examines_at_most_the_given_number_of_sessions(store: Store) -> None:
     await store.sweep(1000)
-    expired = {(await store.create(fresh_session(ttl_s=0))).session for _ in range(5)}
+    expired = {(await store.create(new_session(ttl_s=0))).session for _ in range(5)}
     swept = [await store.sweep(3), await store.sweep(3), await store.sweep(3)]
     assert [sweep.examined for sweep in swept] == [3, 2, 0]
     assert expired == {*swept[0].expired, *swept[1].expired}
@@ -683,8 +692,8 @@ async def test_sweep_overdue_repeats_until_nothing_is_overdue(
     async for _ in sweep_overdue(store):
         pass
     for _ in range(5):
-        await store.delete(await store.create(fresh_session()))
-    overdue = {(await store.create(fresh_session(ttl_s=0))).session for _ in range(6)}
+        await store.delete(await store.create(new_session()))
+    overdue = {(await store.create(new_session(ttl_s=0))).session for _ in range(6)}
     sweeps = [expired async for expired in sweep_overdue(store)]
     assert len(sweeps) >= 3, "11 to examine, 4 in each sweep"
     assert overdue <= {session for expired in sweeps for session in expired}
@@ -694,12 +703,12 @@ async def test_sweep_overdue_repeats_until_nothing_is_overdue(
 
 
 async def test_archived_response_outlives_its_session(store: Store) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     response = StoredResponse(
         id="resp_" + lease.session,
         tenant="acme",
         parent="resp_0",
-        entries=(entry(1, 2), Entry(b"x" * 100, (3,))),
+        entries=(make_entry(1, 2), Entry(b"x" * 100, (3,))),
         body=b"usage",
     )
     await store.put_response(response, 3600)
@@ -709,7 +718,7 @@ async def test_archived_response_outlives_its_session(store: Store) -> None:
 
 
 async def test_archived_response_expires(store: Store) -> None:
-    response = StoredResponse(id="resp_" + fresh_session().id, tenant="acme")
+    response = StoredResponse(id="resp_" + new_session().id, tenant="acme")
     await store.put_response(response, 0)
     async with asyncio.timeout(30):
         while await store.find_response(response.id) is not None:
@@ -725,7 +734,7 @@ async def test_check_keeps_the_store_epoch(store: Store) -> None:
 
 async def test_call_cancelled_at_any_moment_ends_as_cancelled(store: Store) -> None:
     """Otherwise the canceller would wait for all that the task does after the call."""
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     for turns in range(30):  # rounds of the event loop
         await store.confirm(lease)
         call = asyncio.create_task(store.confirm(lease))

@@ -29,13 +29,13 @@ from continuo.realtime.store import (
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.redis_process import RedisProcess, needs_redis
-from tests.support.store_records import answer, append, entry, fresh_session
+from tests.support.store_records import append_entries, make_entry, new_session, response_checkpoint
 from tests.support.store_refusals import (
-    REFUSALS,
-    Refusal,
+    STORE_FAILURES,
+    StoreFailure,
+    create_acl_user,
     password_required,
-    run,
-    with_a_user,
+    run_commands,
 )
 
 DETECTION_TIMEOUT_S = 20.0
@@ -86,32 +86,35 @@ def store_log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @needs_redis
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.name)
+@pytest.mark.parametrize("refusal", STORE_FAILURES, ids=lambda refusal: refusal.name)
 async def test_redis_that_refuses_writes_is_unhealthy_until_it_accepts_them(
-    redis: RedisProcess, refusal: Refusal, caplog: pytest.LogCaptureFixture
+    redis: RedisProcess, refusal: StoreFailure, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The probe detects the refusal without a write, each write fails as retryable, and the
     outage has one log line at its beginning and one at its end."""
-    async with open_at(await with_a_user(redis)) as store:
-        lease = await store.create(fresh_session())
+    async with open_at(await create_acl_user(redis)) as store:
+        lease = await store.create(new_session())
         await store.write(
-            lease, WriteBatch(kept_entries=0, entries=(entry(1),), started_responses=(answer(),))
+            lease,
+            WriteBatch(
+                kept_entries=0, entries=(make_entry(1),), started_responses=(response_checkpoint(),)
+            ),
         )
-        await run(redis, refusal.begin)
+        await run_commands(redis, refusal.start_commands)
         await wait_for_health(store, available=False)
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
-                await append(store, lease, 1, entry(2))
+                await append_entries(store, lease, 1, make_entry(2))
             with pytest.raises(StoreUnavailable):
-                await store.create(fresh_session())
+                await store.create(new_session())
             assert not store.is_available, "the store stays unavailable while no write succeeds"
         (line,) = store_log_lines(caplog)
         assert line.startswith("Redis cannot be written: ")
-        assert refusal.cause in line
-        await run(redis, refusal.mend)
+        assert refusal.logged_cause in line
+        await run_commands(redis, refusal.stop_commands)
         await wait_for_health(store, available=True)
         assert await stored_ids(store, lease) == [(1,)], "refused writes changed nothing"
-        await append(store, lease, 1, entry(2))
+        await append_entries(store, lease, 1, make_entry(2))
         assert len(store_log_lines(caplog)) == 2
         assert "again" in store_log_lines(caplog)[1]
         async with redis.client() as admin:
@@ -119,28 +122,28 @@ async def test_redis_that_refuses_writes_is_unhealthy_until_it_accepts_them(
 
 
 @needs_redis
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.name)
+@pytest.mark.parametrize("refusal", STORE_FAILURES, ids=lambda refusal: refusal.name)
 async def test_refused_journal_makes_the_store_unhealthy(
-    redis: RedisProcess, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+    redis: RedisProcess, refusal: StoreFailure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refused pipeline of scripts gives the same cause as a single write.
 
     The probe does not run, so the call itself detects the refusal.
     """
     monkeypatch.setattr(health_probe, "HEALTHY_INTERVAL_S", 3600.0)
-    async with open_at(await with_a_user(redis)) as store:
-        lease = await store.create(fresh_session())
-        await store.write(lease, WriteBatch(started_responses=(answer(),)))
+    async with open_at(await create_acl_user(redis)) as store:
+        lease = await store.create(new_session())
+        await store.write(lease, WriteBatch(started_responses=(response_checkpoint(),)))
         batch = TokenBatch(lease, "resp_1", 0, (1, 2))
         assert await store.journal_all([batch]) == [2]
         if refusal.name == "eviction":
             return  # a call reads the eviction policy only after an outage
-        await run(redis, refusal.begin)
+        await run_commands(redis, refusal.start_commands)
         with pytest.raises(StoreUnavailable) as caught:
             await store.journal_all([TokenBatch(lease, "resp_1", 2, (3,))])
-        assert refusal.cause in str(caught.value)
+        assert refusal.logged_cause in str(caught.value)
         assert not store.is_available
-        await run(redis, refusal.mend)
+        await run_commands(redis, refusal.stop_commands)
         await wait_for_health(store, available=True)
         assert await store.journal_all([TokenBatch(lease, "resp_1", 2, (3,))]) == [3]
 
@@ -152,14 +155,14 @@ async def test_password_set_at_runtime_makes_the_store_unhealthy(
     """The first command on a new connection has more arguments than Redis reads before
     authentication, and is refused with an error of its own."""
     async with open_at(redis.url) as store:
-        lease = await store.create(fresh_session())
+        lease = await store.create(new_session())
         async with password_required(redis):
             for _ in range(3):
                 with pytest.raises(StoreUnavailable):
-                    await append(store, lease, 0, entry(1))
+                    await append_entries(store, lease, 0, make_entry(1))
             await wait_for_health(store, available=False)
         await wait_for_health(store, available=True)
-        await append(store, lease, 0, entry(1))
+        await append_entries(store, lease, 0, make_entry(1))
         assert len(store_log_lines(caplog)) == 2
 
 
@@ -171,16 +174,16 @@ async def test_one_missing_acl_right_keeps_the_store_unhealthy(
 
     So the store does not alternate between healthy and unhealthy while only some writes fail.
     """
-    async with open_at(await with_a_user(redis)) as store:
-        lease = await store.create(fresh_session())
-        await run(redis, (("ACL", "SETUSER", "gate", "-rpush"),))
+    async with open_at(await create_acl_user(redis)) as store:
+        lease = await store.create(new_session())
+        await run_commands(redis, (("ACL", "SETUSER", "gate", "-rpush"),))
         for _ in range(5):
             with pytest.raises(StoreUnavailable):
-                await append(store, lease, 0, entry(1))
-            await store.create(fresh_session())
+                await append_entries(store, lease, 0, make_entry(1))
+            await store.create(new_session())
             await asyncio.sleep(0.1)
             assert not store.is_available
-        await run(redis, (("ACL", "SETUSER", "gate", "+rpush"),))
+        await run_commands(redis, (("ACL", "SETUSER", "gate", "+rpush"),))
         await wait_for_health(store, available=True)
         assert len(store_log_lines(caplog)) == 2
 
@@ -235,16 +238,16 @@ def unlock_file(tmp_path: Path) -> Iterator[Callable[[], None]]:
 async def test_locked_file_makes_the_store_unhealthy_until_unlocked(
     tmp_path: Path, sqlite: SqliteStore, request: pytest.FixtureRequest, caplog: Any
 ) -> None:
-    lease = await sqlite.create(fresh_session())
+    lease = await sqlite.create(new_session())
     unlock = cast(Callable[[], None], request.getfixturevalue("unlock_file"))
     await wait_for_health(sqlite, available=False)
     with pytest.raises(StoreUnavailable):
-        await append(sqlite, lease, 0, entry(1))
+        await append_entries(sqlite, lease, 0, make_entry(1))
     (line,) = store_log_lines(caplog)
     assert line == "The store cannot be written: SQLite: database is locked"
     unlock()
     await wait_for_health(sqlite, available=True)
-    await append(sqlite, lease, 0, entry(1))
+    await append_entries(sqlite, lease, 0, make_entry(1))
 
 
 async def test_file_at_its_page_limit_keeps_the_store_unhealthy(
@@ -255,19 +258,19 @@ async def test_file_at_its_page_limit_keeps_the_store_unhealthy(
     A small write may succeed between large ones that fail: the store stays unhealthy all the same,
     and logs one line.
     """
-    lease = await sqlite.create(fresh_session())
+    lease = await sqlite.create(new_session())
     await limit_pages(sqlite, 0)
     large = Entry(os.urandom(100_000))
     for _ in range(3):
         with pytest.raises(StoreUnavailable):
-            await append(sqlite, lease, 0, large)
+            await append_entries(sqlite, lease, 0, large)
         await asyncio.sleep(0.3)
         assert not sqlite.is_available
     (line,) = store_log_lines(caplog)
     assert line == "The store cannot be written: SQLite: database or disk is full"
     await limit_pages(sqlite, 1_000_000)
     await wait_for_health(sqlite, available=True)
-    await append(sqlite, lease, 0, large)
+    await append_entries(sqlite, lease, 0, large)
 
 
 async def limit_pages(sqlite: SqliteStore, count: int) -> None:
@@ -296,7 +299,7 @@ async def test_full_disk_makes_the_store_unhealthy_and_loses_nothing(
     small_disk: Path, caplog: Any
 ) -> None:
     async with open_at(url_of(small_disk)) as store:
-        lease = await store.create(fresh_session())
+        lease = await store.create(new_session())
         filler = small_disk / "filler"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
@@ -304,13 +307,13 @@ async def test_full_disk_makes_the_store_unhealthy_and_loses_nothing(
         count = 0
         with contextlib.suppress(StoreUnavailable):
             while True:
-                await append(store, lease, count, Entry(os.urandom(50_000), (count,)))
+                await append_entries(store, lease, count, Entry(os.urandom(50_000), (count,)))
                 count += 1
         await wait_for_health(store, available=False)
         filler.unlink()
         await wait_for_health(store, available=True)
         assert await stored_ids(store, lease) == [(n,) for n in range(count)]
-        await append(store, lease, count, entry(count))
+        await append_entries(store, lease, count, make_entry(count))
         assert len(store_log_lines(caplog)) == 2
 
 
@@ -332,14 +335,14 @@ def size_limit() -> Iterator[Callable[[int], None]]:
 async def test_file_at_the_size_limit_makes_the_store_unhealthy(
     tmp_path: Path, sqlite: SqliteStore, size_limit: Callable[[int], None], caplog: Any
 ) -> None:
-    lease = await sqlite.create(fresh_session())
+    lease = await sqlite.create(new_session())
     size_limit((tmp_path / "store.db-wal").stat().st_size + 20_000)
     with pytest.raises(StoreUnavailable):
-        await append(sqlite, lease, 0, Entry(os.urandom(100_000)))
+        await append_entries(sqlite, lease, 0, Entry(os.urandom(100_000)))
     await wait_for_health(sqlite, available=False)
     size_limit(0)
     await wait_for_health(sqlite, available=True)
-    await append(sqlite, lease, 0, Entry(os.urandom(100_000)))
+    await append_entries(sqlite, lease, 0, Entry(os.urandom(100_000)))
     assert len(store_log_lines(caplog)) == 2
 
 
@@ -347,13 +350,13 @@ async def test_probe_writes_to_the_disk_without_a_visible_change(tmp_path: Path)
     """Neither the store epoch nor the tables change."""
     async with open_at(url_of(tmp_path)) as store:
         epoch = store.epoch
-        lease = await store.create(fresh_session())
+        lease = await store.create(new_session())
         wal = tmp_path / "store.db-wal"
         size = wal.stat().st_size
         async with asyncio.timeout(DETECTION_TIMEOUT_S):
             while wal.stat().st_size == size:
                 await asyncio.sleep(0.02)
-        await append(store, lease, 0, entry(1))
+        await append_entries(store, lease, 0, make_entry(1))
         assert store.epoch == epoch
     other = sqlite3.connect(tmp_path / "store.db")
     assert other.execute("SELECT epoch FROM store").fetchall() == [(epoch,)]
@@ -390,14 +393,14 @@ def unlink_files(folder: Path, *endings: str) -> None:
 async def test_deleted_file_is_detected_as_a_replaced_store(
     tmp_path: Path, sqlite: SqliteStore, endings: tuple[str, ...], caplog: Any
 ) -> None:
-    lease = await sqlite.create(fresh_session())
-    await append(sqlite, lease, 0, entry(1))
+    lease = await sqlite.create(new_session())
+    await append_entries(sqlite, lease, 0, make_entry(1))
     unlink_files(tmp_path, *endings)
     with pytest.raises(StoreReplaced):
-        await append(sqlite, lease, 1, entry(2))
+        await append_entries(sqlite, lease, 1, make_entry(2))
     assert sqlite.is_available, "the store writes to the new file"
-    recreated = await sqlite.create(fresh_session(id=lease.session))
-    await append(sqlite, recreated, 0, entry(1), entry(2))
+    recreated = await sqlite.create(new_session(id=lease.session))
+    await append_entries(sqlite, recreated, 0, make_entry(1), make_entry(2))
     (line,) = store_log_lines(caplog)
     assert "was deleted or replaced. It had 1 sessions" in line
     await sqlite.aclose()
@@ -409,11 +412,11 @@ async def test_deleted_file_is_detected_as_a_replaced_store(
 async def test_deleted_write_ahead_log_loses_no_acknowledged_write(
     tmp_path: Path, sqlite: SqliteStore, endings: tuple[str, ...]
 ) -> None:
-    lease = await sqlite.create(fresh_session())
-    await append(sqlite, lease, 0, entry(1))
+    lease = await sqlite.create(new_session())
+    await append_entries(sqlite, lease, 0, make_entry(1))
     unlink_files(tmp_path, *endings)
-    await append(sqlite, lease, 1, entry(2))
-    await append(sqlite, lease, 2, entry(3))
+    await append_entries(sqlite, lease, 1, make_entry(2))
+    await append_entries(sqlite, lease, 2, make_entry(3))
     copy_as_after_a_kill(tmp_path, sqlite)
     async with open_at(url_of(tmp_path / "killed")) as store:
         assert await stored_ids(store, lease) == [(1,), (2,), (3,)]
@@ -445,22 +448,22 @@ async def test_restored_backup_is_another_store_and_stays_intact(
 
     The write-ahead log beside the backup belongs to the original, and is not applied to the backup.
     """
-    lease = await sqlite.create(fresh_session())
-    parked = await sqlite.create(fresh_session())
-    await append(sqlite, parked, 0, entry(7))
+    lease = await sqlite.create(new_session())
+    parked = await sqlite.create(new_session())
+    await append_entries(sqlite, parked, 0, make_entry(7))
     backup = sqlite3.connect(tmp_path / "backup.db")
     live = sqlite3.connect(tmp_path / "store.db")
     live.backup(backup)
     live.close()
     backup.close()
-    await append(sqlite, lease, 0, entry(1))
+    await append_entries(sqlite, lease, 0, make_entry(1))
     os.replace(tmp_path / "backup.db", tmp_path / "store.db")
     with pytest.raises(StoreReplaced):
-        await append(sqlite, lease, 1, entry(2))
+        await append_entries(sqlite, lease, 1, make_entry(2))
     assert await stored_ids(sqlite, parked) == [(7,)]
     assert await stored_ids(sqlite, lease) == []
     claimed = await sqlite.claim(lease.session, "gate-1", ttl_s=60)
-    await append(sqlite, claimed, 0, entry(1), entry(2))
+    await append_entries(sqlite, claimed, 0, make_entry(1), make_entry(2))
     await sqlite.aclose()
     db = sqlite3.connect(tmp_path / "store.db")
     assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -469,12 +472,12 @@ async def test_restored_backup_is_another_store_and_stays_intact(
 
 async def test_moved_file_is_complete(tmp_path: Path, sqlite: SqliteStore) -> None:
     """The moved file has also what only the write-ahead log held."""
-    lease = await sqlite.create(fresh_session())
-    await append(sqlite, lease, 0, entry(1))
+    lease = await sqlite.create(new_session())
+    await append_entries(sqlite, lease, 0, make_entry(1))
     (tmp_path / "moved").mkdir()
     os.replace(tmp_path / "store.db", tmp_path / "moved" / "store.db")
     with pytest.raises(StoreReplaced):
-        await append(sqlite, lease, 1, entry(2))
+        await append_entries(sqlite, lease, 1, make_entry(2))
     async with open_at(url_of(tmp_path / "moved")) as store:
         assert (await stored_ids(store, lease))[0] == (1,)
 
@@ -485,48 +488,48 @@ async def test_missing_folder_makes_the_store_unhealthy_until_restored(
     """No write is acknowledged until the folder is restored."""
     folder = tmp_path / "state"
     async with open_at(url_of(folder)) as store:
-        lease = await store.create(fresh_session())
-        await append(store, lease, 0, entry(1))
+        lease = await store.create(new_session())
+        await append_entries(store, lease, 0, make_entry(1))
         folder.rename(tmp_path / "away")
         with pytest.raises(StoreUnavailable):
-            await append(store, lease, 1, entry(2))
+            await append_entries(store, lease, 1, make_entry(2))
         assert not store.is_available
         assert not folder.exists(), "the folder may be a mount point, so it is not created"
         (tmp_path / "away").rename(folder)
         await wait_for_health(store, available=True)
         with pytest.raises(StoreReplaced):
-            await append(store, lease, 1, entry(2))
+            await append_entries(store, lease, 1, make_entry(2))
         claimed = await store.claim(lease.session, "gate-1", ttl_s=60)
         assert (await stored_ids(store, lease))[0] == (1,)
-        await append(store, claimed, 1, entry(2))
+        await append_entries(store, claimed, 1, make_entry(2))
     assert len(store_log_lines(caplog)) == 3, "deleted; cannot be written; can be written again"
 
 
 async def test_file_that_is_no_database_is_refused_until_removed(
     tmp_path: Path, sqlite: SqliteStore
 ) -> None:
-    lease = await sqlite.create(fresh_session())
+    lease = await sqlite.create(new_session())
     text = "not a database, but a text that is long enough to be one" * 20
     (tmp_path / "text").write_text(text)
     os.replace(tmp_path / "text", tmp_path / "store.db")
     with pytest.raises(StoreUnavailable, match="not a database"):
-        await append(sqlite, lease, 0, entry(1))
+        await append_entries(sqlite, lease, 0, make_entry(1))
     await wait_for_health(sqlite, available=False)
     assert (tmp_path / "store.db").read_text() == text
     (tmp_path / "store.db").unlink()
     await wait_for_health(sqlite, available=True)
-    await append(sqlite, await sqlite.create(fresh_session()), 0, entry(1))
+    await append_entries(sqlite, await sqlite.create(new_session()), 0, make_entry(1))
 
 
 async def test_deleted_target_of_a_symlink_is_detected(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "store.db").symlink_to(tmp_path / "real" / "store.db")
     async with open_at(url_of(tmp_path)) as store:
-        lease = await store.create(fresh_session())
-        await append(store, lease, 0, entry(1))
+        lease = await store.create(new_session())
+        await append_entries(store, lease, 0, make_entry(1))
         unlink_files(tmp_path / "real", "")
         with pytest.raises(StoreReplaced):
-            await append(store, lease, 1, entry(2))
+            await append_entries(store, lease, 1, make_entry(2))
 
 
 async def test_replaced_file_is_logged_as_a_warning(

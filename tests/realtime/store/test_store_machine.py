@@ -42,7 +42,7 @@ from continuo.realtime.store import (
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.redis_process import RedisProcess
-from tests.support.store_records import fresh_session
+from tests.support.store_records import new_session
 
 RESPONSE_IDS = ("resp_1", "resp_2", "resp_12")
 ids = st.lists(st.integers(0, 200_000), max_size=5).map(tuple)
@@ -195,7 +195,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.live_models()) < 2)
     @rule(state=st.binary(max_size=9))
     def create(self, state: bytes) -> None:
-        new = fresh_session(state=state)
+        new = new_session(state=state)
         lease = self.runner.run(self.store.create(new))
         self.sessions.append(SessionModel(new, [lease], state=state))
 

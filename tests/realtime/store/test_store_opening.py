@@ -20,7 +20,7 @@ from continuo.realtime.store import (
 from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.redis_process import free_port
-from tests.support.store_records import append, entry, fresh_session
+from tests.support.store_records import append_entries, make_entry, new_session
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ async def test_relative_path_is_below_the_working_directory(
 async def test_sqlite_file_keeps_epoch_leases_and_entries_over_a_restart(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     store = await open_store(url)
-    lease = await store.create(fresh_session())
-    await append(store, lease, 0, entry(1, 2))
+    lease = await store.create(new_session())
+    await append_entries(store, lease, 0, make_entry(1, 2))
     epoch = store.epoch
     await store.aclose()
     store = await open_store(url)
     assert store.epoch == epoch
-    await append(store, lease, 1, entry(3))
+    await append_entries(store, lease, 1, make_entry(3))
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.entries == (entry(1, 2), entry(3))
+    assert snapshot.entries == (make_entry(1, 2), make_entry(3))
     await store.aclose()
 
 
@@ -109,11 +109,11 @@ async def test_durability_sets_the_synchronous_pragma(
 
 async def test_locked_file_does_not_block_the_event_loop(tmp_path: Path) -> None:
     store = await open_store(f"sqlite:///{tmp_path / 'store.db'}")
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     writing = asyncio.create_task(
-        store.write(lease, WriteBatch(kept_entries=0, entries=(entry(1),)))
+        store.write(lease, WriteBatch(kept_entries=0, entries=(make_entry(1),)))
     )
     loop_rounds = 0
     while not writing.done():
@@ -123,7 +123,7 @@ async def test_locked_file_does_not_block_the_event_loop(tmp_path: Path) -> None
         await writing
     assert loop_rounds > 20
     other.rollback()
-    await append(store, lease, 0, entry(1))
+    await append_entries(store, lease, 0, make_entry(1))
     other.close()
     await store.aclose()
 
@@ -131,7 +131,7 @@ async def test_locked_file_does_not_block_the_event_loop(tmp_path: Path) -> None
 async def test_sessions_expire_by_the_given_clock(tmp_path: Path) -> None:
     now = [1000.0]
     store = await SqliteStore.open(None, clock=lambda: now[0])
-    lease = await store.create(fresh_session(ttl_s=10))
+    lease = await store.create(new_session(ttl_s=10))
     now[0] = 1009.9
     assert (await store.sweep(10)).expired == []
     assert await store.find(lease.session) is not None
@@ -144,7 +144,7 @@ async def test_sessions_expire_by_the_given_clock(tmp_path: Path) -> None:
 async def test_emptied_database_is_another_store(tmp_path: Path) -> None:
     file = tmp_path / "store.db"
     store = await open_store(f"sqlite:///{file}")
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     other = sqlite3.connect(file)
     other.execute("DELETE FROM sessions")
     other.execute("DELETE FROM store")
@@ -152,12 +152,12 @@ async def test_emptied_database_is_another_store(tmp_path: Path) -> None:
     other.close()
     old_epoch = store.epoch
     with pytest.raises(StoreReplaced):
-        await append(store, lease, 0, entry(1))
+        await append_entries(store, lease, 0, make_entry(1))
     assert store.epoch != old_epoch
     with pytest.raises(StoreReplaced):
-        await append(store, lease, 0, entry(1))
-    new = await store.create(fresh_session())
-    await append(store, new, 0, entry(1))
+        await append_entries(store, lease, 0, make_entry(1))
+    new = await store.create(new_session())
+    await append_entries(store, new, 0, make_entry(1))
     with pytest.raises(SessionNotFound):
         await store.claim(lease.session, "gate-2", ttl_s=60)
     await store.aclose()
@@ -166,7 +166,7 @@ async def test_emptied_database_is_another_store(tmp_path: Path) -> None:
 async def test_closed_store_leaves_no_thread() -> None:
     other_threads = store_threads()
     store = await open_store("sqlite://:memory:")
-    await store.create(fresh_session())
+    await store.create(new_session())
     assert store_threads() - other_threads, "an open store has a thread"
     await store.aclose()
     async with asyncio.timeout(10):

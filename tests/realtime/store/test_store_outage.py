@@ -31,7 +31,7 @@ from continuo.realtime.store import (
     open_store,
 )
 from tests.support.redis_process import RedisProcess, free_port, needs_redis
-from tests.support.store_records import answer, append, entry, fresh_session
+from tests.support.store_records import append_entries, make_entry, new_session, response_checkpoint
 
 pytestmark = needs_redis
 
@@ -67,11 +67,11 @@ async def check_refused_in_time(call: Awaitable[Any]) -> None:
 def every_call(store: Store, lease: SessionLease) -> list[Awaitable[Any]]:
     return [
         store.check(),
-        store.create(fresh_session()),
+        store.create(new_session()),
         store.find(lease.session),
         store.load(lease.session),
         store.claim(lease.session, "gate-2", ttl_s=60),
-        store.write(lease, WriteBatch(kept_entries=1, entries=(entry(2),))),
+        store.write(lease, WriteBatch(kept_entries=1, entries=(make_entry(2),))),
         store.journal(lease, "resp_1", 0, (1,)),
         store.extend_deadline(lease, 60, is_parked=True),
         store.confirm(lease),
@@ -88,35 +88,35 @@ def every_call(store: Store, lease: SessionLease) -> list[Awaitable[Any]]:
 async def test_data_and_epoch_survive_a_restart_of_redis(
     server: RedisProcess, store: Store
 ) -> None:
-    lease = await store.create(fresh_session())
-    await append(store, lease, 0, entry(1))
+    lease = await store.create(new_session())
+    await append_entries(store, lease, 0, make_entry(1))
     epoch = store.epoch
     server.stop()
     for call in every_call(store, lease):
         await check_refused_in_time(call)
     await server.start()
-    await append(store, lease, 1, entry(2))
+    await append_entries(store, lease, 1, make_entry(2))
     assert store.epoch == epoch
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.entries == (entry(1), entry(2))
+    assert snapshot.entries == (make_entry(1), make_entry(2))
 
 
 async def test_calls_to_a_paused_redis_fail_in_time_and_concurrently(
     server: RedisProcess, store: Store
 ) -> None:
     """Concurrent calls time out together, not one after another."""
-    lease = await store.create(fresh_session())
-    await append(store, lease, 0, entry(1))
-    others = [await store.create(fresh_session()) for _ in range(2 * keys.CONNECTIONS_MAX)]
+    lease = await store.create(new_session())
+    await append_entries(store, lease, 0, make_entry(1))
+    others = [await store.create(new_session()) for _ in range(2 * keys.CONNECTIONS_MAX)]
     change = WriteBatch(
-        kept_entries=0, entries=(entry(7),), request=IdempotentRequest("event_1", b"c", b"r")
+        kept_entries=0, entries=(make_entry(7),), request=IdempotentRequest("event_1", b"c", b"r")
     )
     server.pause()
     writes = [store.write(other, change) for other in others]
     calls = [*every_call(store, lease), *writes]
     await asyncio.gather(*(check_refused_in_time(call) for call in calls))
-    server.go_on()
+    server.resume()
     for other in others:
         result = await write_when_available(store, other, change)
         assert result in (WriteResult(1, 0), DuplicateWrite(b"r"))
@@ -140,7 +140,7 @@ async def test_calls_to_a_paused_redis_fail_fast_until_it_replies_again(
     server: RedisProcess, store: Store
 ) -> None:
     """Consecutive calls do not each wait for the timeout; they succeed once Redis replies again."""
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     server.pause()
     began = time.monotonic()
     await check_refused_in_time(store.confirm(lease))
@@ -148,9 +148,9 @@ async def test_calls_to_a_paused_redis_fail_fast_until_it_replies_again(
     for _ in range(50):
         await check_refused_in_time(store.confirm(lease))
     assert time.monotonic() - began < 50 * keys.TIMEOUT_S / 4
-    server.go_on()
+    server.resume()
     await wait_until_available(store)
-    await append(store, lease, 0, entry(1))
+    await append_entries(store, lease, 0, make_entry(1))
 
 
 async def wait_until_available(store: Store) -> None:
@@ -183,7 +183,7 @@ async def test_host_that_accepts_no_connection_is_refused_in_time() -> None:
 
 
 async def test_cancelled_calls_do_not_mix_up_replies(server: RedisProcess, store: Store) -> None:
-    sessions = [fresh_session(state=str(n).encode()) for n in range(20)]
+    sessions = [new_session(state=str(n).encode()) for n in range(20)]
     for new in sessions:
         await store.create(new)
     server.pause()
@@ -192,7 +192,7 @@ async def test_cancelled_calls_do_not_mix_up_replies(server: RedisProcess, store
     for call in calls[::2]:
         call.cancel()
     await asyncio.sleep(0.05)
-    server.go_on()
+    server.resume()
     await asyncio.gather(*calls, return_exceptions=True)
     for new in sessions:
         snapshot = await store.load(new.id)
@@ -207,13 +207,13 @@ async def test_strict_durability_loses_no_acknowledged_write_in_a_kill(tmp_path:
     server = RedisProcess(tmp_path / "redis", *ALWAYS)
     await server.start()
     store = await open_store(server.url, "strict")
-    leases = [await store.create(fresh_session()) for _ in range(4)]
+    leases = [await store.create(new_session()) for _ in range(4)]
     acknowledged = dict.fromkeys(leases, 0)
 
     async def write(lease: SessionLease) -> None:
         while True:
             at = acknowledged[lease]
-            await append(store, lease, at, entry(at))
+            await append_entries(store, lease, at, make_entry(at))
             acknowledged[lease] = at + 1
 
     writers = [asyncio.create_task(write(lease)) for lease in leases]
@@ -230,7 +230,7 @@ async def test_strict_durability_loses_no_acknowledged_write_in_a_kill(tmp_path:
         ids = [each.ids for each in snapshot.entries]
         assert ids[:count] == [(n,) for n in range(count)]
         assert len(ids) - count <= 1, "the unacknowledged write may be stored"
-        await append(store, lease, count, entry(count))
+        await append_entries(store, lease, count, make_entry(count))
     await store.aclose()
     server.kill()
 
@@ -238,29 +238,29 @@ async def test_strict_durability_loses_no_acknowledged_write_in_a_kill(tmp_path:
 async def test_truncated_append_only_file_is_data_loss_for_affected_leases(
     server: RedisProcess, store: Store
 ) -> None:
-    lossy, intact = [await store.create(fresh_session()) for _ in range(2)]
-    await append(store, lossy, 0, entry(1))
-    await append(store, intact, 0, entry(1))
-    late = await store.create(fresh_session())
+    lossy, intact = [await store.create(new_session()) for _ in range(2)]
+    await append_entries(store, lossy, 0, make_entry(1))
+    await append_entries(store, intact, 0, make_entry(1))
+    late = await store.create(new_session())
     (log,) = server.folder.glob("appendonlydir/*.incr.aof")
     synced_bytes = log.stat().st_size
-    await append(store, lossy, 1, entry(2))
+    await append_entries(store, lossy, 1, make_entry(2))
     lost_claim = await store.claim(late.session, "gate-2", ttl_s=60)
     server.kill()
     with log.open("r+b") as file:  # as after a crash of the machine
         file.truncate(synced_bytes)
     await server.start()
     with pytest.raises(SessionDataLost):
-        await append(store, lossy, 2, entry(3))
+        await append_entries(store, lossy, 2, make_entry(3))
     with pytest.raises(SessionDataLost):
-        await append(store, lost_claim, 0, entry(1))
-    await append(store, intact, 1, entry(2))
+        await append_entries(store, lost_claim, 0, make_entry(1))
+    await append_entries(store, intact, 1, make_entry(2))
     # The owner knows what is missing, and writes it again.
-    await append(store, lossy, 1, entry(2), entry(3))
+    await append_entries(store, lossy, 1, make_entry(2), make_entry(3))
     next_claim = await store.claim(late.session, "gate-3", ttl_s=60)
     assert next_claim.fence > lost_claim.fence, "a lost fence is not issued again"
     with pytest.raises(LeaseLost):
-        await append(store, lost_claim, 0, entry(1))
+        await append_entries(store, lost_claim, 0, make_entry(1))
 
 
 # ---------------------------------------------------------------- flushed
@@ -269,13 +269,13 @@ async def test_truncated_append_only_file_is_data_loss_for_affected_leases(
 async def test_flush_under_load_is_detected_by_every_writer(
     server: RedisProcess, store: Store
 ) -> None:
-    leases = [await store.create(fresh_session()) for _ in range(8)]
+    leases = [await store.create(new_session()) for _ in range(8)]
     other = await open_store(server.url)
     epoch = store.epoch
 
     async def write(lease: SessionLease) -> None:
         for at in range(100_000):
-            await append(store, lease, at, entry(at))
+            await append_entries(store, lease, at, make_entry(at))
 
     writers = [asyncio.create_task(write(lease)) for lease in leases]
     await asyncio.sleep(0.2)
@@ -289,10 +289,10 @@ async def test_flush_under_load_is_detected_by_every_writer(
     assert other.epoch == store.epoch
     with pytest.raises(SessionNotFound):
         await store.claim(leases[0].session, "gate-1", ttl_s=60)
-    recreated = await store.create(fresh_session(id=leases[0].session))
-    await append(store, recreated, 0, entry(1))
+    recreated = await store.create(new_session(id=leases[0].session))
+    await append_entries(store, recreated, 0, make_entry(1))
     with pytest.raises(StoreReplaced):
-        await append(store, leases[0], 1, entry(2))
+        await append_entries(store, leases[0], 1, make_entry(2))
     await other.aclose()
 
 
@@ -300,13 +300,13 @@ async def test_redis_restarted_without_data_is_another_store(tmp_path: Path) -> 
     server = RedisProcess(tmp_path / "redis")
     await server.start()
     store = await open_store(server.url)
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     server.kill()
     await server.start()
     with pytest.raises(StoreReplaced):
         await store.check()
     with pytest.raises(StoreReplaced):
-        await append(store, lease, 0, entry(1))
+        await append_entries(store, lease, 0, make_entry(1))
     await store.check()
     await store.aclose()
     server.kill()
@@ -334,23 +334,23 @@ async def test_find_response_detects_a_flush(server: RedisProcess, store: Store)
 async def test_full_redis_refuses_whole_writes_until_memory_is_free(
     server: RedisProcess, store: Store
 ) -> None:
-    lease = await store.create(fresh_session())
-    await append(store, lease, 0, entry(1))
+    lease = await store.create(new_session())
+    await append_entries(store, lease, 0, make_entry(1))
     async with server.client() as client:
         await client.config_set("maxmemory", "1mb")
         change = WriteBatch(
             kept_entries=1,
             entries=(Entry(b"x"),),
-            started_responses=(answer(),),
+            started_responses=(response_checkpoint(),),
             epoch=3,
             events=StoredEvents(0, (b"e",)),
             request=IdempotentRequest("event_1", b"c"),
         )
         await check_refused_in_time(store.write(lease, change))
-        await check_refused_in_time(store.create(fresh_session()))
+        await check_refused_in_time(store.create(new_session()))
         snapshot = await store.load(lease.session)
         assert snapshot is not None
-        assert (snapshot.entries, snapshot.running_responses) == ((entry(1),), ())
+        assert (snapshot.entries, snapshot.running_responses) == ((make_entry(1),), ())
         assert (snapshot.metadata.epoch, snapshot.events) == (0, StoredEvents())
         await client.config_set("maxmemory", "0")
     assert await store.write(lease, change) == WriteResult(2, 1)
@@ -385,17 +385,17 @@ async def test_strict_durability_needs_appendfsync_always(
 async def test_redis_configuration_is_checked_again_after_an_outage(
     server: RedisProcess, store: Store
 ) -> None:
-    lease = await store.create(fresh_session())
+    lease = await store.create(new_session())
     server.pause()
     await check_refused_in_time(store.check())
-    server.go_on()
+    server.resume()
     await wait_until_available(store)
     async with server.client() as client:
         await client.config_set("maxmemory-policy", "allkeys-lru")
         with pytest.raises(StoreUnavailable, match="allkeys-lru"):
-            await append(store, lease, 0, entry(1))
+            await append_entries(store, lease, 0, make_entry(1))
         await client.config_set("maxmemory-policy", "noeviction")
-    await append(store, lease, 0, entry(1))
+    await append_entries(store, lease, 0, make_entry(1))
 
 
 async def test_password_in_the_url_is_required_and_percent_decoded(tmp_path: Path) -> None:
@@ -419,11 +419,11 @@ async def test_one_request_to_many_gateways_is_written_once(server: RedisProcess
     """A client retries an unacknowledged request on several gateways."""
     stores = [await open_store(server.url) for _ in range(4)]
     for round in range(20):
-        new = fresh_session()
+        new = new_session()
         lease = await stores[0].create(new)
         change = WriteBatch(
             kept_entries=0,
-            entries=(entry(round),),
+            entries=(make_entry(round),),
             request=IdempotentRequest("event_1", b"c", b"r"),
         )
 
@@ -441,14 +441,14 @@ async def test_one_request_to_many_gateways_is_written_once(server: RedisProcess
         assert sum(isinstance(result, WriteResult) for result in results) == 1
         snapshot = await stores[1].load(new.id)
         assert snapshot is not None
-        assert snapshot.entries == (entry(round),)
+        assert snapshot.entries == (make_entry(round),)
     for store in stores:
         await store.aclose()
 
 
 async def test_concurrent_sweeps_remove_each_session_once(server: RedisProcess) -> None:
     stores = [await open_store(server.url) for _ in range(3)]
-    expired = [(await stores[0].create(fresh_session(ttl_s=0))).session for _ in range(60)]
+    expired = [(await stores[0].create(new_session(ttl_s=0))).session for _ in range(60)]
     swept = await asyncio.gather(*(store.sweep(1000) for store in stores))
     names = [name for sweep in swept for name in sweep.expired]
     assert sorted(names) == sorted(expired)
@@ -461,8 +461,8 @@ async def test_concurrent_sweeps_remove_each_session_once(server: RedisProcess) 
 async def test_sweep_corrects_deadlines_that_are_too_early(
     server: RedisProcess, store: Store
 ) -> None:
-    live = [(await store.create(fresh_session(ttl_s=60))).session for _ in range(3)]
-    expired = (await store.create(fresh_session(ttl_s=0))).session
+    live = [(await store.create(new_session(ttl_s=60))).session for _ in range(3)]
+    expired = (await store.create(new_session(ttl_s=0))).session
     async with server.client() as client:
         scores = [await client.zscore(keys.DEADLINES_KEY, name) for name in live]
         await client.zadd(keys.DEADLINES_KEY, dict.fromkeys(live, 0))
@@ -476,12 +476,12 @@ async def test_keys_of_a_session_share_a_slot_and_leave_a_tombstone(
 ) -> None:
     """A deleted session leaves only its tombstone, which expires."""
     monkeypatch.setattr(keys, "TOMBSTONE_S", 1.0)
-    new = fresh_session()
+    new = new_session()
     lease = await store.create(new)
     change = WriteBatch(
         kept_entries=0,
-        entries=(entry(1),),
-        started_responses=(answer(),),
+        entries=(make_entry(1),),
+        started_responses=(response_checkpoint(),),
         request=IdempotentRequest("event_1", b"c"),
         events=StoredEvents(0, (b"e",)),
     )
@@ -522,8 +522,8 @@ async def test_redis_over_tls_needs_a_trusted_certificate(tmp_path: Path) -> Non
     server = RedisProcess(tmp_path / "redis", *tls, *key)
     await server.start()
     store = await open_store(f"rediss://localhost:{port}/0?ssl_ca_certs={cert}")
-    lease = await store.create(fresh_session())
-    await append(store, lease, 0, entry(1))
+    lease = await store.create(new_session())
+    await append_entries(store, lease, 0, make_entry(1))
     await store.aclose()
     with pytest.raises(StoreUnavailable):  # the certificate is not trusted
         await open_store(f"rediss://localhost:{port}/0")
@@ -547,30 +547,30 @@ async def test_sentinel_failover_that_lost_a_write_is_data_loss(tmp_path: Path) 
         while not await client.execute_command("SENTINEL", "REPLICAS", "talk"):
             await asyncio.sleep(0.1)
     store = await open_store(f"redis+sentinel://127.0.0.1:{sentinel.port}/talk/0")
-    lease = await store.create(fresh_session())
-    await append(store, lease, 0, entry(1))
+    lease = await store.create(new_session())
+    await append_entries(store, lease, 0, make_entry(1))
     async with first.client() as client:
         assert await client.execute_command("WAIT", 1, 20_000) == 1
     # The replica is cut off and cannot reconnect: writes acknowledged from now on will be lost.
     async with second.client() as client:
         await client.execute_command("CONFIG", "SET", "masterauth", "nobody")
         await client.execute_command("CLIENT", "KILL", "TYPE", "master")
-    await append(store, lease, 1, entry(2))
+    await append_entries(store, lease, 1, make_entry(2))
     first.kill()
     outcome: object = None
     async with asyncio.timeout(60):
         while outcome is None:
             try:
-                outcome = await append(store, lease, 2, entry(3))
+                outcome = await append_entries(store, lease, 2, make_entry(3))
             except StoreUnavailable:
                 await asyncio.sleep(0.1)
             except SessionDataLost as error:
                 outcome = error
     assert isinstance(outcome, SessionDataLost)
-    await append(store, lease, 1, entry(2), entry(3))
+    await append_entries(store, lease, 1, make_entry(2), make_entry(3))
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.entries == (entry(1), entry(2), entry(3))
+    assert snapshot.entries == (make_entry(1), make_entry(2), make_entry(3))
     await store.aclose()
     for process in (sentinel, second):
         process.kill()

@@ -16,7 +16,7 @@ from continuo.realtime.store import (
     open_store,
 )
 from tests.support.redis_process import RedisProcess
-from tests.support.store_records import fresh_session
+from tests.support.store_records import new_session
 
 PROSE = (Path(__file__).parents[3] / "LICENSE").read_text().split()
 CHARS_PER_TOKEN = 4.2
@@ -61,7 +61,7 @@ async def test_parked_session_takes_at_most_2_kib_and_8_bytes_a_token(
 ) -> None:
     store = await open_store(redis.url)
     rng = random.Random(turns)
-    new = fresh_session(
+    new = new_session(
         state=SETTINGS, owner="gate-3f2a9c11d2b3a495", tenant="t" * 24, secret=rng.randbytes(32)
     )
     lease = await store.create(new)

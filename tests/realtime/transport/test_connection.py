@@ -15,8 +15,8 @@ from continuo.realtime.protocol.commands import ConversationCommand
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.state import SessionState
 from continuo.realtime.transport import Connection
-from tests.support.engines import Bench
-from tests.support.sessions import registry_of
+from tests.support.engines import EngineHarness
+from tests.support.sessions import create_registry
 from tests.support.sockets import FakeSocket
 
 
@@ -33,13 +33,15 @@ class RunningConnection:
     def add_message(self, text: str) -> None:
         content = [{"type": "input_text", "text": text}]
         item = {"type": "message", "role": "user", "content": content}
-        self.socket.put(type="conversation.item.create", item=item)
+        self.socket.push_event(type="conversation.item.create", item=item)
 
 
 @contextlib.asynccontextmanager
-async def connect(bench: Bench, limits: Limits | None = None) -> AsyncIterator[RunningConnection]:
+async def connect(
+    bench: EngineHarness, limits: Limits | None = None
+) -> AsyncIterator[RunningConnection]:
     limits = limits or Limits()
-    registry = await registry_of(bench, limits)
+    registry = await create_registry(bench, limits)
     socket = FakeSocket()
     running = asyncio.create_task(Connection(socket, registry, limits, "demo").run())
     yield RunningConnection(socket, registry, running)
@@ -51,20 +53,20 @@ async def connect(bench: Bench, limits: Limits | None = None) -> AsyncIterator[R
     assert await bench.engine.list_sessions() == [], "the engine still holds a session"
 
 
-async def test_idle_connection_does_not_keep_its_last_frame(bench: Bench) -> None:
+async def test_idle_connection_does_not_keep_its_last_frame(bench: EngineHarness) -> None:
     async with connect(bench) as connection:
         frame = json.dumps({"type": "input_audio_buffer.clear"})
         unused = sys.getrefcount(frame)
         connection.socket.frames.put_nowait(frame)
-        await connection.socket.until("input_audio_buffer.cleared")
+        await connection.socket.wait_for("input_audio_buffer.cleared")
         async with asyncio.timeout(20):
             while sys.getrefcount(frame) > unused:
                 await asyncio.sleep(0)
 
 
-async def test_first_frame_is_session_created(bench: Bench) -> None:
+async def test_first_frame_is_session_created(bench: EngineHarness) -> None:
     async with connect(bench) as connection:
-        created = await connection.socket.until("session.created")
+        created = await connection.socket.wait_for("session.created")
         assert connection.socket.sent[0] is created
         session = created["session"]
         assert session["id"].startswith("sess_")
@@ -73,46 +75,50 @@ async def test_first_frame_is_session_created(bench: Bench) -> None:
 
 
 async def test_response_create_accepts_only_the_sessions_own_conversation(
-    bench: Bench,
+    bench: EngineHarness,
 ) -> None:
     async with connect(bench) as connection:
         connection.add_message("hello")
-        connection.socket.put(type="response.create", response={"conversation": "conv_unknown"})
-        error = (await connection.socket.until("error"))["error"]
+        connection.socket.push_event(
+            type="response.create", response={"conversation": "conv_unknown"}
+        )
+        error = (await connection.socket.wait_for("error"))["error"]
         assert (error["code"], error["param"]) == ("invalid_value", "response.conversation")
         for conversation in ("auto", None):
             short = {"conversation": conversation, "max_output_tokens": 2}
-            connection.socket.put(type="response.create", response=short)
-            done = await connection.socket.until("response.done")
+            connection.socket.push_event(type="response.create", response=short)
+            done = await connection.socket.wait_for("response.done")
         own = done["response"]["conversation_id"]
         assert f"'{own}'" in error["message"]
         short = {"conversation": own, "max_output_tokens": 2}
-        connection.socket.put(type="response.create", response=short)
-        done = await connection.socket.until("response.done")
+        connection.socket.push_event(type="response.create", response=short)
+        done = await connection.socket.wait_for("response.done")
         assert done["response"]["conversation_id"] == own
 
 
-async def test_function_call_without_a_call_id_may_be_sent_again(bench: Bench) -> None:
+async def test_function_call_without_a_call_id_may_be_sent_again(bench: EngineHarness) -> None:
     async with connect(bench) as connection:
         item = {"type": "function_call", "id": "fc_a", "name": "look", "arguments": "{}"}
         for _ in range(2):
-            connection.socket.put(type="conversation.item.create", item=item)
-        first = await connection.socket.until("conversation.item.done")
-        second = await connection.socket.until("conversation.item.done")
+            connection.socket.push_event(type="conversation.item.create", item=item)
+        first = await connection.socket.wait_for("conversation.item.done")
+        second = await connection.socket.wait_for("conversation.item.done")
         assert first["item"] == second["item"]
         assert first["item"]["call_id"].startswith("call_")
-        connection.socket.put(
+        connection.socket.push_event(
             type="conversation.item.create", item={**item, "call_id": "call_other"}
         )
-        error = (await connection.socket.until("error"))["error"]
+        error = (await connection.socket.wait_for("error"))["error"]
         assert error["code"] == "item_create_duplicate_item_id"
 
 
-async def test_disconnect_parks_the_session_and_completes_its_response(bench: Bench) -> None:
+async def test_disconnect_parks_the_session_and_completes_its_response(
+    bench: EngineHarness,
+) -> None:
     async with connect(bench) as connection:
         connection.add_message("hello")
-        connection.socket.put(type="response.create")
-        await connection.socket.until("response.output_text.delta")
+        connection.socket.push_event(type="response.create")
+        await connection.socket.wait_for("response.output_text.delta")
         await connection.disconnect()
         assert len(connection.registry) == 0, "the session still counts as connected"
         name = connection.socket.sent[0]["session"]["id"]
@@ -124,19 +130,19 @@ async def test_disconnect_parks_the_session_and_completes_its_response(bench: Be
 
 
 @pytest.mark.parametrize("since", ["response.created", "response.output_text.delta"])
-async def test_session_close_cancels_the_running_turn(bench: Bench, since: str) -> None:
+async def test_session_close_cancels_the_running_turn(bench: EngineHarness, since: str) -> None:
     async with connect(bench) as connection:
         connection.add_message("hello")
-        connection.socket.put(type="response.create")
-        await connection.socket.until(since)
-        connection.socket.put(type="session.close")
-        await connection.socket.until("session.closed")
+        connection.socket.push_event(type="response.create")
+        await connection.socket.wait_for(since)
+        connection.socket.push_event(type="session.close")
+        await connection.socket.wait_for("session.closed")
         await asyncio.wait_for(connection.running, 20)
         assert (await bench.engine.stats()).active_turns == 0
 
 
 async def test_session_ended_during_its_opening_leaves_no_engine_session(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine_open, opened = bench.engine.open, asyncio.Event()
 
@@ -157,7 +163,7 @@ async def test_session_ended_during_its_opening_leaves_no_engine_session(
         await asyncio.wait_for(connection.running, 20)
 
 
-async def test_binary_frame_closes_a_json_connection(bench: Bench) -> None:
+async def test_binary_frame_closes_a_json_connection(bench: EngineHarness) -> None:
     async with connect(bench) as connection:
         connection.socket.frames.put_nowait(b"{}")
         await asyncio.wait_for(connection.running, 20)
@@ -165,13 +171,13 @@ async def test_binary_frame_closes_a_json_connection(bench: Bench) -> None:
         assert connection.socket.closed[0] is CloseCode.UNSUPPORTED_DATA
 
 
-async def test_only_consecutive_bad_frames_close_the_connection(bench: Bench) -> None:
+async def test_only_consecutive_bad_frames_close_the_connection(bench: EngineHarness) -> None:
     async with connect(bench, Limits(bad_frames_max=3)) as connection:
         for _ in range(3):
             connection.socket.frames.put_nowait("x")
             connection.socket.frames.put_nowait("y")
-            connection.socket.put(type="input_audio_buffer.clear")
-        await connection.socket.until("input_audio_buffer.cleared", 3)
+            connection.socket.push_event(type="input_audio_buffer.clear")
+        await connection.socket.wait_for("input_audio_buffer.cleared", 3)
         for _ in range(3):
             connection.socket.frames.put_nowait("x")
         await asyncio.wait_for(connection.running, 20)
@@ -182,7 +188,7 @@ async def test_only_consecutive_bad_frames_close_the_connection(bench: Bench) ->
 
 
 @pytest.mark.parametrize("extra", [0, 1])
-async def test_frame_limit_is_in_bytes(bench: Bench, extra: int) -> None:
+async def test_frame_limit_is_in_bytes(bench: EngineHarness, extra: int) -> None:
     async with connect(bench, Limits(frame_bytes_max=200)) as connection:
         frame = '{"type": "input_audio_buffer.clear", "event_id": "e", "x": "'
         frame += "é" * ((198 - len(frame)) // 2)
@@ -190,15 +196,15 @@ async def test_frame_limit_is_in_bytes(bench: Bench, extra: int) -> None:
         assert len(frame.encode()) == 200 + extra
         connection.socket.frames.put_nowait(frame)
         if extra:
-            error = (await connection.socket.until("error"))["error"]
+            error = (await connection.socket.wait_for("error"))["error"]
             assert (error["code"], error["event_id"]) == ("frame_too_large", "e")
             assert "201 bytes" in error["message"]
             assert "200 bytes" in error["message"]
         else:
-            await connection.socket.until("input_audio_buffer.cleared")
+            await connection.socket.wait_for("input_audio_buffer.cleared")
 
 
-async def test_connection_over_the_session_limit_is_refused(bench: Bench) -> None:
+async def test_connection_over_the_session_limit_is_refused(bench: EngineHarness) -> None:
     async with connect(bench, Limits(connected_sessions_max=0)) as connection:
         await asyncio.wait_for(connection.running, 20)
         assert [event["type"] for event in connection.socket.sent] == ["error"]
@@ -207,11 +213,11 @@ async def test_connection_over_the_session_limit_is_refused(bench: Bench) -> Non
         assert connection.socket.closed[0] is CloseCode.TRY_AGAIN_LATER
 
 
-async def test_slow_reader_is_disconnected_and_leaves_nothing_behind(bench: Bench) -> None:
+async def test_slow_reader_is_disconnected_and_leaves_nothing_behind(bench: EngineHarness) -> None:
     limits = Limits(outbox_bytes_max=2000, outbox_over_limit_s_max=0.05)
     async with connect(bench, limits) as connection:
-        await connection.socket.until("session.created")
-        connection.socket.reading.clear()
+        await connection.socket.wait_for("session.created")
+        connection.socket.peer_reads.clear()
         for _ in range(20):
             connection.add_message("hello")
         await asyncio.wait_for(connection.running, 20)
@@ -221,10 +227,10 @@ async def test_slow_reader_is_disconnected_and_leaves_nothing_behind(bench: Benc
 
 
 async def test_internal_error_is_sent_and_the_connection_stays_open(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connect(bench) as connection:
-        created = await connection.socket.until("session.created")
+        created = await connection.socket.wait_for("session.created")
         session = connection.registry.find(created["session"]["id"])
         assert session is not None
 
@@ -232,10 +238,10 @@ async def test_internal_error_is_sent_and_the_connection_stays_open(
             raise ZeroDivisionError
 
         monkeypatch.setattr(session, "execute", broken)
-        connection.socket.put(type="response.create", event_id="e1")
-        error = (await connection.socket.until("error"))["error"]
+        connection.socket.push_event(type="response.create", event_id="e1")
+        error = (await connection.socket.wait_for("error"))["error"]
         assert (error["type"], error["event_id"]) == ("server_error", "e1")
         monkeypatch.undo()
         connection.add_message("hello")
-        await connection.socket.until("conversation.item.done")
+        await connection.socket.wait_for("conversation.item.done")
     assert "ZeroDivisionError" in caplog.text

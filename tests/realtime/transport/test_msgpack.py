@@ -29,7 +29,7 @@ from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings, Tool
 from tests.fuzz.corpus import EVENTS, TOOL
 from tests.realtime.protocol.realtime_api.test_realtime_codec import BAD
-from tests.support.web_servers import BEARER, Running
+from tests.support.web_servers import AUTHORIZATION_HEADERS, RunningServer
 
 MSGPACK = CODECS["realtime.msgpack"]
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
@@ -172,9 +172,9 @@ def test_long_msgpack_text_counts_as_one_value() -> None:
 # ---------------------------------------------------------------- over a socket
 
 
-def connect_with_msgpack(running: Running) -> Any:
+def connect_with_msgpack(running: RunningServer) -> Any:
     offered = [Subprotocol("realtime.msgpack"), Subprotocol("realtime")]
-    return connect(running.url, additional_headers=BEARER, subprotocols=offered)
+    return connect(running.url, additional_headers=AUTHORIZATION_HEADERS, subprotocols=offered)
 
 
 async def recv(socket: ClientConnection) -> dict[str, Any]:
@@ -198,7 +198,7 @@ async def close_code(socket: ClientConnection) -> int:
         return end.rcvd.code if end.rcvd else 1006
 
 
-async def test_conversation_over_msgpack_frames(running: Running) -> None:
+async def test_conversation_over_msgpack_frames(running: RunningServer) -> None:
     async with connect_with_msgpack(running) as socket:
         assert socket.subprotocol == "realtime.msgpack"
         assert (await recv(socket))["type"] == "session.created"
@@ -218,7 +218,7 @@ async def test_conversation_over_msgpack_frames(running: Running) -> None:
         assert item["content"] == [{"type": "output_text", "text": streamed}]
 
 
-async def test_connection_stays_usable_after_a_bad_msgpack_frame(running: Running) -> None:
+async def test_connection_stays_usable_after_a_bad_msgpack_frame(running: RunningServer) -> None:
     async with connect_with_msgpack(running) as socket:
         await recv(socket)
         for frame in (b"\xc1", pack({"type": "x.y", "event_id": "e"}), b"\xc0" * 1_100_000):
@@ -234,22 +234,24 @@ async def test_connection_stays_usable_after_a_bad_msgpack_frame(running: Runnin
         await wait_for(socket, "input_audio_buffer.cleared")
 
 
-async def test_consecutive_bad_msgpack_frames_close_the_connection(running: Running) -> None:
+async def test_consecutive_bad_msgpack_frames_close_the_connection(running: RunningServer) -> None:
     async with connect_with_msgpack(running) as socket:
         for _ in range(32):
             await socket.send(b"\xc1")
         assert await close_code(socket) == 1007
 
 
-async def test_text_frame_closes_a_msgpack_connection(running: Running) -> None:
+async def test_text_frame_closes_a_msgpack_connection(running: RunningServer) -> None:
     async with connect_with_msgpack(running) as socket:
         await socket.send('{"type": "response.cancel"}')
         assert await close_code(socket) == 1003
 
 
-async def test_unknown_model_is_reported_in_msgpack(running: Running) -> None:
+async def test_unknown_model_is_reported_in_msgpack(running: RunningServer) -> None:
     offered = [Subprotocol("realtime.msgpack")]
     url = f"{running.url}?model=gpt-9"
-    async with connect(url, additional_headers=BEARER, subprotocols=offered) as socket:
+    async with connect(
+        url, additional_headers=AUTHORIZATION_HEADERS, subprotocols=offered
+    ) as socket:
         assert (await recv(socket))["error"]["code"] == "model_not_found"
         assert await close_code(socket) == 1008

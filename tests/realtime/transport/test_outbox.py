@@ -135,13 +135,13 @@ async def test_outbox_sends_events_in_order() -> None:
 
 async def test_slow_reader_gets_merged_deltas() -> None:
     socket = FakeSocket()
-    socket.reading.clear()
+    socket.peer_reads.clear()
     outbox = Outbox(socket, Limits())
     running = asyncio.create_task(outbox.run())
     for n in range(100):
         outbox.put(delta(n, "x"))
         await asyncio.sleep(0)
-    socket.reading.set()
+    socket.peer_reads.set()
     await outbox.wait_until_sent()
     assert "".join(event["delta"] for event in socket.sent) == "x" * 100
     assert len(socket.sent) == 2
@@ -150,7 +150,7 @@ async def test_slow_reader_gets_merged_deltas() -> None:
 
 async def test_reading_pauses_while_the_outbox_is_over_its_limit() -> None:
     socket = FakeSocket()
-    socket.reading.clear()
+    socket.peer_reads.clear()
     outbox = Outbox(socket, Limits(outbox_bytes_max=1000))
     running = asyncio.create_task(outbox.run())
     outbox.put(delta(1, "x"))
@@ -160,14 +160,14 @@ async def test_reading_pauses_while_the_outbox_is_over_its_limit() -> None:
     waiting = asyncio.create_task(outbox.wait_for_room())
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    socket.reading.set()
+    socket.peer_reads.set()
     await asyncio.wait_for(waiting, 5)
     running.cancel()
 
 
 async def test_outbox_over_its_limit_for_too_long_closes_the_connection() -> None:
     socket = FakeSocket()
-    socket.reading.clear()
+    socket.peer_reads.clear()
     outbox = Outbox(socket, SMALL)
     running = asyncio.create_task(outbox.run())
     await asyncio.sleep(0)
@@ -179,7 +179,7 @@ async def test_outbox_over_its_limit_for_too_long_closes_the_connection() -> Non
 
 async def test_outbox_far_over_its_limit_closes_at_once() -> None:
     socket = FakeSocket()
-    socket.reading.clear()
+    socket.peer_reads.clear()
     outbox = Outbox(socket, Limits(outbox_bytes_max=1000, outbox_over_limit_s_max=1e6))
     running = asyncio.create_task(outbox.run())
     await asyncio.sleep(0)
@@ -194,10 +194,10 @@ async def test_reader_that_catches_up_stays_connected() -> None:
     outbox = Outbox(socket, SMALL)
     running = asyncio.create_task(outbox.run())
     for n in range(3):
-        socket.reading.clear()
+        socket.peer_reads.clear()
         outbox.put(delta(n, "x" * 1200))
         await asyncio.sleep(0.02)
-        socket.reading.set()
+        socket.peer_reads.set()
         await outbox.wait_until_sent()
     await asyncio.sleep(2 * SMALL.outbox_over_limit_s_max)
     assert not running.done()

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from continuo.engine.core.cache import Lease, SessionAwareCache
-from tests.support.digest_runner import carry_out
+from continuo.engine.core.cache import PageLease, SessionAwareCache
+from tests.support.digest_runner import apply_moves
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 
@@ -29,7 +29,7 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 class LeaseModel:
     """The expected ids of one lease, and whether the lease is idle."""
 
-    def __init__(self, lease: Lease, ids: Sequence[int] = ()) -> None:
+    def __init__(self, lease: PageLease, ids: Sequence[int] = ()) -> None:
         self.lease = lease
         self.ids = list(ids)
         self.is_idle = False
@@ -52,7 +52,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.all: list[LeaseModel] = []
 
     def _device(self) -> None:
-        carry_out(self.cache.take_moves(), self.memory, self.host)
+        apply_moves(self.cache.take_moves(), self.memory, self.host)
 
     def _mark_busy(self, model: LeaseModel) -> LeaseModel:
         self.cache.mark_busy(model.lease)

@@ -2,12 +2,12 @@
 
 from array import array
 
-from continuo.engine.core.cache import Lease, SessionAwareCache
+from continuo.engine.core.cache import PageLease, SessionAwareCache
 
 IDS = array("i", range(20))
 
 
-def computed(cache: SessionAwareCache, length: int) -> Lease:
+def computed(cache: SessionAwareCache, length: int) -> PageLease:
     lease = cache.open()
     assert cache.reserve(lease, length)
     cache.commit(lease, length)

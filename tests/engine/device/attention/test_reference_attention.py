@@ -14,29 +14,29 @@ from tests.support import attention_oracle as oracle
 
 @pytest.mark.parametrize("page_size", [1, 16, 256])
 @pytest.mark.parametrize("window", [None, 1, 20])
-@pytest.mark.parametrize("rows", list(oracle.ROWS.values()), ids=list(oracle.ROWS))
+@pytest.mark.parametrize("rows", list(oracle.BATCH_SHAPES.values()), ids=list(oracle.BATCH_SHAPES))
 def test_sdpa_backend_equals_fp64_attention_despite_garbage_slots(
     rows: list[tuple[int, int]], window: int | None, page_size: int
 ) -> None:
-    batch, pages = oracle.batch(rows, page_size)
+    batch, pages = oracle.make_batch(rows, page_size)
     torch.manual_seed(0)
-    pool = oracle.filled(batch, pages, page_size, KVShape(2, 8, 12), torch.empty(0))
+    pool = oracle.filled_pool(batch, pages, page_size, KVShape(2, 8, 12), torch.empty(0))
     query = torch.randn(sum(row.count for row in batch.rows), 6, 8)
     step = step_inputs.build_inputs(batch, page_size, torch.device("cpu"))
     output = ReferenceBackend().prepare(step, pool)(0, query, 0.3, window)
-    expected = oracle.obvious(batch, pool, query, 0.3, window)
+    expected = oracle.reference_attention(batch, pool, query, 0.3, window)
     assert output.shape == expected.shape
     assert (output - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("rows", list(oracle.ROWS.values()), ids=list(oracle.ROWS))
+@pytest.mark.parametrize("rows", list(oracle.BATCH_SHAPES.values()), ids=list(oracle.BATCH_SHAPES))
 def test_every_sdpa_call_is_eligible_for_flash_attention(
     rows: list[tuple[int, int]], window: int | None
 ) -> None:
     """A mask of another rank, for example, would silently select the slow path of SDPA."""
-    batch, pages = oracle.batch(rows, 16)
-    pool = oracle.filled(batch, pages, 16, KVShape(2, 8, 8), torch.empty(0))
+    batch, pages = oracle.make_batch(rows, 16)
+    pool = oracle.filled_pool(batch, pages, 16, KVShape(2, 8, 8), torch.empty(0))
     query = torch.randn(sum(row.count for row in batch.rows), 6, 8)
     step = step_inputs.build_inputs(batch, 16, torch.device("cpu"))
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

@@ -129,7 +129,7 @@ def test_complete_checkpoint_reports_metadata_and_progress(folder: Path) -> None
     assert loaded.load_s > 0
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
-    assert runner.geometry.vocab_size == oracle.VOCAB
+    assert runner.geometry.vocab_size == oracle.VOCAB_SIZE
     assert runner.geometry.max_model_len == 64
 
 
@@ -155,7 +155,7 @@ def test_dtype_on_cpu_follows_option_and_checkpoint(
     tmp_path: Path, stored: str, requested: str, used: str
 ) -> None:
     oracle.FAMILIES["qwen3"]().to(getattr(torch, stored)).save_pretrained(tmp_path)
-    runner = oracle.runner_of(tmp_path, requested, num_gpu_blocks_override=4)
+    runner = oracle.build_cpu_runner(tmp_path, requested, num_gpu_blocks_override=4)
     assert runner.pool.keys[0].dtype == getattr(torch, used)
 
 
@@ -164,7 +164,7 @@ def test_auto_dtype_on_cpu_is_bf16_for_large_models(
 ) -> None:
     monkeypatch.setattr("continuo.engine.device.build.CPU_FP32_PARAMETERS_MAX", 1000)
     oracle.FAMILIES["qwen3"]().to(torch.float16).save_pretrained(tmp_path)
-    runner = oracle.runner_of(tmp_path, "auto", num_gpu_blocks_override=4)
+    runner = oracle.build_cpu_runner(tmp_path, "auto", num_gpu_blocks_override=4)
     assert runner.pool.keys[0].dtype == torch.bfloat16
 
 

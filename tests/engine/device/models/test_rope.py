@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from continuo.engine.device.models import rope
-from tests.support.transformers_oracle import LLAMA3, YARN
+from tests.support.transformers_oracle import LLAMA3_ROPE, YARN_ROPE
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 LONG = {
@@ -33,7 +33,7 @@ def config(parameters: dict[str, Any], positions: int = 60) -> LlamaConfig:
     )
 
 
-@pytest.mark.parametrize("parameters", [PLAIN, LINEAR, DYNAMIC, YARN, LLAMA3, LONG])
+@pytest.mark.parametrize("parameters", [PLAIN, LINEAR, DYNAMIC, YARN_ROPE, LLAMA3_ROPE, LONG])
 def test_rope_table_equals_that_of_transformers_at_every_position(
     parameters: dict[str, Any],
 ) -> None:
@@ -50,7 +50,7 @@ def test_rope_table_equals_that_of_transformers_at_every_position(
 
 @pytest.mark.parametrize(
     ("parameters", "tokens"),
-    [(PLAIN, 60), (LINEAR, 240), (DYNAMIC, 120), (YARN, 512), (LLAMA3, 60), (LONG, 60)],
+    [(PLAIN, 60), (LINEAR, 240), (DYNAMIC, 120), (YARN_ROPE, 512), (LLAMA3_ROPE, 60), (LONG, 60)],
 )
 def test_context_limit_follows_the_rope_parameters(parameters: dict[str, Any], tokens: int) -> None:
     assert rope.context_limit(config(parameters)) == tokens

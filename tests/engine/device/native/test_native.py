@@ -32,7 +32,7 @@ needs_compiler = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qwen3")
-    oracle.FAMILIES["qwen3"](**oracle.SIXTEENS).save_pretrained(folder)
+    oracle.FAMILIES["qwen3"](**oracle.NATIVE_SIZES).save_pretrained(folder)
     return folder
 
 
@@ -41,15 +41,15 @@ def threads_of_process() -> int:
 
 
 def logits(runner: TorchRunner, ids: list[int], cuts: list[int]) -> torch.Tensor:
-    return oracle.logits_in_chunks(runner, ids, cuts)
+    return oracle.chunk_end_logits(runner, ids, cuts)
 
 
 @needs_compiler
 @pytest.mark.parametrize("page_size", [1, 16, 256])
 def test_unowned_slots_are_never_read(folder: Path, page_size: int) -> None:
-    [ids] = oracle.prompts(1, [150])
+    [ids] = oracle.random_prompts(1, [150])
     clean, dirty = (
-        oracle.runner_of(folder, block_size=page_size, kv_cache_memory_bytes=8 << 20)
+        oracle.build_cpu_runner(folder, block_size=page_size, kv_cache_memory_bytes=8 << 20)
         for _ in range(2)
     )
     with torch.inference_mode():
@@ -61,16 +61,16 @@ def test_unowned_slots_are_never_read(folder: Path, page_size: int) -> None:
 
 @needs_compiler
 def test_logits_do_not_depend_on_the_number_of_threads(folder: Path) -> None:
-    [ids] = oracle.prompts(2, [200])
-    one, two = (oracle.runner_of(folder, threads=threads) for threads in (1, 2))
+    [ids] = oracle.random_prompts(2, [200])
+    one, two = (oracle.build_cpu_runner(folder, threads=threads) for threads in (1, 2))
     assert torch.equal(logits(one, ids, [64, 65]), logits(two, ids, [64, 65]))
 
 
 @needs_compiler
 def test_logits_are_the_same_with_more_threads_than_cores(folder: Path) -> None:
     """Threads start late, sleep and are preempted in the middle of a part."""
-    [ids] = oracle.prompts(4, [120])
-    one, many = (oracle.runner_of(folder, threads=n) for n in (1, 4 * (os.cpu_count() or 1)))
+    [ids] = oracle.random_prompts(4, [120])
+    one, many = (oracle.build_cpu_runner(folder, threads=n) for n in (1, 4 * (os.cpu_count() or 1)))
     step_by_step = list(range(1, 120))
     assert torch.equal(logits(one, ids, step_by_step), logits(many, ids, step_by_step))
 
@@ -80,10 +80,10 @@ def launch_on_two_threads(
 ) -> tuple[TorchRunner, list[int], Any]:
     """Launch a step on two threads, with zeroed keys. Returns runner, ids and pending step."""
     monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
-    runner = oracle.runner_of(folder, threads=2)
+    runner = oracle.build_cpu_runner(folder, threads=2)
     with torch.inference_mode():
         runner.pool.keys[-1].zero_()
-    [ids] = oracle.prompts(5, [200])
+    [ids] = oracle.random_prompts(5, [200])
     pages = array("i", range(-(-len(ids) // runner.pool.page_size)))
     return (
         runner,
@@ -211,7 +211,7 @@ def test_pending_step_ends_when_its_runner_is_deleted(
 @needs_compiler
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_row_with_non_finite_logits_fails_alone(folder: Path, bad: float) -> None:
-    runner = oracle.runner_of(folder)
+    runner = oracle.build_cpu_runner(folder)
     assert isinstance(runner, NativeRunner)
     with torch.inference_mode():
         runner.pool.values[0][3].fill_(bad)
@@ -230,12 +230,12 @@ def test_torch_runner_is_used_without_a_compiler(
     monkeypatch.setattr(compile, "CACHE_FOLDER", folder / "cache")
     compile.load_library.cache_clear()
     try:
-        runner = oracle.runner_of(folder)
+        runner = oracle.build_cpu_runner(folder)
     finally:
         compile.load_library.cache_clear()
     assert not isinstance(runner, NativeRunner)
     assert "slower" in caplog.text
-    [ids] = oracle.prompts(3, [20])
+    [ids] = oracle.random_prompts(3, [20])
     assert logits(runner, ids, []).isfinite().all()
 
 
@@ -255,7 +255,7 @@ def test_id_outside_the_vocabulary_fails_the_step(
 ) -> None:
     """No memory outside the embedding is read, and the next step is not affected."""
     monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
-    runner = oracle.runner_of(folder, threads=threads)
+    runner = oracle.build_cpu_runner(folder, threads=threads)
     assert isinstance(runner, NativeRunner)
     assert runner.geometry.vocab_size == 144
     batch = out_of_bounds(runner, [1, 2, id, 3])
@@ -264,7 +264,7 @@ def test_id_outside_the_vocabulary_fails_the_step(
         runner.launch(batch)
     with pytest.raises(IndexError, match=outside):
         runner.compute_logits(batch)
-    [ids] = oracle.prompts(7, [40])
+    [ids] = oracle.random_prompts(7, [40])
     pages = array("i", range(3))
     pending = runner.launch(Batch(1, [BatchRow(array("i", ids), -1, 0, pages, SampleParams())]))
     [drawn] = runner.collect(pending).results
@@ -285,7 +285,7 @@ def test_id_outside_the_vocabulary_fails_the_step(
 def test_row_outside_context_or_pool_fails_the_step(
     folder: Path, differences: dict[str, Any], message: str
 ) -> None:
-    runner = oracle.runner_of(folder)
+    runner = oracle.build_cpu_runner(folder)
     if "start" in differences:
         differences = differences | {"pages": array("i", range(33))}
     with pytest.raises(IndexError, match=message):
@@ -297,7 +297,7 @@ def test_torch_runner_refuses_an_id_outside_the_vocabulary(
     folder: Path, monkeypatch: pytest.MonkeyPatch, id: int
 ) -> None:
     monkeypatch.setattr(native_decoder.NativeDecoder, "try_create", lambda *_: None)
-    runner = oracle.runner_of(folder)
+    runner = oracle.build_cpu_runner(folder)
     assert not isinstance(runner, NativeRunner)
     batch = out_of_bounds(runner, [1, 2, id, 3])
     with pytest.raises(IndexError, match=f"row 1 of the step: id {id} is outside the vocabulary"):

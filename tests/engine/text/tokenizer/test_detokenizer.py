@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from continuo.engine.config import BUNDLED_MODEL
 from continuo.engine.text import Detokenizer
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
-from tests.support.checkpoints import byte_level, family_folder, sentencepiece_like
+from tests.support.checkpoints import byte_level_tokenizer, family_folder, sentencepiece_tokenizer
 
-BYTE_LEVEL = Tokenizer(byte_level(["<|end|>", "<|tool|>"]))
-PIECES = Tokenizer(sentencepiece_like(["[INST]"]))
+BYTE_LEVEL = Tokenizer(byte_level_tokenizer(["<|end|>", "<|tool|>"]))
+PIECES = Tokenizer(sentencepiece_tokenizer(["[INST]"]))
 KINDS = pytest.mark.parametrize(
     "tokenizer",
     [
         pytest.param(BYTE_LEVEL, id="byte-level"),
         pytest.param(PIECES, id="pieces-legacy"),
-        pytest.param(Tokenizer(sentencepiece_like([], legacy=False)), id="pieces"),
+        pytest.param(Tokenizer(sentencepiece_tokenizer([], legacy=False)), id="pieces"),
         pytest.param(Tokenizer.load(family_folder(BUNDLED_MODEL)), id="bundled"),
     ],
 )

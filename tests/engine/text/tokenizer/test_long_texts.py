@@ -14,13 +14,13 @@ from continuo.engine.errors import TooLong
 from continuo.engine.text.tokenizer.chunked_encoding import ChunkedEncoder
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer, compute_token_chars_max
 from tests.support.checkpoints import (
-    BYTES,
+    BYTE_ALPHABET,
+    CHATML_TOKENS,
     CORPUS,
     FAMILIES,
-    IM,
-    NAMES,
+    FAMILY_NAMES,
     QWEN_SPLIT,
-    family,
+    family_text,
 )
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -48,9 +48,11 @@ def bpe(*regexes: str, normalizer: Any = None, prefix: bool = False) -> tokenize
     splits = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in regexes]
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not regexes)
     raw.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_of])
-    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=BYTES, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=BYTE_ALPHABET, show_progress=False
+    )
     raw.train_from_iterator(CORPUS, trainer)
-    raw.add_special_tokens([AddedToken(text, normalized=False) for text in IM])
+    raw.add_special_tokens([AddedToken(text, normalized=False) for text in CHATML_TOKENS])
     return raw
 
 
@@ -59,7 +61,7 @@ def metaspace(model: Any, trainer: Any, scheme: str) -> tokenizers.Tokenizer:
     raw.normalizer = normalizers.NFKC()
     raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=True)
     raw.train_from_iterator(CORPUS, trainer)
-    raw.add_special_tokens([AddedToken(text, normalized=False) for text in IM])
+    raw.add_special_tokens([AddedToken(text, normalized=False) for text in CHATML_TOKENS])
     return raw
 
 
@@ -102,7 +104,7 @@ KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "bpe of words, always": lambda: bpe_of_words("always"),
     "bpe of words, first": lambda: bpe_of_words("first"),
     **{f"family {name}": FAMILIES[name][0] for name in FAMILIES},
-    "demo": lambda: family(NAMES[-1])._tokenizer.raw,  # pyright: ignore[reportPrivateUsage]
+    "demo": lambda: family_text(FAMILY_NAMES[-1])._tokenizer.raw,  # pyright: ignore[reportPrivateUsage]
 }
 CUT = {name for name in KINDS if name not in ("family llama2", "family mistral_v3", "family gemma")}
 """Kinds with a pre-tokenizer that cuts."""
@@ -267,7 +269,7 @@ def test_token_character_bound_is_known_for_these_tokenizers() -> None:
     assert known["llama3"] is not None
     assert known["demo"] == 16
     state = json.loads(kind("qwen").raw.to_str())
-    longest = max(map(len, [*state["model"]["vocab"], *IM]))
+    longest = max(map(len, [*state["model"]["vocab"], *CHATML_TOKENS]))
     assert known["qwen"] == 4 * longest, "NFC composes up to four characters into one"
     assert known["family gemma"] is not None
     assert known["bpe of words, first"] is not None

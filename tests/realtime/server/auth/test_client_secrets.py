@@ -37,10 +37,10 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import open_store
 from tests.engine.server.test_several_gateways import front
 from tests.realtime.server.auth.test_tenants import ONE, TWO, ask, say
-from tests.support.engines import Bench
-from tests.support.resuming import Client
-from tests.support.sessions import registry_of
-from tests.support.web_servers import Running, closed, first, serving
+from tests.support.engines import EngineHarness
+from tests.support.resuming import ResumingClient
+from tests.support.sessions import create_registry
+from tests.support.web_servers import RunningServer, receive_event, serve_engine, wait_close_code
 
 SECRET = b"known to all gateways"
 TENANTS = {"key-one": "acme", "key-two": "umbrella"}
@@ -48,7 +48,7 @@ UNKNOWN = "sess_x"
 WRONG = "x" * 32
 PASSWORD = "my password is hunter2"
 
-Gateways = tuple[Running, Running]
+Gateways = tuple[RunningServer, RunningServer]
 
 
 @pytest.fixture(params=["in memory", "signed, sqlite", "signed, redis"])
@@ -64,20 +64,20 @@ def url(request: pytest.FixtureRequest, secret_kind: str, tmp_path: Path) -> str
 
 
 @pytest.fixture
-async def gateways(secret_kind: str, url: str, bench: Bench) -> AsyncIterator[Gateways]:
+async def gateways(secret_kind: str, url: str, bench: EngineHarness) -> AsyncIterator[Gateways]:
     """Two gateways of one store; with secrets in memory the same gateway twice."""
     is_signed = secret_kind.startswith("signed")
     settings = GatewaySettings(
         tenants=TENANTS, served_model_name=("demo",), secret=SECRET if is_signed else b""
     )
     port = await bench.listen()
-    gateways: list[Running] = []
+    gateways: list[RunningServer] = []
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(2 if is_signed else 1):
             store = await open_store(url)
             stack.push_async_callback(store.aclose)
             engine = await stack.enter_async_context(front(port))
-            gateways.append(await stack.enter_async_context(serving(engine, settings, store)))
+            gateways.append(await stack.enter_async_context(serve_engine(engine, settings, store)))
         yield gateways[0], gateways[-1]
 
 
@@ -85,14 +85,14 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-async def mint_secret(running: Running) -> dict[str, str]:
+async def mint_secret(running: RunningServer) -> dict[str, str]:
     """Return the header with a new client secret of the first tenant."""
     status, secret = await ask(running, "POST", "/v1/realtime/client_secrets")
     assert status == 200
     return bearer(secret["value"])
 
 
-def dial(running: Running, headers: dict[str, str], **query: str | None) -> connect:
+def dial(running: RunningServer, headers: dict[str, str], **query: str | None) -> connect:
     pairs = "&".join(f"{name}={value}" for name, value in query.items() if value is not None)
     return connect(f"{running.url}?{pairs}", additional_headers=headers)
 
@@ -107,30 +107,32 @@ class OpenSession:
 
 
 @contextlib.asynccontextmanager
-async def open_session(running: Running, headers: dict[str, str]) -> AsyncIterator[OpenSession]:
+async def open_session(
+    running: RunningServer, headers: dict[str, str]
+) -> AsyncIterator[OpenSession]:
     async with dial(running, headers) as socket:
-        created: Any = await first(socket)
+        created: Any = await receive_event(socket)
         await say(socket, PASSWORD)
         yield OpenSession(socket, created["session"])
 
 
 async def check_refused_like_unknown(
-    running: Running, headers: dict[str, str], verb: str, session: str, token: str | None
+    running: RunningServer, headers: dict[str, str], verb: str, session: str, token: str | None
 ) -> None:
     """Check that `verb` with that session is refused exactly like with an unknown id."""
     answers: list[str] = []
     for name in (session, UNKNOWN):
         async with dial(running, headers, **{verb: name}, resume_token=token) as socket:
-            error = (await first(socket))["error"]
+            error = (await receive_event(socket))["error"]
             assert isinstance(error, dict)
             assert error["code"] == "session_not_found"
             answers.append(json.dumps(error | {"message": error["message"].replace(name, "")}))
-            assert await closed(socket) == 1008
+            assert await wait_close_code(socket) == 1008
     assert answers[0] == answers[1]
 
 
 async def check_unauthorized(
-    running: Running, headers: dict[str, str], **query: str | None
+    running: RunningServer, headers: dict[str, str], **query: str | None
 ) -> None:
     with pytest.raises(InvalidStatus) as caught:
         await dial(running, headers, **query)
@@ -153,12 +155,12 @@ async def test_client_secret_does_not_open_the_session_of_another_secret(
             await check_unknown_over_http(running, theirs, session.id, token)
         # The session was not disturbed: the next event answers its own client.
         await session.socket.send('{"type": "input_audio_buffer.clear"}')
-        assert (await first(session.socket))["type"] == "input_audio_buffer.cleared"
+        assert (await receive_event(session.socket))["type"] == "input_audio_buffer.cleared"
         await say(session.socket, "still here")
 
 
 async def check_unknown_over_http(
-    running: Running, headers: dict[str, str], session: str, token: str | None
+    running: RunningServer, headers: dict[str, str], session: str, token: str | None
 ) -> None:
     query = "" if token is None else f"?resume_token={token}"
     for method in ("GET", "DELETE"):
@@ -193,14 +195,14 @@ async def test_session_is_opened_by_its_secret_its_token_or_a_full_key(
         ids = [entry["id"] for entry in listed["data"]]
         assert (session.id in ids, len(ids)) == (True, 2 if shown == "key" else 1)
         async with dial(two, headers, fork=session.id, resume_token=token) as fork:
-            assert (await first(fork))["type"] == "session.created"
-            added: Any = await first(fork)
+            assert (await receive_event(fork))["type"] == "session.created"
+            added: Any = await receive_event(fork)
             assert added["item"]["content"][0]["text"] == PASSWORD
             await fork.send('{"type": "session.close"}')
-            await closed(fork)
+            await wait_close_code(fork)
         async with dial(two, headers, session_id=session.id, resume_token=token) as resumed:
-            assert (await first(resumed))["type"] == "session.updated"
-            assert await closed(session.socket) == 4001
+            assert (await receive_event(resumed))["type"] == "session.updated"
+            assert await wait_close_code(session.socket) == 4001
             status, deleted = await ask(one, "DELETE", path, headers=headers)
             assert (status, deleted["deleted"]) == (200, True)
 
@@ -223,7 +225,7 @@ async def test_session_of_a_full_key_opens_for_a_client_secret_by_token_only(
         await check_unknown_over_http(one, theirs, session.id, None)
         token = session.token
         async with dial(two, theirs, session_id=session.id, resume_token=token) as socket:
-            assert (await first(socket))["type"] == "session.updated"
+            assert (await receive_event(socket))["type"] == "session.updated"
 
 
 async def test_client_secret_is_denied_stats_responses_and_new_secrets(gateways: Gateways) -> None:
@@ -282,15 +284,15 @@ async def test_session_outlives_its_client_secret(gateways: Gateways) -> None:
             assert (status, denied["error"]["code"]) == (401, "invalid_api_key"), path
         await check_refused_like_unknown(two, mine, "session_id", session.id, WRONG)
         await session.socket.send('{"type": "input_audio_buffer.clear"}')
-        cleared: Any = await first(session.socket)
+        cleared: Any = await receive_event(session.socket)
         assert cleared["type"] == "input_audio_buffer.cleared", "the session was not disturbed"
         at = {"session_id": session.id, "resume_token": token, "last_event_id": cleared["event_id"]}
         for headers in (mine, {}):
             async with dial(two, headers, **at) as resumed:
-                event: Any = await first(resumed)
+                event: Any = await receive_event(resumed)
                 assert event["session"]["resume"]["resumed"] == "exact"
                 await say(resumed, "still here")
-        assert await closed(session.socket) == 4001
+        assert await wait_close_code(session.socket) == 4001
 
 
 def short_lived() -> str:
@@ -315,24 +317,26 @@ async def test_resume_token_replaces_neither_a_wrong_key_nor_an_origin(gateways:
         assert caught.value.response.status_code == 403
         wrong = {"session_id": session.id, "resume_token": WRONG, "model": "other"}
         async with dial(one, {}, **wrong) as socket:
-            error: Any = (await first(socket))["error"]
+            error: Any = (await receive_event(socket))["error"]
             assert error["code"] == "session_not_found"
 
 
-async def test_session_expired_is_reported_only_to_clients_with_access(bench: Bench) -> None:
-    registry = await registry_of(bench, Limits(resume_window_s=0))
+async def test_session_expired_is_reported_only_to_clients_with_access(
+    bench: EngineHarness,
+) -> None:
+    registry = await create_registry(bench, Limits(resume_window_s=0))
     mine, theirs = (
         Credentials("acme", is_ephemeral=True, client_secret_digest=bytes([n]) * 32) for n in (1, 2)
     )
-    client = Client(registry)
+    client = ResumingClient(registry)
     client.connect(guest=mine)
-    await client.socket.until("session.created")
-    await client.drop()
-    client.take()
+    await client.socket.wait_for("session.created")
+    await client.disconnect()
+    client.receive()
     async with asyncio.timeout(20):
         while registry.list_sessions("acme"):
             await asyncio.sleep(0.005)
-    token = client.seen[0]["session"]["resume"]["token"]
+    token = client.received[0]["session"]["resume"]["token"]
     for credentials, token_shown, code in (
         (theirs, None, "session_not_found"),
         (theirs, WRONG, "session_not_found"),
@@ -341,7 +345,7 @@ async def test_session_expired_is_reported_only_to_clients_with_access(bench: Be
         (Credentials("acme"), None, "session_expired"),
     ):
         client.connect(ResumeRequest(client.session_id, None, token_shown), credentials)
-        await client.gone()
+        await client.wait_closed()
         assert [event["error"]["code"] for event in client.socket.sent] == [code]
     await registry.aclose()
 

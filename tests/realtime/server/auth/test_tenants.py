@@ -20,23 +20,27 @@ from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.server.auth import api_keys, client_secrets
 from continuo.realtime.server.auth.client_secrets import InMemorySecrets, SignedSecrets
 from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
-from tests.support.engines import Bench
-from tests.support.web_servers import Running, closed, first, serve
+from tests.support.engines import EngineHarness
+from tests.support.web_servers import RunningServer, receive_event, serve_harness, wait_close_code
 
 ONE, TWO = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
 
 
 @pytest.fixture
-async def running(bench: Bench) -> AsyncIterator[Running]:
+async def running(bench: EngineHarness) -> AsyncIterator[RunningServer]:
     tenants = {"key-one": "acme", "key-two": "umbrella"}
-    async with serve(
+    async with serve_harness(
         bench, GatewaySettings(tenants=tenants, served_model_name=("demo",))
     ) as running:
         yield running
 
 
 async def ask(
-    running: Running, method: str, path: str, body: object = None, headers: dict[str, str] = ONE
+    running: RunningServer,
+    method: str,
+    path: str,
+    body: object = None,
+    headers: dict[str, str] = ONE,
 ) -> tuple[int, Any]:
     """Send a request over HTTP without a client library. Returns status and JSON body."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -51,13 +55,13 @@ async def ask(
 
 
 async def opened(socket: ClientConnection) -> dict[str, Any]:
-    session = (await first(socket))["session"]
+    session = (await receive_event(socket))["session"]
     assert isinstance(session, dict)
     return session
 
 
 async def receive_until(socket: ClientConnection, kind: str) -> dict[str, Any]:
-    while (event := await first(socket))["type"] != kind:
+    while (event := await receive_event(socket))["type"] != kind:
         pass
     return event
 
@@ -115,7 +119,7 @@ def test_invalid_keys_file_is_refused_without_quoting_a_key(
 # ---------------------------------------------------------------- sessions over HTTP
 
 
-async def test_get_session_returns_its_state_items_and_kv(running: Running) -> None:
+async def test_get_session_returns_its_state_items_and_kv(running: RunningServer) -> None:
     async with connect(running.url, additional_headers=ONE) as socket:
         name = (await opened(socket))["id"]
         path = f"/v1/realtime/sessions/{name}"
@@ -129,13 +133,15 @@ async def test_get_session_returns_its_state_items_and_kv(running: Running) -> N
         assert 0 < after["kv"]["tokens"] <= after["tokens"]
 
 
-async def test_delete_session_closes_its_connection(running: Running, bench: Bench) -> None:
+async def test_delete_session_closes_its_connection(
+    running: RunningServer, bench: EngineHarness
+) -> None:
     async with connect(running.url, additional_headers=ONE) as socket:
         name = (await opened(socket))["id"]
         await say(socket, "hello")
         status, deleted = await ask(running, "DELETE", f"/v1/realtime/sessions/{name}")
         assert (status, deleted["deleted"]) == (200, True)
-        assert await closed(socket) == 4003
+        assert await wait_close_code(socket) == 4003
     status, _ = await ask(running, "GET", f"/v1/realtime/sessions/{name}")
     assert status == 404
     assert await bench.engine.list_sessions() == []
@@ -143,7 +149,7 @@ async def test_delete_session_closes_its_connection(running: Running, bench: Ben
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 async def test_session_of_another_tenant_is_answered_like_an_unknown_one(
-    running: Running, method: str
+    running: RunningServer, method: str
 ) -> None:
     async with connect(running.url, additional_headers=ONE) as socket:
         name = (await opened(socket))["id"]
@@ -154,7 +160,7 @@ async def test_session_of_another_tenant_is_answered_like_an_unknown_one(
         await say(socket, "still here")
 
 
-async def test_sessions_over_http_require_a_key(running: Running) -> None:
+async def test_sessions_over_http_require_a_key(running: RunningServer) -> None:
     for method, path in (
         ("GET", "/v1/realtime/sessions/x"),
         ("DELETE", "/v1/realtime/sessions/x"),
@@ -164,7 +170,9 @@ async def test_sessions_over_http_require_a_key(running: Running) -> None:
         assert (status, denied["error"]["code"]) == (401, "missing_api_key")
 
 
-async def test_kv_is_shared_within_a_tenant_only(running: Running, bench: Bench) -> None:
+async def test_kv_is_shared_within_a_tenant_only(
+    running: RunningServer, bench: EngineHarness
+) -> None:
     computed = []
     for headers in (ONE, TWO, ONE):
         before = bench.runner.tokens_run
@@ -181,7 +189,7 @@ async def test_kv_is_shared_within_a_tenant_only(running: Running, bench: Bench)
 # ---------------------------------------------------------------- client secrets
 
 
-async def test_client_secret_begins_sessions_with_its_settings(running: Running) -> None:
+async def test_client_secret_begins_sessions_with_its_settings(running: RunningServer) -> None:
     config = {"type": "realtime", "instructions": "be kind", "max_output_tokens": 3}
     body = {"expires_after": {"anchor": "created_at", "seconds": 60}, "session": config}
     status, minted = await ask(running, "POST", "/v1/realtime/client_secrets", body)
@@ -209,7 +217,7 @@ async def test_client_secret_begins_sessions_with_its_settings(running: Running)
     assert (status, denied["error"]["code"]) == (403, "ephemeral_key")
 
 
-async def test_client_secret_is_created_without_a_body(running: Running) -> None:
+async def test_client_secret_is_created_without_a_body(running: RunningServer) -> None:
     status, minted = await ask(running, "POST", "/v1/realtime/client_secrets")
     assert status == 200
     assert minted["session"]["instructions"] == ""
@@ -237,7 +245,7 @@ async def test_client_secret_is_created_without_a_body(running: Running) -> None
     ],
 )
 async def test_invalid_client_secret_request_is_refused(
-    running: Running, body: object, status: int, code: str, param: str | None
+    running: RunningServer, body: object, status: int, code: str, param: str | None
 ) -> None:
     received, denied = await ask(running, "POST", "/v1/realtime/client_secrets", body)
     assert (received, denied["error"]["code"], denied["error"]["param"]) == (status, code, param)
@@ -297,7 +305,7 @@ def test_number_of_secrets_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch)
     assert secrets.find(secrets.mint("acme", GenerationSettings(), 10).value)
 
 
-async def test_unknown_client_secret_is_denied(running: Running) -> None:
+async def test_unknown_client_secret_is_denied(running: RunningServer) -> None:
     with pytest.raises(InvalidStatus) as caught:
         await connect(running.url, additional_headers={"Authorization": "Bearer ek_x"})
     assert caught.value.response.status_code == 401
@@ -307,7 +315,7 @@ async def test_unknown_client_secret_is_denied(running: Running) -> None:
 
 
 async def test_session_close_is_acknowledged_and_closes_the_connection(
-    running: Running, bench: Bench
+    running: RunningServer, bench: EngineHarness
 ) -> None:
     async with connect(running.url, additional_headers=ONE) as socket:
         await opened(socket)
@@ -319,22 +327,22 @@ async def test_session_close_is_acknowledged_and_closes_the_connection(
         assert done["response"]["status"] in ("cancelled", "completed", "incomplete")
         event = await receive_until(socket, "session.closed")
         assert event["reason"] == "client_request"
-        assert await closed(socket) == 1000
+        assert await wait_close_code(socket) == 1000
     assert await bench.engine.list_sessions() == []
 
 
-async def test_connection_closes_after_its_maximum_duration(bench: Bench) -> None:
+async def test_connection_closes_after_its_maximum_duration(bench: EngineHarness) -> None:
     async with (
-        serve(bench, GatewaySettings(limits=Limits(connection_lifetime_s=0.05))) as running,
+        serve_harness(bench, GatewaySettings(limits=Limits(connection_lifetime_s=0.05))) as running,
         connect(running.url) as socket,
     ):
         await opened(socket)
         error = (await receive_until(socket, "error"))["error"]
         assert error["code"] == "session_expired"
-        assert await closed(socket) == 1000
+        assert await wait_close_code(socket) == 1000
 
 
-async def test_session_reports_when_its_connection_expires(running: Running) -> None:
+async def test_session_reports_when_its_connection_expires(running: RunningServer) -> None:
     """The expiry is one hour after the start of each connection."""
     connected_at = int(time.time())
     async with connect(running.url, additional_headers=ONE) as socket:

@@ -18,16 +18,31 @@ from continuo.realtime.server.hardening import guarded_http, guards
 from continuo.realtime.server.hardening.guarded_websocket import frame_head
 from continuo.realtime.server.process import web_server
 from continuo.realtime.server.process.web_server import USER_TIMEOUT_MS, bind
-from tests.support.engines import Bench
-from tests.support.frames import BINARY, CLOSE, CONT, PING, Peer, frame, upgrade
-from tests.support.web_servers import BEARER, KEY, Running, closed, first, serve
+from tests.support.engines import EngineHarness
+from tests.support.frames import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    PING,
+    RawWebSocket,
+    encode_frame,
+    upgrade_request,
+)
+from tests.support.web_servers import (
+    API_KEY,
+    AUTHORIZATION_HEADERS,
+    RunningServer,
+    receive_event,
+    serve_harness,
+    wait_close_code,
+)
 
 
 async def test_unfinished_handshake_is_dropped_after_a_timeout(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.05)
-    async with serve(bench, GatewaySettings()) as running:
+    async with serve_harness(bench, GatewaySettings()) as running:
         half = [b"", b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nUpgrade: webso"]
         connections = [await asyncio.open_connection("127.0.0.1", running.port) for _ in half]
         for (_, writer), start in zip(connections, half, strict=True):
@@ -39,14 +54,14 @@ async def test_unfinished_handshake_is_dropped_after_a_timeout(
 
 
 async def test_finished_handshake_has_no_timeout(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.05)
-    async with serve(bench, GatewaySettings()) as running, connect(running.url) as socket:
-        await first(socket)
+    async with serve_harness(bench, GatewaySettings()) as running, connect(running.url) as socket:
+        await receive_event(socket)
         await asyncio.sleep(0.15)
         await socket.send('{"type": "input_audio_buffer.clear"}')
-        assert (await first(socket))["type"] == "input_audio_buffer.cleared"
+        assert (await receive_event(socket))["type"] == "input_audio_buffer.cleared"
 
 
 async def test_listening_sockets_set_tcp_user_timeout_and_nodelay() -> None:
@@ -56,12 +71,14 @@ async def test_listening_sockets_set_tcp_user_timeout_and_nodelay() -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_reset_during_a_response_ends_a_session_without_resume_window(bench: Bench) -> None:
-    async with serve(bench, GatewaySettings(limits=Limits(resume_window_s=0))) as running:
+async def test_reset_during_a_response_ends_a_session_without_resume_window(
+    bench: EngineHarness,
+) -> None:
+    async with serve_harness(bench, GatewaySettings(limits=Limits(resume_window_s=0))) as running:
         socket = await connect(running.url)
-        await first(socket)
+        await receive_event(socket)
         await socket.send('{"type": "response.create"}')
-        while (await first(socket))["type"] != "response.output_text.delta":
+        while (await receive_event(socket))["type"] != "response.output_text.delta":
             pass
         socket.transport.abort()
         while await bench.engine.list_sessions():
@@ -69,39 +86,41 @@ async def test_reset_during_a_response_ends_a_session_without_resume_window(benc
         assert (await bench.engine.stats()).active_turns == 0
 
 
-async def test_fragmented_message_is_received_as_one(running: Running) -> None:
-    async with connect(running.url, additional_headers=BEARER) as socket:
-        await first(socket)
+async def test_fragmented_message_is_received_as_one(running: RunningServer) -> None:
+    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
+        await receive_event(socket)
         await socket.send(['{"type": ', '"input_audio_buffer.clear"', "}"])
-        assert (await first(socket))["type"] == "input_audio_buffer.cleared"
+        assert (await receive_event(socket))["type"] == "input_audio_buffer.cleared"
 
 
 @pytest.mark.parametrize(("extra", "code"), [(1024, None), (2 * 1024 * 1024, 1009)])
 async def test_frame_over_the_limit_is_an_error_and_over_twice_closes(
-    running: Running, extra: int, code: int | None
+    running: RunningServer, extra: int, code: int | None
 ) -> None:
-    async with connect(running.url, additional_headers=BEARER) as socket:
-        await first(socket)
+    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
+        await receive_event(socket)
         half = "x" * (512 * 1024 + extra // 2)
         with contextlib.suppress(ConnectionClosed):
             await socket.send([half, half])
         if code is None:
-            assert (await first(socket))["type"] == "error"
+            assert (await receive_event(socket))["type"] == "error"
             return
-        assert await closed(socket) == code
+        assert await wait_close_code(socket) == code
 
 
-async def test_oversized_frame_is_read_to_its_end_so_that_1009_arrives(running: Running) -> None:
+async def test_oversized_frame_is_read_to_its_end_so_that_1009_arrives(
+    running: RunningServer,
+) -> None:
     """Half of the frame is still unsent when the server detects the excess."""
-    peer = await Peer.connect(running.port, Authorization=f"Bearer {KEY}")
-    await peer.event()
-    await peer.send(frame(b"x" * 16 * 1024 * 1024))
-    assert await peer.close_code() == 1009
-    assert await peer.recv() is None, "the connection ends in order, without a reset"
+    peer = await RawWebSocket.connect(running.port, Authorization=f"Bearer {API_KEY}")
+    await peer.receive_event()
+    await peer.send(encode_frame(b"x" * 16 * 1024 * 1024))
+    assert await peer.wait_close_code() == 1009
+    assert await peer.receive() is None, "the connection ends in order, without a reset"
     peer.close()
 
 
-async def send_forever(peer: Peer, chunk: bytes) -> None:
+async def send_forever(peer: RawWebSocket, chunk: bytes) -> None:
     """Send `chunk` again and again until cancelled or disconnected."""
     while True:
         peer.writer.write(chunk)
@@ -109,26 +128,26 @@ async def send_forever(peer: Peer, chunk: bytes) -> None:
 
 
 async def test_endless_frame_is_read_up_to_a_bound(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guards, "LINGER_BYTES_MAX", 1024 * 1024)
-    peer = await Peer.connect(running.port, Authorization=f"Bearer {KEY}")
-    await peer.event()
-    await peer.send(frame(length=2**62))
+    peer = await RawWebSocket.connect(running.port, Authorization=f"Bearer {API_KEY}")
+    await peer.receive_event()
+    await peer.send(encode_frame(length=2**62))
     chunk = b"x" * 65536
     with pytest.raises(ConnectionError):
         await send_forever(peer, chunk)
 
 
 async def test_invalid_utf8_closes_without_a_traceback(
-    running: Running, capsys: pytest.CaptureFixture[str]
+    running: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handlers = logging.getLogger().handlers[:]
     logging_setup.configure("warning", ())
-    async with connect(running.url, additional_headers=BEARER) as socket:
-        await first(socket)
+    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
+        await receive_event(socket)
         await socket.send(b"\xff\xfe", text=True)
-        assert await closed(socket) == 1007
+        assert await wait_close_code(socket) == 1007
     logging.getLogger().handlers[:] = handlers
     assert "Traceback" not in capsys.readouterr().err
 
@@ -137,25 +156,25 @@ async def test_invalid_utf8_closes_without_a_traceback(
 
 CLEAR = '{"type": "input_audio_buffer.clear"}'
 ILL_FORMED = {
-    "a reserved opcode": (frame(CLEAR, 3), 1002),
-    "a reserved control opcode": (frame(b"", 11), 1002),
-    "a reserved bit": (frame(CLEAR, rsv=4), 1002),
-    "compressed without negotiation": (frame(b"\xaa\x56\x4a\x01", rsv=4), 1002),
-    "an unmasked frame": (frame(CLEAR, masked=False), 1002),
-    "a fragmented ping": (frame(b"", PING, fin=False), 1002),
-    "a ping of 126 bytes": (frame(b"x" * 126, PING), 1002),
-    "a continuation without a start": (frame(CLEAR, CONT), 1002),
-    "a message inside of another": (frame(CLEAR, fin=False) + frame(CLEAR), 1002),
-    "an invalid close code": (frame(b"\x03\xec", CLOSE), 1002),
-    "a close frame of one byte": (frame(b"\x03", CLOSE), 1002),
-    "invalid UTF-8": (frame(b"\xff\xfe"), 1007),
-    "a binary message": (frame(CLEAR, BINARY), 1003),
-    "a length of 2^63": (frame(length=2**63), 1009),
-    "a length of 2^62": (frame(length=2**62), 1009),
+    "a reserved opcode": (encode_frame(CLEAR, 3), 1002),
+    "a reserved control opcode": (encode_frame(b"", 11), 1002),
+    "a reserved bit": (encode_frame(CLEAR, rsv=4), 1002),
+    "compressed without negotiation": (encode_frame(b"\xaa\x56\x4a\x01", rsv=4), 1002),
+    "an unmasked frame": (encode_frame(CLEAR, masked=False), 1002),
+    "a fragmented ping": (encode_frame(b"", PING, fin=False), 1002),
+    "a ping of 126 bytes": (encode_frame(b"x" * 126, PING), 1002),
+    "a continuation without a start": (encode_frame(CLEAR, CONTINUATION), 1002),
+    "a message inside of another": (encode_frame(CLEAR, fin=False) + encode_frame(CLEAR), 1002),
+    "an invalid close code": (encode_frame(b"\x03\xec", CLOSE), 1002),
+    "a close frame of one byte": (encode_frame(b"\x03", CLOSE), 1002),
+    "invalid UTF-8": (encode_frame(b"\xff\xfe"), 1007),
+    "a binary message": (encode_frame(CLEAR, BINARY), 1003),
+    "a length of 2^63": (encode_frame(length=2**63), 1009),
+    "a length of 2^62": (encode_frame(length=2**62), 1009),
     "fragments over the limit together": (
-        frame(b"x" * 1_048_576, fin=False)
-        + frame(b"x" * 1_048_576, CONT, fin=False)
-        + frame(b"x" * 65_536, CONT),
+        encode_frame(b"x" * 1_048_576, fin=False)
+        + encode_frame(b"x" * 1_048_576, CONTINUATION, fin=False)
+        + encode_frame(b"x" * 65_536, CONTINUATION),
         1009,
     ),
 }
@@ -163,29 +182,31 @@ ILL_FORMED = {
 
 @pytest.mark.parametrize(("sent", "code"), ILL_FORMED.values(), ids=list(ILL_FORMED))
 async def test_ill_formed_frame_closes_with_the_right_code(
-    running: Running, sent: bytes, code: int
+    running: RunningServer, sent: bytes, code: int
 ) -> None:
-    peer = await Peer.connect(running.port, Authorization=f"Bearer {KEY}")
-    await peer.event()
+    peer = await RawWebSocket.connect(running.port, Authorization=f"Bearer {API_KEY}")
+    await peer.receive_event()
     await peer.send(sent)
-    assert await peer.close_code() == code
+    assert await peer.wait_close_code() == code
     peer.close()
 
 
-async def test_compression_is_not_negotiated(running: Running) -> None:
+async def test_compression_is_not_negotiated(running: RunningServer) -> None:
     offer = "permessage-deflate; client_max_window_bits"
-    bearer = f"Bearer {KEY}"
-    peer = await Peer.connect(running.port, Authorization=bearer, Sec_WebSocket_Extensions=offer)
-    assert "extensions" not in peer.head.lower()
+    bearer = f"Bearer {API_KEY}"
+    peer = await RawWebSocket.connect(
+        running.port, Authorization=bearer, Sec_WebSocket_Extensions=offer
+    )
+    assert "extensions" not in peer.response_head.lower()
     peer.close()
 
 
 # ---------------------------------------------------------------- disconnecting
 
 PARTS = {
-    "half a header": frame(CLEAR)[:3],
-    "half a frame": frame(CLEAR)[:20],
-    "half a message": frame(CLEAR, fin=False),
+    "half a header": encode_frame(CLEAR)[:3],
+    "half a frame": encode_frame(CLEAR)[:20],
+    "half a message": encode_frame(CLEAR, fin=False),
     "nothing": b"",
 }
 
@@ -194,7 +215,7 @@ SHORT_LIVED = Limits(resume_window_s=0.1, detach_grace_s=0.05, sweep_interval_s=
 """Limits under which a session does not wait for a client that disconnected."""
 
 
-async def until_released(bench: Bench, running: Running) -> None:
+async def until_released(bench: EngineHarness, running: RunningServer) -> None:
     """Wait until the engine has no session and the web server no connection."""
     async with asyncio.timeout(60):
         while await bench.engine.list_sessions() or running.server.server_state.connections:
@@ -204,23 +225,23 @@ async def until_released(bench: Bench, running: Running) -> None:
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @pytest.mark.parametrize("part", PARTS.values(), ids=list(PARTS))
 async def test_disconnect_in_the_middle_of_a_frame_releases_everything(
-    bench: Bench, part: bytes, how: str
+    bench: EngineHarness, part: bytes, how: str
 ) -> None:
-    async with serve(bench, GatewaySettings(limits=SHORT_LIVED)) as running:
+    async with serve_harness(bench, GatewaySettings(limits=SHORT_LIVED)) as running:
         await disconnect_peers(running, part, how)
         await until_released(bench, running)
     assert (await bench.engine.stats()).active_turns == 0
 
 
-async def disconnect_peers(running: Running, part: bytes, how: str) -> None:
+async def disconnect_peers(running: RunningServer, part: bytes, how: str) -> None:
     for _ in range(25):
-        peer = await Peer.connect(running.port)
-        await peer.event()
+        peer = await RawWebSocket.connect(running.port)
+        await peer.receive_event()
         content = [{"type": "input_text", "text": "hello"}]
         item = {"type": "message", "role": "user", "content": content}
-        await peer.say(type="conversation.item.create", item=item)
-        await peer.say(type="response.create")
-        await peer.until("response.created")
+        await peer.send_event(type="conversation.item.create", item=item)
+        await peer.send_event(type="response.create")
+        await peer.wait_for("response.created")
         await peer.send(part)
         if how == "RST":
             peer.reset()
@@ -229,14 +250,14 @@ async def disconnect_peers(running: Running, part: bytes, how: str) -> None:
 
 
 async def test_peer_that_answers_no_ping_is_disconnected(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server sees the same on a network path that drops both directions."""
     monkeypatch.setattr(web_server, "PING_S", 0.1)
-    async with serve(bench, GatewaySettings(limits=SHORT_LIVED)) as running:
-        peer = await Peer.connect(running.port)
-        await peer.event()
-        assert await peer.close_code() == 1011
+    async with serve_harness(bench, GatewaySettings(limits=SHORT_LIVED)) as running:
+        peer = await RawWebSocket.connect(running.port)
+        await peer.receive_event()
+        assert await peer.wait_close_code() == 1011
         await until_released(bench, running)
         peer.close()
 
@@ -245,17 +266,17 @@ async def test_peer_that_answers_no_ping_is_disconnected(
 
 
 async def test_five_hundred_unfinished_handshakes_block_no_other_client(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 2.0)
-    async with serve(bench, GatewaySettings()) as running:
+    async with serve_harness(bench, GatewaySettings()) as running:
         connections = await asyncio.gather(
             *(asyncio.open_connection("127.0.0.1", running.port) for _ in range(500))
         )
         for number, (_, writer) in enumerate(connections):
-            writer.write(upgrade()[: number % 100 + 1])
-        peer = await Peer.connect(running.port)
-        assert (await peer.event())["type"] == "session.created"
+            writer.write(upgrade_request()[: number % 100 + 1])
+        peer = await RawWebSocket.connect(running.port)
+        assert (await peer.receive_event())["type"] == "session.created"
         for reader, writer in connections:
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(reader.read(), 60) == b""
@@ -264,13 +285,13 @@ async def test_five_hundred_unfinished_handshakes_block_no_other_client(
 
 
 async def test_unfinished_body_is_dropped_after_a_timeout(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "BODY_TIMEOUT_S", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(
         b"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
-        b"Authorization: Bearer " + KEY.encode() + b"\r\n\r\n{"
+        b"Authorization: Bearer " + API_KEY.encode() + b"\r\n\r\n{"
     )
     with contextlib.suppress(ConnectionResetError):
         assert await asyncio.wait_for(reader.read(), 20) == b""
@@ -279,17 +300,17 @@ async def test_unfinished_body_is_dropped_after_a_timeout(
 
 @pytest.mark.parametrize("bytes_read", [0, 512], ids=["not at all", "slowly"])
 async def test_client_that_does_not_read_is_disconnected_at_the_outbox_bound(
-    bench: Bench, bytes_read: int
+    bench: EngineHarness, bytes_read: int
 ) -> None:
     """Each error is longer than the command it answers; other clients are served meanwhile."""
     limits = msgspec.structs.replace(
         SHORT_LIVED, outbox_bytes_max=32 * 1024, outbox_over_limit_s_max=0.5
     )
-    async with serve(bench, GatewaySettings(limits=limits)) as running:
-        peer = await Peer.connect(running.port)
+    async with serve_harness(bench, GatewaySettings(limits=limits)) as running:
+        peer = await RawWebSocket.connect(running.port)
         peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         peer.reader._limit = 1024  # type: ignore[attr-defined]  # set by no public method
-        commands = frame(f'{{"type": "response.cancel", "event_id": "{"e" * 500}"}}') * 100
+        commands = encode_frame(f'{{"type": "response.cancel", "event_id": "{"e" * 500}"}}') * 100
 
         async def keep_sending() -> None:
             with contextlib.suppress(ConnectionError):
@@ -304,7 +325,7 @@ async def test_client_that_does_not_read_is_disconnected_at_the_outbox_bound(
         async with asyncio.timeout(60):
             while running.server.server_state.connections:
                 async with connect(running.url) as other:
-                    assert (await first(other))["type"] == "session.created"
+                    assert (await receive_event(other))["type"] == "session.created"
                 await asyncio.sleep(0.1)
         for task in tasks:
             task.cancel()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from continuo.realtime.server.hardening import guarded_http, guards
-from tests.support.frames import upgrade
-from tests.support.web_servers import KEY, Running
+from tests.support.frames import upgrade_request
+from tests.support.web_servers import API_KEY, RunningServer
 
 LINE = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 KIB = 1024
@@ -83,15 +83,15 @@ OVER_THE_BOUNDS = {
     "a request line": (b"GET /" + b"a" * 100_000, TOO_LONG_LINE),
     "spaces before the target": (b"GET " + b" " * 100_000, TOO_LONG_LINE),
     "line ends": (b"\r\n" * 50_000, TOO_LONG_LINE),
-    "an upgrade": (upgrade()[:-2] + headers(100, 700), TOO_LARGE),
-    "lines of an upgrade": (upgrade()[:-2] + headers(300, 1), TOO_MANY),
+    "an upgrade": (upgrade_request()[:-2] + headers(100, 700), TOO_LARGE),
+    "lines of an upgrade": (upgrade_request()[:-2] + headers(300, 1), TOO_MANY),
 }
 
 
 @pytest.mark.parametrize("size", [256 * KIB, 1000], ids=["at once", "in pieces"])
 @pytest.mark.parametrize(("sent", "refusal"), OVER_THE_BOUNDS.values(), ids=list(OVER_THE_BOUNDS))
 async def test_head_over_the_bounds_is_refused(
-    running: Running, sent: bytes, refusal: tuple[int, str, str], size: int
+    running: RunningServer, sent: bytes, refusal: tuple[int, str, str], size: int
 ) -> None:
     async with open_raw(running.port) as connection:
         for start in range(0, len(sent), size):
@@ -102,7 +102,7 @@ async def test_head_over_the_bounds_is_refused(
 
 @pytest.mark.parametrize("name", ["headers", "small headers", "one value", "a request line"])
 async def test_head_over_the_bounds_in_single_bytes_is_refused(
-    running: Running, monkeypatch: pytest.MonkeyPatch, name: str
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(guarded_http, "REQUEST_LINE_BYTES_MAX", 500)
     monkeypatch.setattr(guarded_http, "HEADERS_BYTES_MAX", 1500)
@@ -115,22 +115,22 @@ async def test_head_over_the_bounds_in_single_bytes_is_refused(
         assert (await connection.refusal())[:2] == (status, code)
 
 
-async def test_head_at_the_bounds_and_its_body_are_accepted(running: Running) -> None:
+async def test_head_at_the_bounds_and_its_body_are_accepted(running: RunningServer) -> None:
     """Head and body arrive in one chunk, twice on the same connection."""
     body = b'{"expires_after": {"seconds": 60}}' + b" " * 1_000_000
     line = b"POST /v1/realtime/client_secrets?x=" + b"a" * 16_000 + b" HTTP/1.1\r\nHost: x\r\n"
-    head = line + b"Authorization: Bearer %s\r\n" % KEY.encode() + headers(120, 500)
+    head = line + b"Authorization: Bearer %s\r\n" % API_KEY.encode() + headers(120, 500)
     async with open_raw(running.port) as connection:
         for _ in range(2):
             await connection.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             assert (await connection.response())[0] == 200
 
 
-async def test_chunked_body_does_not_count_as_head(running: Running) -> None:
+async def test_chunked_body_does_not_count_as_head(running: RunningServer) -> None:
     """Sizes and extensions of the chunks do not count either."""
     start = (
         b"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
-        b"Authorization: Bearer %s\r\n\r\n2\r\n{}\r\n" % KEY.encode()
+        b"Authorization: Bearer %s\r\n\r\n2\r\n{}\r\n" % API_KEY.encode()
     )
     async with open_raw(running.port) as connection:
         await connection.send(start + b"00000001;x=y\r\n \r\n" * 20_000 + b"0\r\nX: y\r\n\r\n")
@@ -145,10 +145,12 @@ TRAILERS = {
 
 
 @pytest.mark.parametrize("trailers", TRAILERS.values(), ids=list(TRAILERS))
-async def test_trailers_over_the_bounds_are_refused(running: Running, trailers: bytes) -> None:
+async def test_trailers_over_the_bounds_are_refused(
+    running: RunningServer, trailers: bytes
+) -> None:
     start = (
         b"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
-        b"Authorization: Bearer %s\r\n\r\n2\r\n{}\r\n" % KEY.encode()
+        b"Authorization: Bearer %s\r\n\r\n2\r\n{}\r\n" % API_KEY.encode()
     )
     async with open_raw(running.port) as connection:
         await connection.send(start)
@@ -158,7 +160,7 @@ async def test_trailers_over_the_bounds_are_refused(running: Running, trailers: 
 
 @pytest.mark.parametrize("is_pipelined", [True, False], ids=["pipelined", "after the response"])
 async def test_refusal_of_a_later_head_follows_the_earlier_responses(
-    running: Running, is_pipelined: bool
+    running: RunningServer, is_pipelined: bool
 ) -> None:
     short, oversized = LINE + b"\r\n", LINE + headers(300, 500)
     async with open_raw(running.port) as connection:
@@ -173,7 +175,7 @@ async def test_refusal_of_a_later_head_follows_the_earlier_responses(
         assert await connection.refusal() in (TOO_LARGE, TOO_MANY)
 
 
-async def test_number_of_pipelined_requests_is_bounded(running: Running) -> None:
+async def test_number_of_pipelined_requests_is_bounded(running: RunningServer) -> None:
     """Each request uses a hundred times its bytes in the server."""
     async with open_raw(running.port) as connection:
         await connection.send((LINE + b"\r\n") * 5000)
@@ -182,7 +184,7 @@ async def test_number_of_pipelined_requests_is_bounded(running: Running) -> None
         assert (await connection.refusal())[:2] == (503, "too_many_pipelined_requests")
 
 
-async def test_refusal_arrives_while_the_peer_still_sends(running: Running) -> None:
+async def test_refusal_arrives_while_the_peer_still_sends(running: RunningServer) -> None:
     async with open_raw(running.port) as connection:
         await connection.send(LINE + headers(300, 500))
         await connection.send_many(b"x" * 65_536, 8 * 1024 * KIB)
@@ -190,7 +192,7 @@ async def test_refusal_arrives_while_the_peer_still_sends(running: Running) -> N
 
 
 async def test_lingering_close_reads_up_to_a_bound(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guards, "LINGER_BYTES_MAX", 1024 * KIB)
     monkeypatch.setattr(guarded_http, "LINGER_S", 600.0)
@@ -201,7 +203,7 @@ async def test_lingering_close_reads_up_to_a_bound(
 
 
 async def test_lingering_close_ends_after_a_timeout(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "LINGER_S", 0.1)
     async with open_raw(running.port) as connection:
@@ -212,7 +214,7 @@ async def test_lingering_close_ends_after_a_timeout(
 
 
 async def test_empty_lines_do_not_keep_a_connection_open(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.3)
     async with open_raw(running.port) as connection:
@@ -225,10 +227,10 @@ async def test_empty_lines_do_not_keep_a_connection_open(
 # ---------------------------------------------------------------- upgrades
 
 
-async def test_upgrade_within_the_bounds_is_accepted(running: Running) -> None:
-    bearer = b"Authorization: Bearer %s\r\n" % KEY.encode()
+async def test_upgrade_within_the_bounds_is_accepted(running: RunningServer) -> None:
+    bearer = b"Authorization: Bearer %s\r\n" % API_KEY.encode()
     async with open_raw(running.port) as connection:
-        await connection.send(upgrade()[:-2] + bearer + headers(8, 7500) + b"\r\n")
+        await connection.send(upgrade_request()[:-2] + bearer + headers(8, 7500) + b"\r\n")
         head = await asyncio.wait_for(connection.reader.readuntil(b"\r\n\r\n"), 20)
         assert head.startswith(b"HTTP/1.1 101 ")
 
@@ -236,14 +238,18 @@ async def test_upgrade_within_the_bounds_is_accepted(running: Running) -> None:
 @pytest.mark.parametrize(
     ("sent", "status", "excerpt"),
     [
-        (upgrade(Authorization="a" * 9000), 431, "header 'authorization' of a WebSocket upgrade"),
-        (upgrade("/" + "a" * 9000), 414, "request line of a WebSocket upgrade"),
-        (upgrade(Content_Length="5"), 400, "not a valid WebSocket upgrade"),
+        (
+            upgrade_request(Authorization="a" * 9000),
+            431,
+            "header 'authorization' of a WebSocket upgrade",
+        ),
+        (upgrade_request("/" + "a" * 9000), 414, "request line of a WebSocket upgrade"),
+        (upgrade_request(Content_Length="5"), 400, "not a valid WebSocket upgrade"),
     ],
     ids=["a long header", "a long line", "a body"],
 )
 async def test_invalid_upgrade_gets_an_http_error(
-    running: Running, sent: bytes, status: int, excerpt: str
+    running: RunningServer, sent: bytes, status: int, excerpt: str
 ) -> None:
     async with open_raw(running.port) as connection:
         await connection.send(sent)
@@ -293,7 +299,7 @@ FLOODS = {
     "one value": (LINE + b"X: ", b"a" * 65_536),
     "a request line": (b"GET /", b"a" * 65_536),
     "requests": (b"", (LINE + b"\r\n") * 2000),
-    "an upgrade": (upgrade()[:-2], headers(200, 300)),
+    "an upgrade": (upgrade_request()[:-2], headers(200, 300)),
 }
 UNFINISHED_PEERS = 22
 UNFINISHED_MIB = 19
@@ -325,7 +331,7 @@ async def hold_unfinished(port: int) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(UNFINISHED_PEERS):
             connection = await stack.enter_async_context(open_raw(port))
-            await connection.send(upgrade("/v1/responses", Authorization="Bearer bench"))
+            await connection.send(upgrade_request("/v1/responses", Authorization="Bearer bench"))
             assert b" 101 " in await connection.reader.readuntil(b"\r\n\r\n")
             await connection.send(head)
             await connection.send_many(bytes(KIB * KIB), UNFINISHED_MIB * KIB * KIB)

@@ -19,23 +19,30 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.hardening import guarded_http, guarded_websocket
 from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
 from continuo.realtime.server.process.web_server import WebServer, bind
-from tests.support.engines import Bench
-from tests.support.frames import CLOSE, CONT, PING, Peer, frame, upgrade
-from tests.support.web_servers import KEY, Running, first, serve
+from tests.support.engines import EngineHarness
+from tests.support.frames import (
+    CLOSE,
+    CONTINUATION,
+    PING,
+    RawWebSocket,
+    encode_frame,
+    upgrade_request,
+)
+from tests.support.web_servers import API_KEY, RunningServer, receive_event, serve_harness
 
 MIB = 1024 * 1024
 SMALL = Limits(incoming_bytes_max=8 * MIB, resume_window_s=0.1, sweep_interval_s=0.05)
 
 
 @pytest.fixture
-async def small(bench: Bench) -> AsyncIterator[Running]:
-    async with serve(bench, GatewaySettings(limits=SMALL)) as running:
+async def small(bench: EngineHarness) -> AsyncIterator[RunningServer]:
+    async with serve_harness(bench, GatewaySettings(limits=SMALL)) as running:
         yield running
 
 
 def half(size: int) -> bytes:
     """Return a frame without its last byte."""
-    return frame(b" " * (size + 1))[:-1]
+    return encode_frame(b" " * (size + 1))[:-1]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -44,9 +51,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def close_reason(peer: Peer) -> tuple[int, str]:
+async def close_reason(peer: RawWebSocket) -> tuple[int, str]:
     """Return code and reason of the close frame."""
-    while (received := await peer.recv()) is not None:
+    while (received := await peer.receive()) is not None:
         if received.opcode == CLOSE:
             return int.from_bytes(received.payload[:2], "big"), received.payload[2:].decode()
     raise AssertionError("the connection ended without a close frame")
@@ -110,19 +117,19 @@ def test_second_release_of_a_share_changes_nothing() -> None:
 # ---------------------------------------------------------------- unfinished messages
 
 
-async def test_unfinished_messages_stay_within_the_budget(small: Running) -> None:
+async def test_unfinished_messages_stay_within_the_budget(small: RunningServer) -> None:
     """A client with a small message is answered while the budget is full."""
     incoming, most = small.server.incoming_budget, 0
-    others: list[Peer] = []
+    others: list[RawWebSocket] = []
     for _ in range(12):
-        peer = await Peer.connect(small.port)
-        await peer.event()
+        peer = await RawWebSocket.connect(small.port)
+        await peer.receive_event()
         await peer.send(half(MIB))
         others.append(peer)
         async with connect(small.url) as honest:
-            await first(honest)
+            await receive_event(honest)
             await honest.send(json.dumps({"type": "input_audio_buffer.clear", "pad": "x" * 4096}))
-            assert (await first(honest))["type"] == "input_audio_buffer.cleared"
+            assert (await receive_event(honest))["type"] == "input_audio_buffer.cleared"
         most = max(most, incoming.charged_bytes)
     await until(lambda: incoming.refused_count >= 12 - 8)
     assert 6 * MIB < most <= incoming.bytes_max
@@ -131,8 +138,10 @@ async def test_unfinished_messages_stay_within_the_budget(small: Running) -> Non
     await until(lambda: incoming.charged_bytes == 0)
 
 
-async def test_connection_refused_by_the_budget_gets_1013_and_a_reason(small: Running) -> None:
-    large, *rest = [await Peer.connect(small.port) for _ in range(8)]
+async def test_connection_refused_by_the_budget_gets_1013_and_a_reason(
+    small: RunningServer,
+) -> None:
+    large, *rest = [await RawWebSocket.connect(small.port) for _ in range(8)]
     await large.send(half(2 * MIB - 64))
     for peer in rest:
         await peer.send(half(MIB))
@@ -142,7 +151,7 @@ async def test_connection_refused_by_the_budget_gets_1013_and_a_reason(small: Ru
         peer.close()
 
 
-async def test_message_is_charged_until_the_next_one_is_received(bench: Bench) -> None:
+async def test_message_is_charged_until_the_next_one_is_received(bench: EngineHarness) -> None:
     """Handling of a message ends when the application receives the next one."""
     received, may_continue = asyncio.Event(), asyncio.Event()
 
@@ -154,8 +163,8 @@ async def test_message_is_charged_until_the_next_one_is_received(bench: Bench) -
         await websocket.receive()
 
     async with running_app(slow) as (server, port):
-        peer = await Peer.connect(port)
-        await peer.send(frame(b" " * MIB))
+        peer = await RawWebSocket.connect(port)
+        await peer.send(encode_frame(b" " * MIB))
         await asyncio.wait_for(received.wait(), 20)
         assert server.incoming_budget.charged_bytes == MIB
         may_continue.set()
@@ -174,10 +183,10 @@ async def test_frames_before_the_upgrade_is_accepted_end_the_connection(
 
     async with running_app(never_accept) as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(upgrade())
+        writer.write(upgrade_request())
         await until(lambda: bool(server.server_state.connections))
         await asyncio.sleep(0.1)
-        writer.write(frame(b"\xff\xfe") + half(MIB))
+        writer.write(encode_frame(b"\xff\xfe") + half(MIB))
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 20) == b""
         writer.close()
@@ -201,7 +210,7 @@ async def running_app(
         await asyncio.wait_for(serving, 20)
 
 
-async def test_unfinished_heads_are_charged(small: Running) -> None:
+async def test_unfinished_heads_are_charged(small: RunningServer) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(4):
             _, writer = await asyncio.open_connection("127.0.0.1", small.port)
@@ -217,11 +226,11 @@ async def test_unfinished_heads_are_charged(small: Running) -> None:
 def post(size: int) -> bytes:
     return (
         f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n"
-        f"Authorization: Bearer {KEY}\r\n\r\n"
+        f"Authorization: Bearer {API_KEY}\r\n\r\n"
     ).encode()
 
 
-async def test_largest_body_is_refused_and_another_is_answered(small: Running) -> None:
+async def test_largest_body_is_refused_and_another_is_answered(small: RunningServer) -> None:
     async def begin_body(size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
         writer.write(post(6 * MIB) + b" " * size)
@@ -244,7 +253,7 @@ async def test_largest_body_is_refused_and_another_is_answered(small: Running) -
         writer.close()
 
 
-async def test_body_declared_over_the_limit_is_refused_unread(running: Running) -> None:
+async def test_body_declared_over_the_limit_is_refused_unread(running: RunningServer) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(post(16 * MIB + 1))
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
@@ -254,7 +263,7 @@ async def test_body_declared_over_the_limit_is_refused_unread(running: Running) 
 
 
 async def test_slowly_arriving_body_is_dropped_after_a_timeout(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "BODY_TIMEOUT_S", 0.3)
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -277,20 +286,20 @@ async def test_slowly_arriving_body_is_dropped_after_a_timeout(
 
 @pytest.mark.parametrize(
     "start",
-    [half(1000), frame(b" " * 1000, fin=False), frame(b"", fin=False)],
+    [half(1000), encode_frame(b" " * 1000, fin=False), encode_frame(b"", fin=False)],
     ids=["a frame", "fragments", "an empty fragment"],
 )
 async def test_pings_do_not_extend_the_deadline_of_a_message(
-    small: Running, monkeypatch: pytest.MonkeyPatch, start: bytes
+    small: RunningServer, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
     monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 0.3)
-    peer = await Peer.connect(small.port)
-    await peer.event()
+    peer = await RawWebSocket.connect(small.port)
+    await peer.receive_event()
     await peer.send(start)
 
     async def ping() -> None:
         while start[0] & 0x80 == 0:  # a control frame cannot interrupt a frame
-            await peer.send(frame(b"", PING))
+            await peer.send(encode_frame(b"", PING))
             await asyncio.sleep(0.02)
 
     pinging = asyncio.create_task(ping())
@@ -300,18 +309,18 @@ async def test_pings_do_not_extend_the_deadline_of_a_message(
 
 
 async def test_each_message_has_a_deadline_of_its_own(
-    small: Running, monkeypatch: pytest.MonkeyPatch
+    small: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline begins anew with each message, without a pause between messages."""
     monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 2.0)
-    peer = await Peer.connect(small.port)
-    await peer.event()
-    clear = frame('{"type": "input_audio_buffer.clear"}')
+    peer = await RawWebSocket.connect(small.port)
+    await peer.receive_event()
+    clear = encode_frame('{"type": "input_audio_buffer.clear"}')
     await peer.send(clear[:5])
     for _ in range(30):
         await asyncio.sleep(0.1)
         await peer.send(clear[5:] + clear[:5])
-        assert (await peer.event())["type"] == "input_audio_buffer.cleared"
+        assert (await peer.receive_event())["type"] == "input_audio_buffer.cleared"
     peer.close()
 
 
@@ -328,9 +337,9 @@ async def test_deadline_excludes_time_in_which_the_server_does_not_read(
             received.append((await websocket.receive()).get("text"))
 
     async with running_app(slow) as (_, port):
-        peer = await Peer.connect(port)
-        late = frame("late")
-        await peer.send(frame("soon") + late[:5])
+        peer = await RawWebSocket.connect(port)
+        late = encode_frame("late")
+        await peer.send(encode_frame("soon") + late[:5])
         await asyncio.sleep(1.5)
         await peer.send(late[5:])
         await until(lambda: received == ["soon", "late"])
@@ -340,11 +349,11 @@ async def test_deadline_excludes_time_in_which_the_server_does_not_read(
 # ---------------------------------------------------------------- fragments
 
 
-async def test_number_of_empty_fragments_is_bounded(small: Running) -> None:
-    peer = await Peer.connect(small.port)
-    await peer.event()
-    fragments = frame(b"", CONT, fin=False) * 5000
-    await peer.send(frame(b"", fin=False), *[fragments] * 20)
+async def test_number_of_empty_fragments_is_bounded(small: RunningServer) -> None:
+    peer = await RawWebSocket.connect(small.port)
+    await peer.receive_event()
+    fragments = encode_frame(b"", CONTINUATION, fin=False) * 5000
+    await peer.send(encode_frame(b"", fin=False), *[fragments] * 20)
     code, reason = await close_reason(peer)
     assert code == 1008
     assert reason == "a message of over 1,024 small fragments"
@@ -353,101 +362,105 @@ async def test_number_of_empty_fragments_is_bounded(small: Running) -> None:
 
 @pytest.mark.parametrize(("count", "size"), [(1000, 0), (4000, 64)])
 async def test_fragments_within_the_bound_are_one_message(
-    small: Running, count: int, size: int
+    small: RunningServer, count: int, size: int
 ) -> None:
-    peer = await Peer.connect(small.port)
-    await peer.event()
-    head = frame('{"type": "input_audio_buffer.clear"}', fin=False)
-    await peer.send(head + frame(b" " * size, CONT, fin=False) * count + frame(b"", CONT))
-    assert (await peer.event())["type"] == "input_audio_buffer.cleared"
+    peer = await RawWebSocket.connect(small.port)
+    await peer.receive_event()
+    head = encode_frame('{"type": "input_audio_buffer.clear"}', fin=False)
+    await peer.send(
+        head
+        + encode_frame(b" " * size, CONTINUATION, fin=False) * count
+        + encode_frame(b"", CONTINUATION)
+    )
+    assert (await peer.receive_event())["type"] == "input_audio_buffer.cleared"
     peer.close()
 
 
-async def test_pongs_to_a_peer_that_does_not_read_are_not_buffered(small: Running) -> None:
-    peer = await Peer.connect(small.port)
-    await peer.event()
+async def test_pongs_to_a_peer_that_does_not_read_are_not_buffered(small: RunningServer) -> None:
+    peer = await RawWebSocket.connect(small.port)
+    await peer.receive_event()
     client_transport = cast("asyncio.Transport", peer.writer.transport)
     client_transport.pause_reading()
     (server_connection,) = small.server.server_state.connections
     for _ in range(40):
-        await peer.send(frame(b"x" * 125, PING) * 4000)
+        await peer.send(encode_frame(b"x" * 125, PING) * 4000)
     assert server_connection.transport.get_write_buffer_size() < MIB, "20 MB of pings were sent"
     client_transport.resume_reading()
-    await peer.say(type="input_audio_buffer.clear")
-    assert (await peer.until("input_audio_buffer.cleared"))["type"]
+    await peer.send_event(type="input_audio_buffer.clear")
+    assert (await peer.wait_for("input_audio_buffer.cleared"))["type"]
     peer.close()
 
 
 # ---------------------------------------------------------------- release of memory
 
 
-async def open_peer(running: Running) -> Peer:
-    peer = await Peer.connect(running.port, Authorization=f"Bearer {KEY}")
-    await peer.event()
+async def open_peer(running: RunningServer) -> RawWebSocket:
+    peer = await RawWebSocket.connect(running.port, Authorization=f"Bearer {API_KEY}")
+    await peer.receive_event()
     return peer
 
 
-async def half_a_frame(running: Running) -> Peer:
+async def half_a_frame(running: RunningServer) -> RawWebSocket:
     peer = await open_peer(running)
     await peer.send(half(MIB))
     return peer
 
 
-async def half_a_message(running: Running) -> Peer:
+async def half_a_message(running: RunningServer) -> RawWebSocket:
     peer = await open_peer(running)
-    await peer.send(frame(b" " * MIB, fin=False))
+    await peer.send(encode_frame(b" " * MIB, fin=False))
     return peer
 
 
-async def too_long_a_message(running: Running) -> Peer:
+async def too_long_a_message(running: RunningServer) -> RawWebSocket:
     peer = await half_a_message(running)
     await peer.send(half(2 * MIB))
     return peer
 
 
-async def an_ill_formed_frame(running: Running) -> Peer:
+async def an_ill_formed_frame(running: RunningServer) -> RawWebSocket:
     peer = await half_a_message(running)
-    await peer.send(frame(b"x", 3))
+    await peer.send(encode_frame(b"x", 3))
     return peer
 
 
-async def whole_messages(running: Running) -> Peer:
+async def whole_messages(running: RunningServer) -> RawWebSocket:
     peer = await open_peer(running)
-    await peer.send(frame(b" " * MIB + b"{}"))
-    await peer.event()
+    await peer.send(encode_frame(b" " * MIB + b"{}"))
+    await peer.receive_event()
     return peer
 
 
-async def half_a_response(running: Running) -> Peer:
+async def half_a_response(running: RunningServer) -> RawWebSocket:
     """Use the WebSocket of the Responses API."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    peer = Peer(reader, writer)
-    writer.write(upgrade("/v1/responses", Authorization=f"Bearer {KEY}"))
+    peer = RawWebSocket(reader, writer)
+    writer.write(upgrade_request("/v1/responses", Authorization=f"Bearer {API_KEY}"))
     await reader.readuntil(b"\r\n\r\n")
-    await peer.send(frame(b" " * MIB + b"{}"), half(MIB))
-    await peer.event()
+    await peer.send(encode_frame(b" " * MIB + b"{}"), half(MIB))
+    await peer.receive_event()
     return peer
 
 
-async def over_http(running: Running, sent: bytes) -> Peer:
-    peer = Peer(*await asyncio.open_connection("127.0.0.1", running.port))
+async def over_http(running: RunningServer, sent: bytes) -> RawWebSocket:
+    peer = RawWebSocket(*await asyncio.open_connection("127.0.0.1", running.port))
     await peer.send(sent)
     return peer
 
 
-async def half_a_body(running: Running) -> Peer:
+async def half_a_body(running: RunningServer) -> RawWebSocket:
     return await over_http(running, post(2 * MIB) + b" " * MIB)
 
 
-async def half_a_head(running: Running) -> Peer:
+async def half_a_head(running: RunningServer) -> RawWebSocket:
     return await over_http(running, b"GET /health HTTP/1.1\r\nX: " + b"x" * 30_000)
 
 
-async def too_long_a_head(running: Running) -> Peer:
+async def too_long_a_head(running: RunningServer) -> RawWebSocket:
     return await over_http(running, b"GET /health HTTP/1.1\r\nX: " + b"x" * 90_000)
 
 
-async def a_pipelined_body(running: Running) -> Peer:
+async def a_pipelined_body(running: RunningServer) -> RawWebSocket:
     body = b'{"model": "demo", "input": "hello", "max_output_tokens": 300}'
     return await over_http(running, post(len(body)) + body + post(2 * MIB) + b" " * 100_000)
 
@@ -469,9 +482,9 @@ ABANDONED = [
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @pytest.mark.parametrize("abandon", ABANDONED, ids=[each.__name__ for each in ABANDONED])
 async def test_memory_of_a_connection_is_freed_without_garbage_collection(
-    bench: Bench,
+    bench: EngineHarness,
     monkeypatch: pytest.MonkeyPatch,
-    abandon: Callable[[Running], Awaitable[Peer]],
+    abandon: Callable[[RunningServer], Awaitable[RawWebSocket]],
     how: str,
 ) -> None:
     references: list[weakref.ref[object]] = []
@@ -488,8 +501,10 @@ async def test_memory_of_a_connection_is_freed_without_garbage_collection(
 
         monkeypatch.setattr(kind, "connection_made", record)
     limits = Limits(resume_window_s=0, detach_grace_s=0, sweep_interval_s=0.02)
-    settings = GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo",), limits=limits)
-    async with serve(bench, settings) as running:
+    settings = GatewaySettings(
+        tenants={API_KEY: "default"}, served_model_name=("demo",), limits=limits
+    )
+    async with serve_harness(bench, settings) as running:
         gc.collect()
         gc.disable()
         try:

@@ -7,10 +7,10 @@ import pytest
 
 from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.transport import connection
-from tests.support.frames import Peer, frame
-from tests.support.web_servers import KEY, Running
+from tests.support.frames import RawWebSocket, encode_frame
+from tests.support.web_servers import API_KEY, RunningServer
 
-BEARER = f"Bearer {KEY}"
+BEARER = f"Bearer {API_KEY}"
 
 
 async def test_few_turns_run_per_round_in_the_order_of_requests() -> None:
@@ -49,7 +49,7 @@ async def test_cancelled_wait_does_not_use_up_a_turn() -> None:
 
 
 async def test_flood_of_frames_does_not_delay_another_client(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The frame of another client is handled before thousands of frames in one chunk are."""
     handled: list[str | None] = []
@@ -60,16 +60,16 @@ async def test_flood_of_frames_does_not_delay_another_client(
         return decode_command(event, *rest)
 
     monkeypatch.setattr(connection, "decode_command", counting)
-    flood = await Peer.connect(running.port, Authorization=BEARER)
-    other = await Peer.connect(running.port, Authorization=BEARER)
+    flood = await RawWebSocket.connect(running.port, Authorization=BEARER)
+    other = await RawWebSocket.connect(running.port, Authorization=BEARER)
     for peer in (flood, other):
-        await peer.until("session.created")
-    clear = frame('{"type": "input_audio_buffer.clear"}')
+        await peer.wait_for("session.created")
+    clear = encode_frame('{"type": "input_audio_buffer.clear"}')
     flood.writer.write(clear * 4_000)
     while not handled:
         await asyncio.sleep(0)
-    await other.say(type="input_audio_buffer.clear", event_id="single")
-    await other.until("input_audio_buffer.cleared")
+    await other.send_event(type="input_audio_buffer.clear", event_id="single")
+    await other.wait_for("input_audio_buffer.cleared")
     assert "single" in handled
     assert len(handled) < 2_000
     flood.reset()
@@ -77,7 +77,7 @@ async def test_flood_of_frames_does_not_delay_another_client(
 
 
 async def test_only_the_first_read_of_a_connection_waits_for_a_turn(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few new connections are read per round; later requests of open ones need no turn."""
     taken: list[None] = []

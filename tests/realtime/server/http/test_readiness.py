@@ -14,10 +14,10 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.store import health_probe, open_store
-from tests.support.engines import Bench
+from tests.support.engines import EngineHarness
 from tests.support.redis_process import RedisProcess, needs_redis
-from tests.support.store_refusals import REFUSALS, Refusal, run, with_a_user
-from tests.support.web_servers import Running, first, listening
+from tests.support.store_refusals import STORE_FAILURES, StoreFailure, create_acl_user, run_commands
+from tests.support.web_servers import RunningServer, receive_event, serve_app
 
 READY: tuple[int, dict[str, object]] = (200, {"status": "ready"})
 NO_STORE: tuple[int, dict[str, object]] = (503, {"status": "no_store"})
@@ -32,64 +32,64 @@ async def redis(tmp_path: Path) -> AsyncIterator[RedisProcess]:
 
 
 @pytest.fixture
-async def running(bench: Bench, redis: RedisProcess) -> AsyncIterator[Running]:
-    async with served(bench, await with_a_user(redis)) as running:
+async def running(bench: EngineHarness, redis: RedisProcess) -> AsyncIterator[RunningServer]:
+    async with served(bench, await create_acl_user(redis)) as running:
         yield running
 
 
 @contextlib.asynccontextmanager
-async def served(bench: Bench, url: str) -> AsyncIterator[Running]:
+async def served(bench: EngineHarness, url: str) -> AsyncIterator[RunningServer]:
     store = await open_store(url)
     app = build_app(bench.engine, GatewaySettings(), store)
     gate = ReadinessGate()
     gate.set_app(app, bench.engine, store)
-    async with listening(gate, app.state.registry, GatewaySettings()) as running:
+    async with serve_app(gate, app.state.registry, GatewaySettings()) as running:
         yield running
     await store.aclose()
 
 
-async def until_health(running: Running, expected: tuple[int, dict[str, object]]) -> None:
+async def until_health(running: RunningServer, expected: tuple[int, dict[str, object]]) -> None:
     async with asyncio.timeout(20):
-        while await running.get("/health/ready") != expected:
+        while await running.get_json("/health/ready") != expected:
             await asyncio.sleep(0.02)
 
 
 @needs_redis
 @pytest.mark.parametrize("is_paused", [False, True])
 async def test_server_is_not_ready_while_its_store_is_down(
-    running: Running, redis: RedisProcess, bench: Bench, is_paused: bool
+    running: RunningServer, redis: RedisProcess, bench: EngineHarness, is_paused: bool
 ) -> None:
     """The outage is detected without traffic; a response in progress continues."""
     bench.runner.step_s = 0.01
     await until_health(running, READY)
     async with connect(running.url) as socket:
-        await first(socket)
+        await receive_event(socket)
         response = {"max_output_tokens": 300, "ignore_eos": True}
         await socket.send(json.dumps({"type": "response.create", "response": response}))
-        while (await first(socket))["type"] != "response.output_text.delta":
+        while (await receive_event(socket))["type"] != "response.output_text.delta":
             pass
         if is_paused:
             redis.pause()
         else:
             redis.stop()
         await until_health(running, NO_STORE)
-        assert (await running.get("/health/live"))[0] == 200
+        assert (await running.get_json("/health/live"))[0] == 200
         if is_paused:
-            redis.go_on()
+            redis.resume()
         else:
             await redis.start()
-            await with_a_user(redis)
+            await create_acl_user(redis)
         await until_health(running, READY)
-        while (event := await first(socket))["type"] != "response.done":
+        while (event := await receive_event(socket))["type"] != "response.done":
             assert event["type"] != "error", event
 
 
 @needs_redis
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda one: one.name)
+@pytest.mark.parametrize("refusal", STORE_FAILURES, ids=lambda one: one.name)
 async def test_server_is_not_ready_while_its_store_refuses_writes(
-    running: Running,
+    running: RunningServer,
     redis: RedisProcess,
-    refusal: Refusal,
+    refusal: StoreFailure,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -98,16 +98,16 @@ async def test_server_is_not_ready_while_its_store_refuses_writes(
     monkeypatch.setattr(health_probe, "HEALTHY_INTERVAL_S", 0.1)
     await until_health(running, READY)
     async with connect(running.url) as socket:
-        await first(socket)
+        await receive_event(socket)
         for n in range(4):
             await add(socket, f"item_{n}")
-        await run(redis, refusal.begin)
+        await run_commands(redis, refusal.start_commands)
         for n in range(4, 8):
             await until_refused(socket, f"item_{n}", at_once=n > 4 or refusal.name != "eviction")
         await until_health(running, NO_STORE)
         async with connect(running.url) as other:
-            assert (await first(other))["error"]["code"] == "store_unavailable"
-        await run(redis, refusal.mend)
+            assert (await receive_event(other))["error"]["code"] == "store_unavailable"
+        await run_commands(redis, refusal.stop_commands)
         await until_health(running, READY)
         for n in range(4, 8):
             await add(socket, f"item_{n}")
@@ -118,7 +118,7 @@ async def test_server_is_not_ready_while_its_store_refuses_writes(
 
 async def add(socket: ClientConnection, name: str) -> None:
     await send(socket, name)
-    while (event := await first(socket))["type"] != "conversation.item.done":
+    while (event := await receive_event(socket))["type"] != "conversation.item.done":
         assert event["type"] != "error", event
 
 
@@ -132,7 +132,10 @@ async def until_refused(socket: ClientConnection, name: str, *, at_once: bool) -
     """Send items until one is refused; with `at_once` the first one must be."""
     while True:
         await send(socket, name)
-        while (event := await first(socket))["type"] not in ("conversation.item.done", "error"):
+        while (event := await receive_event(socket))["type"] not in (
+            "conversation.item.done",
+            "error",
+        ):
             pass
         if event["type"] == "error":
             break
@@ -144,7 +147,7 @@ async def until_refused(socket: ClientConnection, name: str, *, at_once: bool) -
 
 
 async def test_server_is_not_ready_while_the_sqlite_folder_is_missing(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: EngineHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store keeps its file open while the folder is moved away."""
     monkeypatch.setattr(health_probe, "HEALTHY_INTERVAL_S", 0.1)
@@ -152,7 +155,7 @@ async def test_server_is_not_ready_while_the_sqlite_folder_is_missing(
     async with served(bench, f"sqlite:///{folder / 'store.db'}") as running:
         await until_health(running, READY)
         async with connect(running.url) as socket:
-            await first(socket)
+            await receive_event(socket)
             await add(socket, "item_1")
             folder.rename(tmp_path / "away")
             await until_health(running, NO_STORE)
