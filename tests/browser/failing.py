@@ -37,14 +37,14 @@ async def main(port: int, limits: Limits, folder: Path) -> None:
         loop, terminated = asyncio.get_running_loop(), asyncio.Event()
 
         def make_logits_non_finite() -> None:
-            bench.runner.poison.update(range(VOCABULARY_SIZE))
+            bench.runner.nan_ids.update(range(VOCABULARY_SIZE))
 
         def kill() -> None:
             bench.launch_allowed.clear()
             bench.kill()
 
         def recover() -> None:
-            bench.runner.poison.clear()
+            bench.runner.nan_ids.clear()
             bench.launch_allowed.set()
 
         loop.add_signal_handler(signal.SIGUSR1, make_logits_non_finite)

@@ -147,7 +147,7 @@ async def running_servers(folder: Path) -> AsyncIterator[list[str]]:
         app, bench, store = await fleet.build(
             Limits(requests_per_minute=1_000_000, tokens_per_minute=1_000_000_000)
         )
-        bench.runner.poison = {bench.engine.text.encode("@")[0]}
+        bench.runner.nan_ids = {bench.engine.text.encode("@")[0]}
         BuggyStore(store)
         await fleet.open("broken", app)
         app, _, _ = await fleet.build(Limits(tokens_per_minute=1))

@@ -172,13 +172,13 @@ async def test_invalid_options_are_reported(addresses: list[str], tmp_path: Path
         (("--engine", addresses[0], "--secret-file", "/none"), "/none: cannot be read"),
     ):
         with processes.running_gateway(*options) as gateway:
-            assert await gateway.ended() == 1
+            assert await gateway.wait_exit() == 1
             with pytest.raises(AssertionError, match=message):
-                gateway.until("never")
+                gateway.wait_for_output("never")
     with processes.running_gateway("--engine", addresses[0], "--secret-file", str(file)) as gateway:
-        assert await asyncio.to_thread(gateway.until, "(does not know the shared secret)")
-        gateway.send(signal.SIGTERM)
-        assert await gateway.ended() == 0
+        assert await asyncio.to_thread(gateway.wait_for_output, "(does not know the shared secret)")
+        gateway.send_signal(signal.SIGTERM)
+        assert await gateway.wait_exit() == 0
     with processes.running_process("engine", "--listen", "0.0.0.0:0") as engine:
         assert await engine.wait_exit() == 1
         with pytest.raises(AssertionError, match="set --secret-file"):
@@ -207,15 +207,15 @@ async def test_engine_link_with_tls_requires_a_trusted_certificate(
                 await client.send_message(STORY)
                 assert await client.complete_response(max_output_tokens=8)
         with processes.running_gateway(*options, "--engine-cafile", str(other)) as gateway:
-            await asyncio.to_thread(gateway.until, "(certificate verify failed)")
+            await asyncio.to_thread(gateway.wait_for_output, "(certificate verify failed)")
         with processes.running_gateway(*options) as gateway:
             await asyncio.to_thread(
-                gateway.until, "(the link was closed before the engine was ready)"
+                gateway.wait_for_output, "(the link was closed before the engine was ready)"
             )
         with processes.running_gateway(*options, "--engine-cafile", "/none") as gateway:
-            assert await gateway.ended() == 1
+            assert await gateway.wait_exit() == 1
             with pytest.raises(AssertionError, match="--engine-cafile /none: No such file"):
-                gateway.until("never")
+                gateway.wait_for_output("never")
 
 
 async def test_engine_process_exits_when_its_server_is_killed() -> None:
@@ -254,7 +254,7 @@ async def test_response_resumes_at_another_gateway_after_a_kill(tmp_path: Path) 
             text = await client.complete_response(conversation="none", **LONG_RESPONSE)
             await client.start_response(**LONG_RESPONSE)
             await client.wait_deltas(20)
-            one.send(signal.SIGKILL)
+            one.send_signal(signal.SIGKILL)
             assert await client.wait_close_code() == 1006
             async with connect(f"{urls[1]}?{client.resume_query}") as socket:
                 client.socket = socket

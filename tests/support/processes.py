@@ -11,7 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +109,16 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-def running_engine(*options: str, env: dict[str, str] | None = None) -> Any:
+def running_engine(
+    *options: str, env: dict[str, str] | None = None
+) -> AbstractContextManager[Process]:
     """Run an engine on a free port."""
     return running_process("engine", "--listen", "127.0.0.1:0", "--threads", "1", *options, env=env)
 
 
-def running_gateway(*options: str, env: dict[str, str] | None = None) -> Any:
+def running_gateway(
+    *options: str, env: dict[str, str] | None = None
+) -> AbstractContextManager[Process]:
     return running_process("gateway", "--port", "0", "--no-web", *options, env=env)
 
 

@@ -42,12 +42,12 @@ async def test_committing_a_provisional_span_reuses_its_prefilled_kv(
         for span in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 9, 8, 7, 6], [1, 2, 9, 8, 7, 6, 5]):
             assert await engine.append(session, span, "provisional") == 20
             await wait_until_prefilled(bench, session)
-        before = bench.runner.tokens_run
+        before = bench.runner.token_count
         assert await engine.append(session, [1, 2, 9, 8, 7, 6, 5, 4], "commit") == 28
         assert await generate_ids(engine, session, 1) == oracle(
             [*range(20), 1, 2, 9, 8, 7, 6, 5, 4], 1
         )
-        assert bench.runner.tokens_run - before <= 2
+        assert bench.runner.token_count - before <= 2
 
 
 async def test_revised_provisional_span_keeps_the_kv_of_its_common_prefix(letters: Path) -> None:
@@ -55,10 +55,10 @@ async def test_revised_provisional_span_keeps_the_kv_of_its_common_prefix(letter
         session = await bench.engine.open()
         await bench.engine.append(session, [*range(50)], "provisional")
         await wait_until_prefilled(bench, session)
-        before = bench.runner.tokens_run
+        before = bench.runner.token_count
         await bench.engine.append(session, [*range(45), 3, 2, 1], "provisional")
         await wait_until_prefilled(bench, session)
-        assert bench.runner.tokens_run - before == 3
+        assert bench.runner.token_count - before == 3
 
 
 async def test_append_inserts_ids_before_the_provisional_span(letters: Path) -> None:
@@ -191,10 +191,10 @@ async def test_provisional_span_is_never_shared(letters: Path) -> None:
         child = await engine.fork(one, 6)
         assert (await engine.info(child)).length == 6
         await engine.close(one)
-        before = bench.runner.tokens_run
+        before = bench.runner.token_count
         await engine.append(other, [*range(8), *range(30)])
         await wait_until_prefilled(bench, other)
-        assert bench.runner.tokens_run - before == 30
+        assert bench.runner.token_count - before == 30
 
 
 async def test_too_long_span_is_refused_and_the_previous_span_stays(letters: Path) -> None:
@@ -251,9 +251,9 @@ async def test_regular_session_branches_from_any_finished_turn(letters: Path, ah
         await turn("a", None, list(range(12)), [])
         await turn("b", None, [1, 1], logs["a"])
         await turn("c", "a", [2, 2], logs["a"])
-        before = bench.runner.tokens_run
+        before = bench.runner.token_count
         await turn("d", "b", [3, 3], logs["b"])
-        assert bench.runner.tokens_run - before <= 4 + 2 + 5 + 1, "the branch was still cached"
+        assert bench.runner.token_count - before <= 4 + 2 + 5 + 1, "the branch was still cached"
         await turn("e", None, [4], logs["d"])
         await engine.append(session, [5], drop_previous_output=True)
         logs["x"] = [*logs["d"], 4, 5]
@@ -303,9 +303,9 @@ async def test_one_shot_requests_share_cached_prefixes(letters: Path) -> None:
         log = list(range(40))
         for _ in range(3):
             turn = await bench.engine.complete(log, Sampling(max_tokens=8))
-            before = bench.runner.tokens_run
+            before = bench.runner.token_count
             log += await collect_ids(turn)
-        assert bench.runner.tokens_run - before <= 8 + 8
+        assert bench.runner.token_count - before <= 8 + 8
         assert await bench.engine.list_sessions() == []
         assert (await bench.engine.stats()).pages_leased == 0
 

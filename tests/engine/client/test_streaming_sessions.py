@@ -42,12 +42,12 @@ async def test_turn_computes_only_new_tokens(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead) as bench:
         session = await bench.engine.open()
         await generate_ids(bench.engine, session, list(range(60)), 4)
-        before = bench.runner.tokens_run
+        before = bench.runner.token_count
         turn_ids = await generate_ids(bench.engine, session, [1, 2, 3], 4)
         assert len(turn_ids) == 4
         # the id drawn last, the three new ones, and the output but its last id; a step ahead may
         # compute one more, and an append already prefilled has its last id computed once more
-        assert bench.runner.tokens_run - before <= 1 + 3 + 3 + ahead + 1
+        assert bench.runner.token_count - before <= 1 + 3 + 3 + ahead + 1
 
 
 @AHEAD
@@ -97,22 +97,22 @@ async def test_shared_prefix_is_computed_once(letters: Path, ahead: int) -> None
         first = await bench.engine.open(cache_scope="tenant")
         await generate_ids(bench.engine, first, [*prompt, 50], 3)
         second = await bench.engine.open(cache_scope="tenant")
-        before = bench.runner.tokens_run
+        before = bench.runner.token_count
         await bench.engine.append(second, [*prompt, 60])
         turn = await bench.engine.generate(second, Sampling(max_tokens=3))
         assert await collect_ids(turn) == oracle([*prompt, 60], 3)
         assert turn.ended is not None
         assert turn.ended.cached_tokens >= 40
-        assert bench.runner.tokens_run - before < 10
+        assert bench.runner.token_count - before < 10
 
 
 async def test_no_kv_is_shared_across_cache_scopes(letters: Path) -> None:
     async with digest_engine(letters) as bench:
         for scope in ("a", "b"):
             session = await bench.engine.open(cache_scope=scope)
-            before = bench.runner.tokens_run
+            before = bench.runner.token_count
             await generate_ids(bench.engine, session, list(range(40)), 1)
-            assert bench.runner.tokens_run - before >= 40
+            assert bench.runner.token_count - before >= 40
 
 
 @AHEAD
@@ -122,14 +122,14 @@ async def test_rewind_and_fork_recompute_no_tokens(letters: Path, ahead: int) ->
         session = await engine.open()
         log = list(range(30))
         log += await generate_ids(engine, session, log[:], 9)
-        before = bench.runner.tokens_run
+        before = bench.runner.token_count
         assert await engine.rewind(session, 33) == 33
         child = await engine.fork(session, 21)
         rewound = await generate_ids(engine, session, [7], 4)
         forked = await generate_ids(engine, child, [8], 4)
         assert rewound == oracle([*log[:33], 7], 4)
         assert forked == oracle([*log[:21], 8], 4)
-        assert bench.runner.tokens_run - before <= 2 * (1 + 1 + 3 + ahead)
+        assert bench.runner.token_count - before <= 2 * (1 + 1 + 3 + ahead)
 
 
 @AHEAD
@@ -146,11 +146,11 @@ async def test_prompt_of_a_running_turn_is_forked_without_waiting(
         reading = asyncio.create_task(collect_ids(turn))
         while turn.received < 5:
             await asyncio.sleep(0.001)
-        before = bench.runner.tokens_run
+        before = bench.runner.token_count
         child = await engine.fork(session, at)
         assert await generate_ids(engine, child, [8], 4) == oracle([*log[:at], 8], 4)
         assert turn.ended is None, "the fork did not wait for the turn"
-        assert bench.runner.tokens_run - before <= turn.received + 5 + 2 * ahead, (
+        assert bench.runner.token_count - before <= turn.received + 5 + 2 * ahead, (
             "the fork recomputed no tokens"
         )
         waiting = asyncio.create_task(engine.fork(session, 40))
@@ -281,7 +281,7 @@ async def test_seed_gives_the_same_output_beside_other_sessions(letters: Path, a
 
 async def test_non_finite_row_fails_only_its_own_turn(letters: Path) -> None:
     async with digest_engine(letters) as bench:
-        bench.runner.poison = {66}
+        bench.runner.nan_ids = {66}
         good, bad = await bench.engine.open(), await bench.engine.open()
         await bench.engine.append(bad, [1, 66])
         await bench.engine.append(good, [1, 2])
@@ -306,11 +306,11 @@ async def test_failed_step_fails_its_turns_and_the_engine_keeps_running(
         async def read_output() -> None:
             async for piece in turn:
                 output.extend(piece.ids)
-                bench.runner.fail_at = set(range(1000))
+                bench.runner.failing_steps = set(range(1000))
 
         with pytest.raises(TurnFailed, match="on fire"):
             await read_output()
-        bench.runner.fail_at = set()
+        bench.runner.failing_steps = set()
         length = (await bench.engine.info(session)).length
         assert length == 2 + len(output)
         assert await generate_ids(bench.engine, session, [3], 3) == oracle([1, 2, *output, 3], 3)

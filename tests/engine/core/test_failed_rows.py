@@ -239,7 +239,7 @@ async def test_bad_row_fails_only_its_own_turn_in_the_real_loop(letters: Path, a
         vocabulary=BAD + 1,
     ) as bench:
         engine = bench.engine
-        bench.runner.explosive = {BAD}
+        bench.runner.raising_ids = {BAD}
         for n, log in enumerate(logs):
             await engine.open(f"s{n}")
             await engine.append(f"s{n}", log)

@@ -40,7 +40,7 @@ async def test_failed_step_is_repeated_by_the_real_loop(
     async with digest_engine(letters, batched_tokens=8, steps_ahead=ahead) as bench:
         engine, log = bench.engine, list(PROMPT)
         session = await engine.open()
-        bench.runner.fail_at = {failed}
+        bench.runner.failing_steps = {failed}
         await engine.append(session, PROMPT)
         turn = await engine.generate(session, Sampling(max_tokens=8))
         log += [id async for piece in turn for id in piece.ids]

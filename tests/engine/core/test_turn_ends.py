@@ -36,7 +36,7 @@ async def test_step_launched_for_an_ended_turn_is_abandoned(letters: Path, lengt
             )
             await bench.engine.append(session, [n, 7])
             log += [n, 7]
-        assert bench.runner.abandoned > 0
+        assert bench.runner.discarded_steps > 0
 
 
 async def test_step_shared_with_a_running_turn_is_not_abandoned(letters: Path) -> None:
@@ -54,8 +54,8 @@ async def test_step_shared_with_a_running_turn_is_not_abandoned(letters: Path) -
         async with asyncio.timeout(20):
             output = [id async for piece in long_turn for id in piece.ids]
         assert output == oracle([7], 150)
-        assert bench.runner.approached > 0
-        assert bench.runner.abandoned == 0
+        assert bench.runner.near_end_calls > 0
+        assert bench.runner.discarded_steps == 0
 
 
 async def test_turn_that_ends_at_its_limit_launches_no_further_step(letters: Path) -> None:
@@ -65,8 +65,8 @@ async def test_turn_that_ends_at_its_limit_launches_no_further_step(letters: Pat
         await bench.engine.append(session, log)
         for _ in range(6):
             log += await generate_and_check(bench, session, log, Sampling(max_tokens=5))
-        assert bench.runner.approached > 0
-        assert bench.runner.abandoned == 0
+        assert bench.runner.near_end_calls > 0
+        assert bench.runner.discarded_steps == 0
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -214,12 +214,12 @@ async def test_lost_link_pauses_the_turn_after_a_grace_period(bench: EngineHarne
         drawn = (await two.stats()).tokens_drawn
         assert drawn < 190
         assert (await two.list_sessions())[0].session == "s"
-        computed = bench.runner.tokens_run
+        computed = bench.runner.token_count
         attached = await two.attach(
             "s", PROMPT + output, unfinished=unfinished(190, len(output)), fence=2
         )
         assert await read(attached) == oracle(PROMPT, 190)
-        assert bench.runner.tokens_run - computed <= 190 - drawn + 1, "its KV was kept"
+        assert bench.runner.token_count - computed <= 190 - drawn + 1, "its KV was kept"
 
 
 async def test_detached_session_is_closed_after_its_keep_time(bench: EngineHarness) -> None:
@@ -262,13 +262,13 @@ async def test_attach_replaces_whatever_log_the_engine_holds(bench: EngineHarnes
             await one.append("s", known)
             while (await one.info("s")).committed < len(known):
                 await asyncio.sleep(0.005)
-            computed = bench.runner.tokens_run
+            computed = bench.runner.token_count
             assert await two.attach("s", log, fence=fence + 1) is None
             assert (await two.info("s")).length == 40
             turn = await two.generate("s", Sampling(max_tokens=3))
             assert await read(turn) == oracle(log, 3)
             if known == [*log, 7, 7]:
-                assert bench.runner.tokens_run - computed <= 4, "the common prefix keeps its KV"
+                assert bench.runner.token_count - computed <= 4, "the common prefix keeps its KV"
             await two.close("s", keep_prefix=False)
 
 

@@ -97,10 +97,10 @@ async def test_truncated_conversation_is_prefilled_while_idle(talk: SessionDrive
     length = talk.session.conversation.length
     while (await talk.engine.info(talk.session.id)).committed < length:
         await asyncio.sleep(0)
-    computed = talk.engine_harness.runner.tokens_run
+    computed = talk.engine_harness.runner.token_count
     await talk.create_response(1)
     await talk.wait_response()
-    assert talk.engine_harness.runner.tokens_run - computed < 20, (
+    assert talk.engine_harness.runner.token_count - computed < 20, (
         "more than the header was prefilled"
     )
 

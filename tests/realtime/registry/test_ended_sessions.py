@@ -172,4 +172,4 @@ async def run_to_end(running: RunningServer, scenario: Scenario) -> None:
 
 
 def _is_own_type(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] in ("engine", "realtime")
+    return type(value).__module__.partition(".")[0] == "continuo"

@@ -40,10 +40,10 @@ async def test_fork_shares_history_and_kv_with_its_parent(bench: EngineHarness) 
     assert added_ids == item_ids[:4]
     assert fork.session.settings.instructions == "be kind"
     shared = fork.session.conversation.length
-    computed = bench.runner.tokens_run
+    computed = bench.runner.token_count
     await fork.add_message("x", name="x1")
     await fork.run_turn(1)
-    assert bench.runner.tokens_run - computed < shared / 2, "the history was not computed again"
+    assert bench.runner.token_count - computed < shared / 2, "the history was not computed again"
     await parent.add_message("the first goes on its own way")
     await parent.run_turn()
     await fork.run_turn()

@@ -185,10 +185,10 @@ async def test_failed_response_leaves_its_predecessor_usable(bench: EngineHarnes
     async with response_service(bench) as responses:
         first = await turn(responses, request("hello"))
         steps = (await bench.engine.stats()).steps
-        bench.runner.fail_at.update(range(steps, steps + 3))
+        bench.runner.failing_steps.update(range(steps, steps + 3))
         failed = await turn(responses, request("on", first.id))
         assert failed.status == "failed"
-        bench.runner.fail_at.clear()
+        bench.runner.failing_steps.clear()
         repeated = await turn(responses, request("on", first.id))
         assert repeated.status in ("completed", "incomplete")
 

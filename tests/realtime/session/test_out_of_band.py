@@ -39,14 +39,14 @@ async def test_out_of_band_response_shares_the_kv_of_the_conversation(talk: Sess
     expected = expected_text(talk, talk.session.conversation, 5)
     while (await talk.engine.info(talk.session.id)).committed < talk.session.conversation.length:
         await asyncio.sleep(0)
-    computed = talk.engine_harness.runner.tokens_run
+    computed = talk.engine_harness.runner.token_count
     await talk.create_response(5, is_out_of_band=True)
     response = await talk.wait_response()
     assert text_of(response) == expected
     assert response.usage is not None
     header = len(talk.session.conversation.render_header()[1])
     assert response.usage.cached_tokens >= response.usage.input_tokens - header
-    assert talk.engine_harness.runner.tokens_run - computed <= header + 6
+    assert talk.engine_harness.runner.token_count - computed <= header + 6
     await talk.run_turn()
 
 

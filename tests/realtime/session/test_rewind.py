@@ -100,13 +100,13 @@ async def test_edits_rewind_to_the_first_changed_token(
             )
         response_item_id = (await create_response(socket))["output"][0]["id"]
         before = await settled_status(running, name)
-        computed = bench.runner.tokens_run
+        computed = bench.runner.token_count
         rewind = (await edit(socket, response_item_id))["rewind"]
         kept, prefilled = rewind["kept_tokens"], rewind["prefill_tokens"]
         after = await settled_status(running, name)
         assert kept < before["tokens"], "the edit rewound nothing"
         assert kept + prefilled == after["tokens"]
-        assert bench.runner.tokens_run - computed == prefilled, (
+        assert bench.runner.token_count - computed == prefilled, (
             "computed other tokens than it reported"
         )
         usage = (await create_response(socket, 1))["usage"]

@@ -116,13 +116,13 @@ async def test_update_with_the_same_instructions_rewinds_nothing(talk: SessionDr
     await talk.session.execute(ConfigureSession(GenerationSettings(instructions="be kind")))
     await talk.add_message("hello")
     await talk.run_turn()
-    computed = talk.engine_harness.runner.tokens_run
+    computed = talk.engine_harness.runner.token_count
     warm = GenerationSettings(instructions="be kind", sampling=Sampling(temperature=1.0))
     await talk.session.execute(ConfigureSession(warm))
     await talk.add_message("x")
     await talk.create_response(1)
     await talk.wait_response()
-    new = talk.engine_harness.runner.tokens_run - computed
+    new = talk.engine_harness.runner.token_count - computed
     assert new < 40, "more than the new message and the header was prefilled"
 
 
@@ -374,14 +374,14 @@ async def test_response_ends_at_the_end_of_the_context(talk: SessionDriver) -> N
 async def test_failed_turn_leaves_the_session_usable(talk: SessionDriver) -> None:
     await talk.add_message("hello")
     poison = talk.session.conversation.render_header()[1][-1]
-    talk.engine_harness.runner.poison = {poison}
+    talk.engine_harness.runner.nan_ids = {poison}
     await talk.create_response()
     response = await talk.wait_response()
     assert response.status == "failed"
     assert response.error is not None
     assert response.error.code == "turn_failed"
     assert response.items == ()
-    talk.engine_harness.runner.poison = set()
+    talk.engine_harness.runner.nan_ids = set()
     await talk.run_turn()
 
 

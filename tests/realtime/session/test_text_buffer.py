@@ -73,7 +73,7 @@ async def test_commit_prefills_only_the_held_back_end(talk: SessionDriver) -> No
     await talk.run_turn()
     await talk.session.execute(AppendText("tell me a long story about a dog"))
     await prefilled(talk)
-    computed = talk.engine_harness.runner.tokens_run
+    computed = talk.engine_harness.runner.token_count
     await talk.session.execute(CommitText("c1"))
     expected = talk.expected_ids(1)
     await talk.create_response(1)
@@ -82,7 +82,7 @@ async def test_commit_prefills_only_the_held_back_end(talk: SessionDriver) -> No
     ending, header = 2, len(talk.session.conversation.render_header()[1])
     ahead = 1  # of a step launched after the last id and discarded
     behind = ending  # of the response itself, if prefilled by now
-    prefilled_since = talk.engine_harness.runner.tokens_run - computed
+    prefilled_since = talk.engine_harness.runner.token_count - computed
     assert prefilled_since <= len(" dog") + ending + header + ahead + behind
 
 
@@ -125,10 +125,10 @@ async def test_replace_keeps_the_kv_of_the_common_prefix(talk: SessionDriver) ->
     await talk.add_message("hello")
     await talk.session.execute(AppendText("one two three four five six seven eight nine"))
     await prefilled(talk)
-    computed = talk.engine_harness.runner.tokens_run
+    computed = talk.engine_harness.runner.token_count
     await talk.session.execute(ReplaceText("one two three four five six seven ate nine"))
     await prefilled(talk)
-    assert talk.engine_harness.runner.tokens_run - computed <= len(" ate")
+    assert talk.engine_harness.runner.token_count - computed <= len(" ate")
     await talk.session.execute(CommitText("c1"))
     await talk.run_turn()
 

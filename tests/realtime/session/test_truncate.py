@@ -126,13 +126,13 @@ async def test_truncate_prefills_nothing_again(talk: SessionDriver) -> None:
     await talk.run_turn()
     await talk.session.execute(DeleteItem(list(talk.session.conversation.items())[-1].id))
     await talk.session.execute(DeleteItem(list(talk.session.conversation.items())[-1].id))
-    computed = talk.engine_harness.runner.tokens_run
+    computed = talk.engine_harness.runner.token_count
     await talk.session.execute(truncate_at(response.items[0].id, 10))
     await talk.add_message("x")
     await talk.create_response(1)
     await talk.wait_response()
     prompt = len("<|im_start|>user x<|im_end|> <|im_start|>assistant ".replace("<|im_start|>", "a"))
-    assert talk.engine_harness.runner.tokens_run - computed <= prompt
+    assert talk.engine_harness.runner.token_count - computed <= prompt
 
 
 async def test_barge_in_continues_from_the_truncated_text(talk: SessionDriver) -> None:

@@ -212,6 +212,6 @@ def test_every_close_code_has_an_explanation() -> None:
 
 def test_every_close_code_is_used() -> None:
     root = Path(realtime.__file__).parent
-    files = [file for file in root.rglob("*.py") if file.name != "closing.py"]
+    files = [file for file in root.rglob("*.py") if file.name != "close_codes.py"]
     source = "".join(file.read_text("utf-8") for file in files)
     assert [code.name for code in CloseCode if f"CloseCode.{code.name}" not in source] == []

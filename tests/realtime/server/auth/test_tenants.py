@@ -175,12 +175,12 @@ async def test_kv_is_shared_within_a_tenant_only(
 ) -> None:
     computed = []
     for headers in (ONE, TWO, ONE):
-        before = bench.runner.tokens_run
+        before = bench.runner.token_count
         async with connect(running.url, additional_headers=headers) as socket:
             await opened(socket)
             await say(socket, "the same long beginning of a conversation")
             await answer(socket)
-        computed.append(bench.runner.tokens_run - before)
+        computed.append(bench.runner.token_count - before)
     first_session, of_other_tenant, second_session = computed
     assert of_other_tenant == first_session, "KV of another tenant is not shared"
     assert second_session <= first_session / 2, "KV of the same tenant is shared"
