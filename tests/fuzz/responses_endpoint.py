@@ -32,13 +32,13 @@ class ResponsesSocket:
             if isinstance(payload, str)
         ]
 
-    async def send(self, frames: Sequence[bytes], is_abrupt: bool) -> str | None:
+    async def send(self, encoded: Sequence[bytes], is_abrupt: bool) -> str | None:
         peer = await Peer.connect(self._port, path="/v1/responses")
         marker = self._tally.marker()
         create = {"type": "response.create", "input": "x", "store": False, "max_output_tokens": 1}
         last = {"type": "response.cancel", "response_id": marker}
         last = last if is_abrupt else {**create, "stream_id": marker}
-        sending = asyncio.create_task(peer.send(*frames, frame(json.dumps(last))))
+        sending = asyncio.create_task(peer.send(*encoded, frame(json.dumps(last))))
         problem = await self._tally.read_until(
             peer, CODES, lambda received: self._judge(received, marker)
         )
