@@ -23,7 +23,7 @@ class Endpoint(Protocol):
         """Encode the payloads as bytes of the connection."""
         ...
 
-    async def send(self, frames: Sequence[bytes], is_abrupt: bool) -> str | None:
+    async def send(self, encoded: Sequence[bytes], is_abrupt: bool) -> str | None:
         """Send them over one connection, which the server must keep usable or rightly close.
 
         `is_abrupt`: reset the connection, or leave a response unread. Returns the problem, if any.

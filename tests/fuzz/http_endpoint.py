@@ -45,18 +45,18 @@ class PostRequests:
         head = f"POST {self._path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         return head.encode() + body
 
-    async def send(self, frames: Sequence[bytes], is_abrupt: bool) -> str | None:
+    async def send(self, encoded: Sequence[bytes], is_abrupt: bool) -> str | None:
         problem: str | None = None
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
-            for request in frames:
+            for request in encoded:
                 writer.write(request)
                 response = await asyncio.wait_for(_read_response(reader), RESPONSE_TIMEOUT_S)
                 self._tally.codes[response.status] += 1
                 self._tally.record_response_id(response.body)
                 problem = problem or problem_of(response)
             if is_abrupt:
-                writer.write(frames[-1])
+                writer.write(encoded[-1])
                 await writer.drain()
         except TimeoutError:
             problem = "the server does not respond"
