@@ -50,7 +50,7 @@ class Talk:
         self.session = session
         self.ears = recorder
         self.bench = bench
-        self._ended_responses = 0
+        self._answers = 0
         self._items = 0
 
     @property
@@ -81,8 +81,8 @@ class Talk:
 
     async def ended(self) -> Response:
         """Wait for the end of the next response."""
-        self._ended_responses += 1
-        event = await self.ears.until(ResponseEnded, self._ended_responses)
+        self._answers += 1
+        event = await self.ears.until(ResponseEnded, self._answers)
         assert isinstance(event, ResponseEnded)
         return event.answer
 
