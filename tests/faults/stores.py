@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from tests.faults.caller import Caller, Refused, item
+from tests.faults.cluster import goes_on
 from tests.faults.deployment import Expected, House, house
 from tests.faults.row import Row
 
@@ -207,14 +208,6 @@ async def talking(deployment: House, first: int) -> tuple[Caller, Expected]:
     await client.say("hello")
     expected.say("hello")
     return client, expected
-
-
-async def goes_on(client: Caller, expected: Expected) -> None:
-    """Assert that one more turn has the expected text, then close the session."""
-    await client.say("go on")
-    expected.say("go on")
-    assert await client.answer(max_output_tokens=6) == expected.answer(6)
-    await client.leave()
 
 
 async def refusal(client: Caller, message: dict[str, object]) -> str:
