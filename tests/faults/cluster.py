@@ -120,9 +120,9 @@ class Town:
             process.stop()
 
 
-async def _started(process: Process, wait_ready: Any) -> Process:
+async def _started(process: Process, read_address: Any) -> Process:
     try:
-        await asyncio.to_thread(wait_ready, process)
+        await asyncio.to_thread(read_address, process)
     except BaseException:
         process.stop()
         raise
