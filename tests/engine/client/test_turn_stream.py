@@ -74,7 +74,7 @@ async def test_cancelled_consumer_can_continue_by_iteration(turn: TurnStream) ->
     assert ids_of([piece async for piece in turn]) == [41]
 
 
-@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("consumes", [True, False])
 async def test_failed_turn_delivers_all_its_output_first(turn: TurnStream, consumes: bool) -> None:
     pieces: list[OutputChunk] = []
 
@@ -94,7 +94,7 @@ async def test_failed_turn_delivers_all_its_output_first(turn: TurnStream, consu
     assert ids_of(pieces) == [40, 41]
 
 
-@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("consumes", [True, False])
 async def test_interruption_is_reported_between_the_pieces_around_it(
     turn: TurnStream, consumes: bool
 ) -> None:
