@@ -43,7 +43,7 @@ class FailingRunner(DigestRunner):
         for row in batch.rows:
             pairs = zip(row.ids, row.ids[1:], strict=False)
             if any(first == second and first in self.nan_ids for first, second in pairs):
-                raise RuntimeError("the device has failed")
+                raise RuntimeError("the device is on fire")
         return super().launch(batch)
 
 
