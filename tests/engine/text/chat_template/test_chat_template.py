@@ -349,9 +349,9 @@ def count_written(template: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> li
     sizes: list[int] = []
     write = writer.render
 
-    def counted(messages: Sequence[ChatMessage], *rest: Any) -> str:
+    def counted(messages: Sequence[ChatMessage], *rest: Any, **flags: Any) -> str:
         sizes.append(len(messages))
-        return write(messages, *rest)
+        return write(messages, *rest, **flags)
 
     monkeypatch.setattr(writer, "render", counted)
     return sizes
