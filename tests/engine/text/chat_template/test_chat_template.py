@@ -354,9 +354,9 @@ def count_written(template: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> li
     sizes: list[int] = []
     render = renderer.render
 
-    def render_and_count(messages: Sequence[ChatMessage], *rest: Any) -> str:
+    def render_and_count(messages: Sequence[ChatMessage], *rest: Any, **flags: Any) -> str:
         sizes.append(len(messages))
-        return render(messages, *rest)
+        return render(messages, *rest, **flags)
 
     monkeypatch.setattr(renderer, "render", render_and_count)
     return sizes
