@@ -12,7 +12,7 @@ import msgspec
 from tests.fuzz import mutate
 from tests.fuzz.corpus import EVENTS
 from tests.fuzz.endpoints import Payload, Tally
-from tests.support.frames import BINARY, TEXT, Frame, Peer, frame
+from tests.support.frames import BINARY, TEXT, Frame, RawWebSocket, encode_frame
 
 EVENT_CODES = {1000, 1007, 1009}
 """After session.close, too many frames that are not JSON, and an over-long frame."""
@@ -60,13 +60,15 @@ class RealtimeEvents:
         return [self._codec.generate(source) for _ in range(source.randrange(1, 120))]
 
     def encode(self, payloads: Sequence[Payload]) -> list[bytes]:
-        return [frame(payload, self._codec.opcode) for payload in payloads]
+        return [encode_frame(payload, self._codec.opcode) for payload in payloads]
 
     async def send(self, encoded: Sequence[bytes], is_abrupt: bool) -> str | None:
-        peer = await Peer.connect(self._port, Sec_WebSocket_Protocol=self._codec.subprotocol)
+        peer = await RawWebSocket.connect(
+            self._port, Sec_WebSocket_Protocol=self._codec.subprotocol
+        )
         marker = self._tally.marker()
         event = {"type": "conversation.item.retrieve", "item_id": marker, "event_id": marker}
-        request = frame(self._codec.write(event), self._codec.opcode)
+        request = encode_frame(self._codec.write(event), self._codec.opcode)
         sending = asyncio.create_task(peer.send(*encoded, request))
         problem = await self._tally.read_until(
             peer, EVENT_CODES, lambda received: self._judge(received, marker)
@@ -98,14 +100,14 @@ class WebSocketBytes:
         return [payload for payload in payloads if isinstance(payload, bytes)]
 
     async def send(self, encoded: Sequence[bytes], is_abrupt: bool) -> str | None:
-        peer = await Peer.connect(self._port)
-        await peer.event()
+        peer = await RawWebSocket.connect(self._port)
+        await peer.receive_event()
         await peer.send(*encoded)
         with contextlib.suppress(OSError):
             peer.writer.write_eof()
         problem = None
         try:
-            code = await peer.close_code()
+            code = await peer.wait_close_code()
             sent_code = int.from_bytes(
                 encoded[-1][-2:], "big"
             )  # used only if this is a close frame

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tests.fuzz import mutate
 from tests.fuzz.corpus_responses import EVENTS
 from tests.fuzz.endpoints import Payload, Tally
-from tests.support.frames import TEXT, Frame, Peer, frame
+from tests.support.frames import TEXT, Frame, RawWebSocket, encode_frame
 
 CODES = {1007, 1009}
 """After too many frames that are not JSON, and an over-long frame."""
@@ -27,18 +27,18 @@ class ResponsesSocket:
 
     def encode(self, payloads: Sequence[Payload]) -> list[bytes]:
         return [
-            frame(self._tally.insert_response_id(payload))
+            encode_frame(self._tally.insert_response_id(payload))
             for payload in payloads
             if isinstance(payload, str)
         ]
 
     async def send(self, encoded: Sequence[bytes], is_abrupt: bool) -> str | None:
-        peer = await Peer.connect(self._port, path="/v1/responses")
+        peer = await RawWebSocket.connect(self._port, path="/v1/responses")
         marker = self._tally.marker()
         create = {"type": "response.create", "input": "x", "store": False, "max_output_tokens": 1}
         last = {"type": "response.cancel", "response_id": marker}
         last = last if is_abrupt else {**create, "stream_id": marker}
-        sending = asyncio.create_task(peer.send(*encoded, frame(json.dumps(last))))
+        sending = asyncio.create_task(peer.send(*encoded, encode_frame(json.dumps(last))))
         problem = await self._tally.read_until(
             peer, CODES, lambda received: self._judge(received, marker)
         )
