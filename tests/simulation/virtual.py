@@ -104,11 +104,11 @@ class VirtualLoop(BaseEventLoop):
         for _ in range(len(ready)):
             handle = ready.popleft()
             self.steps += 1
-            process = handle._context.get(CURRENT_PROCESS)
-            if handle._cancelled or (process is not None and process.dead):
+            process: SimulatedProcess | None = handle._context.get(CURRENT_PROCESS)
+            if handle._cancelled or (process is not None and process.is_dead):
                 continue
-            if process is not None and process.paused:
-                process.hold(handle)
+            if process is not None and process.is_paused:
+                process.defer(handle)
             else:
                 handle._run()
 
