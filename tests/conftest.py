@@ -54,7 +54,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests that use a Redis, and leave out what `make quick` does without."""
     for item in items:
-        if "redis" in getattr(item, "fixturenames", ()):
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}  # pyright: ignore
+        if "redis" in (*getattr(item, "fixturenames", ()), *map(str, parameters.values())):
             item.add_marker("redis")
     if config.getoption("quick"):
         slow = [item for item in items if any(map(item.get_closest_marker, SLOW_MARKS))]

@@ -16,6 +16,7 @@ from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.wire.messages import AttachSession, CommandDone, CommandRefused, OpenSession
 from tests.engine.server.test_invalid_arguments import raw_client
 from tests.support.engines import digest_engine
+from tests.support.waiting import wait_until
 
 TENSORS = {"a": (0, 40_000), "b": (40_000, 100_000), "c": (100_000, 100_100)}
 
@@ -124,9 +125,7 @@ async def test_engine_client_refuses_a_second_engine_with_another_model(
         async with asyncio.timeout(20):
             await engine.wait_until_ready()
         engine.add_engine("127.0.0.1", ports[1])
-        async with asyncio.timeout(20):
-            while "its digest is" not in caplog.text:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: "its digest is" in caplog.text)
         assert not engine.is_responsive_at("127.0.0.1", ports[1])
         await engine.open("s")
         await engine.stop()

@@ -5,9 +5,8 @@ lost, duplicated or misplaced append, a confused page or a missing delta therefo
 which a comparison with `ExpectedConversation` shows.
 """
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from continuo.engine import LinkSecurity, ModelText
@@ -23,6 +22,7 @@ from tests.realtime.conftest import chat_folder
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.redis_process import RedisProcess
+from tests.support.waiting import wait_until
 from tests.support.web_servers import API_KEY, RunningServer, serve_engine
 
 STEP_S = 0.001
@@ -59,7 +59,7 @@ class Deployment:
 
     async def assert_balanced(self) -> None:
         """Wait until no gateway has a connected session; assert that every page has one owner."""
-        await wait_until(lambda: not any(len(gateway.registry) for gateway in self.gateways))
+        await wait_until(lambda: not any(len(gateway.registry) for gateway in self.gateways), 60)
         stats = await self.engine_harness.engine.stats()
         assert (stats.failed_steps, stats.failed_audits) == (0, 0)
         assert stats.pages_free + stats.pages_tree + stats.pages_leased == stats.pages_total
@@ -140,9 +140,3 @@ class ExpectedConversation:
 
     def _encode(self, text: str) -> list[int]:
         return self._text.encode(text)
-
-
-async def wait_until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -14,9 +14,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from tests.faults.caller import ReconnectingClient
 from tests.faults.cluster import TIMEOUT_FACTOR, Cluster, continue_and_close, running_cluster
 from tests.faults.deaths import start_expected_response
-from tests.faults.deployment import ExpectedConversation, wait_until
+from tests.faults.deployment import ExpectedConversation
 from tests.faults.row import FaultRow
 from tests.support.processes import Process, http_status
+from tests.support.waiting import wait_until
 
 SECOND_SIGNAL_HINT = "again to stop at once"
 SIGNAL_INTERVAL_S = 0.2
@@ -40,7 +41,7 @@ async def drain_gateway(cluster: Cluster, rng: Random, *, twice: bool) -> None:
     ]
     await first.wait_deltas(rng.randrange(30))
     gateway.send_signal(signal.SIGTERM)
-    await wait_until(lambda: SECOND_SIGNAL_HINT in gateway.output)
+    await wait_until(lambda: SECOND_SIGNAL_HINT in gateway.output, 60)
     assert await idle.wait_close_code() == 1012
     assert await http_status(url, "/health/ready") == 503
     with pytest.raises(InvalidStatus) as refused:
@@ -71,7 +72,7 @@ async def drain_engine(cluster: Cluster, rng: Random, *, twice: bool) -> None:
     ]
     await responses[0][0].wait_deltas(rng.randrange(30))
     engine.send_signal(signal.SIGTERM)
-    await wait_until(lambda: SECOND_SIGNAL_HINT in engine.output)
+    await wait_until(lambda: SECOND_SIGNAL_HINT in engine.output, 60)
     if twice:
         await send_second_sigterm(engine)
     for client, response, text in responses:

@@ -8,9 +8,10 @@ from unittest.mock import patch
 
 from continuo.realtime.server.process import web_server
 from tests.faults.caller import ReconnectingClient, message_item
-from tests.faults.deployment import Deployment, running_deployment, wait_until
+from tests.faults.deployment import Deployment, running_deployment
 from tests.faults.proxy import Proxy
 from tests.faults.row import FaultRow
+from tests.support.waiting import wait_until
 
 PING_INTERVAL_S = 0.3
 """Ping interval of the gateways under test."""

@@ -10,8 +10,9 @@ from websockets.exceptions import ConnectionClosed
 
 from continuo.realtime.limits import Limits
 from tests.faults.caller import ReconnectingClient, RequestRefused, message_item
-from tests.faults.deployment import Deployment, running_deployment, wait_until
+from tests.faults.deployment import Deployment, running_deployment
 from tests.faults.row import FaultRow
+from tests.support.waiting import wait_until
 
 RACER_COUNT = 100
 RESUME_WINDOW_S = 0.5
@@ -33,7 +34,8 @@ async def race_resumes(deployment: Deployment, rng: Random) -> None:
     await asyncio.gather(*(racer.connect() for racer in racers), return_exceptions=True)
     codes = {racer: asyncio.create_task(racer.wait_close_code()) for racer in [client, *racers]}
     await wait_until(
-        lambda: sum(not code.done() for code in codes.values()) <= len(deployment.gateways)
+        lambda: sum(not code.done() for code in codes.values()) <= len(deployment.gateways),
+        60,
     )
     remaining = [racer for racer, code in codes.items() if not code.done()]
     receiving = [codes.pop(racer) for racer in remaining]
@@ -111,7 +113,7 @@ async def resume_at_invalid_positions(deployment: Deployment, rng: Random) -> No
     else:
         await client.disconnect()
         gateways = deployment.gateways
-        await wait_until(lambda: not any(session in g.registry._sessions for g in gateways))
+        await wait_until(lambda: not any(session in g.registry._sessions for g in gateways), 60)
         codes = {"session_expired", "session_not_found"}
     event = await client.connect(last=last)
     assert event["error"]["code"] in codes, event

@@ -27,6 +27,7 @@ from tests.support.processes import (
     wait_ready,
 )
 from tests.support.redis_process import RedisProcess, needs_redis
+from tests.support.waiting import wait_until
 
 STORY = "Tell me a short story."
 
@@ -229,9 +230,7 @@ async def test_engine_process_exits_when_its_server_is_killed() -> None:
             await client.wait_deltas(1)
             (engine,) = server.children()
             server.send_signal(signal.SIGKILL)
-            async with asyncio.timeout(20):
-                while processes.is_running(engine):
-                    await asyncio.sleep(0.02)
+            await wait_until(lambda pid=engine: not processes.is_running(pid))
             assert await client.wait_close_code() == 1006
 
 

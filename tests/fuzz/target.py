@@ -1,6 +1,5 @@
 """The server under test: the web server on a real port, with an engine on a null device."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -36,8 +35,6 @@ async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[Ru
     ) as bench:
         async with serve_harness(bench, GatewaySettings(limits=SHORT_LIMITS)) as running:
             yield running
-            async with asyncio.timeout(30):
-                while await bench.engine.list_sessions():
-                    await asyncio.sleep(0.01)
+            await bench.wait_until_empty()
         stats = await bench.engine.stats()
         assert (stats.active_turns, stats.pages_leased, stats.failed_audits) == (0, 0, 0)

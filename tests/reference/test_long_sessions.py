@@ -23,6 +23,8 @@ from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engine_sessions import CheckedSession, collect_ids, is_healthy, prompt_ids
 from tests.support.engines import digest_engine
 
+pytestmark = pytest.mark.slow
+
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 SESSIONS, TURNS, SEED = 8, 50, 42
 

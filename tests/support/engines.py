@@ -26,6 +26,7 @@ from continuo.engine.text import ModelText
 from continuo.engine.wire.link import Link
 from continuo.engine.wire.messages import EngineCommand, EngineEvent, EngineReady, refuse_malformed
 from tests.support.digest_runner import VOCABULARY, DigestRunner, make_engine_ready
+from tests.support.waiting import POLL_S
 
 
 def tiny_tokenizer() -> Tokenizer:
@@ -155,6 +156,12 @@ class EngineHarness:
         listening = ListenerConfig(fd=listener.dup().detach(), **self._files)
         ready = self._ready(self.runner.geometry)
         self._server = await listen(listening, self.clients, ready)
+
+    async def wait_until_empty(self) -> None:
+        """Wait until the engine has no session. Raises TimeoutError."""
+        async with asyncio.timeout(20):
+            while await self.engine.list_sessions():
+                await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
         assert self._running is not None

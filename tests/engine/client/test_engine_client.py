@@ -11,6 +11,7 @@ from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
 from tests.support.engine_sessions import collect_ids
 from tests.support.engines import EngineHarness, digest_engine
+from tests.support.waiting import wait_until
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
@@ -326,9 +327,7 @@ async def test_session_timeout_counts_from_the_end_of_the_turn(letters: Path) ->
         with pytest.raises(TooLong):
             await engine.append(session, [1] * 1000)
         assert (await engine.info(session)).idle_s >= 0.2, "a refused command does not count as use"
-        async with asyncio.timeout(20):
-            while not expired:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: expired)
         assert expired == [session]
         with pytest.raises(UnknownEngineSession):
             await engine.append(session, [1])
@@ -504,9 +503,7 @@ async def test_idle_session_expires_without_an_engine(letters: Path) -> None:
         await engine.pause(paused)
         bench.launch_allowed.clear()
         bench.kill()
-        async with asyncio.timeout(20):
-            while not expired:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: expired)
         await asyncio.sleep(1.1)  # longer than the interval of the expiry check
         assert expired == [idle]
         bench.launch_allowed.set()

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -28,6 +29,8 @@ from continuo.engine.errors import TooLong
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
 from tests.support.engines import digest_engine, write_tiny_model
+
+pytestmark = pytest.mark.slow
 
 FOLDER = write_tiny_model(Path(mkdtemp()))
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=9)

@@ -33,6 +33,8 @@ from continuo.engine.wire.flight_recorder import (
 from continuo.engine.wire.messages import Predecessor, Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
 
+pytestmark = pytest.mark.process
+
 DEADLY = VOCABULARY
 """An id that no turn draws."""
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])

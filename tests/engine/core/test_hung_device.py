@@ -12,6 +12,9 @@ from continuo.engine.client import connection, router
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import VOCABULARY, DigestRunner, oracle
 from tests.support.engines import EngineHarness, running_engine
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
 
 GEOMETRY = Geometry(64, 4, 200, VOCABULARY, 16, 1, 0)
 PROMPT = [n % 90 for n in range(30)]
@@ -67,16 +70,12 @@ async def test_hung_device_makes_the_engine_unavailable_until_it_recovers(
     bench: EngineHarness,
 ) -> None:
     reading = await start_turn_and_hang(bench, Sampling(max_tokens=60))
-    async with asyncio.timeout(30):
-        while bench.engine.is_accepting_sessions:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: not bench.engine.is_accepting_sessions, 30)
     assert not bench.engine.is_available
     assert not reading.done()
     bench.runner.may_compute.set()
     assert await reading == oracle(PROMPT, 60)
-    async with asyncio.timeout(30):
-        while not bench.engine.is_accepting_sessions:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: bench.engine.is_accepting_sessions, 30)
     assert bench.launch_count == 1
 
 
@@ -87,9 +86,7 @@ async def test_engine_whose_device_hangs_for_long_is_restarted(
     reading = await start_turn_and_hang(bench, Sampling(max_tokens=60))
     hung = bench.runner
     (child,) = bench.engine._router.connections
-    async with asyncio.timeout(30):
-        while child.is_connected:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: not child.is_connected, 30)
     hung.may_compute.set()  # a process would be killed; a thread cannot be
     assert await reading == oracle(PROMPT, 60), "the turn continues on the new engine"
     assert bench.launch_count == 2

@@ -29,6 +29,8 @@ from tests.support.digest_runner import oracle
 from tests.support.plain_log import ReferenceTokenLog
 from tests.support.retracting import RetractingScheduler
 
+pytestmark = pytest.mark.slow
+
 SESSIONS, ACTIONS = 5, 60
 
 

@@ -1,5 +1,6 @@
 """Tests of page moves between the device and the host tier, against plain lists."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +9,8 @@ from continuo.engine.batch import PageMove
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.model import KVShape
 from tests.support.digest_runner import apply_moves
+
+pytestmark = pytest.mark.torch
 
 PAGES, HOST = 5, 3
 MOVES = st.lists(

@@ -17,6 +17,8 @@ from continuo.engine.device.kv_sizing import CPU_POOL_BYTES_MAX, bytes_per_token
 from continuo.engine.device.model import KVShape
 from continuo.engine.errors import ModelError
 
+pytestmark = pytest.mark.torch
+
 SHAPES = [KVShape(2, 4, 4), KVShape(1, 6, 3)]
 EMPTY = torch.empty(0)
 CPU = torch.device("cpu")

@@ -15,6 +15,8 @@ from continuo.engine.device.runner import PendingStep, TorchRunner
 from continuo.engine.errors import ModelError
 from tests.support import transformers_oracle as oracle
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,6 +15,8 @@ from continuo.engine.batch import Penalties, RowResult, SampleParams, TokenMask
 from continuo.engine.device import sampling
 from continuo.engine.device.sampling import draw
 
+pytestmark = pytest.mark.torch
+
 
 def penalised(logits: list[float], sample: SampleParams) -> np.ndarray:
     """fp32 logits after penalties and bias, one id at a time."""

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,9 @@ from tests.faults.proxy import Proxy
 from tests.support.certificates import create_certificate as make_certificate
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness, digest_engine
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.process
 
 PROMPT = [1, 2, 3]
 SECRET = b"a secret of the right length"
@@ -44,12 +47,6 @@ async def front(
 async def bench(letters: Path) -> AsyncIterator[EngineHarness]:
     async with digest_engine(letters, step_s=0.002, max_model_len=200) as bench:
         yield bench
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def start_turn(
@@ -203,7 +200,7 @@ async def test_discarded_turn_is_generated_again_on_attach(
 async def test_lost_link_pauses_the_turn_after_a_grace_period(bench: EngineHarness) -> None:
     bench.config = EngineConfig(detach_grace_s=0.05)
     bench.kill()
-    await until(lambda: bench.launch_count == 2)
+    await wait_until(lambda: bench.launch_count == 2)
     port = await bench.listen()
     async with front(port) as two:
         async with front(port) as one:
@@ -225,13 +222,11 @@ async def test_lost_link_pauses_the_turn_after_a_grace_period(bench: EngineHarne
 async def test_detached_session_is_closed_after_its_keep_time(bench: EngineHarness) -> None:
     bench.config = EngineConfig(detach_grace_s=0.01, detach_keep_s=0.05)
     bench.kill()
-    await until(lambda: bench.launch_count == 2)
+    await wait_until(lambda: bench.launch_count == 2)
     port = await bench.listen()
     async with front(port) as one:
         await start_turn(one, 190, 1, fence=1)
-    async with asyncio.timeout(20):
-        while await bench.engine.list_sessions():
-            await asyncio.sleep(0.005)
+    await bench.wait_until_empty()
     assert (await bench.engine.stats()).pages_leased == 0
 
 
@@ -304,7 +299,7 @@ async def test_paused_turn_resumes_after_an_engine_crash(bench: EngineHarness) -
     await bench.engine.pause("s")
     assert (await bench.engine.stats()).active_turns == 0
     bench.kill()
-    await until(lambda: bench.launch_count == 2)
+    await wait_until(lambda: bench.launch_count == 2)
     assert (await bench.engine.stats()).active_turns == 0, "the turn stays paused on the new engine"
     await bench.engine.resume("s")
     output += await read(turn)
@@ -330,7 +325,7 @@ async def test_paused_turn_can_be_ended_after_an_engine_crash(
     turn, output = await start_turn(bench.engine, 80, 3, fence=0)
     await bench.engine.pause("s")
     bench.kill()
-    await until(lambda: bench.launch_count == 2)
+    await wait_until(lambda: bench.launch_count == 2)
     if ending == "close":
         await bench.engine.close("s")
     else:
@@ -409,7 +404,7 @@ async def test_sessions_of_a_lost_engine_move_to_another_engine(letters: Path) -
         for port in ports:
             engine.add_engine("127.0.0.1", port)
         await engine.wait_until_ready()
-        await until(lambda: len(engine.loads()) == 2)
+        await wait_until(lambda: len(engine.loads()) == 2)
         names = [await engine.open() for _ in range(6)]
         assert len({engine.incarnation_of(name) for name in names}) == 2, (
             "both engines hold sessions"
@@ -437,7 +432,7 @@ async def test_sessions_of_a_lost_engine_move_to_another_engine(letters: Path) -
         with pytest.raises(EngineLost):
             await engine.append(names[1], [4])
         two.launch_allowed.set()
-        await until(lambda: one.engine.is_available and two.engine.is_available)
+        await wait_until(lambda: one.engine.is_available and two.engine.is_available)
 
 
 async def test_new_session_is_placed_on_the_least_loaded_engine(letters: Path) -> None:
@@ -454,7 +449,9 @@ async def test_new_session_is_placed_on_the_least_loaded_engine(letters: Path) -
         await filling.append("long", [n % 50 + 1 for n in range(199)])
         loaded = filling.incarnation_of("long")
         engine.add_engine("127.0.0.1", await full.listen())
-        await until(lambda: sum(load.pages_leased > 45 for load in engine.loads().values()) == 1)
+        await wait_until(
+            lambda: sum(load.pages_leased > 45 for load in engine.loads().values()) == 1
+        )
         names = [await engine.open() for _ in range(6)]
         assert loaded in engine.loads()
         assert {engine.incarnation_of(name) for name in names} == {expected}
@@ -462,9 +459,7 @@ async def test_new_session_is_placed_on_the_least_loaded_engine(letters: Path) -
 
 async def is_only_on(bench: EngineHarness, *, not_on: EngineHarness) -> None:
     """Wait until session `s` is only on `bench`, and check that `not_on` leases no page."""
-    async with asyncio.timeout(20):
-        while await not_on.engine.list_sessions():
-            await asyncio.sleep(0.005)
+    await not_on.wait_until_empty()
     assert [info.session for info in await bench.engine.list_sessions()] == ["s"]
     assert (await not_on.engine.stats()).pages_leased == 0
 
@@ -479,7 +474,7 @@ async def test_stale_copy_is_closed_after_failover(letters: Path) -> None:
     ):
         turn, output = await start_turn(engine, 150, 3, fence=5)
         engine.add_engine("127.0.0.1", await two.listen())
-        await until(lambda: len(engine.loads()) == 2)
+        await wait_until(lambda: len(engine.loads()) == 2)
         proxy.refuses_connections = True
         proxy.reset_connections()
         output += await read(turn)
@@ -526,7 +521,7 @@ async def test_session_is_attached_on_the_engine_that_holds_it(letters: Path) ->
             for port in ports:
                 two.add_engine("127.0.0.1", port)
             await two.wait_until_ready()
-            await until(lambda: len(two.loads()) == 2)
+            await wait_until(lambda: len(two.loads()) == 2)
             attached = await two.attach(
                 "s", PROMPT + output, unfinished=unfinished(100, len(output)), fence=2
             )

@@ -18,6 +18,8 @@ from continuo.engine.text.grammar import CACHE_BYTES_MAX, GrammarMatcher
 from continuo.engine.wire.messages import Grammar
 from tests.support.checkpoints import FAMILY_NAMES, family_text
 
+pytestmark = pytest.mark.torch
+
 SHORT = 25
 """Number of ids drawn at random, before ids that close open structures are preferred."""
 IDS_MAX = 2000

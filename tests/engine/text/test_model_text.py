@@ -116,6 +116,7 @@ def test_broken_file_is_named_in_the_error(
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.process
 def test_loading_model_text_imports_no_heavy_packages() -> None:
     """The gateway must start fast and stay small, so torch and transformers are not imported."""
     program = (

@@ -24,6 +24,8 @@ from continuo.engine.wire.messages import Grammar
 from tests.engine.text.test_grammar import compiler_of, draw_text
 from tests.support.checkpoints import family_template, family_text
 
+pytestmark = pytest.mark.torch
+
 FAMILIES_WITH_TOOLS = [
     "demo",
     "qwen2_5",

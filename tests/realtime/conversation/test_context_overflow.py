@@ -20,6 +20,8 @@ from continuo.realtime.protocol.settings import GenerationSettings, Truncation
 from continuo.realtime.session.state import SessionState
 from tests.support.sessions import SessionDriver
 
+pytestmark = pytest.mark.slow
+
 LIMIT_TOKENS = 400
 """`max_model_len` of the fixture `bench`."""
 

@@ -18,7 +18,7 @@ from tests.support.redis_process import RedisProcess, needs_redis
 from tests.support.resuming import JsonEvent, connect_client, resume_result
 from tests.support.sessions import SLOW_STEP_S
 
-pytestmark = needs_redis
+pytestmark = [needs_redis, pytest.mark.redis]
 
 
 @pytest.fixture

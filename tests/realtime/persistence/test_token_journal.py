@@ -11,6 +11,7 @@ from continuo.realtime.persistence.token_journal import JournalFlusher, TokenJou
 from continuo.realtime.store import TokenBatch, WriteBatch
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.store_records import new_session, response_checkpoint
+from tests.support.waiting import wait_until
 
 SESSIONS = 8
 
@@ -111,9 +112,7 @@ async def test_response_not_yet_stored_is_journaled_from_its_first_id(
 ) -> None:
     flusher, writer = JournalFlusher(store), await open_session(store, with_response=False)
     with flusher.track(TokenJournal(writer, "resp_1", [1, 2, 3], 2)):
-        async with asyncio.timeout(20):
-            while not store.batch_sizes:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: store.batch_sizes)
         await store.write(writer.lease, WriteBatch(started_responses=(response_checkpoint(),)))
         await wait_until_stored(store, writer, [1, 2, 3])
 

@@ -17,7 +17,10 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
 from tests.support.engines import digest_engine
 from tests.support.frames import RawWebSocket, encode_frame
+from tests.support.waiting import wait_until
 from tests.support.web_servers import RunningServer, serve_harness
+
+pytestmark = pytest.mark.slow
 
 LIMITS = Limits(resume_window_s=0.1, detach_grace_s=0.05)
 REPETITIONS = 3
@@ -166,9 +169,9 @@ async def run_to_end(running: RunningServer, scenario: Scenario) -> None:
     """Run a scenario and wait until the server has no session, task or connection."""
     await scenario(running)
     state = running.server.server_state
-    async with asyncio.timeout(60):
-        while running.registry.list_sessions("") or state.tasks or state.connections:
-            await asyncio.sleep(0.01)
+    await wait_until(
+        lambda: not (running.registry.list_sessions("") or state.tasks or state.connections), 60
+    )
 
 
 def _is_own_type(value: object) -> bool:

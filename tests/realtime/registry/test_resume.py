@@ -15,6 +15,8 @@ from tests.support.engines import EngineHarness
 from tests.support.resuming import JsonEvent, ResumingClient, normalized_events, resume_result
 from tests.support.sessions import SLOW_STEP_S, create_registry
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def registry(bench: EngineHarness) -> AsyncIterator[Registry]:

@@ -3,7 +3,6 @@
 The session is held by another gateway, or by the store alone.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,6 +32,8 @@ from tests.support.resuming import ResumingClient, resume_result
 from tests.support.sessions import EventRecorder, SessionDriver, user_message
 from tests.support.web_servers import RunningServer, receive_event, serve_engine, wait_close_code
 
+pytestmark = pytest.mark.slow
+
 NEVER_S = 3600.0
 """Interval between sweeps that look for lost sessions: the loss is detected in another way."""
 
@@ -59,7 +60,7 @@ async def engines(bench: EngineHarness) -> AsyncIterator[tuple[EngineClient, Eng
     port = await bench.listen()
     async with front(port) as one, front(port) as two:
         yield one, two
-        await wait_until_engine_is_empty(bench)
+        await bench.wait_until_empty()
         stats = await one.stats()
         assert stats.pages_free + stats.pages_tree == stats.pages_total, "no page is leaked"
 
@@ -81,13 +82,6 @@ def gate(engine: EngineClient, store: Store) -> Registry:
     template = engine.text.template
     assert template is not None
     return Registry(engine, template, GenerationSettings(), Limits(sweep_interval_s=NEVER_S), store)
-
-
-async def wait_until_engine_is_empty(bench: EngineHarness) -> None:
-    """Wait until the engine has no open session."""
-    async with asyncio.timeout(20):
-        while await bench.engine.list_sessions():
-            await asyncio.sleep(0.005)
 
 
 async def session_with_response(registry: Registry) -> ResumingClient:
@@ -194,7 +188,7 @@ async def test_late_write_does_not_restore_a_deleted_session(
     talk = SessionDriver(session, ears, bench)
     await session.execute(AddItem(user_message("u1", "hello")))
     assert await gates[1].delete(session.id, "")
-    await wait_until_engine_is_empty(bench)
+    await bench.wait_until_empty()
     for name in ("u2", "u3"):
         with pytest.raises(Refusal) as caught:
             await session.execute(AddItem(user_message(name, "late")))

@@ -21,6 +21,8 @@ from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.resuming import ResumingClient, normalized_events, resume_result
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def gates(bench: EngineHarness) -> AsyncIterator[tuple[Registry, Registry]]:

@@ -9,6 +9,7 @@ import pytest
 
 from continuo.realtime.server import garbage_collection
 from continuo.realtime.server.garbage_collection import collect_garbage
+from tests.support.waiting import wait_until
 
 
 class Node:
@@ -33,9 +34,7 @@ async def collecting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
 
 async def until_frozen(count: int) -> None:
     """Wait until `count` objects are frozen."""
-    async with asyncio.timeout(20):
-        while gc.get_freeze_count() < count:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: gc.get_freeze_count() >= count)
 
 
 async def test_live_objects_are_frozen_out_of_full_collections(collecting: None) -> None:
@@ -47,9 +46,7 @@ async def test_live_objects_are_frozen_out_of_full_collections(collecting: None)
 
 async def test_young_cycles_are_collected(collecting: None) -> None:
     reference = weakref.ref(Node())
-    async with asyncio.timeout(20):
-        while reference() is not None:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: reference() is None)
 
 
 async def test_frozen_objects_are_freed_by_their_reference_counts(collecting: None) -> None:

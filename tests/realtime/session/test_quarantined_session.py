@@ -21,6 +21,8 @@ from tests.realtime.conftest import chat_folder
 from tests.support.digest_runner import VOCABULARY
 from tests.support.sessions import EventRecorder, user_message
 
+pytestmark = pytest.mark.process
+
 TIMEOUT_S = 60
 
 

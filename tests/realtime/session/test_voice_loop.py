@@ -34,6 +34,8 @@ from continuo.realtime.session.session import Session
 from continuo.realtime.store import open_store
 from tests.support.sessions import EventRecorder
 
+pytestmark = pytest.mark.slow
+
 PARTIAL_S = 0.15
 REVISED_RATIO = 0.2
 RESPONSE_TOKENS = 32

@@ -44,6 +44,8 @@ from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.redis_process import RedisProcess
 from tests.support.store_records import new_session
 
+pytestmark = pytest.mark.slow
+
 RESPONSE_IDS = ("resp_1", "resp_2", "resp_12")
 ids = st.lists(st.integers(0, 200_000), max_size=5).map(tuple)
 entries = st.lists(st.builds(Entry, st.binary(max_size=40), ids), max_size=3).map(tuple)

@@ -21,6 +21,7 @@ from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.redis_process import free_port
 from tests.support.store_records import append_entries, make_entry, new_session
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -169,9 +170,7 @@ async def test_closed_store_leaves_no_thread() -> None:
     await store.create(new_session())
     assert store_threads() - other_threads, "an open store has a thread"
     await store.aclose()
-    async with asyncio.timeout(10):
-        while store_threads() - other_threads:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: store_threads() <= other_threads, 10)
 
 
 def store_threads() -> set[threading.Thread]:

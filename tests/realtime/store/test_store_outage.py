@@ -32,8 +32,9 @@ from continuo.realtime.store import (
 )
 from tests.support.redis_process import RedisProcess, free_port, needs_redis
 from tests.support.store_records import append_entries, make_entry, new_session, response_checkpoint
+from tests.support.waiting import wait_until
 
-pytestmark = needs_redis
+pytestmark = [needs_redis, pytest.mark.redis]
 
 SLACK_S = 1.5
 """Slack for a loaded machine."""
@@ -217,9 +218,7 @@ async def test_strict_durability_loses_no_acknowledged_write_in_a_kill(tmp_path:
             acknowledged[lease] = at + 1
 
     writers = [asyncio.create_task(write(lease)) for lease in leases]
-    async with asyncio.timeout(30):
-        while min(acknowledged.values()) < 20:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: min(acknowledged.values()) >= 20, 30)
     server.kill()
     for outcome in await asyncio.gather(*writers, return_exceptions=True):
         assert isinstance(outcome, StoreUnavailable)

@@ -9,6 +9,7 @@ import os
 from array import array
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -22,6 +23,8 @@ from hypothesis.stateful import (
 
 from continuo.engine.core.cache import PageLease, SessionAwareCache
 from tests.support.digest_runner import apply_moves
+
+pytestmark = pytest.mark.slow
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 

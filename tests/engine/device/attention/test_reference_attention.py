@@ -11,6 +11,8 @@ from continuo.engine.device.attention.sdpa_backend import ReferenceBackend
 from continuo.engine.device.model import KVShape
 from tests.support import attention_oracle as oracle
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.mark.parametrize("page_size", [1, 16, 256])
 @pytest.mark.parametrize("window", [None, 1, 20])

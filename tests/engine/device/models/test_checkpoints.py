@@ -17,6 +17,8 @@ from continuo.engine.device.build import build_runner
 from continuo.engine.errors import ModelError
 from tests.support import transformers_oracle as oracle
 
+pytestmark = pytest.mark.torch
+
 
 def ignore_progress(what: str, fraction: float) -> None:
     pass

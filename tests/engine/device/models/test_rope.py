@@ -12,6 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from continuo.engine.device.models import rope
 from tests.support.transformers_oracle import LLAMA3_ROPE, YARN_ROPE
 
+pytestmark = pytest.mark.torch
+
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 LONG = {
     "rope_type": "longrope",

@@ -24,6 +24,8 @@ from continuo.engine.device.native.native_runner import NativeRunner
 from continuo.engine.device.runner import TorchRunner
 from tests.support import transformers_oracle as oracle
 
+pytestmark = pytest.mark.torch
+
 needs_compiler = pytest.mark.skipif(
     shutil.which("cc") is None, reason="no C compiler (cc) is installed"
 )

@@ -29,6 +29,8 @@ from tests.support.checkpoints import (
     write_checkpoint,
 )
 
+pytestmark = pytest.mark.slow
+
 ANY_ORDER = ("chatml", "qwen2_5", "qwen3", "counting", "numbered", BUNDLED_MODEL)
 WITH_TOOLS = (
     *("qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small", "mistral_args", BUNDLED_MODEL),

@@ -37,6 +37,8 @@ from tests.support.web_servers import (
     wait_close_code,
 )
 
+pytestmark = pytest.mark.slow
+
 
 async def test_unfinished_handshake_is_dropped_after_a_timeout(
     bench: EngineHarness, monkeypatch: pytest.MonkeyPatch

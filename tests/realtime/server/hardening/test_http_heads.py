@@ -11,7 +11,10 @@ import pytest
 
 from continuo.realtime.server.hardening import guarded_http, guards
 from tests.support.frames import upgrade_request
+from tests.support.waiting import wait_until
 from tests.support.web_servers import API_KEY, RunningServer
+
+pytestmark = pytest.mark.slow
 
 LINE = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 KIB = 1024
@@ -208,9 +211,7 @@ async def test_lingering_close_ends_after_a_timeout(
     monkeypatch.setattr(guarded_http, "LINGER_S", 0.1)
     async with open_raw(running.port) as connection:
         await connection.send(LINE + headers(300, 500))
-        async with asyncio.timeout(20):
-            while running.server.server_state.connections:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: not running.server.server_state.connections)
 
 
 async def test_empty_lines_do_not_keep_a_connection_open(

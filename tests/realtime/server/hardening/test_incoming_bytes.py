@@ -28,7 +28,10 @@ from tests.support.frames import (
     encode_frame,
     upgrade_request,
 )
+from tests.support.waiting import wait_until
 from tests.support.web_servers import API_KEY, RunningServer, receive_event, serve_harness
+
+pytestmark = pytest.mark.slow
 
 MIB = 1024 * 1024
 SMALL = Limits(incoming_bytes_max=8 * MIB, resume_window_s=0.1, sweep_interval_s=0.05)
@@ -43,12 +46,6 @@ async def small(bench: EngineHarness) -> AsyncIterator[RunningServer]:
 def half(size: int) -> bytes:
     """Return a frame without its last byte."""
     return encode_frame(b" " * (size + 1))[:-1]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def close_reason(peer: RawWebSocket) -> tuple[int, str]:
@@ -131,11 +128,11 @@ async def test_unfinished_messages_stay_within_the_budget(small: RunningServer) 
             await honest.send(json.dumps({"type": "input_audio_buffer.clear", "pad": "x" * 4096}))
             assert (await receive_event(honest))["type"] == "input_audio_buffer.cleared"
         most = max(most, incoming.charged_bytes)
-    await until(lambda: incoming.refused_count >= 12 - 8)
+    await wait_until(lambda: incoming.refused_count >= 12 - 8)
     assert 6 * MIB < most <= incoming.bytes_max
     for peer in others:
         peer.close()
-    await until(lambda: incoming.charged_bytes == 0)
+    await wait_until(lambda: incoming.charged_bytes == 0)
 
 
 async def test_connection_refused_by_the_budget_gets_1013_and_a_reason(
@@ -168,7 +165,7 @@ async def test_message_is_charged_until_the_next_one_is_received(bench: EngineHa
         await asyncio.wait_for(received.wait(), 20)
         assert server.incoming_budget.charged_bytes == MIB
         may_continue.set()
-        await until(lambda: server.incoming_budget.charged_bytes == 0)
+        await wait_until(lambda: server.incoming_budget.charged_bytes == 0)
         peer.close()
 
 
@@ -184,7 +181,7 @@ async def test_frames_before_the_upgrade_is_accepted_end_the_connection(
     async with running_app(never_accept) as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(upgrade_request())
-        await until(lambda: bool(server.server_state.connections))
+        await wait_until(lambda: bool(server.server_state.connections))
         await asyncio.sleep(0.1)
         writer.write(encode_frame(b"\xff\xfe") + half(MIB))
         with contextlib.suppress(ConnectionError):
@@ -216,8 +213,8 @@ async def test_unfinished_heads_are_charged(small: RunningServer) -> None:
             _, writer = await asyncio.open_connection("127.0.0.1", small.port)
             stack.callback(writer.close)
             writer.write(b"GET /health HTTP/1.1\r\nX: " + b"x" * 30_000)
-        await until(lambda: small.server.incoming_budget.charged_bytes > 4 * 30_000)
-    await until(lambda: small.server.incoming_budget.charged_bytes == 0)
+        await wait_until(lambda: small.server.incoming_budget.charged_bytes > 4 * 30_000)
+    await wait_until(lambda: small.server.incoming_budget.charged_bytes == 0)
 
 
 # ---------------------------------------------------------------- bodies
@@ -238,7 +235,7 @@ async def test_largest_body_is_refused_and_another_is_answered(small: RunningSer
         return reader, writer
 
     large, other = await begin_body(5 * MIB), await begin_body(0)
-    await until(lambda: small.server.incoming_budget.charged_bytes >= 5 * MIB)
+    await wait_until(lambda: small.server.incoming_budget.charged_bytes >= 5 * MIB)
     other[1].write(b" " * 4 * MIB)
     head, _, body = (await asyncio.wait_for(large[0].read(), 20)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
@@ -248,7 +245,7 @@ async def test_largest_body_is_refused_and_another_is_answered(small: RunningSer
     assert "8,388,608 bytes" in error["message"]
     other[1].write(b" " * 2 * MIB)
     assert b" 400 " in await asyncio.wait_for(other[0].readline(), 20), "spaces are no JSON"
-    await until(lambda: small.server.incoming_budget.charged_bytes == 0)
+    await wait_until(lambda: small.server.incoming_budget.charged_bytes == 0)
     for _, writer in (large, other):
         writer.close()
 
@@ -342,7 +339,7 @@ async def test_deadline_excludes_time_in_which_the_server_does_not_read(
         await peer.send(encode_frame("soon") + late[:5])
         await asyncio.sleep(1.5)
         await peer.send(late[5:])
-        await until(lambda: received == ["soon", "late"])
+        await wait_until(lambda: received == ["soon", "late"])
         peer.close()
 
 
@@ -512,8 +509,8 @@ async def test_memory_of_a_connection_is_freed_without_garbage_collection(
                 peer = await abandon(running)
                 await asyncio.sleep(0.05)
                 peer.reset() if how == "RST" else peer.close()
-            await until(lambda: not running.server.server_state.connections)
-            await until(lambda: running.server.incoming_budget.charged_bytes == 0)
-            await until(lambda: not [each for each in references if each() is not None])
+            await wait_until(lambda: not running.server.server_state.connections)
+            await wait_until(lambda: running.server.incoming_budget.charged_bytes == 0)
+            await wait_until(lambda: not [each for each in references if each() is not None])
         finally:
             gc.enable()

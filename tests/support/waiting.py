@@ -1,0 +1,13 @@
+"""Waiting for a condition that nothing signals."""
+
+import asyncio
+from collections.abc import Callable
+
+POLL_S = 0.005
+
+
+async def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    """Poll until `condition` returns a true value. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(POLL_S)
