@@ -14,7 +14,7 @@ from continuo.realtime.protocol.response import Usage
 from continuo.realtime.rate_limit import RateLimits, TenantRateLimits
 from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
 from tests.support.engines import EngineHarness
-from tests.support.web_servers import RunningServer, receive_event, serve_harness
+from tests.support.web_servers import RunningServer, receive_until, serve_harness
 
 ONE, TWO = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
 
@@ -113,12 +113,6 @@ async def running(bench: EngineHarness) -> AsyncIterator[RunningServer]:
     )
     async with serve_harness(bench, settings) as running:
         yield running
-
-
-async def receive_until(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
-    while (event := await receive_event(socket))["type"] not in kinds:
-        pass
-    return event
 
 
 async def respond(socket: ClientConnection) -> tuple[dict[str, Any], dict[str, Any]]:

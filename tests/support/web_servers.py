@@ -95,3 +95,10 @@ async def wait_close_code(socket: ClientConnection) -> int:
 
 async def receive_event(socket: ClientConnection) -> dict[str, Any]:
     return json.loads(await asyncio.wait_for(socket.recv(), 20))
+
+
+async def receive_until(socket: ClientConnection, *types: str) -> dict[str, Any]:
+    """Receive up to an event of one of these types, and return it. Any other error fails."""
+    while (event := await receive_event(socket))["type"] not in types:
+        assert event["type"] != "error", event
+    return event

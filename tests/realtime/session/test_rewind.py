@@ -8,16 +8,15 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.support.engines import EngineHarness
-from tests.support.web_servers import AUTHORIZATION_HEADERS, RunningServer, receive_event
+from tests.support.web_servers import (
+    AUTHORIZATION_HEADERS,
+    RunningServer,
+    receive_event,
+    receive_until,
+)
 
 Event = dict[str, Any]
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
-
-
-async def wait_for(socket: ClientConnection, kind: str) -> Event:
-    while (event := await receive_event(socket))["type"] != kind:
-        assert event["type"] != "error", event
-    return event
 
 
 async def send(socket: ClientConnection, **event: object) -> None:
@@ -28,20 +27,20 @@ async def add_message(socket: ClientConnection, name: str, text: str, **more: ob
     content = [{"type": "input_text", "text": text}]
     item = {"type": "message", "id": name, "role": "user", "content": content}
     await send(socket, type="conversation.item.create", item=item, **more)
-    added = await wait_for(socket, "conversation.item.added")
-    assert "rewind" not in await wait_for(socket, "conversation.item.done")
+    added = await receive_until(socket, "conversation.item.added")
+    assert "rewind" not in await receive_until(socket, "conversation.item.done")
     return added
 
 
 async def configure(socket: ClientConnection, **session: object) -> Event:
     await send(socket, type="session.update", session={"type": "realtime", **session})
-    return await wait_for(socket, "session.updated")
+    return await receive_until(socket, "session.updated")
 
 
 async def create_response(socket: ClientConnection, tokens: int = 12) -> Event:
     response = {"max_output_tokens": tokens, "ignore_eos": True}
     await send(socket, type="response.create", response=response)
-    done = await wait_for(socket, "response.done")
+    done = await receive_until(socket, "response.done")
     return done["response"]
 
 
@@ -60,7 +59,7 @@ async def settled_status(running: RunningServer, name: str) -> Event:
 
 async def delete(socket: ClientConnection, response_item_id: str) -> Event:
     await send(socket, type="conversation.item.delete", item_id="two")
-    return await wait_for(socket, "conversation.item.deleted")
+    return await receive_until(socket, "conversation.item.deleted")
 
 
 async def insert(socket: ClientConnection, response_item_id: str) -> Event:
@@ -74,7 +73,7 @@ async def insert_first(socket: ClientConnection, response_item_id: str) -> Event
 async def truncate(socket: ClientConnection, response_item_id: str) -> Event:
     fields = {"item_id": response_item_id, "content_index": 0, "text_end": 3}
     await send(socket, type="conversation.item.truncate", **fields)
-    return await wait_for(socket, "conversation.item.truncated")
+    return await receive_until(socket, "conversation.item.truncated")
 
 
 async def set_instructions(socket: ClientConnection, response_item_id: str) -> Event:
@@ -128,7 +127,7 @@ async def test_changes_that_invalidate_no_kv_report_no_rewind(running: RunningSe
             content_index=0,
             text_end=len(message["content"][0]["text"]),
         )
-        assert "rewind" not in await wait_for(socket, "conversation.item.truncated")
+        assert "rewind" not in await receive_until(socket, "conversation.item.truncated")
 
 
 async def test_items_leaving_the_context_window_report_their_rewind(running: RunningServer) -> None:

@@ -21,7 +21,13 @@ from continuo.realtime.server.auth import api_keys, client_secrets
 from continuo.realtime.server.auth.client_secrets import InMemorySecrets, SignedSecrets
 from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
 from tests.support.engines import EngineHarness
-from tests.support.web_servers import RunningServer, receive_event, serve_harness, wait_close_code
+from tests.support.web_servers import (
+    RunningServer,
+    receive_event,
+    receive_until,
+    serve_harness,
+    wait_close_code,
+)
 
 ONE, TWO = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
 
@@ -58,12 +64,6 @@ async def opened(socket: ClientConnection) -> dict[str, Any]:
     session = (await receive_event(socket))["session"]
     assert isinstance(session, dict)
     return session
-
-
-async def receive_until(socket: ClientConnection, kind: str) -> dict[str, Any]:
-    while (event := await receive_event(socket))["type"] != kind:
-        pass
-    return event
 
 
 async def say(socket: ClientConnection, text: str) -> None:

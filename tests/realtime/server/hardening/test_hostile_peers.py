@@ -33,6 +33,7 @@ from tests.support.web_servers import (
     AUTHORIZATION_HEADERS,
     RunningServer,
     receive_event,
+    receive_until,
     serve_harness,
     wait_close_code,
 )
@@ -80,8 +81,7 @@ async def test_reset_during_a_response_ends_a_session_without_resume_window(
         socket = await connect(running.url)
         await receive_event(socket)
         await socket.send('{"type": "response.create"}')
-        while (await receive_event(socket))["type"] != "response.output_text.delta":
-            pass
+        await receive_until(socket, "response.output_text.delta")
         socket.transport.abort()
         while await bench.engine.list_sessions():
             await asyncio.sleep(0.01)

@@ -17,7 +17,7 @@ from continuo.realtime.store import health_probe, open_store
 from tests.support.engines import EngineHarness
 from tests.support.redis_process import RedisProcess, needs_redis
 from tests.support.store_refusals import STORE_FAILURES, StoreFailure, create_acl_user, run_commands
-from tests.support.web_servers import RunningServer, receive_event, serve_app
+from tests.support.web_servers import RunningServer, receive_event, receive_until, serve_app
 
 READY: tuple[int, dict[str, object]] = (200, {"status": "ready"})
 NO_STORE: tuple[int, dict[str, object]] = (503, {"status": "no_store"})
@@ -66,8 +66,7 @@ async def test_server_is_not_ready_while_its_store_is_down(
         await receive_event(socket)
         response = {"max_output_tokens": 300, "ignore_eos": True}
         await socket.send(json.dumps({"type": "response.create", "response": response}))
-        while (await receive_event(socket))["type"] != "response.output_text.delta":
-            pass
+        await receive_until(socket, "response.output_text.delta")
         if is_paused:
             redis.pause()
         else:
