@@ -1,4 +1,4 @@
-"""Lease: one sequence's hold on pages. A session is a long-lived lease.
+"""PageLease: one sequence's hold on pages. A session is a long-lived lease.
 
     position   0 ............ len(path)·P ............ committed ... committed+reserved
     pages      | tree's: shared, read-only | private: writable                         |
