@@ -8,7 +8,6 @@ command -v redis-server >/dev/null 2>&1 || missing="$missing redis-server"
 command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
 command -v haproxy >/dev/null 2>&1 || missing="$missing haproxy"
 command -v openssl >/dev/null 2>&1 || missing="$missing openssl"
-command -v faketime >/dev/null 2>&1 || missing="$missing faketime"
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then

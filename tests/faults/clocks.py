@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from random import Random
-from typing import Protocol
 
 from continuo.realtime.store import Store, open_store
 from tests.faults.caller import ReconnectingClient
@@ -28,69 +27,25 @@ from tests.support.redis_process import RedisProcess
 HOUR_S = 3600
 RESUME_WINDOW_S = 4.0
 SWEEP_INTERVAL_S = 1.0
-LIBFAKETIME_PATTERNS = ("usr/lib/*/faketime/libfaketime.so.1", "usr/lib/faketime/libfaketime.so.1")
 WALL_CLOCK_SOURCE = Path(__file__).with_name("wall_clock.c")
 
 
-def find_libfaketime() -> str | None:
-    files = [file for pattern in LIBFAKETIME_PATTERNS for file in Path("/").glob(pattern)]
-    return str(files[0]) if files else None
-
-
 def missing_requirement() -> str | None:
-    if find_libfaketime() is None:
-        return "libfaketime"
     return None if shutil.which("cc") else "a C compiler"
 
 
-class Clock(Protocol):
-    """Wall clock of the processes that run with the environment `env`."""
+class WallClock:
+    """Wall clock of the processes that run with the environment `env`, shifted by `wall_clock.c`.
 
-    @property
-    def env(self) -> dict[str, str]: ...
-    def shift(self, seconds: int) -> None:
-        """Set the offset from the true time."""
-        ...
-
-
-class LibfaketimeClock:
-    """Clock shifted by libfaketime."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.shift(0)
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {
-            "LD_PRELOAD": find_libfaketime() or "",
-            "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
-
-    def shift(self, seconds: int) -> None:
-        new = self._file.with_suffix(".new")
-        new.write_text(f"{seconds:+d}")
-        new.replace(self._file)
-
-
-class PreloadedClock:
-    """Clock shifted by `wall_clock.c`: libfaketime deadlocks with the jemalloc of Redis."""
+    libfaketime is not used: it deadlocks with the jemalloc of Redis, and where two threads of
+    CPython wait for the interpreter lock, their timed waits return at once.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._library = file.with_suffix(".so")
         file.write_bytes(bytes(8))
-        command = (
-            "cc",
-            "-O1",
-            "-shared",
-            "-fPIC",
-            "-o",
-            str(self._library),
-            str(WALL_CLOCK_SOURCE),
-        )
+        command = ("cc", "-O1", "-shared", "-fPIC", "-o", self._library, WALL_CLOCK_SOURCE)
         subprocess.run(command, check=True)
 
     @property
@@ -98,6 +53,7 @@ class PreloadedClock:
         return {"LD_PRELOAD": str(self._library), "WALL_CLOCK": str(self._file)}
 
     def shift(self, seconds: int) -> None:
+        """Set the offset from the true time."""
         with self._file.open("r+b") as file:
             file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
 
@@ -105,7 +61,7 @@ class PreloadedClock:
 class ClockCluster:
     """Cluster in which the first gateway and Redis each have a clock that can be shifted."""
 
-    def __init__(self, town: Cluster, clocks: dict[str, Clock], store: Store) -> None:
+    def __init__(self, town: Cluster, clocks: dict[str, WallClock], store: Store) -> None:
         self.cluster = town
         self.clocks = clocks
         self.store = store
@@ -198,9 +154,9 @@ async def assert_session_expired(client: ReconnectingClient) -> None:
 
 @asynccontextmanager
 async def running_cluster_with_clocks(folder: Path) -> AsyncIterator[ClockCluster]:
-    clocks_by_process: dict[str, Clock] = {
-        "gateway": LibfaketimeClock(folder / "gateway"),
-        "redis": PreloadedClock(folder / "redis"),
+    clocks_by_process: dict[str, WallClock] = {
+        "gateway": WallClock(folder / "gateway"),
+        "redis": WallClock(folder / "redis"),
     }
     redis = RedisProcess(
         folder / "store", "--appendonly", "yes", env=clocks_by_process["redis"].env

@@ -1,6 +1,5 @@
 // Shift the wall clock of a process by the seconds in the file WALL_CLOCK (8 bytes, mapped, so that
-// changes take effect at once). Preloaded into programs that cannot load libfaketime, like Redis,
-// whose jemalloc reads the clock before libfaketime is initialized.
+// changes take effect at once).
 
 #define _GNU_SOURCE
 #include <fcntl.h>
