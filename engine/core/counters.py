@@ -11,13 +11,13 @@ class Counters:
         self._model_s_before_step = 0.0
         """Value of `model_s` before the step that began at `_step_began_s`."""
         self._step_began_s = 0.0
-        """Start of the step in flight; if there is none, of the last one collected."""
+        """Time at which the step in flight began; if there is none, the last one collected."""
         self._is_step_in_flight = False
         self.failed_steps = 0
         self.failed_audits = 0
 
     def begin_step(self, now: float) -> None:
-        """Record a launch. The step begins now, unless another one is in flight before it."""
+        """Record a launch. The step begins now, unless an earlier one is still in flight."""
         if not self._is_step_in_flight:
             self._is_step_in_flight, self._step_began_s, self._model_s_before_step = (
                 True,
@@ -42,7 +42,7 @@ class Counters:
         return now - self._step_began_s if self._is_step_in_flight else 0.0
 
     def model_s_at(self, at: float) -> float:
-        """Return the seconds that the device had computed at time `at`, which must not be before
-        the last but one step."""
+        """Return the seconds that the device had computed at time `at`. A time before the last step
+        began counts as its beginning, so `at` must not be before the last step but one."""
         within = self._model_s_before_step + max(at - self._step_began_s, 0.0)
         return within if self._is_step_in_flight else min(within, self.model_s)
