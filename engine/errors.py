@@ -4,11 +4,11 @@
     ├── BadRequest            invalid argument; the same call can never succeed
     │   ├── UnknownEngineSession
     │   └── TooLong           more tokens than the session, the model or the pool can ever hold
-    ├── StaleEngineFence      another gateway has taken the session over for good
+    ├── StaleEngineFence      another gateway has taken the session over; final for this client
     ├── Busy                  a bound was reached                                      (retryable)
     ├── TurnFailed            this turn failed (NaN logits, …); its session is intact  (retryable)
     ├── CommandFailed         a bug of the engine in this command; the engine closed the session
-    ├── ModelMismatch         the session is of another model, tokenizer or chat template
+    ├── ModelMismatch         the session was made with another model, tokenizer or template
     ├── EngineLost            the engine process has died or does not respond          (retryable)
     ├── SessionQuarantined    engines died while they computed this session: it can only be closed
     ├── LinkRefused           gateway and engine differ in secret, link version or model

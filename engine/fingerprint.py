@@ -1,10 +1,10 @@
 """Fingerprint: digest of the model, tokenizer and chat template of a session. Knows no torch.
 
-    sha256( configuration, tokenizer and template files, then the shards of the weights )
+    sha256( name and content of each configuration, tokenizer and template file, and each shard )
 
-Large shards are sampled. Token ids are valid only with the tokenizer that made them; their KV, and
-a turn that continues them, only with the same weights. The fingerprint does not depend on the
-folder or the machine of a checkpoint.
+For a large shard, its size, its header and a sample of each tensor replace the content. Token ids
+are valid only with the tokenizer that made them; their KV, and a turn that continues them, only
+with the same weights. The fingerprint does not depend on the folder or the machine of a checkpoint.
 """
 
 import hashlib

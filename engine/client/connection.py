@@ -38,8 +38,8 @@ UNAVAILABLE_AFTER_S = 15.0
 """Silence after which a disconnected engine is no longer expected to return soon."""
 DEVICE_HANG_S = 30.0
 """Duration of one step after which the device counts as hung: the engine counts as silent since the
-step began, even if it sends events. The limit is long because the first
-step of a kind may compile for many seconds."""
+step began, even if it sends events. The limit is long because the first step of a kind may compile
+for many seconds."""
 DISCONNECT_AFTER_S = 60.0
 """Silence after which the link is closed; a child process is then killed and restarted."""
 RESTART_BACKOFF_S = (0.0, 0.5, 2.0, 5.0, 10.0)

@@ -115,8 +115,8 @@ class EngineClient:
         on_loading: OnLoading = lambda _what, _fraction: None,
         listener: ListenerConfig | None = None,
     ) -> "EngineClient":
-        """Start an engine process and wait until its model is loaded. The engine process exits
-        when this process does. With `listener` it also accepts clients of other processes. Raises
+        """Start an engine process and wait until its model is loaded. The engine process exits when
+        this process does. With `listener` it also accepts clients of other processes. Raises
         ModelError."""
         process = EngineProcess(config, listener)
         client = cls(process.launch, on_loading)
@@ -312,8 +312,7 @@ class EngineClient:
         session is placed on the least loaded engine. An `unfinished` turn continues on the engine
         that runs it; if none does, generation resumes behind the ids that the turn has emitted. The
         TurnStream returned starts with all emitted ids and neither skips nor repeats any. Returns
-        None if `unfinished` is None. Raises StaleEngineFence,
-        TooLong, BadRequest."""
+        None if `unfinished` is None. Raises StaleEngineFence, TooLong, BadRequest."""
         router, n = self._router, self._router.next_number()
         scope, digest = cache_scope, self.ready.digest
         opened = OpenSession(
@@ -447,8 +446,7 @@ class EngineClient:
         """Start a turn on the whole log; returns once it has begun. The drawn ids, including a
         final stop id, become part of the log. `turn` is the id of the turn (None: generated). A
         regular session can branch from a finished turn by this id, and refuses the id for another
-        turn. Raises BadRequest,
-        TooLong, UnknownEngineSession, Busy."""
+        turn. Raises BadRequest, TooLong, UnknownEngineSession, Busy."""
         asked_s = time.monotonic() if self._process is not None else 0.0
         n, name = self._router.next_number(), turn or _new_id("turn")
         command = validate_command(Generate(n, session, name, sampling, asked_s=asked_s))
@@ -538,8 +536,8 @@ class EngineClient:
 
 
 _TEXT_TOKENS_MIN = 4096
-"""Minimum of `_text_tokens_max`: a chat template is probed with texts of some hundred tokens,
-even if the model's context is tiny."""
+"""Minimum of `_text_tokens_max`: a chat template is probed with texts of some hundred tokens, even
+if the model's context is tiny."""
 
 
 def _text_tokens_max(ready: EngineReady) -> int:

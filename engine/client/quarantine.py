@@ -5,10 +5,10 @@
     2 or more                                           suspect: runs in steps without other rows
     3 or more, the last with no other row in the step   quarantined: is not computed again
 
-The flight record, which the engine process started next reports, lists the rows of the last step.
-Until then, and if the record is lost, the death counts against all sessions with work on the dead
-engine; without a record no session is quarantined. A session is cleared of all deaths when it has
-drawn enough ids after the last one, or when its turn has ended.
+The engine process that is started next reports the flight record of the dead one, which lists the
+rows of its last step. Until then, and if the record is lost, the death counts against all sessions
+with work on the dead engine; without a record no session is quarantined. A session is cleared when
+it has drawn enough ids since the last death, or when its turn has ended.
 """
 
 from collections.abc import Collection, Iterable

@@ -50,8 +50,8 @@ class SessionReplica:
         """Length of the log when the turn began."""
         self.is_paused = False
         self.is_attached = False
-        """Whether the session was ever attached from its log: its engine may not know its older
-        turns then."""
+        """Whether the session was ever attached from its log; if so, its engine may not know its
+        older turns."""
         self.last_used_s = time.monotonic()
         """Monotonic time of the last change, or of the end of the last turn."""
 

@@ -159,8 +159,8 @@ class Router:
     def submit(
         self, command: EngineCommand, connection: EngineConnection | None = None
     ) -> PendingCommand:
-        """Send a command, or queue it until an engine is available. `connection` is
-        the preferred engine of a command that concerns no placed session."""
+        """Send a command, or queue it until an engine is available. `connection` is the preferred
+        engine of a command that concerns no placed session."""
         pending = PendingCommand(command)
         pending.reply.add_done_callback(_mark_retrieved)
         if self.failure is not None:
@@ -349,8 +349,8 @@ class Router:
         return up[chosen]
 
     def _ensure_attached(self, session: str) -> EngineConnection | None:
-        """Return the engine of a session, after the session was moved or attached again if
-        necessary. Returns None if the session must wait for an engine."""
+        """Move a session to another engine, or attach it again, if necessary, and return its
+        engine. Returns None if the session must wait for an engine."""
         placement = self._placements.get(session)
         if placement is None:
             return next(iter(self._list_available()), None)
@@ -380,8 +380,8 @@ class Router:
         )
 
     def _relocate(self, session: str, placement: Placement) -> Placement | None:
-        """Place a session on another engine. Returns None if the session must wait: for its
-        engine to reconnect, for the flight record of its dead engine, or for any engine."""
+        """Place a session on another engine. Returns None if the session must wait: for its engine
+        to reconnect, for the flight record of its dead engine, or for any engine."""
         old = placement.connection
         if (
             not old.is_connected

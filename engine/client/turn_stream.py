@@ -57,7 +57,7 @@ class TurnStream:
         self._events: deque[TurnTokens | TurnEnded | EngineError | _EngineLossMarker] = deque()
         """Received events that are not read yet."""
         self._wake: Callable[[], None] = lambda: None
-        """Wakes the reader; called with each event."""
+        """Callback that wakes the reader; called after each event is queued."""
 
     def put(self, event: TurnTokens | TurnEnded | EngineError) -> None:
         """Deliver an event of the engine, or the error that ends the turn. Called by the router."""
@@ -76,7 +76,8 @@ class TurnStream:
         self._wake()
 
     def interrupt(self) -> None:
-        """Record the loss of the engine, once until the turn resumes. Called by the router."""
+        """Record the loss of the engine, at most once until the turn resumes. Called by the
+        router."""
         if not self.is_interrupted and not self._has_ended:
             self.is_interrupted = True
             self._enqueue(_EngineLossMarker())

@@ -11,7 +11,8 @@ class Counters:
         self._model_s_before_step = 0.0
         """Value of `model_s` before the step that began at `_step_began_s`."""
         self._step_began_s = 0.0
-        """Time at which the step in flight began; if there is none, the last one collected."""
+        """Time at which the step in flight began; if no step is in flight, the last collected
+        one."""
         self._is_step_in_flight = False
         self.failed_steps = 0
         self.failed_audits = 0
@@ -42,7 +43,8 @@ class Counters:
         return now - self._step_began_s if self._is_step_in_flight else 0.0
 
     def model_s_at(self, at: float) -> float:
-        """Return the seconds that the device had computed at time `at`. A time before the last step
-        began counts as its beginning, so `at` must not be before the last step but one."""
+        """Return the seconds that the device had computed at time `at`, which must not be before
+        the last step but one. A time before the last step gives the value at the start of that
+        step."""
         within = self._model_s_before_step + max(at - self._step_began_s, 0.0)
         return within if self._is_step_in_flight else min(within, self.model_s)

@@ -58,7 +58,7 @@ class Sequence:
         self.lease = lease
         self.log = log
         self.ids = log.ids
-        """The array of `log` itself, not a copy: log.ids."""
+        """`log.ids` itself, not a copy."""
         self.timeout_s = timeout_s
         self.promised = 0
         self.last_feed: tuple[int, int] = (-1, -1)

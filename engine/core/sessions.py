@@ -7,8 +7,8 @@
 A command on a session with a running turn or with tokens in flight is deferred, in order; only
 attach, cancel, pause, close, info and a fork of the running turn's prompt are not. A refused
 command changes nothing. A command that fails because of a bug is refused too, and its session is
-closed, because its state is unknown. Each row in flight holds the Turn
-for which it draws an id, so that an id drawn for a turn that has ended is recognized.
+closed, because its state is unknown. Each row in flight holds the Turn for which it draws an id, so
+that an id drawn for a turn that has ended is recognized.
 """
 
 import logging
@@ -167,7 +167,8 @@ class Sessions:
                 self._discard(sequence, message)
 
     def _forked_child(self, command: LoopCommand) -> Sequence | None:
-        """Return the child of a fork, if this command has opened it."""
+        """Return the child that a ForkSession has opened; None if it has opened none, or for
+        another command."""
         child = self._sequences.get(command.child) if isinstance(command, ForkSession) else None
         return child if child is not None and child.opening_command is command else None
 
@@ -225,8 +226,8 @@ class Sessions:
         self._emit(CommandDone(span.n, sequence.log.length))
 
     def _is_grammar_ready(self, command: DeferrableCommand) -> bool:
-        """Return whether the grammar of a command, if any, is compiled. Compilation is
-        started if it is not."""
+        """Return whether the grammar of a command, if any, is compiled. Compilation is started if
+        it is not."""
         generate = command.generate if isinstance(command, AttachSession) else command
         grammar = generate.sampling.grammar if isinstance(generate, Generate) else None
         return grammar is None or self._grammars.prepare(grammar)
@@ -399,8 +400,8 @@ class Sessions:
             self._emit(sequence.last_turn_ended)
 
     def _begin_turn(self, sequence: Sequence, command: Generate) -> None:
-        """Begin a turn on the whole log. Raises BadRequest for an invalid argument or an empty
-        log, and TooLong if the log has no room for one more id."""
+        """Begin a turn on the whole log. Raises BadRequest for an invalid argument or an empty log,
+        and TooLong if the log has no room for one more id."""
         log, sampling = sequence.log, command.sampling
         _check_resumed(command.resumed, log.length)
         room = _output_room(log.capacity, log.length, command.resumed)
@@ -567,8 +568,8 @@ class Sessions:
             self._emit(ended)
 
     def advance_if_idle(self, sequence: Sequence) -> None:
-        """If a session is idle, trim and publish its KV, mark its lease idle, and apply
-        its deferred commands. Called after each event that may have made the session idle."""
+        """Trim and publish the KV of a session if it is idle, mark its lease idle, and apply its
+        deferred commands. Called after each event that may have made the session idle."""
         if sequence.is_busy:
             return
         self._cache.rewind(sequence.lease, len(sequence.ids))

@@ -178,8 +178,8 @@ class Clients:
     # ---- commands in ----------------------------------------------------------------------
 
     def receive(self, client: ClientState, commands: list[EngineCommand]) -> None:
-        """Receive commands of a client. Commands on a session that is not attached to it are
-        refused; the others are passed to the loop, in order."""
+        """Receive commands of a client. Commands that another client's attachment or a higher fence
+        forbids are refused; the others are passed to the loop, in order."""
         client.last_received_s = self._clock()
         accepted: list[LoopCommand] = []
         for command in commands:
@@ -251,8 +251,8 @@ class Clients:
         self, client: ClientState, command: ForkSession, accepted: list[LoopCommand]
     ) -> str | None:
         """Attach the child of a fork and return its id, or None if the loop will refuse the fork. A
-        detached child, left by a link that was lost before the reply arrived, is closed first; if
-        the child is attached, the loop refuses the fork."""
+        detached child, left by a link that was lost before the reply arrived, is closed first; any
+        other child that exists makes the loop refuse the fork."""
         attachment = self._attachments.get(command.child)
         if (
             attachment is not None

@@ -50,7 +50,7 @@ and the fraction done. Raises EngineError."""
 
 def main(build_runner: RunnerFactory) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles them
+    for number in (signal.SIGINT, signal.SIGTERM):  # signals to the group are for the parent
         signal.signal(number, signal.SIG_IGN)
     start = msgspec.json.decode(sys.argv[1], type=StartOptions)
     status = 0

@@ -49,7 +49,7 @@ class SessionAwareCache:
         return lease
 
     def match(self, lease: PageLease, ids: "array[int]", limit: int) -> int:
-        """Replace the lease's pages by those of the radix tree if these cover more of ids[:limit].
+        """Replace the lease's pages by shared pages of the tree if these cover more of ids[:limit].
         Returns the tokens now committed. Nothing may be in flight."""
         assert lease.reserved == 0
         path = self.tree.match(lease.scope, ids, limit)

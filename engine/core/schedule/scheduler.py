@@ -2,8 +2,8 @@
 
 Order of a step: decodes and short turns (the live rows), whole; then prefill chunks of long turns,
 cut to the time that is left, oldest first; then prefill chunks of appends without a turn. Chunks
-prolong a step with live rows by at most half. If live rows leave no room, the turn that has
-waited longest is first in the next step.
+prolong a step with live rows by at most half. If live rows leave no room, the turn that has waited
+longest is first in the next step.
 
 Pages: a turn may take them from idle leases and from strictly younger turns (retraction), so the
 oldest turn always makes progress and turns always finish. A turn without pages is admitted when its
