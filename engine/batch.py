@@ -35,7 +35,8 @@ class TokenMask(Protocol):
     launched; on CUDA the mask and the forward pass are computed in parallel."""
 
     def compute_bitmask(self) -> bytes:
-        """Return one bit per id, least significant first; excess bits are ignored."""
+        """Return the mask: one bit per id, set if the id may be drawn, least significant bit first.
+        Excess bits are ignored."""
         ...
 
 
@@ -68,7 +69,7 @@ class BatchRow(msgspec.Struct, frozen=True):
     """Index of the row of the previous batch whose drawn id is the only input of this row; -1: the
     inputs are `ids`."""
     start: int
-    """Tokens of this sequence already in KV."""
+    """Position of the first input: the number of tokens of this sequence already in KV."""
     pages: array[int]
     """int32 page numbers covering positions [0, start + count)."""
     sample: SampleParams | None
@@ -91,7 +92,7 @@ class Batch(msgspec.Struct, frozen=True):
     number: int
     rows: list[BatchRow]
     moves: list[PageMove] = []
-    """Executed in order before any row."""
+    """Page moves, executed in order before any row is computed."""
 
 
 class Logprobs(msgspec.Struct, frozen=True):
@@ -111,7 +112,7 @@ class RowResult(msgspec.Struct, frozen=True):
 
 class BatchResult(msgspec.Struct, frozen=True):
     results: list[RowResult | None]
-    """Parallel to Batch.rows; None for a row without `sample`."""
+    """Results in the order of Batch.rows; None for a row without `sample`."""
     model_s: float
     """Seconds that the device spent on this step."""
 

@@ -57,7 +57,7 @@ class ListenerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Argument of an engine process."""
+    """Command-line argument of an engine process, encoded as JSON."""
 
     engine: EngineConfig
     parent: int

@@ -126,7 +126,7 @@ class EngineConnection:
         self.ready: EngineReady | None = None
         self.load = EngineLoad()
         self.placed_sessions = 0
-        """Sessions placed here since the engine last reported its load."""
+        """Sessions placed on this engine since it last reported its load."""
         self.disconnected_since_s = time.monotonic()
         """Monotonic time of the last disconnect."""
         self._launch = launch

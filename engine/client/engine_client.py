@@ -150,7 +150,7 @@ class EngineClient:
 
     @property
     def on_expired(self) -> Callable[[str], None]:
-        """Callback for each session that has expired; gets its id."""
+        """Callback for idle sessions that have expired; called with the id of each."""
         return self._router.on_expired
 
     @on_expired.setter
@@ -159,7 +159,7 @@ class EngineClient:
 
     @property
     def on_superseded(self) -> Callable[[str], None]:
-        """Callback for each session that another gateway has taken over; gets its id."""
+        """Callback for sessions that another gateway has taken over; called with the id of each."""
         return self._router.on_superseded
 
     @on_superseded.setter
@@ -255,7 +255,7 @@ class EngineClient:
             await self._process.stop()
 
     async def wait_until_lost(self) -> None:
-        """Wait until no engine is left and none will return."""
+        """Wait until no engine is left and none is expected to return."""
         await self._router.failed.wait()
 
     def _supervise(self, connection: EngineConnection) -> None:
@@ -377,8 +377,8 @@ class EngineClient:
         self._router.set_fence(session, fence)
 
     async def pause(self, session: str) -> None:
-        """Pause the turn of a session within a step; it emits nothing until `resume`. No effect
-        without a turn."""
+        """Pause the turn of a session within a step; the turn emits nothing until `resume`. No
+        effect if no turn is running."""
         await self._request(PauseTurn(self._router.next_number(), session))
 
     async def resume(self, session: str) -> None:

@@ -244,8 +244,8 @@ class Router:
         return None if found is None else found.reply.result().info
 
     async def _first_success(self, requests: list[PendingCommand]) -> PendingCommand | None:
-        """Return the first request that is done, and not refused, within LOCATE_TIMEOUT_S; cancel
-        the others."""
+        """Wait for the replies, at most LOCATE_TIMEOUT_S, and return the first request in the list
+        that succeeded; None if there is none. Later replies are ignored."""
         await asyncio.wait([pending.reply for pending in requests], timeout=LOCATE_TIMEOUT_S)
         for pending in requests:
             self._pending.pop(pending.command.n, None)

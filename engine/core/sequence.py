@@ -81,7 +81,7 @@ class Sequence:
         """Commands that wait until neither a turn nor a step is in flight."""
         self.closing_command: CloseSession | None = None
         self.opening_command: AttachSession | ForkSession | None = None
-        """The command that opened the session, until it has taken effect."""
+        """The command that opened the session; None once it has taken effect."""
         self.worst_residency: KVResidency = "none"
         """The slowest KV residency found since the end of the last turn."""
         self.last_used_s = now

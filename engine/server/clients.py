@@ -106,7 +106,7 @@ class InFlightCommand(NamedTuple):
     client: ClientState
     command: LoopCommand
     created_session: str | None
-    """The session attached because of this command; its attachment is removed if the command is
+    """Session that this command has attached, if any; its attachment is removed if the command is
     refused."""
 
 

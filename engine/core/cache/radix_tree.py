@@ -89,7 +89,8 @@ class RadixTree:
                 self._mark_unreferenced(node)
 
     def evict(self) -> int | None:
-        """Evict the least recently used unreferenced leaf. Returns its page, or None."""
+        """Evict the least recently used unreferenced leaf. Returns its page, or None if there is no
+        such leaf."""
         while self._evictable:
             entry = heapq.heappop(self._evictable)
             if not self._is_current(entry):
