@@ -2,7 +2,7 @@
 
 A batch is one step: its page moves first, in order, then all rows together. A row is a stretch of
 one sequence: its inputs are written to KV at positions start, start+1, …; if `sample` is given, one
-id is drawn from the logits of its last input.
+token id is drawn from the logits of its last input.
 
     position   0 ........ start .......... start+count
     KV         committed     | written now |
@@ -31,11 +31,12 @@ class Penalties(msgspec.Struct, frozen=True):
 
 
 class TokenMask(Protocol):
-    """The ids that a turn may draw next. Computed while the step runs, after the forward pass has
-    been launched; on CUDA the two overlap."""
+    """The ids that a turn may draw next. Computed after the forward pass of the step has been
+    launched; on CUDA the mask and the forward pass are computed in parallel."""
 
     def compute_bitmask(self) -> bytes:
-        """Return one bit per id, least significant first; excess bits are ignored."""
+        """Return the mask: one bit per id, set if the id may be drawn, least significant bit first.
+        Excess bits are ignored."""
         ...
 
 
@@ -49,13 +50,13 @@ class SampleParams(msgspec.Struct, frozen=True):
 
     temperature: float = 0.0
     top_k: int = 0
-    """0: off."""
+    """Number of likeliest ids to choose from; 0: all."""
     top_p: float = 1.0
     min_p: float = 0.0
     uniform: float = 0.0
     logprobs: int = -1
-    """-1: none; n: log-probability of the drawn id and of the n likeliest (before mask and
-    temperature)."""
+    """Log-probabilities to return: -1: none; n: those of the drawn id and of the n likeliest ids,
+    computed before mask and temperature."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     penalties: Penalties | None = None
     mask: TokenMask | None = None
@@ -63,11 +64,12 @@ class SampleParams(msgspec.Struct, frozen=True):
 
 class BatchRow(msgspec.Struct, frozen=True):
     ids: array[int]
-    """int32 inputs known on the host; empty exactly when `feed_row` is used."""
+    """Input token ids (int32); empty if and only if the input comes from `feed_row`."""
     feed_row: int
-    """-1, or the row of the previous batch whose drawn id is the only input of this row."""
+    """Index of the row of the previous batch whose drawn id is the only input of this row; -1: the
+    inputs are `ids`."""
     start: int
-    """Tokens of this sequence already in KV."""
+    """Position of the first input: the number of tokens of this sequence already in KV."""
     pages: array[int]
     """int32 page numbers covering positions [0, start + count)."""
     sample: SampleParams | None
@@ -90,7 +92,7 @@ class Batch(msgspec.Struct, frozen=True):
     number: int
     rows: list[BatchRow]
     moves: list[PageMove] = []
-    """Executed in order before any row."""
+    """Page moves, executed in order before any row is computed."""
 
 
 class Logprobs(msgspec.Struct, frozen=True):
@@ -110,7 +112,7 @@ class RowResult(msgspec.Struct, frozen=True):
 
 class BatchResult(msgspec.Struct, frozen=True):
     results: list[RowResult | None]
-    """Parallel to Batch.rows; None for a row without `sample`."""
+    """Results in the order of Batch.rows; None for a row without `sample`."""
     model_s: float
     """Seconds that the device spent on this step."""
 
@@ -136,12 +138,12 @@ class Runner(Protocol[TicketT]):
     """Device that runs batches in the order given. Called from one thread at a time.
 
     `launch` enqueues a step behind the previous one and returns before it is done; `collect` waits
-    for it, or computes it on the calling thread if the device has no thread of its own. Until then
-    the batch must not be changed. The failure of one row is reported in its RowResult; an exception
-    means that the whole step has failed, because of one row or of all. `is_usable` then says
-    whether another step may be launched.
+    for the result, or computes it on the calling thread if the device has no thread of its own.
+    Until `collect` returns, the batch must not be changed. The failure of one row is reported in
+    its RowResult; an exception means that the whole step has failed, whether one row or all rows
+    are the cause. `is_usable` then says whether another step may be launched.
 
-    If no steps run ahead, the calling thread computes each step itself, perhaps together with
+    If `steps_ahead` is 0, the calling thread computes each step itself, perhaps together with
     worker threads: `run_until_near_end` returns when the workers can finish alone, so that the
     caller plans and launches the next step meanwhile.
     """
@@ -154,8 +156,8 @@ class Runner(Protocol[TicketT]):
     def collect(self, ticket: TicketT) -> BatchResult: ...
 
     def run_until_near_end(self, ticket: TicketT) -> bool:
-        """Compute a step until worker threads can finish it alone. Returns False if there are none:
-        then the step must be collected before the next one is launched."""
+        """Compute a step until worker threads can finish it alone. Returns False if there are no
+        worker threads: then the step must be collected before the next one is launched."""
         del ticket
         return False
 

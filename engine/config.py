@@ -8,7 +8,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 
 BUNDLED_MODEL = "demo"
-"""The `model` that names the checkpoint shipped inside the package."""
+"""Value of `EngineConfig.model` that selects the checkpoint shipped inside the package."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     """CPU threads of the device; None: one per core."""
     steps_ahead: int | None = None
-    """Steps launched beyond the one awaited: 0 or 1. None: 1 on a GPU, 0 on a CPU."""
+    """Steps launched while the result of an earlier one is awaited: 0 or 1. None: 1 on a GPU, 0 on
+    a CPU."""
     detach_grace_s: float = 30.0
     """Seconds that turns continue after their client disconnected; then they are paused."""
     detach_keep_s: float = 900.0
@@ -44,7 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Socket on which an engine process accepts gateways of other processes."""
+    """Listening socket on which an engine process accepts gateways other than its parent."""
 
     fd: int
     """Inherited descriptor of a listening socket."""
@@ -56,7 +57,7 @@ class ListenerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Argument of an engine process."""
+    """Command-line argument of an engine process, encoded as JSON."""
 
     engine: EngineConfig
     parent: int

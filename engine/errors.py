@@ -4,11 +4,11 @@
     ├── BadRequest            invalid argument; the same call can never succeed
     │   ├── UnknownEngineSession
     │   └── TooLong           more tokens than the session, the model or the pool can ever hold
-    ├── StaleEngineFence      another gateway has taken the session over; it stays lost here
+    ├── StaleEngineFence      another gateway has taken the session over; final for this client
     ├── Busy                  a bound was reached                                      (retryable)
     ├── TurnFailed            this turn failed (NaN logits, …); its session is intact  (retryable)
-    ├── CommandFailed         a bug of the engine in this command; it has closed that session
-    ├── ModelMismatch         the ids are of another model, tokenizer or chat template
+    ├── CommandFailed         a bug of the engine in this command; the engine closed the session
+    ├── ModelMismatch         the session was made with another model, tokenizer or template
     ├── EngineLost            the engine process has died or does not respond          (retryable)
     ├── SessionQuarantined    engines died while they computed this session: it can only be closed
     ├── LinkRefused           gateway and engine differ in secret, link version or model
@@ -21,7 +21,8 @@ from typing import ClassVar
 
 
 class EngineError(Exception):
-    """Base of the tree. `code` is sent over the link; `field` names the invalid argument."""
+    """Base of all errors of the engine client. `code` is sent over the link; `field` names the
+    invalid argument."""
 
     code: ClassVar[str] = "engine_error"
     is_retryable: ClassVar[bool] = False

@@ -1,9 +1,10 @@
 """Fingerprint: digest of the model, tokenizer and chat template of a session. Knows no torch.
 
-    sha256( name, size, content  of  config, tokenizer, template │ header, sample  of  each shard )
+    sha256( name and content of each configuration, tokenizer and template file, and each shard )
 
-Ids are valid only with the tokenizer that made them; their KV and their continuation only with the
-weights. The fingerprint does not depend on the folder or the machine of a checkpoint.
+For a large shard, its size, its header and a sample of each tensor replace the content. Token ids
+are valid only with the tokenizer that made them; their KV, and a turn that continues them, only
+with the same weights. The fingerprint does not depend on the folder or the machine of a checkpoint.
 """
 
 import hashlib
@@ -17,7 +18,8 @@ import msgspec
 from continuo.engine.errors import ModelError
 
 FINGERPRINT_DIGITS = 16
-"""Hexadecimal digits kept of the digest; models are few, and collisions are not an attack here."""
+"""Hexadecimal digits kept of the SHA-256 digest: models are few, and an attacker gains nothing by a
+collision."""
 IDENTITY_FILES = (
     "config.json",
     "tokenizer.json",
@@ -37,7 +39,7 @@ startup does not wait for gigabytes to be read."""
 SAMPLE_BYTES = 4096
 """Bytes read from the middle of each tensor of a large shard."""
 HEADER_BYTES_MAX = 100 << 20
-"""Header limit of the safetensors format."""
+"""Maximum bytes of the header of a shard, as in the safetensors format."""
 SHARD_INDEX_FILE, SINGLE_SHARD_FILE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -46,7 +48,7 @@ class _Index(msgspec.Struct):
 
 
 class _Tensor(msgspec.Struct):
-    """A tensor in the header of a shard; the `__metadata__` entry has no offsets."""
+    """Entry of the header of a shard: a tensor, or `__metadata__`, which has no offsets."""
 
     data_offsets: tuple[int, int] = (0, 0)
 

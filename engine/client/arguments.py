@@ -1,7 +1,7 @@
 """Validation of a caller's arguments against the types of a command. Knows no session.
 
-Without it a value of the wrong type would be detected by the engine only, or break the encoding of
-commands of other sessions in the same frame.
+Without this check, a value of the wrong type would be detected by the engine only, or break the
+encoding of commands of other sessions in the same frame.
 """
 
 import functools
@@ -16,10 +16,11 @@ from continuo.engine.errors import BadRequest, TooLong
 from continuo.engine.wire.messages import EngineCommand
 
 COMMAND_BYTES_MAX = 32 << 20
-"""Limit of one encoded command: far more than a long context takes, far less than a frame."""
+"""Maximum size of one encoded command: far above that of a long context, far below that of a
+frame."""
 
 _CommandT = TypeVar("_CommandT", bound=EngineCommand)
-_encoder = msgspec.msgpack.Encoder(enc_hook=operator.index)  # numpy's ints are ints
+_encoder = msgspec.msgpack.Encoder(enc_hook=operator.index)  # accept numpy's integers as ints
 _ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
 _FIELD_PATH = re.compile(r"\$((?:\.\w+|\[\.*\d*\])*)")
 
@@ -62,7 +63,7 @@ def _get_decoder(kind: type[_CommandT]) -> "msgspec.msgpack.Decoder[_CommandT]":
 
 
 def _find_unencodable(message: msgspec.Struct) -> str | None:
-    """Return the name of the field, at any depth, that cannot be encoded."""
+    """Return the name of the first field, at any depth, that cannot be encoded; None if all can."""
     for name in message.__struct_fields__:
         value = getattr(message, name)
         try:

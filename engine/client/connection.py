@@ -38,17 +38,19 @@ UNAVAILABLE_AFTER_S = 15.0
 """Silence after which a disconnected engine is no longer expected to return soon."""
 DEVICE_HANG_S = 30.0
 """Duration of one step after which the device counts as hung: the engine counts as silent since the
-step began, even if it sends events. The first step of a kind may compile for many seconds."""
+step began, even if it sends events. The limit is long because the first step of a kind may compile
+for many seconds."""
 DISCONNECT_AFTER_S = 60.0
 """Silence after which the link is closed; a child process is then killed and restarted."""
 RESTART_BACKOFF_S = (0.0, 0.5, 2.0, 5.0, 10.0)
-"""Delays before the attempts to restart a child process; after the last one it is given up."""
+"""Delays before successive attempts to restart a child process; if the last attempt fails, no more
+are made."""
 RECONNECT_BACKOFF_S_MAX = 2.0
 READY_TIMEOUT_S = 10.0
-"""Limit from connecting to a remote engine, whose model is loaded, to its EngineReady."""
+"""Limit for a remote engine, whose model is already loaded, to send EngineReady on a new link."""
 EVENTS_PER_SLICE = 16
-"""Events delivered at a time. Between slices the event loop writes what they caused and serves
-other tasks."""
+"""Maximum number of events delivered to the observer in one round of the event loop. Between rounds
+the event loop sends the resulting output and serves other tasks."""
 CONNECT_TIMEOUT_S = 3.0
 """Limit for connecting to one address."""
 
@@ -58,13 +60,14 @@ Backoff = Callable[[], Iterator[float]]
 
 
 def restart_backoff() -> Iterator[float]:
-    """Return the delays between restarts of a child process: finite, for it may be broken."""
+    """Return the delays before restarts of a child process: finitely many, because the process may
+    never start."""
     return iter(RESTART_BACKOFF_S)
 
 
 def reconnect_backoff() -> Iterator[float]:
-    """Yield the delays between attempts to reach a remote engine: endless, for it may return at any
-    time."""
+    """Yield the delays before attempts to reach a remote engine: endless, because the engine may
+    return at any time."""
     yield 0.0
     for attempt in itertools.count():
         yield min(0.1 * 2**attempt, RECONNECT_BACKOFF_S_MAX) * random.uniform(0.5, 1.0)
@@ -74,7 +77,7 @@ class LinkSecurity(msgspec.Struct, frozen=True):
     """Authentication between a gateway and a remote engine."""
 
     secret: bytes = b""
-    """Shared secret; empty: none, which is enough on one machine."""
+    """Secret shared with the engine; empty: no authentication, which is enough on one machine."""
     tls: ssl.SSLContext | None = None
     hostname: str | None = None
     """Name that the engine's certificate must have, if `tls` verifies it."""
@@ -90,8 +93,8 @@ class ConnectionObserver(Protocol):
 
     def on_events(self, connection: "EngineConnection", events: list[EngineEvent]) -> None: ...
     def on_ready(self, ready: EngineReady) -> None:
-        """Check the engine of a new link. Raises LinkRefused if it serves another model than the
-        others."""
+        """Check the engine that has sent `ready` on a new link. Raises LinkRefused if its model
+        differs from that of the other engines."""
         ...
 
     def on_connected(self, connection: "EngineConnection") -> None: ...
@@ -100,9 +103,9 @@ class ConnectionObserver(Protocol):
 
 
 class EngineConnection:
-    """Connection to one engine, which `run` keeps alive over successive links.
+    """Connection to one engine, which `run_with_restarts` keeps alive over successive links.
 
-    `link_epoch` counts the links: commands sent on an earlier one may not have arrived.
+    `link_epoch` counts the links: commands sent on an earlier link may not have arrived.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class EngineConnection:
         self.ready: EngineReady | None = None
         self.load = EngineLoad()
         self.placed_sessions = 0
-        """Sessions placed here since the engine last reported its load."""
+        """Sessions placed on this engine since it last reported its load."""
         self.disconnected_since_s = time.monotonic()
         """Monotonic time of the last disconnect."""
         self._launch = launch
@@ -214,7 +217,8 @@ class EngineConnection:
 
     def ping(self, *, is_late: bool) -> None:
         """Send a ping, once per PING_INTERVAL_S, and disconnect an engine that is silent for too
-        long. `is_late`: this process was stalled itself, so its measured silence does not count."""
+        long. `is_late` means that this process itself was stalled, so that the measured silence of
+        the engine does not count."""
         if not self.is_connected:
             return
         if is_late:
@@ -225,7 +229,8 @@ class EngineConnection:
             self.disconnect(f"no sign of life for {DISCONNECT_AFTER_S:.0f} s")
 
     def disconnect(self, reason: str) -> None:
-        """Abort the current link; nothing more is received on it. `run` then reconnects."""
+        """Abort the current link; nothing more is received on it. `run_with_restarts` then
+        reconnects."""
         log.warning("engine %s: closing the link: %s", self.name, reason)
         if self._link is not None:
             self._link.abort()
@@ -248,7 +253,7 @@ class EngineConnection:
         for event in events:
             match event:
                 case TurnTokens(first=0) if event.session not in ended:
-                    # The first id of a turn overtakes later ones: a user waits for it.
+                    # Move the first id of a turn before later ids of other turns: a user waits.
                     queue.insert(first_tokens_end, event)
                     first_tokens_end += 1
                 case TurnTokens():

@@ -64,8 +64,8 @@ FENCE_MAX = (1 << 63) - 1
 
 
 class UnfinishedTurn(msgspec.Struct, frozen=True):
-    """A turn that was started by another client, or in an earlier process. `sampling` includes its
-    seed."""
+    """A turn that was started by another client, or in an earlier process. `sampling` includes the
+    seed of the turn."""
 
     turn: str
     sampling: Sampling
@@ -115,8 +115,9 @@ class EngineClient:
         on_loading: OnLoading = lambda _what, _fraction: None,
         listener: ListenerConfig | None = None,
     ) -> "EngineClient":
-        """Start an engine process and wait until its model is loaded. The process exits with this
-        one. With `listener` it also accepts clients of other processes. Raises ModelError."""
+        """Start an engine process and wait until its model is loaded. The engine process exits when
+        this process does. With `listener` it also accepts clients of other processes. Raises
+        ModelError."""
         process = EngineProcess(config, listener)
         client = cls(process.launch, on_loading)
         client._process = process
@@ -149,7 +150,7 @@ class EngineClient:
 
     @property
     def on_expired(self) -> Callable[[str], None]:
-        """Callback for each session that has expired; gets its id."""
+        """Callback for idle sessions that have expired; called with the id of each."""
         return self._router.on_expired
 
     @on_expired.setter
@@ -158,7 +159,7 @@ class EngineClient:
 
     @property
     def on_superseded(self) -> Callable[[str], None]:
-        """Callback for each session that another gateway has taken over; gets its id."""
+        """Callback for sessions that another gateway has taken over; called with the id of each."""
         return self._router.on_superseded
 
     @on_superseded.setter
@@ -254,7 +255,7 @@ class EngineClient:
             await self._process.stop()
 
     async def wait_until_lost(self) -> None:
-        """Wait until no engine is left and none will return."""
+        """Wait until no engine is left and none is expected to return."""
         await self._router.failed.wait()
 
     def _supervise(self, connection: EngineConnection) -> None:
@@ -277,8 +278,8 @@ class EngineClient:
         fence: int = 0,
     ) -> str:
         """Open a session on an empty log and return its id. KV is shared only within `cache_scope`.
-        A session that is already open is restarted if `fence` is higher than its own; else raises
-        BadRequest or StaleEngineFence."""
+        A session that is already open is restarted if `fence` is higher than its own; else
+        BadRequest is raised, or StaleEngineFence if `fence` is lower."""
         session, n = session_id or _new_id("sess"), self._router.next_number()
         digest = self.ready.digest
         opened = validate_command(
@@ -304,14 +305,14 @@ class EngineClient:
         cache_scope: str = "",
         fence: int = 0,
     ) -> TurnStream | None:
-        """Attach a session that another client opened: its log is `ids`, and the other client loses
-        it.
+        """Take over a session that another client opened. `ids` becomes its log, and the other
+        client can no longer use it.
 
-        An engine that still has the session keeps the KV of the common prefix; if none has it, it
-        is placed on the least loaded one. An `unfinished` turn continues where it runs, or else
-        behind the ids that it has emitted; the TurnStream returned starts with all of these ids and
-        neither skips nor repeats any. Returns None without a turn. Raises StaleEngineFence,
-        TooLong, BadRequest."""
+        An engine that still has the session keeps the KV of the common prefix; if none has it, the
+        session is placed on the least loaded engine. An `unfinished` turn continues on the engine
+        that runs it; if none does, generation resumes behind the ids that the turn has emitted. The
+        TurnStream returned starts with all emitted ids and neither skips nor repeats any. Returns
+        None if `unfinished` is None. Raises StaleEngineFence, TooLong, BadRequest."""
         router, n = self._router, self._router.next_number()
         scope, digest = cache_scope, self.ready.digest
         opened = OpenSession(
@@ -338,7 +339,7 @@ class EngineClient:
     def _build_attach(
         self, opened: OpenSession, ids: Sequence[int], unfinished: UnfinishedTurn | None
     ) -> AttachSession:
-        """Build a validated attach. Raises BadRequest, TooLong."""
+        """Build and validate the command that attaches a session. Raises BadRequest, TooLong."""
         generate, n = None, opened.n
         if unfinished is not None:
             turn, sampling, emitted = unfinished.turn, unfinished.sampling, unfinished.emitted
@@ -376,8 +377,8 @@ class EngineClient:
         self._router.set_fence(session, fence)
 
     async def pause(self, session: str) -> None:
-        """Pause the turn of a session within a step; it emits nothing until `resume`. No effect
-        without a turn."""
+        """Pause the turn of a session within a step; the turn emits nothing until `resume`. No
+        effect if no turn is running."""
         await self._request(PauseTurn(self._router.next_number(), session))
 
     async def resume(self, session: str) -> None:
@@ -419,8 +420,8 @@ class EngineClient:
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, *, cache_scope: str = ""
     ) -> TurnStream:
-        """Run one turn without a lasting session. KV of the prompt is taken from the radix tree and
-        left there. Raises the errors of `append` and `generate`."""
+        """Run one turn without a lasting session. KV of the prompt is reused from the radix tree,
+        and stays there afterwards. Raises the errors of `append` and `generate`."""
         session = _new_id("once")
         ids = list_token_ids(ids, self.ready.max_model_len)
         try:
@@ -443,9 +444,9 @@ class EngineClient:
         self, session: str, sampling: Sampling, turn: str | None = None
     ) -> TurnStream:
         """Start a turn on the whole log; returns once it has begun. The drawn ids, including a
-        final stop id, become part of the log. `turn` is its id; a regular session can branch from a
-        finished turn by its id, and refuses the same id for another turn. Raises BadRequest,
-        TooLong, UnknownEngineSession, Busy."""
+        final stop id, become part of the log. `turn` is the id of the turn (None: generated). A
+        regular session can branch from a finished turn by this id, and refuses the id for another
+        turn. Raises BadRequest, TooLong, UnknownEngineSession, Busy."""
         asked_s = time.monotonic() if self._process is not None else 0.0
         n, name = self._router.next_number(), turn or _new_id("turn")
         command = validate_command(Generate(n, session, name, sampling, asked_s=asked_s))
@@ -468,7 +469,7 @@ class EngineClient:
     async def cancel(
         self, session: str, turn: str | None = None, *, discard_output: bool = False
     ) -> int:
-        """Cancel a turn within a step (None: the current one). Its output stays in the log unless
+        """Cancel `turn` (None: the current one) within one step. Its output stays in the log unless
         `discard_output`. No effect if the turn has ended. Returns the length of the log."""
         return (
             await self._request(
@@ -483,9 +484,9 @@ class EngineClient:
     async def fork(
         self, session: str, at: int | None = None, *, child: str | None = None, fence: int = 0
     ) -> str:
-        """Open a session on the first `at` tokens (None: all) of another, sharing its KV, and with
-        the turns that finished in them. `fence` is the child's. Returns the child's id. Raises
-        BadRequest if it is already open."""
+        """Open a session on the first `at` tokens (None: all) of another. The child shares their KV
+        and has the turns that finished within them. `fence` is the child's. Returns the child's id.
+        Raises BadRequest if a session with this id is already open."""
         name = child or _new_id("sess")
         command = validate_command(
             ForkSession(self._router.next_number(), session, name, at, fence)
@@ -515,8 +516,8 @@ class EngineClient:
         return await self._router.inspect(session)
 
     async def list_sessions(self) -> list[SessionInfo]:
-        """List the sessions of all engines, and those that no engine has until they are next
-        used."""
+        """List the sessions of all engines, and those that no engine has: their engine was lost,
+        and they are attached to another one when they are next used."""
         replies = await self._router.request_all(ListSessions)
         infos = [info for done in replies for info in done.sessions or []]
         known = {info.session for info in infos}
@@ -525,7 +526,8 @@ class EngineClient:
         ]
 
     async def stats(self) -> EngineStats:
-        """Return the sums over all engines; sessions that no engine has are counted too."""
+        """Return the sums of the statistics of all engines; sessions that no engine has are counted
+        too."""
         found = [done.stats for done in await self._router.request_all(GetStats) if done.stats]
         names = EngineStats.__struct_fields__
         sums = EngineStats(*(sum(getattr(stats, name) for stats in found) for name in names))
@@ -534,12 +536,13 @@ class EngineClient:
 
 
 _TEXT_TOKENS_MIN = 4096
-"""Lower bound of the encoder's limit: a chat template is probed with texts of some hundred tokens,
-even if the model's context is tiny."""
+"""Minimum of `_text_tokens_max`: a chat template is probed with texts of some hundred tokens, even
+if the model's context is tiny."""
 
 
 def _text_tokens_max(ready: EngineReady) -> int:
-    """Return the maximum tokens of one encode call: two adjacent texts may be encoded in one."""
+    """Return the maximum tokens of one encode call: more than one context, because two adjacent
+    texts may be encoded together."""
     return max(2 * ready.max_model_len, _TEXT_TOKENS_MIN)
 
 

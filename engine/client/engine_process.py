@@ -19,8 +19,8 @@ STOP_GRACE_S = 5.0
 """Seconds a process has to exit once its link is closed, before it is killed."""
 DEFAULT_ENVIRONMENT = {"GOMP_SPINCOUNT": "3000"}
 """Defaults for the environment of the process. Torch's threads spin for some 30 µs while they wait
-for the next part of a step; with libgomp's own default of 300,000 they would take a core from the
-gateway between two steps."""
+for the next parallel section of a step; with libgomp's own default of 300,000 they would take a
+core from the gateway between two steps."""
 
 
 class EngineProcess:
@@ -31,7 +31,8 @@ class EngineProcess:
         self._listener = listener
         self._process: Process | None = None
         self._recorder_fd = create_memory_file(config.max_num_seqs)
-        """Outlives the process, so that the next one reads in which step this one died."""
+        """Descriptor of the flight recorder's memory, which outlives the process, so that the next
+        process can read which steps were in flight when this one died."""
         weakref.finalize(self, os.close, self._recorder_fd)
 
     @property
@@ -39,7 +40,8 @@ class EngineProcess:
         return None if self._process is None else self._process.pid
 
     async def launch(self) -> socket.socket:
-        """Start a new process and return a socket to it. Kills one that still runs."""
+        """Start a new process and return a socket to it. Kills the previous process if it still
+        runs."""
         await self.stop(grace_s=0)
         ours, theirs = socket.socketpair()
         start = StartOptions(

@@ -7,13 +7,13 @@ from continuo.engine.wire.messages import EngineLoad
 
 
 class PlacementCandidate(NamedTuple):
-    """An engine that responds."""
+    """A responsive engine, as a candidate for a session."""
 
     incarnation: str
     load: EngineLoad
     """Load that the engine last reported."""
     placed_sessions: int
-    """Sessions placed there since that report."""
+    """Sessions placed on the engine since that report."""
 
 
 def choose_engine(
@@ -31,8 +31,8 @@ def choose_engine(
 
 
 def _measure_fullness(engine: PlacementCandidate) -> tuple[float, int]:
-    """Return the sort key of an engine: the share in use of its scarcest resource, in tenths; among
-    equals the number of sessions."""
+    """Return the sort key of an engine: the share in use of its scarcest resource, rounded to
+    tenths, then its number of sessions."""
     load = engine.load
     share = max(load.turns / load.rows, load.pages_leased / load.pages_total)
     return round(share, 1), load.sessions + engine.placed_sessions

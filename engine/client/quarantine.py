@@ -1,14 +1,14 @@
 """Quarantine: sessions whose computation makes engine processes die. Pure.
 
-    deaths of engines with the session in the last step   consequence for the session
-    1                                                     none
-    2 or more                                             is a suspect: runs in steps of its own
-    3 or more, the last with no other row in the step     is quarantined: is not computed again
+    engine deaths with the session in the last step     consequence for the session
+    1                                                   none
+    2 or more                                           suspect: runs in steps without other rows
+    3 or more, the last with no other row in the step   quarantined: is not computed again
 
-The rows of the last step are reported by the engine process that is started next. Until then, and
-if the record is lost, the death counts against all sessions with work on the dead engine; without
-the record no session is quarantined. A session is cleared when it has drawn enough ids after a
-death, or when its turn has ended.
+The engine process that is started next reports the flight record of the dead one, which lists the
+rows of its last step. Until then, and if the record is lost, the death counts against all sessions
+with work on the dead engine; without a record no session is quarantined. A session is cleared when
+it has drawn enough ids since the last death, or when its turn has ended.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,35 +20,38 @@ from continuo.engine.wire.messages import Predecessor
 SUSPECT_DEATHS = 2
 QUARANTINE_DEATHS = 3
 EVIDENCE_WINDOW_S = 600.0
-"""Older deaths are no evidence: engines are also killed by other causes."""
+"""Seconds that an engine death counts against a session; older ones are no evidence, because
+engines are also killed by other causes."""
 IDS_TO_CLEAR = 4
-"""Ids that a suspect must draw to be cleared. More than one, because the ids drawn just before a
-death were not received. Doubled with each death, so that a search ends however many were lost."""
+"""Token ids that a session must draw after a death to be cleared. More than one, because ids drawn
+just before a death may not have been received. Doubled with each death beyond SUSPECT_DEATHS, so
+that the search for the culprit ends however many ids are lost with each engine."""
 IDS_TO_CLEAR_DOUBLINGS_MAX = 16
 UNEXPLAINED_LOSSES_MAX = 16
-"""Deaths whose records are awaited; the oldest are discarded first."""
+"""Maximum number of engine losses whose flight record is awaited; the oldest is discarded first."""
 QUARANTINED_MAX = 1000
-"""Quarantined session ids kept; the oldest are discarded first and would take three more deaths to
-find again."""
+"""Maximum number of quarantined sessions. The oldest is discarded first; to be quarantined again,
+it would have to cause QUARANTINE_DEATHS more deaths."""
 
 
 class EngineLoss(NamedTuple):
-    """Loss of an engine that may have died: its sessions, and those of them that had work."""
+    """Loss of the link to an engine, which may have died: the sessions placed on that engine, and
+    those of them that had work."""
 
     sessions: tuple[str, ...]
     busy_sessions: frozenset[str]
 
 
 class CrashEvidence:
-    """Engine deaths with one session in the last step, and the ids sampled for it since."""
+    """Engine deaths that count against one session, and the ids it has drawn since."""
 
     __slots__ = ("deaths", "ids_drawn")
 
     def __init__(self) -> None:
         self.deaths: dict[str, float] = {}
-        """Times of death, in seconds, by incarnation."""
+        """Time of each death, in seconds, by the incarnation of the engine."""
         self.ids_drawn = 0
-        """Ids sampled for the session since an engine last died with it."""
+        """Token ids drawn for the session since the last of these deaths."""
 
     def add_death(self, incarnation: str, now: float) -> None:
         self.deaths = {name: at for name, at in self.deaths.items() if now - at < EVIDENCE_WINDOW_S}
@@ -64,7 +67,7 @@ class CrashEvidence:
 
     @property
     def ids_to_clear(self) -> int:
-        """Ids that the session must draw to be cleared."""
+        """Token ids that the session must draw after the last death to be cleared."""
         more = max(len(self.deaths) - SUSPECT_DEATHS, 0)
         return IDS_TO_CLEAR << min(more, IDS_TO_CLEAR_DOUBLINGS_MAX)
 
@@ -73,7 +76,7 @@ class Quarantine:
     def __init__(self) -> None:
         self._evidence: dict[str, CrashEvidence] = {}
         self._losses: dict[str, EngineLoss] = {}
-        """Losses without a record yet, by incarnation."""
+        """Engine losses whose flight record has not been received, by incarnation."""
         self._quarantined: dict[str, None] = {}
 
     # ---- deaths -------------------------------------------------------------------------------
@@ -81,7 +84,8 @@ class Quarantine:
     def record_loss(
         self, incarnation: str, sessions: Iterable[str], busy_sessions: Collection[str], now: float
     ) -> None:
-        """Record that the link to an engine with these sessions is lost."""
+        """Record that the link to an engine with these sessions is lost. A death of the engine
+        counts against `busy_sessions`, those with work, until its flight record is received."""
         self._losses[incarnation] = EngineLoss(tuple(sessions), frozenset(busy_sessions))
         while len(self._losses) > UNEXPLAINED_LOSSES_MAX:
             del self._losses[next(iter(self._losses))]
@@ -92,14 +96,15 @@ class Quarantine:
             self._evidence.setdefault(session, CrashEvidence()).add_death(incarnation, now)
 
     def record_reconnect(self, incarnation: str) -> None:
-        """Clear the sessions of an engine that has reconnected: only its link was lost."""
+        """Withdraw the death of an engine that has reconnected, because only its link was lost."""
         if loss := self._losses.pop(incarnation, None):
             for session in loss.busy_sessions:
                 self._remove_death(session, incarnation)
 
     def attribute_crash(self, predecessor: Predecessor, now: float) -> str | None:
-        """Evaluate the record of an engine that has died. Returns the session that is quarantined
-        for it, or None."""
+        """Evaluate the flight record of an engine that has died: its death then counts only against
+        the sessions in its last step. Returns the session that is quarantined as a result, or
+        None."""
         loss = self._losses.pop(predecessor.incarnation, None)
         if loss is None:
             return None
@@ -135,7 +140,7 @@ class Quarantine:
     # ---- clearing -------------------------------------------------------------------------------
 
     def count_drawn(self, session: str, ids: int) -> None:
-        """Count ids that a session has drawn since the last death."""
+        """Count ids drawn for a session, and clear the session when they are enough."""
         evidence = self._evidence.get(session)
         if evidence is not None:
             evidence.ids_drawn += ids
@@ -143,11 +148,13 @@ class Quarantine:
                 del self._evidence[session]
 
     def clear(self, session: str) -> None:
-        """Clear a session whose turn has ended well, or that was closed."""
+        """Withdraw all deaths that count against a session, because its turn has ended well or the
+        session was closed."""
         self._evidence.pop(session, None)
 
     def release(self, session: str) -> None:
-        """Release an id from quarantine because a new session, with an empty log, takes it."""
+        """Release a session id from quarantine because a new session with an empty log is opened
+        under it."""
         self._quarantined.pop(session, None)
 
     # ---- consequences ---------------------------------------------------------------------------
@@ -156,10 +163,12 @@ class Quarantine:
         return session in self._quarantined
 
     def isolated_ids(self, session: str) -> int:
-        """Return how many ids a suspect computes in steps of its own; 0 for any other session."""
+        """Return how many ids a suspect must compute in steps without other rows; 0 for any other
+        session."""
         evidence = self._evidence.get(session)
         return evidence.ids_to_clear if evidence is not None and evidence.is_suspect else 0
 
     def must_wait_for(self, session: str, incarnation: str) -> bool:
-        """Return whether a suspect must not be placed before the record of this engine is known."""
+        """Return whether a session is a suspect that must not be placed before the flight record of
+        this lost engine is received."""
         return incarnation in self._losses and self.isolated_ids(session) > 0

@@ -43,14 +43,15 @@ class SessionReplica:
         self.opened = opened
         self.log = log
         self.deferred_span: array[int] = array("i")
-        """A provisional span that is deferred until the turn ends."""
+        """Provisional span kept out of the log while a turn runs, and put back when the turn
+        ends."""
         self.turn_id: str | None = None
         self.prompt_length = 0
         """Length of the log when the turn began."""
         self.is_paused = False
-        """Whether the turn is paused."""
         self.is_attached = False
-        """Whether the session was attached from a log: its engine may not know the older turns."""
+        """Whether the session was ever attached from its log; if so, its engine may not know its
+        older turns."""
         self.last_used_s = time.monotonic()
         """Monotonic time of the last change, or of the end of the last turn."""
 
@@ -73,7 +74,7 @@ class SessionReplica:
         return time.monotonic() - self.last_used_s >= timeout_s
 
     def build_info(self) -> SessionInfo:
-        """Build the SessionInfo of a session that no engine has: without KV."""
+        """Build the SessionInfo of a session that no engine has: all of its KV is lost."""
         return SessionInfo(
             session=self.opened.session,
             streaming=self.log.turn_tree is None,
@@ -97,8 +98,8 @@ class SessionReplicas:
     # ---- events of the engine -----------------------------------------------------------------
 
     def apply_command(self, command: EngineCommand, done: CommandDone, capacity: int) -> None:
-        """Apply a command that has taken effect. `capacity` is the default of a session's capacity,
-        in tokens."""
+        """Apply a command that the engine has executed. `capacity` is the default capacity of a
+        session, in tokens."""
         match command:
             case OpenSession() | AttachSession():
                 self._open(command, capacity)
@@ -146,7 +147,8 @@ class SessionReplicas:
             replica.log.ids.extend(new.ids)
 
     def apply_turn_ended(self, event: TurnEnded) -> None:
-        """Apply the end of a turn; one whose output was dropped leaves the log as it was before."""
+        """Apply the end of a turn. If its output was dropped, the log is cut to the prompt of the
+        turn."""
         replica = self._replicas.get(event.session)
         if replica is None:
             return
@@ -174,8 +176,8 @@ class SessionReplicas:
         fence: int = 0,
         isolated_ids: int = 0,
     ) -> AttachSession | None:
-        """Build the command that makes any engine hold the session as it is, and continue its turn
-        or keep it paused. Returns None if there is no such session."""
+        """Build the command that restores the session on any engine and continues its turn, or
+        leaves the turn paused. Returns None if there is no such session."""
         replica = self._replicas.get(session)
         if replica is None:
             return None
@@ -199,8 +201,8 @@ class SessionReplicas:
         )
 
     def build_failed_end(self, turn: TurnStream, error: str) -> TurnEnded | None:
-        """Build the TurnEnded of a turn that no engine will end. Returns None if the turn has not
-        begun."""
+        """Build the TurnEnded of a turn that failed and that no engine will end. Returns None if
+        the turn has not begun."""
         replica = self._replicas.get(turn.session)
         if replica is None or replica.turn_id != turn.id:
             return None
@@ -227,7 +229,7 @@ class SessionReplicas:
 
     def translate(self, command: SessionCommand) -> SessionCommand:
         """Rewrite a command for an engine that does not know the session's older turns. Raises
-        BadRequest as an engine that knows them would."""
+        BadRequest where an engine that knows those turns would."""
         replica = self._replicas.get(command.session)
         if replica is None or not replica.is_attached:
             return command
@@ -249,7 +251,7 @@ class SessionReplicas:
         return [name for name, replica in self._replicas.items() if replica.has_timed_out]
 
     def list_infos(self) -> list[SessionInfo]:
-        """List all sessions as if no engine had them."""
+        """List the SessionInfo of all sessions, without KV, as if no engine had them."""
         return [replica.build_info() for replica in self._replicas.values()]
 
     def has_session(self, session: str) -> bool:

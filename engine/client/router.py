@@ -75,11 +75,12 @@ QUARANTINED_MESSAGE = (
     "the last time with no other session in the step; it can only be closed"
 )
 STALE_COPY_S = 900.0
-"""Length of a disconnection after which an engine has closed detached sessions by itself."""
+"""Seconds of disconnection after which an engine has closed its detached sessions by itself, so
+that no stale copies are left to close."""
 
 
 class Placement:
-    """The engine, and the link to it, on which a session is; and the session's fence."""
+    """Location of a session: its engine, the link to that engine, and the session's fence."""
 
     __slots__ = ("connection", "fence", "incarnation", "link_epoch")
 
@@ -90,12 +91,13 @@ class Placement:
     def bind(self, connection: EngineConnection) -> None:
         self.connection = connection
         self.link_epoch = connection.link_epoch
-        """Link on which the session was last opened or attached."""
+        """`EngineConnection.link_epoch` of the link on which the session was last opened or
+        attached; -1: it must be attached before its next command."""
         self.incarnation = _get_incarnation(connection)
 
     @property
     def is_linked(self) -> bool:
-        """Whether that link is still connected."""
+        """Whether the link on which the session was last opened or attached is still connected."""
         return self.connection.is_connected and self.link_epoch == self.connection.link_epoch
 
     @property
@@ -107,7 +109,8 @@ class Placement:
 
 
 class PendingCommand:
-    """A command without a reply yet. `connection` is None while no engine can take it."""
+    """A command without a reply yet. `connection` is the engine that it was sent to; None while the
+    command waits for an engine."""
 
     __slots__ = ("command", "connection", "link_epoch", "placement", "reply")
 
@@ -116,7 +119,7 @@ class PendingCommand:
         self.reply: asyncio.Future[CommandDone] = asyncio.get_running_loop().create_future()
         self.connection: EngineConnection | None = None
         self.placement: Placement | None = None
-        """Placement of its session when the command, a CloseSession, was sent."""
+        """For a CloseSession: the placement of its session when the command was sent."""
         self.link_epoch = 0
 
 
@@ -129,16 +132,16 @@ class Router:
         self.quarantine = Quarantine()
         self.first_ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         self.failure: EngineLost | None = None
-        """Set when no engine will be available any more."""
+        """Error of all further commands; set when no engine will be available any more."""
         self.failed = asyncio.Event()
         self.on_expired: Callable[[str], None] = lambda _session: None
         self.on_superseded: Callable[[str], None] = lambda _session: None
         self._placements: dict[str, Placement] = {}
         self._stale_copies: dict[EngineConnection, dict[str, int]] = {}
-        """Sessions, with their fences, that moved away from a disconnected engine and must be
-        closed there."""
+        """By disconnected engine: the sessions, with their fences, that moved away from it and must
+        be closed there when it reconnects."""
         self._preferred: dict[str, str] = {}
-        """By session being attached: the incarnation that probably holds its KV."""
+        """By session that is being attached: the incarnation of the engine that may hold its KV."""
         self._pending: dict[int, PendingCommand] = {}
         self._last_number = 0
 
@@ -156,8 +159,8 @@ class Router:
     def submit(
         self, command: EngineCommand, connection: EngineConnection | None = None
     ) -> PendingCommand:
-        """Send a command, or queue it until an engine is available. A command without a placed
-        session is sent to `connection`."""
+        """Send a command, or queue it until an engine is available. `connection` is the preferred
+        engine of a command that concerns no placed session."""
         pending = PendingCommand(command)
         pending.reply.add_done_callback(_mark_retrieved)
         if self.failure is not None:
@@ -175,7 +178,7 @@ class Router:
 
     async def request_all(self, make_command: Callable[[int], EngineCommand]) -> list[CommandDone]:
         """Send a command to every available engine and wait for all replies. If none is available,
-        send it to the first that will be."""
+        the command waits for the first engine that becomes available."""
         requests: list[PendingCommand] = []
         for connection in self._list_available() or [None]:
             requests.append(self.submit(make_command(self.next_number()), connection))
@@ -194,9 +197,9 @@ class Router:
             del self.turns[turn.session, turn.id]
 
     async def attach(self, command: AttachSession, preferred: str | None) -> CommandDone:
-        """Attach a session, on the `preferred` incarnation if possible: it may have the KV. If the
-        session is new to this client, it is closed on all other engines, because its previous
-        client may have placed it on any of them."""
+        """Attach a session, if possible to the engine with the incarnation `preferred`, which may
+        hold its KV. If the session is new to this client, it is closed on all other engines,
+        because its previous client may have placed it on any of them."""
         session, is_new = command.session, command.session not in self._placements
         if preferred is not None:
             self._preferred[session] = preferred
@@ -241,8 +244,8 @@ class Router:
         return None if found is None else found.reply.result().info
 
     async def _first_success(self, requests: list[PendingCommand]) -> PendingCommand | None:
-        """Return the first request that is done, and not refused, within LOCATE_TIMEOUT_S; cancel
-        the others."""
+        """Wait for the replies, at most LOCATE_TIMEOUT_S, and return the first request in the list
+        that succeeded; None if there is none. Later replies are ignored."""
         await asyncio.wait([pending.reply for pending in requests], timeout=LOCATE_TIMEOUT_S)
         for pending in requests:
             self._pending.pop(pending.command.n, None)
@@ -250,14 +253,14 @@ class Router:
         return next((p for p in answered if p.reply.exception() is None), None)
 
     def has_session(self, session: str) -> bool:
-        """Return whether a session is open, on an engine or not, and not being closed."""
+        """Return whether a session is open, even if its engine was lost, and not being closed."""
         return self.replicas.has_session(session) and not any(
             isinstance(pending.command, CloseSession) and pending.command.session == session
             for pending in self._pending.values()
         )
 
     def count_without_engine(self) -> int:
-        """Count the sessions that no engine has until they are next used."""
+        """Count the sessions whose engine was lost and that are not attached to another one yet."""
         return sum(
             placement.is_lost and self.replicas.has_session(session)
             for session, placement in self._placements.items()
@@ -341,13 +344,13 @@ class Router:
         if chosen is None:
             if not up:
                 return None
-            chosen = 0  # all are draining: let that engine refuse
+            chosen = 0  # all are draining: the engine refuses
         up[chosen].placed_sessions += 1
         return up[chosen]
 
     def _ensure_attached(self, session: str) -> EngineConnection | None:
-        """Return the engine of a session, after moving and attaching the session there if
-        necessary. Returns None if the session must wait for an engine."""
+        """Move a session to another engine, or attach it again, if necessary, and return its
+        engine. Returns None if the session must wait for an engine."""
         placement = self._placements.get(session)
         if placement is None:
             return next(iter(self._list_available()), None)
@@ -377,8 +380,8 @@ class Router:
         )
 
     def _relocate(self, session: str, placement: Placement) -> Placement | None:
-        """Place a session on another engine. Returns None if it must wait: for the reconnect of its
-        engine, for the record of its engine's death, or for any engine."""
+        """Place a session on another engine. Returns None if the session must wait: for its engine
+        to reconnect, for the flight record of its dead engine, or for any engine."""
         old = placement.connection
         if (
             not old.is_connected
@@ -397,7 +400,8 @@ class Router:
         return placement
 
     def _awaits_record(self, session: str, placement: Placement) -> bool:
-        """Return whether a suspect must wait for the record of the engine that it was on."""
+        """Return whether a session is suspected of its engine's death and must wait for the flight
+        record of that engine."""
         old = placement.connection
         if (
             old.is_connected
@@ -485,13 +489,13 @@ class Router:
 
     def _has_received_all(self, ended: TurnEnded) -> bool:
         """Return whether all ids of an ended turn were received. If not, this client is about to
-        attach the session, and ids and TurnEnded will be sent again."""
+        attach the session again; the engine then resends the missing ids and TurnEnded."""
         turn = self.turns.get((ended.session, ended.turn))
         return turn is None or turn.received == ended.output_tokens
 
     def on_ready(self, ready: EngineReady) -> None:
         """Check that an engine serves the same model as the others, because sessions move between
-        them, and evaluate the record of its predecessor. Raises LinkRefused."""
+        them, and evaluate the flight record of its predecessor. Raises LinkRefused."""
         if not self.first_ready.done():
             self.first_ready.set_result(ready)
         first = self.first_ready.result()
@@ -583,8 +587,8 @@ class Router:
                     connection.disconnect("it does not respond, but other engines do")
 
     def _expire_sessions(self) -> None:
-        """Expire idle sessions whose engine cannot report it, because the link on which they were
-        attached is lost."""
+        """Expire idle sessions whose engine cannot report the expiry, because the link on which
+        they were attached is lost."""
         for session in self.replicas.list_timed_out():
             placement = self._placements.get(session)
             if placement is None or placement.is_linked or session in self._list_awaited_sessions():
@@ -650,7 +654,7 @@ class Router:
         return placement is not None and placement.connection is connection
 
     def _handle_done(self, done: CommandDone, connection: EngineConnection) -> None:
-        """Apply a command that has taken effect, even if its caller no longer waits."""
+        """Apply a command that the engine has executed, even if its caller no longer waits."""
         pending = self._pending.get(done.n)
         if pending is None or pending.connection is not connection:
             return
@@ -660,7 +664,7 @@ class Router:
             session = pending.command.session
             if (
                 self._placements.get(session) is pending.placement
-            ):  # else it was opened or attached again since
+            ):  # else opened or attached again since the close
                 self._placements.pop(session, None)
                 self.quarantine.clear(session)
         self._resolve(done.n, done)
@@ -685,7 +689,8 @@ class Router:
         self._resolve(refused.n, kind(refused.message, field=refused.field))
 
     def _remove_unknown(self, command: EngineCommand, connection: EngineConnection) -> None:
-        """Remove a session that its engine does not have, so that it can be opened again."""
+        """Remove the replica of a session that its engine does not have, so that the session can be
+        opened again."""
         if isinstance(command, SessionCommand) and self._is_placed_on(command.session, connection):
             self.replicas.remove(command.session)
 
@@ -717,6 +722,7 @@ def _get_incarnation(connection: EngineConnection) -> str:
 
 
 def _mark_retrieved(reply: "asyncio.Future[CommandDone]") -> None:
-    """Mark the exception of a reply as retrieved: a caller may not wait for it."""
+    """Mark the exception of a reply as retrieved, because its caller may no longer wait; asyncio
+    would log an error otherwise."""
     if not reply.cancelled():
         reply.exception()

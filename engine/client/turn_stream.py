@@ -13,9 +13,9 @@ from continuo.engine.wire.messages import Sampling, TokenLogprobs, TurnEnded, Tu
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):
-    """A stretch of a turn's output. `text` may be empty (half a character, a possible stop string)
-    and is never retracted; it excludes a matched stop string and stop ids. `first` is the index of
-    the first of `ids` in the output."""
+    """Consecutive output ids of a turn and the text that became certain with them. `text` is empty
+    if the ids end within a character or may begin a stop string; it is never retracted, and
+    excludes a matched stop string and stop ids. `first` is the index of ids[0] in the output."""
 
     first: int
     ids: list[int]
@@ -24,7 +24,7 @@ class OutputChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class _EngineLossMarker:
-    """Marks the loss of the engine among the events of a turn."""
+    """Queue entry that marks the loss of the engine among the events of a turn."""
 
 
 class TurnStream:
@@ -57,10 +57,10 @@ class TurnStream:
         self._events: deque[TurnTokens | TurnEnded | EngineError | _EngineLossMarker] = deque()
         """Received events that are not read yet."""
         self._wake: Callable[[], None] = lambda: None
-        """Wakes the reader; called with each event."""
+        """Callback that wakes the reader; called after each event is queued."""
 
     def put(self, event: TurnTokens | TurnEnded | EngineError) -> None:
-        """Deliver an event of the engine, or the error that ends the turn. For the router."""
+        """Deliver an event of the engine, or the error that ends the turn. Called by the router."""
         if isinstance(event, TurnTokens):
             if new := event.select_new(self.received):
                 self.is_interrupted = False
@@ -76,7 +76,8 @@ class TurnStream:
         self._wake()
 
     def interrupt(self) -> None:
-        """Mark the loss of the engine, once until the turn resumes. For the router."""
+        """Record the loss of the engine, at most once until the turn resumes. Called by the
+        router."""
         if not self.is_interrupted and not self._has_ended:
             self.is_interrupted = True
             self._enqueue(_EngineLossMarker())
@@ -95,7 +96,8 @@ class TurnStream:
 
     async def consume(self, on_chunk: Callable[[OutputChunk], None]) -> None:
         """Call `on_chunk` with each chunk: with the available ones now, with later ones as soon as
-        they arrive, without waking a task. Returns at the end; also raises what `on_chunk` raises.
+        they arrive, without waking a task. Returns at the end of the turn. Exceptions of `on_chunk`
+        are raised here.
         """
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -163,7 +165,7 @@ class TurnStream:
         return self._stop_filter.push(self._detokenizer.push(ids))
 
     def _flush_text(self, ended: TurnEnded) -> str:
-        """Return the text held back as half a character or a possible stop string, if it is
-        none."""
+        """Return the text held back until the end of the turn: an incomplete character and, unless
+        a stop string ended the turn, a possible start of one."""
         rest = self._stop_filter.push(self._detokenizer.flush())
         return rest if ended.stop is not None else rest + self._stop_filter.flush()

@@ -11,13 +11,14 @@ class Counters:
         self._model_s_before_step = 0.0
         """Value of `model_s` before the step that began at `_step_began_s`."""
         self._step_began_s = 0.0
-        """Start of the step in flight; if there is none, of the last one collected."""
+        """Time at which the step in flight began; if no step is in flight, the last collected
+        one."""
         self._is_step_in_flight = False
         self.failed_steps = 0
         self.failed_audits = 0
 
     def begin_step(self, now: float) -> None:
-        """Record a launch. The step begins now, unless another one is in flight before it."""
+        """Record a launch. The step begins now, unless an earlier one is still in flight."""
         if not self._is_step_in_flight:
             self._is_step_in_flight, self._step_began_s, self._model_s_before_step = (
                 True,
@@ -43,6 +44,7 @@ class Counters:
 
     def model_s_at(self, at: float) -> float:
         """Return the seconds that the device had computed at time `at`, which must not be before
-        the last but one step."""
+        the last step but one. A time before the last step gives the value at the start of that
+        step."""
         within = self._model_s_before_step + max(at - self._step_began_s, 0.0)
         return within if self._is_step_in_flight else min(within, self.model_s)

@@ -13,9 +13,9 @@ from continuo.engine.wire.messages import (
 )
 
 DEFERRED_COMMANDS_MAX = 256
-"""Limit per session."""
+"""Maximum deferred commands of one session."""
 QUEUED_TURNS_MAX = 8
-"""Limit of turns among them."""
+"""Maximum Generate commands among the deferred commands of one session."""
 
 DeferrableCommand = AppendIds | AttachSession | Generate | RewindSession | ForkSession
 
@@ -31,7 +31,7 @@ class DeferredCommands(deque[DeferrableCommand]):
 
     def pop_superseded_span(self, command: DeferrableCommand) -> AppendIds | None:
         """Remove and return the only deferred command if it and `command` both append a provisional
-        span, which replaces the first. Else returns None."""
+        span: the new span replaces that of the deferred command. Else returns None."""
         if len(self) == 1 and _is_provisional(command) and _is_provisional(last := self[-1]):
             self.clear()
             return last

@@ -1,8 +1,8 @@
 """IdleTimeouts: finds the sessions whose idle timeout has passed. Pure.
 
 A timeout counts from the end of the last turn or change, and cannot expire during a turn. Using a
-session costs nothing here: its heap entry is only checked when it is due, and then pushed back with
-the actual deadline.
+session does not update the heap: the entry of a session is only checked when it is due, and then
+pushed back with the actual deadline.
 """
 
 import heapq
@@ -23,7 +23,8 @@ class IdleTimeouts:
             self._push(sequence, sequence.last_used_s + sequence.timeout_s)
 
     def pop_expired(self, now: float) -> Iterator[Sequence]:
-        """Yield each session whose timeout has passed, once. The caller may close it meanwhile."""
+        """Yield each session whose timeout has passed, once. The caller may close that session
+        before the next."""
         while self._heap and self._heap[0][0] <= now:
             sequence = heapq.heappop(self._heap)[2]
             if sequence.closing_command is not None or sequence.timeout_s is None:
@@ -37,7 +38,7 @@ class IdleTimeouts:
                 yield sequence
 
     def next_due_in_s(self, now: float) -> float | None:
-        """Return the seconds until the next entry is due; None if there are none."""
+        """Return the seconds until the next entry is due; None if there is none."""
         return self._heap[0][0] - now if self._heap else None
 
     def _push(self, sequence: Sequence, deadline: float) -> None:

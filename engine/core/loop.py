@@ -52,7 +52,7 @@ class PreparedStep(NamedTuple):
 
     @property
     def kv_ends(self) -> dict[Sequence, int]:
-        """Position up to which each row extends the KV of its sequence."""
+        """Positions up to which the step extends KV, by sequence."""
         rows = zip(self.rows, self.batch.rows, strict=True)
         return {scheduled.sequence: row.start + row.count for scheduled, row in rows}
 
@@ -62,8 +62,8 @@ class InFlightStep(NamedTuple):
 
     step: PreparedStep
     ticket: object
-    """Ticket of the runner; with a device thread, the future of it. An Exception if the launch
-    failed."""
+    """Ticket that the runner returned; with a device thread, a Future of that ticket; the Exception
+    if the launch failed."""
 
 
 class EngineLoop(Generic[TicketT]):
@@ -77,7 +77,7 @@ class EngineLoop(Generic[TicketT]):
         *,
         audit_every_step: bool = False,
     ) -> None:
-        """`recorder` gets the rows in flight, for the process that is started after a crash."""
+        """`recorder` stores the rows in flight for the process that is started after a crash."""
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler
@@ -152,7 +152,7 @@ class EngineLoop(Generic[TicketT]):
 
     def _launch(self) -> bool:
         """Launch the next step. Returns False if no tokens are owed, or if a step is in flight
-        while a bad row is searched for."""
+        during the search for a faulty row."""
         if self._steps_in_flight and self._scheduler.is_isolating_fault:
             return False
         step = self.prepare_step()
@@ -215,8 +215,8 @@ class EngineLoop(Generic[TicketT]):
         await asyncio.sleep(0)
 
     async def _collect(self, sessions: Sessions) -> None:
-        """Wait for the oldest step in flight and apply its effects. If it failed, the steps behind
-        it are lost too, because they build on KV that it has not written."""
+        """Wait for the oldest step in flight and apply its effects. If the step failed, the later
+        steps are lost too, because they build on KV that it has not written."""
         oldest = self._steps_in_flight.popleft()
         result = await self._await_result(oldest)
         if isinstance(result, Exception):
@@ -234,7 +234,7 @@ class EngineLoop(Generic[TicketT]):
 
     def _discard_unneeded_step(self, sessions: Sessions) -> None:
         """Cancel the step in flight if all turns that it serves have just ended. Only without a
-        device thread, since this thread would have to compute it."""
+        device thread, because the calling thread would have to compute the step."""
         if self._has_device_thread or not self._steps_in_flight:
             return
         step, ticket = self._steps_in_flight[0]
@@ -290,8 +290,8 @@ class EngineLoop(Generic[TicketT]):
     def _apply_row(
         self, scheduled: ScheduledRow, drawn: RowResult | None, sessions: Sessions
     ) -> None:
-        """Apply a row: KV of its tokens is written. If the log was cut meanwhile, KV beyond its end
-        is discarded, and so is an id drawn for a turn that has ended."""
+        """Commit the KV of a computed row and apply its drawn id. If the log was cut since the
+        launch, KV beyond its end is discarded; so is an id drawn for a turn that has ended."""
         sequence, count, turn = scheduled
         lease = sequence.lease
         kept = min(max(len(sequence.ids) - lease.committed, 0), count)
@@ -330,11 +330,11 @@ class EngineLoop(Generic[TicketT]):
     def apply_failure(
         self, steps: list[PreparedStep], error: Exception, sessions: Sessions
     ) -> None:
-        """Roll back steps of which the first has failed on the device; the others are lost with it.
+        """Roll back steps of which the first has failed on the device; the later ones are lost too.
 
-        All are planned again, the first one in parts, until the row that fails alone is found: only
-        its turn fails, and its session stays open. If pages were to be moved, all KV is discarded,
-        because their content is undefined.
+        The rows of all steps are planned again, those of the failed step in smaller groups, until
+        the row that fails alone is found: only its turn fails, and its session stays open. If a
+        step had page moves, all KV is discarded, because the content of the pages is undefined.
         """
         self._counters.failed_steps += len(steps)
         for step in steps:
@@ -369,7 +369,7 @@ class EngineLoop(Generic[TicketT]):
         return events
 
     async def _sleep(self, timeout_s: float | None) -> None:
-        """Sleep until a command arrives, a timeout is due, or an audit is."""
+        """Sleep until a command arrives, or until a session timeout or an audit is due."""
         self._wakeup.clear()
         if self._inbox or self._outbox or self._is_stopping:
             return

@@ -58,32 +58,32 @@ class Sequence:
         self.lease = lease
         self.log = log
         self.ids = log.ids
-        """The array of `log` itself."""
+        """`log.ids` itself, not a copy."""
         self.timeout_s = timeout_s
         self.promised = 0
         self.last_feed: tuple[int, int] = (-1, -1)
-        """(batch number, row) that draws the last promised id."""
+        """(batch number, row index) of the row that draws the last promised id."""
         self.turn: Turn | None = None
         self.last_turn_ended: TurnEnded | None = None
-        """End of the last turn; of a paused one, its state when it was paused."""
+        """TurnEnded of the last turn; for a paused turn, its state when it was paused."""
         self.is_paused = False
         self.turn_count = 0
-        """Turns begun. A streaming session puts the prompt of its first turn into the radix
-        tree."""
+        """Number of turns begun. The prompt of the first one is published in the radix tree."""
         self.publish_to = 0
         """Publish ids[:publish_to] once they are committed; 0: nothing to publish."""
         self.deferred_span: array[int] = array("i")
-        """A provisional span that is deferred until the turn ends."""
+        """Provisional span kept out of the log while a turn runs, and put back when the turn
+        ends."""
         self.committed_high_water = 0
         """Tokens of the current ids that have ever had KV, here or on a previous engine. If fewer
-        are committed, KV was lost."""
+        are committed, KV was lost and is recomputed."""
         self.deferred = DeferredCommands()
         """Commands that wait until neither a turn nor a step is in flight."""
         self.closing_command: CloseSession | None = None
         self.opening_command: AttachSession | ForkSession | None = None
-        """The command that opened the session, until it has taken effect."""
+        """The command that opened the session; None once it has taken effect."""
         self.worst_residency: KVResidency = "none"
-        """The slowest residency found since the last turn."""
+        """The slowest KV residency found since the end of the last turn."""
         self.last_used_s = now
 
     @property
@@ -114,8 +114,8 @@ class Sequence:
         return len(self.ids) + self.promised - lease.committed - lease.reserved
 
     def has_emitted(self, turn: str, prompt: int, ids: "array[int]") -> bool:
-        """Return whether this turn, running or ended, has the prompt ids[:prompt] and has emitted
-        the rest of `ids`."""
+        """Return whether the running or last turn has the id `turn` and the prompt ids[:prompt],
+        and has emitted ids[prompt:]."""
         if self.turn is not None:
             known, began, length = self.turn.id, self.turn.prompt_tokens, len(self.ids)
         elif self.last_turn_ended is not None:

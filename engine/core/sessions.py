@@ -7,8 +7,8 @@
 A command on a session with a running turn or with tokens in flight is deferred, in order; only
 attach, cancel, pause, close, info and a fork of the running turn's prompt are not. A refused
 command changes nothing. A command that fails because of a bug is refused too, and its session is
-closed, because its state is unknown. Rows in flight identify what they are for by their Turn
-object.
+closed, because its state is unknown. Each row in flight holds the Turn for which it draws an id, so
+that an id drawn for a turn that has ended is recognized.
 """
 
 import logging
@@ -97,7 +97,7 @@ class Sessions:
         self._sequences: dict[str, Sequence] = {}
         self._timeouts = IdleTimeouts()
         self._awaiting_grammar: dict[Sequence, None] = {}
-        """Idle sessions whose next command waits until its grammar is compiled."""
+        """Idle sessions whose next command is deferred until its grammar is compiled."""
         self._is_draining = False
 
     # ---- commands -------------------------------------------------------------------------
@@ -167,7 +167,8 @@ class Sessions:
                 self._discard(sequence, message)
 
     def _forked_child(self, command: LoopCommand) -> Sequence | None:
-        """Return the child of a fork, if this command has opened it."""
+        """Return the child that a ForkSession has opened; None if it has opened none, or for
+        another command."""
         child = self._sequences.get(command.child) if isinstance(command, ForkSession) else None
         return child if child is not None and child.opening_command is command else None
 
@@ -213,8 +214,9 @@ class Sessions:
         deferred.put(command, sequence.id)
 
     def _defer_span(self, sequence: Sequence, span: AppendIds) -> None:
-        """Apply a deferred provisional span that the next one supersedes while the turn runs. The
-        span is stored aside, so that it remains if the next one is refused."""
+        """Acknowledge a deferred provisional span that a newer one supersedes while a turn runs, or
+        refuse it as too long. The span is stored in `deferred_span`, so that it takes effect if the
+        newer one is refused."""
         try:
             sequence.log.check_room(len(sequence.ids) + len(span.ids))
         except TooLong as error:
@@ -224,7 +226,8 @@ class Sessions:
         self._emit(CommandDone(span.n, sequence.log.length))
 
     def _is_grammar_ready(self, command: DeferrableCommand) -> bool:
-        """Return whether the grammar of a command, if any, is compiled. Starts its compilation."""
+        """Return whether the grammar of a command, if any, is compiled. Compilation is started if
+        it is not."""
         generate = command.generate if isinstance(command, AttachSession) else command
         grammar = generate.sampling.grammar if isinstance(generate, Generate) else None
         return grammar is None or self._grammars.prepare(grammar)
@@ -300,8 +303,8 @@ class Sessions:
             )
 
     def _attach(self, command: AttachSession) -> None:
-        """Attach a session. A turn that continues is not interrupted; otherwise the log is changed
-        as soon as nothing is in flight."""
+        """Attach a session. A running turn that the command continues is not interrupted; otherwise
+        the log is changed as soon as no tokens of the session are in flight."""
         sequence = self._sequences.get(command.session)
         if sequence is not None:
             self._check_digest(command.opened)
@@ -344,8 +347,9 @@ class Sessions:
             _output_room(capacity, length, generate.resumed)
 
     def _restore(self, sequence: Sequence, command: AttachSession) -> None:
-        """Change the log to that of an attach, and continue its turn where it was. Finished turns
-        are cleared: the client may not know of the last one, and start it again under its id."""
+        """Change the log to the ids of an attach, and continue its turn after its last id. Finished
+        turns are cleared, because the client may not know that the last one has finished, and may
+        start it again under the same id."""
         log, ids = sequence.log, array("i", command.ids)
         generate, is_continued = command.generate, _continues_turn(sequence, command)
         if generate is not None:
@@ -381,7 +385,8 @@ class Sessions:
             self.advance_if_idle(sequence)
 
     def _resend(self, sequence: Sequence, command: AttachSession) -> None:
-        """Emit the ids of a turn behind those that its client has, and its end if it has ended."""
+        """Emit the output ids of a turn that its client does not have, and its TurnEnded if it has
+        ended."""
         assert command.generate is not None
         turn, first = command.generate.turn, command.generate.resumed
         rest = sequence.ids[len(command.ids) : sequence.log.length].tolist()
@@ -395,8 +400,8 @@ class Sessions:
             self._emit(sequence.last_turn_ended)
 
     def _begin_turn(self, sequence: Sequence, command: Generate) -> None:
-        """Begin a turn on the whole log. Raises BadRequest or TooLong without room for one more
-        id."""
+        """Begin a turn on the whole log. Raises BadRequest for an invalid argument or an empty log,
+        and TooLong if the log has no room for one more id."""
         log, sampling = sequence.log, command.sampling
         _check_resumed(command.resumed, log.length)
         room = _output_room(log.capacity, log.length, command.resumed)
@@ -454,7 +459,8 @@ class Sessions:
         self._emit(CommandDone(command.n, at))
 
     def _cancel(self, sequence: Sequence, command: CancelTurn) -> None:
-        """Cancel a running, paused or queued turn. An unknown one has ended, which is no error."""
+        """Cancel a running, paused or queued turn. An unknown turn counts as ended, which is no
+        error."""
         turn = sequence.turn
         if turn is not None and command.turn in (None, turn.id):
             self.end_turn(sequence, "cancelled", drop_output=command.drop)
@@ -524,9 +530,10 @@ class Sessions:
         emit_event: bool = True,
         error: str | None = None,
     ) -> None:
-        """End the running turn; all turns end here. Ids still in flight for it are discarded when
-        they are collected. `drop_output` also removes its output from the log; an attach to it then
-        starts it again. With `is_paused` no TurnEnded is emitted."""
+        """End the running turn; all turns end here. Ids of the turn still in flight are discarded
+        when they are collected. `drop_output` also removes its output from the log; an attach that
+        names the turn then starts it again. `is_paused`: the turn is paused and no TurnEnded is
+        emitted."""
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
@@ -561,8 +568,8 @@ class Sessions:
             self._emit(ended)
 
     def advance_if_idle(self, sequence: Sequence) -> None:
-        """Settle a session if it is idle: trim and publish its KV, mark its lease idle, and apply
-        its deferred commands. Called after each event that may have made it idle."""
+        """Trim and publish the KV of a session if it is idle, mark its lease idle, and apply its
+        deferred commands. Called after each event that may have made the session idle."""
         if sequence.is_busy:
             return
         self._cache.rewind(sequence.lease, len(sequence.ids))
@@ -596,7 +603,7 @@ class Sessions:
 
     def expire_idle(self) -> float | None:
         """Close the sessions whose idle timeout has passed. Returns the seconds until the next
-        timeout may be due, or None."""
+        timeout may be due; None if no session has a timeout."""
         now = self._clock()
         for sequence in self._timeouts.pop_expired(now):
             self._close(sequence, CloseSession(NO_REPLY, sequence.id))
@@ -604,7 +611,7 @@ class Sessions:
         return self._timeouts.next_due_in_s(now)
 
     def publish_prompt(self, sequence: Sequence) -> None:
-        """Publish the prompt of the first turn once all of it is committed."""
+        """Publish the prompt of the session's first turn in the radix tree once it is committed."""
         if sequence.publish_to and sequence.committed >= sequence.publish_to:
             self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)
             sequence.publish_to = 0
@@ -627,7 +634,8 @@ class Sessions:
             self._cache.mark_idle(sequence.lease)
 
     def _follow_log_change(self, sequence: Sequence, kept: int) -> None:
-        """Cut KV and schedule owed ids after a change of the log behind its first `kept` ids."""
+        """Cut the KV and schedule the owed ids after a change of the log that kept only its first
+        `kept` ids."""
         ended = sequence.last_turn_ended
         if ended is not None and kept < ended.length and not sequence.is_paused:
             sequence.last_turn_ended = None  # its output was cut: an attach must not resend its end
@@ -662,8 +670,8 @@ class Sessions:
 
 
 def _continues_turn(sequence: Sequence, command: AttachSession) -> bool:
-    """Return whether an attach names the running or last turn of a session and agrees with its
-    ids."""
+    """Return whether an attach names the running or last turn of a session and its ids agree with
+    the log."""
     generate = command.generate
     if generate is None:
         return False
@@ -677,8 +685,9 @@ def _check_resumed(resumed: int, length: int) -> None:
 
 
 def _output_room(capacity: int, length: int, emitted: int) -> int:
-    """Return the maximum output of a turn on a log of `length` ids, including the last `emitted`
-    ones, which are its output. Raises BadRequest for an empty log, TooLong for a full one."""
+    """Return the maximum number of output ids of a turn on a log of `length` ids, of which the last
+    `emitted` ones are already output of the turn. Raises BadRequest for an empty log, TooLong for a
+    full one."""
     if not length:
         raise BadRequest("there is nothing to continue: the session is empty", field="session")
     room = capacity - length + emitted

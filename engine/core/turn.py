@@ -59,7 +59,6 @@ class Turn:
         self.sampling = sampling
         self.seed = seed
         self.max_output_tokens = max_output_tokens
-        """Maximum number of output ids."""
         self.stop_watch = stop_watch
         self.matcher = matcher
         self.stopped_by: str | None = None
@@ -68,7 +67,7 @@ class Turn:
         self.prompt_tokens = 0
         """Length of the log when the turn began."""
         self.launched_tokens = 0
-        """Output ids of launched steps, those not collected yet included."""
+        """Output ids that launched steps draw, including those of steps not collected yet."""
         self.output_tokens = 0
         """Output ids in the log."""
         self.is_admitted = False
@@ -90,8 +89,9 @@ class Turn:
         return self.penalties is None and self.matcher is None
 
     def begin(self, ids: "array[int]", emitted: int = 0) -> TurnEndReason | None:
-        """Begin the turn. Its prompt is all of `ids` but the last `emitted`, which it has already
-        emitted. Returns the reason of its end if these complete it, else None."""
+        """Begin the turn on the log `ids`, whose last `emitted` ids are output that the turn has
+        emitted before; the others are its prompt. Returns the reason of its end if the emitted ids
+        complete the turn, else None."""
         s = self.sampling
         self.prompt_tokens = len(ids) - emitted
         self.launched_tokens = self.output_tokens = emitted
@@ -124,8 +124,8 @@ class Turn:
         return "length" if self.output_tokens >= self.max_output_tokens else None
 
     def next_sample(self) -> SampleParams:
-        """Count a launch and return the parameters for drawing the next id; the same object each
-        time if the turn is greedy."""
+        """Count one more launched output id and return the parameters for drawing it. A greedy turn
+        returns the same object each time."""
         self.launched_tokens += 1
         if self._greedy_sample is not None:
             return self._greedy_sample

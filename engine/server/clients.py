@@ -1,14 +1,14 @@
-"""Clients: the attachment of each session to one client. Between the links and the loop, which do
-not know of it.
+"""Clients: the attachment of each session to one client. Neither the links nor the loop know of
+attachments.
 
     client ──commands──▶ attachment checked, renumbered ─────────────▶ loop
     client ◀──events──── replies to the sender; others by attachment ◀── loop
 
 A session is attached to one client, under a fence that only grows. A client that attaches it with a
 higher fence takes it over; a client with a lower one can neither change the session nor receive its
-events, but get its SessionInfo. When a client disconnects, its turns continue for a grace and are
-then paused; later its sessions are closed. Until then the output of their turns is in their logs,
-for any client that attaches them.
+events, but can get its SessionInfo. When a client disconnects, its turns continue for a grace and
+are then paused; later its sessions are closed. Until then their logs contain the output of their
+turns, for any client that attaches them.
 """
 
 import asyncio
@@ -62,7 +62,8 @@ log = logging.getLogger(__name__)
 SendToClient = Callable[[list[EngineEvent]], None]
 MODEL_FILE_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 MODEL_FILE_BYTES_MAX = 64 << 20
-"""Larger files are neither tokenizer nor configuration and are not sent."""
+"""Maximum size of a model file that is sent; larger ones are neither tokenizer nor
+configuration."""
 
 
 class ClientState:
@@ -71,15 +72,16 @@ class ClientState:
     def __init__(self, send: SendToClient, disconnect: Callable[[], None] | None) -> None:
         self.send = send
         self.disconnect = disconnect
-        """Aborts the link. None for the parent process, which is connected as long as its link
-        is."""
+        """Callback that aborts the link; None for the parent process, whose link is never aborted
+        by the engine."""
         self.name = ""
         """Id that the client sends in its pings; empty if unknown."""
         self.last_received_s = 0.0
 
 
 class Attachment:
-    """The client that may change a session and receives its events; None if it disconnected."""
+    """Attachment of a session to `client`, which may change it and receives its events; None after
+    that client disconnected."""
 
     __slots__ = ("client", "detach_count", "fence")
 
@@ -87,7 +89,7 @@ class Attachment:
         self.client: ClientState | None = client
         self.fence = fence
         self.detach_count = 0
-        """How often the session was detached by a disconnect."""
+        """Number of times that a disconnect has detached the session."""
 
 
 class DetachedSession(NamedTuple):
@@ -104,7 +106,7 @@ class InFlightCommand(NamedTuple):
     client: ClientState
     command: LoopCommand
     created_session: str | None
-    """The session attached because of this command; its attachment is removed if the command is
+    """Session that this command has attached, if any; its attachment is removed if the command is
     refused."""
 
 
@@ -125,8 +127,8 @@ class Clients:
         self._clock = clock
         self._attachments: dict[str, Attachment] = {}
         self._closing: dict[str, Attachment] = {}
-        """Sessions being closed: their ids are free, but the end of their turns is still to be
-        sent."""
+        """Former attachments of sessions being closed, by session: the id may be opened again, but
+        the TurnEnded of the session is still to be sent to its client."""
         self._commands_in_flight: dict[int, InFlightCommand] = {}
         self._last_number = NO_REPLY
         self.connected: set[ClientState] = set()
@@ -176,8 +178,8 @@ class Clients:
     # ---- commands in ----------------------------------------------------------------------
 
     def receive(self, client: ClientState, commands: list[EngineCommand]) -> None:
-        """Receive commands of a client. Those it has no right to are refused; the others are passed
-        to the loop, in order."""
+        """Receive commands of a client. Commands that another client's attachment or a higher fence
+        forbids are refused; the others are passed to the loop, in order."""
         client.last_received_s = self._clock()
         accepted: list[LoopCommand] = []
         for command in commands:
@@ -233,8 +235,9 @@ class Clients:
     def _prepare_open(
         self, client: ClientState, command: OpenSession
     ) -> tuple[OpenSession | AttachSession, str | None]:
-        """Attach the session to open. A session that is open under a lower fence is restarted: the
-        command becomes an attach with an empty log."""
+        """Attach the session of an OpenSession to its sender. If it is open already, under a lower
+        fence, it is restarted: the command becomes an AttachSession with an empty log. Returns the
+        command for the loop, and the session if it was not attached before."""
         attachment = self._attachments.get(command.session)
         if attachment is None or (
             attachment.client is client and attachment.fence == command.fence
@@ -247,8 +250,9 @@ class Clients:
     def _prepare_fork(
         self, client: ClientState, command: ForkSession, accepted: list[LoopCommand]
     ) -> str | None:
-        """Attach the child of a fork. A detached child, left by a link that was lost before the
-        reply arrived, is closed first; a child that is attached is left for the loop to refuse."""
+        """Attach the child of a fork and return its id, or None if the loop will refuse the fork. A
+        detached child, left by a link that was lost before the reply arrived, is closed first; any
+        other child that exists makes the loop refuse the fork."""
         attachment = self._attachments.get(command.child)
         if (
             attachment is not None
@@ -262,8 +266,8 @@ class Clients:
         return command.child
 
     def _attach(self, client: ClientState, command: OpenSession | AttachSession) -> str | None:
-        """Attach a session to a client. Returns the session if it was attached to none before.
-        Raises StaleEngineFence for a lower fence, or the same one held by another client."""
+        """Attach a session to a client. Returns the session if it was not attached before, else
+        None. Raises StaleEngineFence for a lower fence, or the same one held by another client."""
         session, fence = command.session, command.fence
         attachment = self._attachments.get(session)
         if attachment is None:
@@ -279,7 +283,8 @@ class Clients:
         return None
 
     def _is_detached(self, command: CloseSession) -> bool:
-        """Return whether the session is detached and the fence permits any client to close it."""
+        """Return whether the session is detached and the command's fence is high enough for any
+        client to close it."""
         attachment = self._attachments.get(command.session)
         return (
             attachment is not None
@@ -290,8 +295,8 @@ class Clients:
     def _check_attached(self, client: ClientState, command: SessionCommand) -> None:
         """Check that the session is attached to the client, and raise its fence to the command's.
 
-        A session that is not here is refused by the loop. Raises StaleEngineFence for a lower
-        fence, and UnknownEngineSession for a session of another client.
+        A command on an unknown session is left for the loop to refuse. Raises StaleEngineFence for
+        a lower fence, and UnknownEngineSession for a session of another client.
         """
         attachment = self._attachments.get(command.session)
         if attachment is None:

@@ -44,12 +44,13 @@ ParentLink = Link[EngineEvent, EngineCommand]
 RunnerFactory = Callable[
     [EngineConfig, Callable[[str, float], None]], tuple[Runner[Any], EngineReady]
 ]
-"""Builds the device, on a thread, and reports progress. Raises EngineError."""
+"""Factory of the device. Runs on a thread and calls its second argument with the stage of loading
+and the fraction done. Raises EngineError."""
 
 
 def main(build_runner: RunnerFactory) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    for number in (signal.SIGINT, signal.SIGTERM):  # a signal to all means the parent
+    for number in (signal.SIGINT, signal.SIGTERM):  # signals to the group are for the parent
         signal.signal(number, signal.SIG_IGN)
     start = msgspec.json.decode(sys.argv[1], type=StartOptions)
     status = 0
@@ -76,8 +77,8 @@ async def _serve(start: StartOptions, build_runner: RunnerFactory) -> None:
         event_loop.call_soon_threadsafe(link.send, ModelLoading(what, fraction))
 
     try:
-        # Loading runs on a thread of its own, which ends, and with it the threads that torch made
-        # for it: libgomp lets the threads of a step spin only while no more exist than cores.
+        # Load on a separate thread. When it ends, so do the threads that torch made for it:
+        # libgomp lets the threads of a step spin only while no more threads exist than cores.
         with ThreadPoolExecutor(1, "loading") as loading:
             runner, ready = await event_loop.run_in_executor(
                 loading, build_runner, config, progress

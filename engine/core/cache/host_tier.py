@@ -31,9 +31,9 @@ class HostTier:
         return self.pool.total - self.pool.free_count
 
     def spill(self, lease: PageLease, pages: "array[int]") -> None:
-        """Copy `pages`, the last ones of the lease on the device, before they are released. If
-        there is no room for all of them, the lease's host pages are discarded, because a gap would
-        be left before them."""
+        """Copy `pages`, the last device pages of the lease, to the host before they are released.
+        If the host has no room for all of them, the lease's host pages are discarded, because a gap
+        would be left before them."""
         if not self._make_room(len(pages), lease):
             self.discard(lease)
             return
@@ -73,8 +73,8 @@ class HostTier:
         self.trim(lease, 0)
 
     def _make_room(self, needed: int, requester: PageLease) -> bool:
-        """Discard the oldest host pages, last those of `requester`, until `needed` are free.
-        Returns False if that is impossible."""
+        """Discard host pages until `needed` are free: those of the lease that spilled longest ago
+        first, those of `requester` last. Returns False if that is impossible."""
         if needed > self.pool.total:
             return False
         while self.pool.free_count < needed:

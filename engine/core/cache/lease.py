@@ -22,7 +22,8 @@ class PageLease:
         self.scope = scope
         self.path: list[RadixNode] = []
         self.pages: array[int] = array("i")
-        """Replaced, not mutated, when it changes: a step in flight holds the previous array."""
+        """Page numbers, by position. The array is replaced, not mutated, when it changes, because a
+        step in flight holds the previous one."""
         self.committed = 0
         self.reserved = 0
         self.host_pages: array[int] = array("i")

@@ -59,8 +59,8 @@ class RadixTree:
     def insert(
         self, scope: str, parent: RadixNode | None, key: bytes, page: int
     ) -> tuple[RadixNode, bool]:
-        """Return the node for `key` below `parent` (None: the scope's root), and whether it is new:
-        then the tree owns `page`."""
+        """Return the node for `key` below `parent` (None: the scope's root), and whether the node
+        is new. The tree owns `page` only if it is."""
         above = parent or self._roots.setdefault(scope, RadixNode(-1, b"", None))
         node = above.children.get(key)
         if node is not None:
@@ -79,7 +79,7 @@ class RadixTree:
             node.last_used = self._tick
 
     def release(self, nodes: Sequence[RadixNode]) -> None:
-        """Release a whole path or its end; the deepest node first."""
+        """Release the nodes of a whole path, or of its end, the deepest first."""
         self._tick += 1
         for node in reversed(nodes):
             node.ref_count -= 1
@@ -89,7 +89,8 @@ class RadixTree:
                 self._mark_unreferenced(node)
 
     def evict(self) -> int | None:
-        """Evict the least recently used unreferenced leaf. Returns its page, or None."""
+        """Evict the least recently used unreferenced leaf. Returns its page, or None if there is no
+        such leaf."""
         while self._evictable:
             entry = heapq.heappop(self._evictable)
             if not self._is_current(entry):
@@ -119,7 +120,8 @@ class RadixTree:
         self._push_evictable(node)
 
     def _push_evictable(self, node: RadixNode) -> None:
-        """Make a node evictable if it is a leaf; else evicting its last child will."""
+        """Make a node evictable if it is a leaf; other nodes become evictable when their last child
+        is evicted."""
         if node.children:
             return
         self._pushes += 1

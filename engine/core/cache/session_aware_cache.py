@@ -49,7 +49,7 @@ class SessionAwareCache:
         return lease
 
     def match(self, lease: PageLease, ids: "array[int]", limit: int) -> int:
-        """Take the tree's pages in place of the lease's own if they cover more of ids[:limit].
+        """Replace the lease's pages by shared pages of the tree if these cover more of ids[:limit].
         Returns the tokens now committed. Nothing may be in flight."""
         assert lease.reserved == 0
         path = self.tree.match(lease.scope, ids, limit)
@@ -86,8 +86,9 @@ class SessionAwareCache:
         return True
 
     def commit(self, lease: PageLease, count: int, kept: int | None = None) -> None:
-        """Commit a step over `count` reserved tokens. `kept` of them have valid KV: None for all;
-        fewer if the log was cut before the step was collected. The tail rule releases the rest."""
+        """Commit a step over `count` reserved tokens, of which the first `kept` have valid KV: None
+        for all; fewer if the log was cut before the step was collected. Pages beyond these are
+        released."""
         assert count <= lease.reserved
         lease.reserved -= count
         if kept is None or kept == count:
@@ -158,7 +159,7 @@ class SessionAwareCache:
     # ---- idle and busy leases -------------------------------------------------------------
 
     def mark_idle(self, lease: PageLease) -> None:
-        """Make the pages of a lease evictable, because no turn waits for it."""
+        """Make the pages of a lease evictable, because no turn needs them now."""
         assert lease.reserved == 0
         self._busy.discard(lease)
         self._idle.pop(lease, None)
@@ -288,8 +289,8 @@ class SessionAwareCache:
         self.tree.release([node])
 
     def _make_room(self, needed: int) -> bool:
-        """Reclaim pages down the ladder until `needed` are free. Returns False if that is
-        impossible."""
+        """Evict tree pages, then idle leases, until `needed` pages are free. Returns False if that
+        is impossible."""
         while self.pool.free_count < needed:
             page = self.tree.evict()
             if page is not None:

@@ -1,7 +1,7 @@
-"""StepBudget: the tokens and rows left in a step. StepLoad: the work that a step is.
+"""StepBudget: the tokens and rows left in a step. StepLoad: the work of a step.
 
 The cost of a step is time, not tokens: one query over 40,000 tokens of context is more than one
-token's work. Its model (step_time_model.py):
+token's work. The model of that time (step_time_model.py):
 
     seconds ≈ a + b · rows + c · tokens + d · Σ tokens · context
 """
@@ -50,8 +50,8 @@ class StepBudget:
 
 
 def allot(demands: Sequence[int], tokens: int) -> list[int]:
-    """Divide `tokens` among demands, oldest first: an equal share to each, so that none waits for a
-    longer one; unused shares go to the oldest."""
+    """Divide `tokens` among demands, oldest first: an equal share to each, so that no demand waits
+    for a larger one; unused parts of shares go to the oldest demands above theirs."""
     if not demands:
         return []
     share = max(tokens // len(demands), 1)

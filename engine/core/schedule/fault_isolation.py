@@ -10,7 +10,7 @@ A step takes its rows from one group of suspects, or from all other sequences; t
 alternate, so that a search does not stop the others. A suspect is cleared when its KV reaches as
 far as the failed step would have brought it, or when the suspected ids are cut from its log. A row
 that fails in a step of its own, after it was suspected, is the culprit; a failure that is not
-repeated has none. One bad row among n costs about 2 log2(n) steps.
+repeated has no culprit. One bad row among n costs about 2 log2(n) steps.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from continuo.engine.core.sequence import Sequence
 
 SequenceFilter = Callable[[Sequence], bool]
-"""Whether a sequence may have a row in the next step."""
+"""Predicate of a sequence, for instance whether it may have a row in the next step."""
 
 
 class RowSelection(NamedTuple):
@@ -36,7 +36,8 @@ ALL_SEQUENCES = RowSelection(None, has_only_suspects=False)
 
 
 class Suspicion(NamedTuple):
-    """Suspicion of the first `log_length` ids of a sequence, until `cleared_at` tokens have KV."""
+    """Suspicion of the first `log_length` ids of a sequence. Cleared when `cleared_at` tokens of
+    the sequence have KV, when some of these ids are cut, or when the session is closed."""
 
     log_length: int
     cleared_at: int
@@ -51,15 +52,16 @@ class FaultIsolation:
         self._groups: list[dict[Sequence, Suspicion]] = []
         """Disjoint groups of suspects."""
         self._was_suspects_only = False
-        """Whether the last step took its rows from a group."""
+        """Whether the last planned step took its rows from a group of suspects."""
 
     def __bool__(self) -> bool:
         """Return whether there are suspects."""
         return bool(self._groups)
 
     def record_failure(self, kv_ends: dict[Sequence, int]) -> Sequence | None:
-        """Record that a step has raised an exception; `kv_ends` is how far it would have brought
-        the KV of each of its rows. Returns the culprit, if this step has found it."""
+        """Record that a step has raised an exception; `kv_ends` has, for each sequence in the step,
+        the position up to which its KV would have been written. Returns the culprit if this failure
+        identifies it, else None."""
         suspects = self._suspects()
         only = next(iter(kv_ends))
         if len(kv_ends) == 1 and only in suspects:
@@ -78,15 +80,15 @@ class FaultIsolation:
         return None
 
     def add_suspect(self, sequence: Sequence, extra_tokens: int) -> None:
-        """Run a sequence in steps of its own until its current ids and `extra_tokens` more have
-        KV."""
+        """Run a sequence in steps without other rows until its current ids and `extra_tokens` more
+        have KV."""
         for group in self._groups:
             group.pop(sequence, None)
         length = len(sequence.ids)
         self._groups.append({sequence: Suspicion(length, length + extra_tokens)})
 
     def is_searching(self, has_work: SequenceFilter) -> bool:
-        """Return whether a suspect owes tokens."""
+        """Return whether any suspect has work, so that the search continues."""
         return bool(self._groups_with_work(has_work))
 
     def row_selections(self, has_work: SequenceFilter) -> list[RowSelection]:
@@ -107,11 +109,11 @@ class FaultIsolation:
         )
 
     def record_selection(self, selection: RowSelection) -> None:
-        """Record how the rows of the step that was planned were chosen."""
+        """Record the selection by which the rows of the planned step were chosen."""
         self._was_suspects_only = selection.has_only_suspects
 
     def _groups_with_work(self, has_work: SequenceFilter) -> list[dict[Sequence, Suspicion]]:
-        """Remove cleared suspects and return the groups in which a sequence owes tokens."""
+        """Remove cleared suspects and return the groups in which any suspect has work."""
         for group in self._groups:
             for sequence in [s for s, suspicion in group.items() if suspicion.is_cleared(s)]:
                 del group[sequence]

@@ -2,8 +2,8 @@
 
 Order of a step: decodes and short turns (the live rows), whole; then prefill chunks of long turns,
 cut to the time that is left, oldest first; then prefill chunks of appends without a turn. Chunks
-make a step with live rows at most half as long again. If live rows leave no room, the turn that has
-waited longest is first in the next step.
+prolong a step with live rows by at most half. If live rows leave no room, the turn that has waited
+longest is first in the next step.
 
 Pages: a turn may take them from idle leases and from strictly younger turns (retraction), so the
 oldest turn always makes progress and turns always finish. A turn without pages is admitted when its
@@ -24,10 +24,10 @@ from continuo.engine.core.turn import Turn
 from continuo.engine.wire.messages import KVResidency
 
 SHORT_TURN_TOKENS_MAX = 64
-"""A turn that owes no more than this is never cut into chunks, because it hardly prolongs a
+"""Maximum owed tokens of a short turn, which is not cut into chunks because it hardly prolongs a
 step."""
 CHUNK_TOKENS_MIN = 16
-"""Minimum prefill chunk, even if the time is used up."""
+"""Minimum tokens of a prefill chunk, even if the time for prefill is used up."""
 RESIDENCY_ORDER: tuple[KVResidency, ...] = ("none", "hot", "host", "recomputed")
 """Residencies from the fastest to the slowest."""
 PREFILL_S_MAX = 0.05
@@ -35,13 +35,14 @@ PREFILL_S_MAX = 0.05
 PREFILL_S_MIN = 0.002
 """Seconds that prefill chunks may always add to a step."""
 PREFILL_SHARE = 0.5
-"""Share of the time of the live rows that prefill chunks may add to a step."""
+"""Time that prefill chunks may add to a step, as a share of the time of its live rows."""
 PREFILL_GROWTH = 1.5
-"""Growth of the prefill time from one step without live rows to the next."""
+"""Growth factor of the prefill time from one step without live rows to the next."""
 
 
 class ScheduledRow(NamedTuple):
-    """A row: `tokens` more of a sequence. If `turn` is given, an id is drawn from the last one."""
+    """A row: the next `tokens` tokens of a sequence. If `turn` is given, an output id of that turn
+    is drawn from the logits of the last token."""
 
     sequence: Sequence
     tokens: int
@@ -49,7 +50,7 @@ class ScheduledRow(NamedTuple):
 
     @property
     def is_needed(self) -> bool:
-        """Whether the row is still useful: it has no turn, or its turn has not ended."""
+        """Whether the row is still useful: it draws no id, or its turn has not ended."""
         return self.turn is None or self.turn is self.sequence.turn
 
 
@@ -68,9 +69,10 @@ class Scheduler:
         self.retractions = 0
         self._step_time = StepTimeModel()
         self._prefill_s = PREFILL_S_MAX
-        """Seconds for prefill chunks in the next step, unless `_live_load` sets them anew."""
+        """Seconds for prefill chunks in the next step; computed anew if `_live_load` has rows."""
         self._live_load = StepLoad()
-        """Live rows of the last step that had any, until they have set `_prefill_s`."""
+        """Load of the live rows of the last step that had any; empty once `_prefill_s` was computed
+        from it."""
         self._turns: dict[Sequence, None] = {}
         """Sequences with a turn, oldest turn first."""
         self._appends: dict[Sequence, None] = {}
@@ -165,12 +167,12 @@ class Scheduler:
         return self._fault_isolation.record_failure(kv_ends)
 
     def isolate(self, sequence: Sequence, extra_tokens: int) -> None:
-        """Run a sequence in steps of its own; see FaultIsolation.add_suspect."""
+        """Run a sequence in steps without other rows; see FaultIsolation.add_suspect."""
         self._fault_isolation.add_suspect(sequence, extra_tokens)
 
     @property
     def is_isolating_fault(self) -> bool:
-        """Whether the rows of steps are restricted in order to find a bad one."""
+        """Whether the rows of each step are restricted by the search for a faulty row."""
         return bool(self._fault_isolation) and self._fault_isolation.is_searching(self._has_work)
 
     def retract(self, sequence: Sequence) -> None:
@@ -195,7 +197,8 @@ class Scheduler:
     def _candidates(
         self, sequence_filter: SequenceFilter | None
     ) -> tuple[list[Sequence], list[Sequence]]:
-        """Return (turns that owe only the id they drew last, turns that owe more)."""
+        """Return (admitted turns that owe only the id they drew last, turns that owe more or are
+        not admitted)."""
         decoding: list[Sequence] = []
         waiting: list[Sequence] = []
         for sequence in (
@@ -251,8 +254,8 @@ class Scheduler:
     def _step_time_limit(self, live: StepLoad) -> float:
         """Return the seconds that a step may take with prefill chunks beside its live rows.
 
-        Live turns usually return soon, so the first step without live rows has as much prefill time
-        as the one before, and later ones have more, up to PREFILL_S_MAX.
+        Live rows usually reappear soon, so the first step without any has as much prefill time as
+        the step before, and later ones have more, up to PREFILL_S_MAX.
         """
         live_s = self._step_time.predict(self._live_load)
         if self._live_load.rows:
@@ -343,7 +346,7 @@ class Scheduler:
 
     def _release_last_page(self, sequence: Sequence) -> None:
         """Release the last, partly used page of the only turn in a full pool. The page is shared
-        and no free page is left to copy it to, so it is recomputed."""
+        and no free page is left to copy it to, so its tokens are recomputed."""
         size = self.cache.page_size
         assert sequence.committed % size, "the oldest turn cannot have the pages it needs"
         self.cache.rewind(sequence.lease, sequence.committed // size * size)
@@ -369,7 +372,8 @@ class Scheduler:
         rows: list[ScheduledRow],
     ) -> None:
         """Schedule chunks of appends, firm ones before provisional ones. A sequence with deferred
-        commands is skipped while tokens of it are in flight, so that these commands can run."""
+        commands is skipped while tokens of it are in flight, so that these commands can be
+        applied."""
         for sequence in sorted(appends, key=lambda s: s.log.provisional_start is not None):
             if not budget:
                 return

@@ -3,13 +3,13 @@
 from continuo.engine.core.schedule.budget import StepLoad
 
 DECAY = 0.98
-"""Weight of past observations at each new one."""
+"""Factor applied to the weights of all past observations at each new one."""
 OBSERVATIONS_MIN = 8
-"""Observations before predictions are used."""
+"""Number of observations before predictions are used."""
 OUTLIER_RATIO_MAX = 4.0
-"""Limit of an observation, as a multiple of its prediction."""
+"""Maximum of an observed duration, as a multiple of its prediction; longer ones are clipped."""
 REFIT_EVERY = 32
-"""Observations between fits."""
+"""Number of observations between fits of the coefficients."""
 FEATURE_SCALES = (1.0, 8.0, 256.0, 256.0 * 4096.0)
 
 
