@@ -1,5 +1,6 @@
 # pyright: basic
-"""Compile the C sources with the machine's compiler, for its processor, and cache the result."""
+"""Compile the C sources with the machine's own compiler, for its processor, and cache the
+libraries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # pyright: basic
-"""The runner of models that the native decoder supports: same batches, same results."""
+"""The runner of models that the native decoder supports. Takes the same batches as `TorchRunner`
+and returns the same kind of results."""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ from continuo.engine.device.runner import TorchRunner
 from continuo.engine.device.sampling import draw, is_plain_greedy
 
 SINGLE_THREAD_WORK_MAX, WEIGHT_READ_COST = 100_000_000, 4
-"""Most work of a step on a single thread, in multiply-adds plus bytes of KV: a few milliseconds.
-Fetching a weight from memory counts as WEIGHT_READ_COST multiply-adds."""
+"""Most work of a step that runs on a single thread, in multiply-adds plus bytes of KV: a few
+milliseconds. Reading a weight from memory counts as WEIGHT_READ_COST multiply-adds."""
 
 
 @dataclass(slots=True)
 class NativePendingStep:
-    """A step that was launched."""
+    """A launched step: the ticket for `collect`."""
 
     rows: list[BatchRow]
     is_single_threaded: bool
-    """Whether the thread that collects the step computes all of it."""
+    """Whether the thread that calls `collect` computes the whole step."""
     started_s: float
     result: BatchResult | None = None
     """The result, once computed."""
@@ -34,8 +35,9 @@ class NativePendingStep:
 class NativeRunner(TorchRunner):
     """Runs steps on a CPU, where no step runs ahead.
 
-    The decoder's threads start a step while the caller still does other work; the caller then
-    joins them, and may leave the end of the step to them (`run_until_near_end`).
+    The decoder's threads start a step while the caller still does other work. The caller then
+    computes a share of the step, in `collect` or in `run_until_near_end`; the latter leaves the end
+    of the step to the decoder's threads.
     """
 
     def __init__(self, decoder: NativeDecoder, *args, **kwargs) -> None:
@@ -59,10 +61,11 @@ class NativeRunner(TorchRunner):
         return pending
 
     def run_until_near_end(self, ticket: NativePendingStep) -> bool:
-        """Run a step together with the decoder's threads, and leave the end of it to them.
+        """Compute a step together with the decoder's threads, and return before its end, which they
+        compute.
 
-        Returns False if there are no such threads, or if some ids are not drawn in C: those are
-        drawn after the step, by the thread that collects it.
+        Returns False, without computing anything, if the step is single-threaded, or if some of its
+        ids cannot be drawn in C: `collect` draws those after the step.
         """
         if ticket.is_single_threaded or not all(map(_is_plain_greedy, ticket.rows)):
             return False
