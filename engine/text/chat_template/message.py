@@ -21,4 +21,4 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
-    """The call whose result a `tool` message carries."""
+    """Id of the call whose result this message carries, if its role is `tool`."""
