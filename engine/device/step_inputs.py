@@ -38,7 +38,7 @@ class StepInputs:
     row_offsets: Ints
     """[R + 1] index of each row's first token; the last is T."""
     starts: Ints
-    """[R] tokens of each row whose KV was written by earlier steps."""
+    """[R] tokens of each row whose KV is written before this step."""
     counts: Ints
     """[R] tokens of each row in this step."""
     page_tables: list[Ints]

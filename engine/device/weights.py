@@ -112,7 +112,7 @@ class CheckpointInfo:
     """Dtype and size of a checkpoint's tensors."""
 
     dtype: torch.dtype
-    """Dtype of the first tensor by name, assumed for all of them."""
+    """Dtype of one tensor, assumed for all of them."""
     parameter_count: int
     """Estimated from the sizes of the files."""
 

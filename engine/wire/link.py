@@ -36,7 +36,7 @@ class _MessageNumber(msgspec.Struct):
 
 
 class Link(asyncio.Protocol, Generic[Sent, Received]):
-    """One end of a link, as an asyncio protocol. Calls `on_established` before the first message,
+    """Asyncio protocol of one end of a link. Calls `on_established` before the first message,
     `on_messages` with the messages of each frame, and `on_lost` once at the end."""
 
     def __init__(

@@ -215,7 +215,7 @@ class Ping(NumberedCommand, frozen=True, tag="Ping"):
 
 class LocateSession(NumberedCommand, frozen=True, tag="Locate"):
     """Find out whether this engine holds a session, whichever client the session is attached to.
-    Answered at once, by CommandDone if it does."""
+    Answered at once: CommandDone if the engine holds it, else CommandRefused."""
 
     session: str
 
@@ -314,8 +314,8 @@ class Predecessor(msgspec.Struct, frozen=True):
 
     incarnation: str
     steps: list[list[bytes]]
-    """One list for each step that was in flight when the process ended: for each row,
-    flight_recorder.hash_session_id of its session. Empty if no step was in flight."""
+    """Rows of the steps that were in flight when the process ended: a list per step, with
+    flight_recorder.hash_session_id of the session of each row. Empty if no step was in flight."""
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="Ready"):

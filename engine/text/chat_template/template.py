@@ -47,8 +47,9 @@ class ConversationExtension(msgspec.Struct, frozen=True):
     """Number of messages of the history, from its beginning, whose ids stay the same. If fewer than
     all, the caller rewinds the log to the end of these."""
     segments: list[list[int]]
-    """One list for each message after the kept ones: its ids. Empty if a message's ids cannot be
-    separated from those of the next message, whose list then contains both."""
+    """Ids of each message after the kept ones, a list per message. A list is empty if its ids
+    cannot be separated from those of the next message, whose list (or `header`) then contains
+    both."""
     header: list[int]
     """The ids that open the assistant's turn, if requested."""
 
@@ -444,8 +445,8 @@ class ChatTemplate:
 
 
 LONG_HISTORY_MESSAGES = 32
-"""Length of a history, in messages, from which the short view is tested and used. Before that test,
-shorter histories do not use it."""
+"""Length of a history, in messages, from which the short view is tested. Before that test, no
+history uses the short view."""
 _SHORT_VIEW_TAIL = 2
 """Messages at the end of a history that a short view keeps."""
 
