@@ -51,7 +51,7 @@ class LoadedModel(msgspec.Struct, frozen=True):
 def build_runner(
     config: EngineConfig, progress: ProgressCallback
 ) -> tuple[TorchRunner, LoadedModel]:
-    """Load a model and build its runner. `progress(what, fraction)` is called while loading..
+    """Load a model and build its runner. `progress(what, fraction)` is called while loading.
 
     Raises ModelError, with a message of one line, for an unusable model or an invalid option.
     """

@@ -45,7 +45,7 @@ class KVPool:
 
     def map_slots(self, pages: Tensor, slots: Tensor, heads: int) -> Tensor:
         """Map slots to the indices of their vectors: pages, slots [T] -> [T, heads], for a layer
-        with `heads` KV heads..
+        with `heads` KV heads.
 
         The indices refer to the pool viewed as [page * head * slot, dim].
         """

@@ -34,7 +34,9 @@ class PendingStep:
     samples: list[SampleParams]
     row_count: int
     output: SamplerOutput | None
+    """Draws of the sampled rows; None if no row is sampled."""
     model_s: float
+    """Seconds of computation; on CUDA set by `collect`."""
     start_event: torch.cuda.Event | None = None
     done_event: torch.cuda.Event | None = None
     """Recorded after the step's last copy to the host; None on a CPU, like `start_event`."""

@@ -235,7 +235,7 @@ def _pick(ids: Tensor, exact: Tensor, probs: Tensor, params: Tensor) -> tuple[Te
 
     ids [M, K]: the first K candidates; exact [M]: whether they are exact; probs [M, vocab]; params
     [M, 5] float64: temperature, top_k, top_p, min_p, uniform. Returns the drawn ids [M], and flags
-    [M] whether K exact candidates sufficed to determine the id.
+    [M] whether K candidates sufficed to determine each of them.
     """
     _, top_k, top_p, min_p, uniform = params[:, :, None].unbind(1)  # each [M, 1]
     vocab, count = probs.shape[1], ids.shape[1]
@@ -251,7 +251,7 @@ def _pick(ids: Tensor, exact: Tensor, probs: Tensor, params: Tensor) -> tuple[Te
     kept = torch.minimum(torch.minimum(by_k, by_p), by_min)
     total = torch.where(kept < vocab, reached.gather(1, (kept - 1).clamp(0, count - 1)), 1.0)
     place = (reached <= uniform * total).sum(-1, keepdim=True)
-    possible = (prob > 0).sum(-1, keepdim=True)  # only rounding could lead beyond these
+    possible = (prob > 0).sum(-1, keepdim=True)  # by rounding errors, `place` could exceed these
     enough = (kept <= count) | ((kept == vocab) & (place < count))
     enough &= (top_k == 0) | (by_k <= count)
     place = place.minimum(kept.minimum(possible) - 1).clamp(0, count - 1)

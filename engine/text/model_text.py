@@ -20,7 +20,7 @@ class ModelText:
     template: ChatTemplate | None
     """The chat template; None if the checkpoint has none."""
     stop_ids: tuple[int, ...]
-    """Ids that end a turn: the EOS ids of config.json, generation_config.json and
+    """Ids that end a turn: the EOS ids in config.json, generation_config.json and
     tokenizer_config.json."""
 
     def __init__(self, folder: str, *, tokens_max: int | None = None, **options: Any) -> None:

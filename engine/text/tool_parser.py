@@ -10,7 +10,7 @@ One state machine parses them all, parameterized by a `ToolFormat`:
     text ── marker ──▶ head ── name, start of arguments ─▶ arguments ─▶ remainder ─▶ after ─▶ text
                         └── not a call: the marker was text                           └─▶ head
 
-Text is emitted as text as soon as it cannot be part of a call. Every ParsedCallStarted is followed
+Input is emitted as text as soon as it cannot be part of a call. Every ParsedCallStarted is followed
 by a ParsedCallEnded, with `is_complete` false if the arguments have no end. The events do not
 depend on how the text is split into pieces, except for the sizes of text and argument pieces.
 """
@@ -64,7 +64,7 @@ class ToolParser:
     def __init__(
         self, tool_format: ToolFormat | None, tool_names: Collection[str] | None = None
     ) -> None:
-        """`tool_format` None: all text is emitted as text. `tool_names`: names of the declared
+        """`tool_format` None: all input is emitted as text. `tool_names`: names of the declared
         tools. A call without a marker is recognized only if it names one of these (None: any
         name)."""
         self._optional_format = tool_format

@@ -95,7 +95,8 @@ class NativeStep:
 
 
 class NativeDecoder:
-    """A model and its KV pool as C structs, which point into both: neither may move in memory."""
+    """A model and its KV pool as C structs. These point to the tensors of both, which must not move
+    in memory."""
 
     def __init__(
         self, model: LlamaDecoder, pool: KVPool, library: ctypes.CDLL, threads: int

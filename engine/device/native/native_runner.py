@@ -28,6 +28,7 @@ class NativePendingStep:
     is_single_threaded: bool
     """Whether the thread that calls `collect` computes the whole step."""
     started_s: float
+    """Time of `time.perf_counter` when the computation started."""
     result: BatchResult | None = None
     """The result, once computed."""
 
@@ -61,8 +62,8 @@ class NativeRunner(TorchRunner):
         return pending
 
     def run_until_near_end(self, ticket: NativePendingStep) -> bool:
-        """Compute a step together with the decoder's threads, and return before its end, which they
-        compute.
+        """Compute a step together with the decoder's threads, and return before its end; those
+        threads compute the end.
 
         Returns False, without computing anything, if the step is single-threaded, or if some of its
         ids cannot be drawn in C: `collect` draws those after the step.

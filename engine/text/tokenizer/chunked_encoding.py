@@ -38,6 +38,8 @@ _CUT_TRIES_MAX = 64
 
 
 class _CutPoint(NamedTuple):
+    """Position in an encoded text: the numbers of characters and tokens before it."""
+
     chars: int
     tokens: int
 

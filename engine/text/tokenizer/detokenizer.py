@@ -8,8 +8,8 @@ from tokenizers.decoders import DecodeStream
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
 _HELD_IDS_MAX = 64
-"""Maximum number of ids held back. A character has at most four bytes, so as many ids without text
-are noise."""
+"""Maximum number of ids held back. A character has at most four bytes, so this many ids that yield
+no text are noise."""
 
 
 class Detokenizer:

@@ -79,8 +79,8 @@ class Tokenizer:
         # Tokens that absorb the spaces beside them are not reliable borders.
         sharp = [text for text, id in self._control_ids.items() if not _strips_spaces(added[id])]
         self._border = re.compile(f"(?<!{MARK_OPEN})(?:{_compile_alternatives(sharp).pattern})")
-        # SentencePiece-like tokenizers insert a space at the beginning of a text; text encoded after
-        # this token is not at the beginning.
+        # SentencePiece-like tokenizers insert a space at the beginning of a text; text after this
+        # token is not at the beginning.
         self._anchor = next(
             (added[id] for id in sorted(self.special_ids) if not _strips_spaces(added[id])), None
         )
