@@ -206,8 +206,8 @@ def _choose_dtype(
     """Resolve dtype `auto`: on CUDA, the checkpoint's own dtype.
 
     On a CPU, fp32 for small models, where it costs no more and makes ids independent of the batch;
-    bf16 for all others, whose steps are bound by reading weights; never fp16, whose products are
-    many times slower there.
+    bf16 for all others, whose steps are bound by reading weights; never fp16, whose multiplications
+    are many times slower on CPUs.
     """
     if config.dtype != "auto":
         return getattr(torch, config.dtype)

@@ -1,5 +1,5 @@
 # pyright: basic
-"""The number of KV pages that fit the device and the host."""
+"""Compute the number of KV pages for the device and for the host tier."""
 
 from __future__ import annotations
 

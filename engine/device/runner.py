@@ -28,7 +28,7 @@ counts as WEIGHT_READ_COST multiply-adds."""
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step in flight."""
+    """A step in flight: the ticket for `collect`."""
 
     sampled_rows: list[int]
     samples: list[SampleParams]
@@ -124,7 +124,7 @@ class TorchRunner(Runner[Any]):
 
     @torch.inference_mode()
     def compute_logits(self, batch: Batch) -> Tensor:
-        """Return the logits [S, vocab] of the sampled rows, from which `launch` would draw."""
+        """Run a batch and return the logits [S, vocab] of its sampled rows, without drawing ids."""
         return self.forward(
             step_inputs.build_inputs(batch, self.pool.page_size, self.device, self.model.vocab_size)
         )

@@ -41,8 +41,8 @@ class SamplerOutput:
     [S, n]; None if no row requests log-probabilities."""
 
     def to_host(self) -> SamplerOutput:
-        """Copy to host memory. On CUDA the copies are asynchronous: wait for an event before
-        reading."""
+        """Copy to host memory. On CUDA the copies are asynchronous: the caller waits for an event
+        before it reads them."""
         parts = None
         if self.logprobs is not None:
             drawn, top, ids = self.logprobs
@@ -192,7 +192,7 @@ def _take_logprobs(
 
 
 def _sample(logits: Tensor, samples: list[SampleParams]) -> Tensor:
-    """Draw at random: logits [M, vocab] fp32, every temperature above zero -> ids [M]."""
+    """Draw ids [M] at random from logits [M, vocab] fp32. Every temperature is above zero."""
     params = upload(
         np.array([(s.temperature, s.top_k, s.top_p, s.min_p, s.uniform) for s in samples]),
         logits.device,

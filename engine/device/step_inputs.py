@@ -34,9 +34,9 @@ class StepInputs:
     pages: Tensor
     """[T] int64 on the device: the page that each token's KV is written to."""
     slots: Tensor
-    """[T] int64 on the device: the slot in that page."""
+    """[T] int64 on the device: the slot in that page that each token's KV is written to."""
     row_offsets: Ints
-    """[R + 1] index of each row's first token; the last is T."""
+    """[R + 1] index of each row's first token among the T; the last entry is T."""
     starts: Ints
     """[R] tokens of each row whose KV is written before this step."""
     counts: Ints
@@ -47,7 +47,7 @@ class StepInputs:
     """[S] int64 on the device: indices of the tokens whose logits are computed; None: all T, in
     order."""
     sampled_rows: list[int]
-    """The S row numbers that draw an id."""
+    """Numbers of the S rows that draw an id."""
     fed_tokens: list[tuple[int, int]]
     """For each fed row: (index of its token among the T, row of the previous batch that draws its
     id)."""

@@ -35,7 +35,7 @@ ProgressCallback = Callable[[str, float], None]
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 FETCH_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-"""The files of a hub repository that are downloaded."""
+"""Glob patterns of the files of a hub repository that are downloaded."""
 
 
 def resolve(model: str, revision: str | None, progress: ProgressCallback) -> Path:
@@ -114,7 +114,7 @@ class CheckpointInfo:
     dtype: torch.dtype
     """Dtype of one tensor, assumed for all of them."""
     parameter_count: int
-    """Estimated from the sizes of the files."""
+    """Number of parameters, estimated from the sizes of the files."""
 
 
 def read_checkpoint_info(folder: Path) -> CheckpointInfo:

@@ -23,7 +23,7 @@ from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.wire.messages import Grammar
 
 SOURCE_BYTES_MAX = 256 * 1024
-"""Longest grammar source; longer ones are refused."""
+"""Longest source of a grammar; longer ones are refused."""
 SCHEMA_CHARS_MAX = 64 * 1024
 """Longest JSON schema that can be enforced."""
 CACHE_BYTES_MAX = 8 * 1024 * 1024
@@ -135,7 +135,7 @@ class _Compiled(NamedTuple):
 
 
 class GrammarCompiler:
-    """Compiles grammars on a thread of its own and caches them."""
+    """Compiles grammars on a separate thread and caches the compiled ones."""
 
     def __init__(
         self,
@@ -217,7 +217,8 @@ class GrammarCompiler:
             self._compiled_bytes -= evicted.size
 
     def _compile(self, grammar: Grammar, size: int) -> _Compiled:
-        """Compile a grammar. Runs on the compiler's thread, or on the caller's."""
+        """Compile a grammar. `prepare` runs this on the compiler's thread, `create_matcher` on the
+        caller's."""
         if self._vocabulary is None:
             return _Compiled(None, self._tokenizer_problem, size)
         try:

@@ -53,7 +53,8 @@ class ModelText:
         return self._tokenizer.encode(text)
 
     def encode_untrusted(self, text: str) -> list[int]:
-        """Encode untrusted text: stretches that look like control tokens are spelt out."""
+        """Encode untrusted text: stretches that look like control tokens are encoded as plain
+        text."""
         return self._tokenizer.encode_untrusted(text)
 
     def decode(self, ids: Sequence[int]) -> str:

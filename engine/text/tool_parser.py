@@ -35,7 +35,7 @@ class ParsedCallStarted(msgspec.Struct, frozen=True):
 
 class ParsedArguments(msgspec.Struct, frozen=True):
     text: str
-    """A piece of JSON text."""
+    """A piece of the JSON text of a call's arguments."""
 
 
 class ParsedCallEnded(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class ToolParser:
         self._optional_format = tool_format
         self._tool_names = tool_names
         self._unread = ""
-        """Text not parsed yet."""
+        """Text pushed but not parsed yet."""
         self._markup = ""
         """Text consumed as the markup that opens a call (marker, brackets, spaces); emitted as text
         if no call follows."""
@@ -172,7 +172,7 @@ class ToolParser:
         return True
 
     def _read_head(self) -> bool:
-        """Parse a call up to the start of its arguments."""
+        """Parse the head of a call: its text up to the start of its arguments."""
         if self._tool_format.args_marker:
             return self._read_named_head()
         head = _HEAD.match(self._unread)
@@ -311,7 +311,7 @@ class ToolParser:
         self._state = ToolParser._read_after_call
 
     def _reject_call(self) -> bool:
-        """Emit the markup as text, as no call follows it."""
+        """Emit the consumed markup as text, because no call follows it, and continue with text."""
         self._emit_text(self._markup)
         self._markup = ""
         self._state = ToolParser._read_text
@@ -339,7 +339,7 @@ class _JsonScanner:
         self._in_string = False
         self._escaped = False
         self.is_fresh = True
-        """Whether no text was fed yet."""
+        """Whether no character has been scanned yet."""
         self.has_ended = False
         self.is_broken = False
         """Whether the value ended with a closing bracket that does not match the open one."""

@@ -29,7 +29,7 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, field: str = "ids") -> 
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Raise BadRequest, with the field and its limits, for a value out of bounds."""
+    """Raise BadRequest for a value out of bounds; the error names the field and its limits."""
     s = sampling
     _check_range("temperature", s.temperature, 0, 100)
     _check_range("top_k", s.top_k, 0, vocab_size)

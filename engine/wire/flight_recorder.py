@@ -19,7 +19,8 @@ SESSION_HASH_BYTES = 8
 INCARNATION_BYTES = 64
 """Bytes for the id of an incarnation, including the byte that holds its length."""
 STEP_HEADER_BYTES = 8
-"""Bytes before the rows of a step: one in-flight flag and seven for the number of rows."""
+"""Bytes before the rows of a step: one for the flag that the step is in flight, seven for the
+number of rows."""
 STEPS_IN_FLIGHT_MAX = 2
 
 

@@ -78,7 +78,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self.send(*messages)
 
     def send_now(self, messages: Sequence[Sent]) -> None:
-        """Send messages at once, in one frame with those queued before."""
+        """Send messages at once, in the same frame as messages queued before."""
         if messages:
             self._to_send.extend(messages)
             self._flush()

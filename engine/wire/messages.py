@@ -148,7 +148,8 @@ class RewindSession(FencedCommand, frozen=True, tag="Rewind"):
 
 
 class ForkSession(FencedCommand, frozen=True, tag="Fork"):
-    """Open `child` on the first `at` ids of a session (None: all), sharing their KV."""
+    """Open session `child` with the first `at` ids of `session` (None: all), sharing their KV.
+    `child_fence` is the fence of the child."""
 
     session: str
     child: str
@@ -257,7 +258,7 @@ class SessionInfo(msgspec.Struct, frozen=True):
     """Tokens whose KV is on the device."""
     held_pages: int
     host_pages: int
-    """Pages in the host tier."""
+    """Pages of the host tier that hold KV of the session."""
     host_tokens: int
     """Tokens whose KV is in the pages counted by `host_pages`."""
     lost_tokens: int
@@ -337,7 +338,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="Ready"):
     digest: str = ""
     """Fingerprint of the model, its tokenizer and its chat template."""
     predecessor: Predecessor | None = None
-    """Flight record of the previous engine process; None if it left none."""
+    """Flight record of the previous engine process; None if there is no record."""
 
 
 class ModelLoading(msgspec.Struct, frozen=True, tag="Loading"):
@@ -362,7 +363,7 @@ class CommandDone(msgspec.Struct, frozen=True, tag="Done"):
     sessions: list[SessionInfo] | None = None
     stats: EngineStats | None = None
     files: dict[str, bytes] | None = None
-    """Contents by file name."""
+    """Contents of the model files, by file name."""
 
 
 class CommandRefused(msgspec.Struct, frozen=True, tag="Refused"):
@@ -416,7 +417,8 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     """Length of the session's log now; after a cancel with `drop`, its length before the turn."""
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens whose KV was found when the turn was first admitted."""
+    """Prompt tokens whose KV existed when the turn was first admitted, so that it was not computed
+    again."""
     output_tokens: int
     seed: int
     residency: KVResidency = "none"

@@ -114,7 +114,8 @@ class TurnTree:
         return AppendBase(ids, _truncate(past, len(ids)), replaced)
 
     def apply_base(self, base: "AppendBase") -> None:
-        """Make `base.ids` the current log."""
+        """Continue from `base`: delete the turns that it replaces, and make its last turn that of
+        the current log."""
         for past in base.replaced:
             del self._finished[past.turn_id]
         self._tip = base.tip

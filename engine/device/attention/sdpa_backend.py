@@ -68,7 +68,8 @@ class ReferenceAttention:
 
 @dataclass
 class RowGroup:
-    """n rows with C new tokens each, attending to at most L positions of gathered pages."""
+    """A group of n rows that are computed together: C new tokens each, which attend to at most L
+    positions of gathered pages."""
 
     token_indices: Tensor | slice
     """[n * C] indices of the tokens of these rows among the step's T."""
@@ -136,7 +137,7 @@ class RowGroup:
 
     def _gather_indices(self, heads: int, slots: int) -> tuple[Tensor, Tensor | None]:
         """Compute the indices of the (page, head) blocks to gather, and of the gathered vectors to
-        zero."""
+        zero (None: no padding)."""
         head = torch.arange(heads, device=self.pages.device)
         blocks = (self.pages[:, None] * heads + head[:, None]).flatten()  # [n * heads * P]
         if self.padding is None:
@@ -170,8 +171,9 @@ def plan(step: StepInputs, pool: KVPool, window: int | None, dtype: torch.dtype)
 
 
 def _group_by_length(counts: Ints, lengths: Ints, tokens_max: int) -> list[Ints]:
-    """Group row numbers so that padding to the longest row costs less than a separate call, and
-    no group of several rows gathers more than `tokens_max` tokens."""
+    """Group row numbers by new tokens and context length, so that padding to the longest row of a
+    group costs less than a separate call, and no group of several rows gathers more than
+    `tokens_max` tokens."""
     groups: list[list[int]] = []
     padding = 0
     for row in np.lexsort((lengths, counts)).tolist():

@@ -35,7 +35,7 @@ BLOCK = 64
 """Context tokens that a kernel program reads per iteration of its loop."""
 LOG2_E = 1.4426950408889634
 TILE_ROWS_MAX = 64
-"""Query rows (tokens * query heads of a KV head) of one tile."""
+"""Maximum number of query rows (tokens * query heads of a KV head) in one tile."""
 
 
 @triton.jit
@@ -188,7 +188,7 @@ class KernelLaunch:
     tiles: Tensor
     """[N, 5] int32 on the device, in the layout of the parameter `tiles` of `_attend`."""
     tokens: Tensor
-    """[M] int32 on the device: all tokens of these tiles."""
+    """[M] int32 on the device: indices of all tokens of these tiles among the step's T."""
     tile_tokens: int
     """Maximum number of tokens in a tile."""
     splits: int
@@ -282,8 +282,8 @@ def plan(
 
 
 def _cut_tiles(step: StepInputs, rows: Ints, tile_tokens: int, window: int | None) -> Ints:
-    """Cut rows into tiles, [N, 5]: row, first token, tokens, position of the first token, begin of
-    the context."""
+    """Cut rows into tiles. Returns [N, 5]: row, index of the first token, number of tokens,
+    position of the first token, first position of the context."""
     tiles_by_row = []
     for row in rows.tolist():
         offsets = np.arange(0, int(step.counts[row]), tile_tokens)

@@ -41,7 +41,7 @@ class DecoderShape:
     windows: tuple[int | None, ...]
     """Attention window in tokens, including the current one, by layer; None: unlimited."""
     layer_has_rope: tuple[bool, ...]
-    """Whether queries and keys take a rotary embedding, by layer."""
+    """Whether queries and keys get a rotary embedding, by layer."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -228,5 +228,5 @@ def _layer_targets(layer: DecoderLayer, shape: DecoderShape) -> dict[str, Weight
 
 
 def empty_tensor(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Create a tensor without elements, which carries a dtype and a device."""
+    """Create a tensor without elements; only its dtype and device are used."""
     return torch.empty(0, dtype=dtype, device=device)

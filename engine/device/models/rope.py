@@ -39,7 +39,7 @@ def read_all_parameters(config: PretrainedConfig) -> list[dict]:
 
 def context_limit(config: PretrainedConfig) -> int:
     """Return the longest context of the model, in tokens: `max_position_embeddings`, extended by
-    the rope scaling unless it is extended already."""
+    the factor of the rope scaling unless the config states an extended length already."""
     rope = read_parameters(config)
     limit = config.max_position_embeddings
     if rope.get("rope_type") in ("linear", "dynamic", "yarn") and rope.get("factor"):

@@ -165,7 +165,8 @@ class TransformersModel:
         return positions
 
     def _probe(self) -> tuple[list[KVShape], list[int | None], int]:
-        """Run three tokens to find KV shapes and windows by layer, and the vocabulary size."""
+        """Run the model on three tokens. Returns the KV shapes and windows by layer, and the
+        vocabulary size."""
         probe = AttentionProbe()
         device = self.module.device
         tokens = torch.arange(3, device=device)
@@ -201,8 +202,8 @@ class TransformersModel:
             raise self._unsupported("a sliding window that its code applies by a mask")
 
     def self_check(self) -> None:
-        """Compare with transformers' own attention: rows of 7 and 5 tokens, the first in two
-        chunks, in one packed batch.
+        """Compare logits with those of transformers' own attention, for rows of 7 and 5 tokens: the
+        second row and the last chunk of the first are packed in one batch.
 
         Raises ModelError if the logits differ by more than noise.
         """

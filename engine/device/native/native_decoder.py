@@ -1,5 +1,6 @@
 # pyright: basic
-"""A whole step of a `LlamaDecoder` in C: no torch operation, and no GIL, between its layers.
+"""A whole step of a `LlamaDecoder` in C: no torch operation runs between its layers, and the GIL is
+not held.
 
 The structs mirror those of decoder.c and paged_attention.h field by field; the rows (StepRow) and
 attention tiles (AttentionTile) of a step are packed by hand.
@@ -27,7 +28,8 @@ from continuo.engine.device.models.llama_decoder import LlamaDecoder
 from continuo.engine.device.native.compile import load_library
 
 SIZE_MULTIPLE = 16
-"""Hidden, intermediate, head and vocabulary sizes are multiples of this."""
+"""Factor of the sizes that the C code supports: hidden, intermediate, head and vocabulary sizes
+must be multiples of it."""
 TILE_QUERIES = 32
 """Most queries computed together for one KV head: its query heads times the tokens of a tile."""
 
@@ -87,7 +89,8 @@ class NativeStep:
     packed_rows: array[int]
     """[R * ROW_FIELDS] int64: one StepRow per row."""
     fed_ids: array[int]
-    """[R] int32: the input of each fed row, set by the runner before the step begins."""
+    """[R] int32: the input id of each fed row, set by the runner before the step begins; unused for
+    other rows."""
     argmax_ids: array[int]
     """[S] int64, set by the C code: the likeliest id of each sampled row."""
     token_count: int

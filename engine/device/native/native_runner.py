@@ -30,7 +30,7 @@ class NativePendingStep:
     started_s: float
     """Time of `time.perf_counter` when the computation started."""
     result: BatchResult | None = None
-    """The result, once computed."""
+    """The result; None until it is computed."""
 
 
 class NativeRunner(TorchRunner):
@@ -124,8 +124,8 @@ def _is_plain_greedy(row: BatchRow) -> bool:
 
 
 def _fed_id(previous: BatchResult | None, row: int) -> int:
-    """Return the id that a row of the previous step drew; if the row failed, a valid id whose
-    results are discarded."""
+    """Return the id that row `row` of the previous step drew. For a failed row, returns some valid
+    id: the results of the row fed with it are discarded."""
     drawn = None if previous is None else previous.results[row]
     assert drawn is not None, "a row is fed, but the previous step drew nothing"
     return max(drawn.id, 0)

@@ -12,7 +12,7 @@ ToolDefinition = dict[str, Any]
 class ToolCall(msgspec.Struct, frozen=True):
     name: str
     arguments: str
-    """JSON text."""
+    """The arguments as JSON text."""
     id: str = ""
 
 

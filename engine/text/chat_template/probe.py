@@ -73,7 +73,7 @@ class TemplateProbe:
     def __init__(self, renderer: TemplateRenderer, tokenizer: Tokenizer) -> None:
         """Probe the template.
 
-        Raises ModelError if it does not even render a user message and a reply.
+        Raises ModelError if the template does not render a user message and a reply.
         """
         self._renderer = renderer
         self._tokenizer = tokenizer

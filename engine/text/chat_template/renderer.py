@@ -70,7 +70,7 @@ class TemplateRenderer:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Render a conversation. Raises TemplateRefused."""
+        """Render a conversation. Raises TemplateRefused if the template refuses it."""
         return self._render_cached(tuple(messages), _ToolsKey(tools), prompt=add_generation_prompt)
 
     def _render(self, messages: tuple[ChatMessage, ...], tools: _ToolsKey, *, prompt: bool) -> str:

@@ -55,7 +55,7 @@ class ConversationExtension(msgspec.Struct, frozen=True):
 
     @property
     def ids(self) -> list[int]:
-        """The ids after the kept messages."""
+        """All ids after the kept messages: those of `segments` and `header`."""
         return [id for segment in (*self.segments, self.header) for id in segment]
 
 
@@ -97,7 +97,7 @@ class ChatTemplate:
 
     @property
     def token_chars_max(self) -> int | None:
-        """See `Tokenizer.token_chars_max`."""
+        """The bound of `Tokenizer.token_chars_max` for the tokenizer of this template."""
         return self._tokenizer.token_chars_max
 
     def build_tool_grammar(
@@ -448,7 +448,7 @@ LONG_HISTORY_MESSAGES = 32
 """Length of a history, in messages, from which the short view is tested. Before that test, no
 history uses the short view."""
 _SHORT_VIEW_TAIL = 2
-"""Messages at the end of a history that a short view keeps."""
+"""Number of messages at the end of a history that a short view contains."""
 
 
 def _find_last_question(history: Sequence[ChatMessage]) -> tuple[int, int | None]:
@@ -460,7 +460,8 @@ def _find_last_question(history: Sequence[ChatMessage]) -> tuple[int, int | None
 
 
 def _omits_messages(past: Sequence[ChatMessage], new: ChatMessage) -> bool:
-    """Whether a short view of `past` leaves messages out."""
+    """Whether `extend` would use a short view that leaves messages of `past` out, when `new` is
+    added."""
     return new.role != "user" and _short_view(past, *_find_last_question(past)) is not None
 
 
@@ -492,7 +493,7 @@ def _iter_extension_modes(past: Sequence[ChatMessage]) -> Iterator[tuple[bool, b
 
 
 def _iter_probe_runs() -> Iterator[tuple[ChatMessage, ...]]:
-    """Yield conversations with long runs of calls and results, every content different."""
+    """Yield test conversations with long runs of tool calls and results; all contents differ."""
 
     def call(*numbers: int) -> ChatMessage:
         tool_calls = tuple(
@@ -518,8 +519,8 @@ def _iter_probe_runs() -> Iterator[tuple[ChatMessage, ...]]:
 
 
 def _iter_probe_conversations() -> Iterator[tuple[ChatMessage, ...]]:
-    """Yield conversations long enough to show what a template depends on, every content
-    different."""
+    """Yield test conversations, long enough to show which earlier messages a template depends on;
+    all contents differ."""
     plain = [
         ChatMessage(role=role, content=f"said {at}")
         for at, role in enumerate(("user", "assistant", "user", "assistant", "user", "assistant"))

@@ -28,13 +28,14 @@ UNCUT_CHARS_MAX = 1024 * 1024
 ms)."""
 
 _TAIL_CHARS = 32
-"""Characters at the end of a chunk where words may differ from those of the whole text: the regexes
-of tokenizers look ahead a character or two beyond a word."""
+"""Length of the end of a chunk, in characters, where words may differ from those of the whole text:
+the regexes of tokenizers look ahead a character or two beyond a word."""
 _TAIL_WORDS = 2
 _CHECKED_WORDS = 6
-"""Words on each side of a cut that are encoded again to verify it."""
+"""Number of words on each side of a cut that are encoded again to verify the cut."""
 _CUT_TRIES_MAX = 64
-"""Words tried as cuts, from the end of a chunk leftwards, before a longer chunk is taken."""
+"""Maximum number of words whose beginnings are tried as cuts, from the end of a chunk leftwards,
+before a longer chunk is tried."""
 
 
 class _CutPoint(NamedTuple):

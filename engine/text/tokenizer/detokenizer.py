@@ -33,7 +33,8 @@ class Detokenizer:
         return "".join([self._push_id(id) for id in ids])
 
     def flush(self) -> str:
-        """Return the text held back; unfinished characters become U+FFFD. More may be pushed."""
+        """Return the text held back; unfinished characters become U+FFFD. The caller may push more
+        ids afterwards."""
         return self._flush_held()
 
     def _push_id(self, id: int) -> str:

@@ -105,7 +105,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """The largest id plus one."""
+        """The largest token id plus one."""
         return max(self.raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def id_of(self, token: str) -> int | None:
