@@ -40,7 +40,7 @@ class ToolCallRules(msgspec.Struct, frozen=True):
     allows_parallel: bool = True
     """Whether the response may contain more than one call."""
     text_grammar: Grammar | None = None
-    """JSON grammar of a response without calls; None: any text."""
+    """Grammar (kind `json` or `json_schema`) of a response without calls; None: any text."""
 
 
 def build_tool_grammar(

@@ -55,7 +55,7 @@ class ConversationExtension(msgspec.Struct, frozen=True):
 
     @property
     def ids(self) -> list[int]:
-        """All ids after the kept messages: those of `segments` and `header`."""
+        """Ids after the kept messages: those of all `segments`, then `header`."""
         return [id for segment in (*self.segments, self.header) for id in segment]
 
 
@@ -460,8 +460,7 @@ def _find_last_question(history: Sequence[ChatMessage]) -> tuple[int, int | None
 
 
 def _omits_messages(past: Sequence[ChatMessage], new: ChatMessage) -> bool:
-    """Whether `extend` would use a short view that leaves messages of `past` out, when `new` is
-    added."""
+    """Whether a short view applies when `new` is added to `past`, and leaves messages out."""
     return new.role != "user" and _short_view(past, *_find_last_question(past)) is not None
 
 
