@@ -33,7 +33,7 @@ CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 8192
 
 
 CPU_FP32_PARAMETERS_MAX = 20_000_000
-"""Most parameters of a model that `--dtype auto` runs in fp32 on a CPU."""
+"""Size of the largest model, in parameters, that `--dtype auto` runs in fp32 on a CPU."""
 
 
 class LoadedModel(msgspec.Struct, frozen=True):
@@ -51,9 +51,9 @@ class LoadedModel(msgspec.Struct, frozen=True):
 def build_runner(
     config: EngineConfig, progress: ProgressCallback
 ) -> tuple[TorchRunner, LoadedModel]:
-    """Load a model and build its runner. `progress(what, fraction)` is called along the way.
+    """Load a model and build its runner. `progress(what, fraction)` is called while loading.
 
-    Raises ModelError, in one line, for an unusable model or an invalid option.
+    Raises ModelError, with a message of one line, for an unusable model or an invalid option.
     """
     start_s = time.perf_counter()
     _check_bounds(config)
@@ -89,7 +89,7 @@ def build_runner(
 def _try_build_native(model: CausalLM, pool: KVPool, *others: Any) -> TorchRunner | None:
     """Build the runner of the native decoder.
 
-    Returns None if it does not support the model, or if steps run ahead.
+    Returns None if the decoder does not support the model, or if steps run ahead.
     """
     geometry: Geometry = others[1]
     threads = torch.get_num_threads()
@@ -127,7 +127,7 @@ def _check_bounds(config: EngineConfig) -> None:
 def _load_model(
     config: EngineConfig, folder: Path, model_config: Any, like: Tensor, progress: ProgressCallback
 ) -> tuple[CausalLM, int]:
-    """Load the model. Returns it with its longest context, in tokens."""
+    """Load the model. Returns the model and its longest context, in tokens."""
     to_shape = ARCHITECTURES.get((model_config.architectures or [""])[0])
     if to_shape is not None:
         limit = rope.context_limit(model_config)
@@ -170,8 +170,8 @@ def _build_geometry(
 def _disable_malloc_trim() -> None:
     """Make glibc keep freed memory instead of returning it to the system.
 
-    The next step would fault it in again page by page, which takes milliseconds for a few
-    megabytes. Does nothing with other C libraries.
+    The next step would fault returned memory in again page by page, which takes milliseconds for a
+    few megabytes. Does nothing with other C libraries.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -183,7 +183,8 @@ def _disable_malloc_trim() -> None:
 
 
 def _choose_backend(device: torch.device) -> AttentionBackend:
-    """Choose the Triton kernels on CUDA, where torch depends on triton; else the reference."""
+    """Choose the Triton kernels on CUDA if triton is installed, as it is with torch for CUDA; else
+    the reference backend."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return ReferenceBackend()
     # triton is installed only where torch supports CUDA.
@@ -205,8 +206,8 @@ def _choose_dtype(
     """Resolve dtype `auto`: on CUDA, the checkpoint's own dtype.
 
     On a CPU, fp32 for small models, where it costs no more and makes ids independent of the batch;
-    bf16 for all others, whose steps are bound by reading weights; never fp16, whose products are
-    many times slower there.
+    bf16 for all others, whose steps are bound by reading weights; never fp16, whose multiplications
+    are many times slower on CPUs.
     """
     if config.dtype != "auto":
         return getattr(torch, config.dtype)

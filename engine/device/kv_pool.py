@@ -2,7 +2,7 @@
 """The KV memory of the device, `[page, kv_head, slot, dim]` per layer for keys and for values, and
 the host tier of the same layout, in pinned memory where the device is a GPU.
 
-Maps tokens to places in pages; which sequence owns a page is up to `engine/core/cache`.
+Maps tokens to slots in pages; `engine/core/cache` decides which sequence owns a page.
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ class KVPool:
         ]
 
     def map_slots(self, pages: Tensor, slots: Tensor, heads: int) -> Tensor:
-        """Map tokens to vectors: pages, slots [T] -> [T, heads], for a layer with `heads` KV heads.
+        """Map slots to the indices of their vectors: pages, slots [T] -> [T, heads], for a layer
+        with `heads` KV heads.
 
-        The result indexes the pool seen as [page * head * slot, dim].
+        The indices refer to the pool viewed as [page * head * slot, dim].
         """
         head = torch.arange(heads, device=pages.device)
         return (pages[:, None] * heads + head) * self.page_size + slots[:, None]
 
     def write(self, layer: int, slot_mapping: Tensor, key: Tensor, value: Tensor) -> None:
-        """Write key, value [T, heads, dim] to the vectors `slot_mapping` [T, heads]."""
+        """Write key, value [T, heads, dim] to the vectors at `slot_mapping` [T, heads], as returned
+        by `map_slots`."""
         keys, values = self._flat[layer]
         keys.index_put_((slot_mapping,), key)
         values.index_put_((slot_mapping,), value)
@@ -60,8 +62,8 @@ class KVPool:
     def move(self, moves: Sequence[PageMove]) -> None:
         """Copy whole pages, in the order given.
 
-        On CUDA the copies are only enqueued, on the stream that the steps run on, which is the only
-        one that ever accesses the host's pages.
+        On CUDA the copies are only enqueued, on the stream that the steps run on. No other stream
+        accesses the pages of the host tier.
         """
         for run in _split_into_independent_runs(moves):
             match run[0].kind:
@@ -80,7 +82,8 @@ class KVPool:
             pool[target_pages] = pool[source_pages]
 
     def _spill(self, pages: list[int], slots: list[int]) -> None:
-        """Copy device pages to host slots. `slots` ascend, so that adjacent ones are found."""
+        """Copy device pages to pages `slots` of the host tier. `slots` must ascend, so that
+        adjacent ones are copied together."""
         source_pages = self._upload_pages(pages)
         for pool, host in zip(self._tensors, self._host_tensors, strict=True):
             block = pool[source_pages]
@@ -88,7 +91,8 @@ class KVPool:
                 host[slot : slot + count].copy_(block[first : first + count], non_blocking=True)
 
     def _load(self, slots: list[int], pages: list[int]) -> None:
-        """Copy host slots to device pages. `slots` ascend, so that adjacent ones are found."""
+        """Copy pages `slots` of the host tier to device pages. `slots` must ascend, so that
+        adjacent ones are copied together."""
         target_pages = self._upload_pages(pages)
         for pool, host in zip(self._tensors, self._host_tensors, strict=True):
             block = pool.new_empty(len(slots), *pool.shape[1:])
@@ -101,8 +105,8 @@ class KVPool:
 
 
 def _find_contiguous_runs(slots: list[int]) -> list[tuple[int, int, int]]:
-    """Find the runs of adjacent slots, as (index, slot, count): only contiguous pinned memory is
-    copied asynchronously."""
+    """Find the runs of adjacent host pages in `slots`, as (index of the first in `slots`, first
+    host page, count): only contiguous pinned memory is copied asynchronously."""
     runs: list[tuple[int, int, int]] = []
     for index, slot in enumerate(slots):
         first, begin, count = runs[-1] if runs else (0, 0, 0)

@@ -1,5 +1,5 @@
 # pyright: basic
-"""The number of KV pages that fit the device and the host."""
+"""Compute the number of KV pages for the device and for the host tier."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from continuo.engine.device.model import KVShape
 from continuo.engine.errors import ModelError
 
 CPU_MEMORY_FRACTION, CPU_POOL_BYTES_MAX = 0.25, 1 << 30
-"""Default pool on a CPU: this share of the available memory, and this many bytes at most."""
+"""Default size of the KV pool on a CPU: this fraction of the available memory, but at most this
+many bytes."""
 
 
 CUDA_MEMORY_FRACTION = 0.85
-"""Default pool on CUDA: this share of the device's free memory."""
+"""Default size of the KV pool on CUDA: this fraction of the device's free memory."""
 
 
 MEMINFO = Path("/proc/meminfo")
@@ -38,11 +39,13 @@ def bytes_per_token(shapes: list[KVShape], dtype: torch.dtype) -> int:
 def size_pool(
     config: EngineConfig, token_bytes: int, limit: int, device: torch.device
 ) -> tuple[int, int]:
-    """Choose (pages, max_model_len). `limit`: the longest context of the model, in tokens.
+    """Choose (number of device pages, max_model_len). `limit`: the longest context of the model, in
+    tokens.
 
-    The pool always holds one session of full length. If `max_model_len` is set, the default pool
-    grows to it, and a pool of a configured size that is too small is refused; if not, it is the
-    limit of the model, or of the pool if that is lower. Raises ModelError.
+    The pool always holds at least one session of max_model_len tokens. If `max_model_len` is
+    configured, a pool of default size grows to that, and a pool of configured size that is too
+    small is refused. Otherwise max_model_len is the limit of the model, or the tokens of the pool
+    if those are fewer. Raises ModelError.
     """
     requested = config.max_model_len
     if requested is not None and requested > limit:
@@ -70,7 +73,7 @@ def _count_pages(tokens: int, page_size: int) -> int:
 
 
 def _default_pool_bytes(device: torch.device) -> int:
-    """Return the bytes of a pool whose size is not configured."""
+    """Return the size, in bytes, of a pool whose size is not configured."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_MEMORY_FRACTION)

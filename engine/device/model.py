@@ -10,13 +10,15 @@ from typing import Protocol
 from torch import Tensor
 
 AttentionFn = Callable[[int, Tensor, Tensor, Tensor, float, int | None], Tensor]
-"""(layer, query [T, heads, dim], key and value [T, kv_heads, dim], scale, window) ->
-[T, heads, dim]: writes the new keys and values, then attends to them and all earlier ones."""
+"""(layer, query [T, heads, dim], key and value [T, kv_heads, dim], scale, window) -> [T, heads,
+dim]: writes the keys and values of T tokens to the KV pool, then attends from each token to the
+last `window` tokens of its row up to itself (None: all)."""
 
 
 @dataclass(frozen=True)
 class KVShape:
-    """KV of one layer per token: `heads` keys of `key_dim` and values of `value_dim` elements."""
+    """Shape of the KV of one token in one layer: `heads` keys of `key_dim` elements and `heads`
+    values of `value_dim` elements."""
 
     heads: int
     key_dim: int
@@ -25,7 +27,8 @@ class KVShape:
 
 @dataclass(frozen=True)
 class WeightTarget:
-    """The destination of a checkpoint tensor of shape `shape`, copied (broadcast) to `tensor`."""
+    """Destination of a checkpoint tensor: its shape must be `shape`; it is copied to `tensor`,
+    broadcast if smaller."""
 
     tensor: Tensor
     shape: tuple[int, ...]
@@ -35,7 +38,7 @@ class CausalLM(Protocol):
     """A model as the runner sees it: our own decoder, or one of transformers'."""
 
     kv_shapes: list[KVShape]
-    """KV per token, by layer."""
+    """Shape of the KV of one token, by layer."""
     vocab_size: int
 
     def __call__(
@@ -43,6 +46,6 @@ class CausalLM(Protocol):
     ) -> Tensor:
         """Run a forward pass: tokens, positions [T] -> logits [S, vocab].
 
-        `logit_indices` [S]: the tokens whose logits are computed; None: all.
+        `logit_indices` [S]: indices of the tokens whose logits are computed; None: all T, in order.
         """
         ...

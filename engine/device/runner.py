@@ -1,5 +1,5 @@
 # pyright: basic
-"""The torch device behind the `Runner` protocol: launch batches, collect their results."""
+"""Run batches on a torch device: the implementation of the `Runner` protocol in torch."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from continuo.engine.device.sampling import SamplerOutput, draw
 from continuo.engine.device.step_inputs import StepInputs
 
 SINGLE_THREAD_WORK_MAX, WEIGHT_READ_COST = 300_000_000, 8
-"""Most work of a step on a single CPU thread, in multiply-adds plus bytes of KV: some ten
+"""Most work of a step that runs on a single CPU thread, in multiply-adds plus bytes of KV: some ten
 milliseconds. Several threads wait for one another after every operation; where other processes
-compete for the cores, that costs many times what they save. Fetching a weight from memory counts as
-WEIGHT_READ_COST multiply-adds."""
+compete for the cores, the waiting costs many times the time saved. Reading a weight from memory
+counts as WEIGHT_READ_COST multiply-adds."""
 
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step in flight."""
+    """A step in flight: the ticket for `collect`."""
 
     sampled_rows: list[int]
     samples: list[SampleParams]
     row_count: int
     output: SamplerOutput | None
+    """Draws of the sampled rows; None if no row is sampled."""
     model_s: float
+    """Seconds of computation; on CUDA set by `collect`."""
     start_event: torch.cuda.Event | None = None
     done_event: torch.cuda.Event | None = None
     """Recorded after the step's last copy to the host; None on a CPU, like `start_event`."""
@@ -42,7 +44,8 @@ class PendingStep:
 
 @dataclass(slots=True)
 class PreviousOutput:
-    """The ids drawn by the previous step, on the device, and their index by row."""
+    """Ids drawn by the previous step, on the device, and the index in `ids` of each row that drew
+    one."""
 
     ids: Tensor | None
     index_by_row: dict[int, int]
@@ -60,7 +63,8 @@ class TorchRunner(Runner[Any]):
         device: torch.device,
         parameter_count: int = 0,
     ) -> None:
-        """`parameter_count` of the model decides which steps are light (`_is_light`)."""
+        """`parameter_count`: parameters of the model, from which the work of a step on a CPU is
+        estimated."""
         self.model, self.pool, self.attention, self.device = model, pool, attention, device
         self.parameter_count, self.threads = parameter_count, torch.get_num_threads()
         self.token_bytes = bytes_per_token(pool.shapes, pool.keys[0].dtype)
@@ -72,7 +76,8 @@ class TorchRunner(Runner[Any]):
         return self._geometry
 
     def launch(self, batch: Batch) -> PendingStep | Batch:
-        """Start a step. On a CPU where no step runs ahead, `collect` runs it instead."""
+        """Start a step and return its ticket for `collect`. On a CPU where no step runs ahead, the
+        ticket is the batch itself, and `collect` runs the whole step."""
         runs_in_collect = self.device.type == "cpu" and not self._geometry.steps_ahead
         return batch if runs_in_collect else self._start(batch)
 
@@ -106,6 +111,7 @@ class TorchRunner(Runner[Any]):
         return ticket
 
     def _is_light(self, step: StepInputs) -> bool:
+        """Whether a step on a CPU is small enough for a single thread."""
         tokens, context = int(step.row_offsets[-1]), int((step.starts + step.counts).sum())
         work = max(2 * tokens, WEIGHT_READ_COST) * self.parameter_count + context * self.token_bytes
         return work <= SINGLE_THREAD_WORK_MAX
@@ -118,7 +124,7 @@ class TorchRunner(Runner[Any]):
 
     @torch.inference_mode()
     def compute_logits(self, batch: Batch) -> Tensor:
-        """Return the logits [S, vocab] of the sampled rows, from which `launch` would draw."""
+        """Run a batch and return the logits [S, vocab] of its sampled rows, without drawing ids."""
         return self.forward(
             step_inputs.build_inputs(batch, self.pool.page_size, self.device, self.model.vocab_size)
         )

@@ -1,14 +1,14 @@
 # pyright: basic
 """Batched sampling on the device: logits to ids.
 
-Order of operations: repetition penalty, frequency and presence penalty, logit bias; here
-log-probabilities are taken; then grammar mask, temperature, top-k, top-p (of the probability that
-top-k keeps), min-p.
+Order of operations: repetition penalty, frequency and presence penalty, logit bias (reported
+log-probabilities are those of the logits at this point), grammar mask, temperature, top-k, top-p
+(relative to the probability that top-k keeps), min-p.
 
-Candidates are ordered by logit, ties by id. In that order each of the three filters keeps a prefix,
-so together they are one number per row: how many candidates stay. The drawn id is the first whose
-cumulative probability exceeds uniform * (probability kept). Rows are independent: the rest of the
-batch has no influence.
+Candidates are ordered by logit, ties by id. In that order each of the three filters (top-k, top-p,
+min-p) keeps a prefix, so together they amount to one number per row: how many candidates are kept.
+The drawn id is the first whose cumulative probability exceeds uniform * (probability kept). Rows
+are independent: other rows of the batch have no influence.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ only if these do not suffice."""
 
 @dataclass(slots=True)
 class SamplerOutput:
-    """The draws of S rows, on the device or on the host."""
+    """Draws of S rows, in device or host memory."""
 
     ids: Tensor
     """[S] int64; an arbitrary id of the vocabulary where the row failed."""
     max_logits: Tensor
-    """[S] the largest logit allowed by the mask: not finite where a logit is NaN or +inf, or all
-    are -inf."""
+    """[S] the largest logit that the mask allows. Not finite where a logit is NaN or +inf, or all
+    are -inf: the row has failed."""
     logprobs: tuple[Tensor, Tensor, Tensor] | None
-    """Log-probabilities of the drawn ids [S] and of the likeliest [S, n]; the likeliest ids
-    [S, n]."""
+    """Log-probabilities of the drawn ids [S], those of the n likeliest ids [S, n], and these ids
+    [S, n]; None if no row requests log-probabilities."""
 
     def to_host(self) -> SamplerOutput:
-        """Copy to host memory. On CUDA the copies are asynchronous: wait for an event before
-        reading."""
+        """Copy to host memory. On CUDA the copies are asynchronous: the caller waits for an event
+        before it reads them."""
         parts = None
         if self.logprobs is not None:
             drawn, top, ids = self.logprobs
@@ -82,7 +82,8 @@ def _to_host(tensor: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, samples: list[SampleParams]) -> SamplerOutput:
-    """Draw one id per row from logits [S, vocab] of any float dtype. Never waits for CUDA."""
+    """Draw one id per row from logits [S, vocab] of any float dtype. On CUDA the work is only
+    enqueued."""
     if all(is_plain_greedy(sample) for sample in samples):
         max_logits, ids = logits.max(-1)
         return SamplerOutput(ids, max_logits, None)
@@ -105,7 +106,8 @@ def draw(logits: Tensor, samples: list[SampleParams]) -> SamplerOutput:
 
 
 def is_plain_greedy(sample: SampleParams) -> bool:
-    """Whether the draw is the argmax of the unmodified logits, without log-probabilities."""
+    """Whether the drawn id is the argmax of the unmodified logits, and no log-probabilities are
+    requested."""
     return (
         sample.temperature == 0
         and sample.logprobs < 0
@@ -118,9 +120,9 @@ def is_plain_greedy(sample: SampleParams) -> bool:
 def _penalise(logits: Tensor, samples: list[SampleParams]) -> None:
     """Apply penalties in place.
 
-    Repetition penalty as in transformers: the logit of a seen id is divided by the penalty if it is
-    positive, multiplied if it is negative. Then count * frequency + presence is subtracted from the
-    logits of the output's ids.
+    Repetition penalty as in transformers: a positive logit of a seen id is divided by the penalty,
+    a negative one multiplied. Then frequency * count + presence is subtracted from the logit of
+    each id in the output, where count is how often the output contains the id.
     """
     seen_at: list[int] = []
     counted_at: list[int] = []
@@ -190,7 +192,7 @@ def _take_logprobs(
 
 
 def _sample(logits: Tensor, samples: list[SampleParams]) -> Tensor:
-    """Draw at random: logits [M, vocab] fp32, every temperature above zero -> ids [M]."""
+    """Draw ids [M] at random from logits [M, vocab] fp32. Every temperature is above zero."""
     params = upload(
         np.array([(s.temperature, s.top_k, s.top_p, s.min_p, s.uniform) for s in samples]),
         logits.device,
@@ -208,17 +210,18 @@ def _sample(logits: Tensor, samples: list[SampleParams]) -> Tensor:
 
 
 def _sort_candidates(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort all ids [M, vocab], likeliest first, ties by id; the [M] flags are True, as the order is
-    exact in every row."""
+    """Return all ids [M, vocab], likeliest first, ties by id, and flags [M] whether the order of
+    each row is exact: here all True."""
     ids = logits.sort(dim=-1, descending=True, stable=True).indices
     return ids, torch.ones(len(logits), dtype=torch.bool, device=logits.device)
 
 
 def _sort_top_candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the first `count` columns of `_sort_candidates`, and [M] whether each row is exact.
+    """Return the first `count` columns of `_sort_candidates`, and flags [M] whether each row is
+    exact.
 
-    A row is not exact where its last candidate ties with the next, since topk may return either of
-    two equals.
+    A row is not exact if its last candidate ties with the next id, since topk may return either of
+    the two.
     """
     values, ids = logits.topk(count + 1, dim=-1)
     is_exact = values[:, -2] > values[:, -1]
@@ -230,8 +233,9 @@ def _sort_top_candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _pick(ids: Tensor, exact: Tensor, probs: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
     """Pick one candidate per row.
 
-    ids [M, K]: the first K candidates, exact [M]: whether they are exact; probs [M, vocab]; params
-    [M, 5] float64. Returns the drawn ids [M], and [M] whether K candidates sufficed to know them.
+    ids [M, K]: the first K candidates; exact [M]: whether they are exact; probs [M, vocab]; params
+    [M, 5] float64: temperature, top_k, top_p, min_p, uniform. Returns the drawn ids [M], and flags
+    [M] whether K candidates sufficed to determine each of them.
     """
     _, top_k, top_p, min_p, uniform = params[:, :, None].unbind(1)  # each [M, 1]
     vocab, count = probs.shape[1], ids.shape[1]
@@ -247,7 +251,7 @@ def _pick(ids: Tensor, exact: Tensor, probs: Tensor, params: Tensor) -> tuple[Te
     kept = torch.minimum(torch.minimum(by_k, by_p), by_min)
     total = torch.where(kept < vocab, reached.gather(1, (kept - 1).clamp(0, count - 1)), 1.0)
     place = (reached <= uniform * total).sum(-1, keepdim=True)
-    possible = (prob > 0).sum(-1, keepdim=True)  # only rounding could lead beyond these
+    possible = (prob > 0).sum(-1, keepdim=True)  # by rounding errors, `place` could exceed these
     enough = (kept <= count) | ((kept == vocab) & (place < count))
     enough &= (top_k == 0) | (by_k <= count)
     place = place.minimum(kept.minimum(possible) - 1).clamp(0, count - 1)

@@ -28,27 +28,29 @@ class StepInputs:
     """
 
     tokens: Tensor
-    """[T] int64 on the device; zero for fed rows, until the runner sets them."""
+    """[T] int64 ids on the device; 0 for fed tokens until the runner copies the drawn ids there."""
     positions: Tensor
-    """[T] int64 on the device."""
+    """[T] int64 on the device: the index of each token in its sequence."""
     pages: Tensor
     """[T] int64 on the device: the page that each token's KV is written to."""
     slots: Tensor
-    """[T] int64 on the device: the slot in that page."""
+    """[T] int64 on the device: the slot in that page that each token's KV is written to."""
     row_offsets: Ints
-    """[R + 1] index of each row's first token; the last is T."""
+    """[R + 1] index of each row's first token among the T; the last entry is T."""
     starts: Ints
-    """[R] tokens of each row already in KV."""
+    """[R] tokens of each row whose KV is written before this step."""
     counts: Ints
     """[R] tokens of each row in this step."""
     page_tables: list[Ints]
-    """R page tables, each covering [0, start + count)."""
+    """R page tables, each with the pages for positions [0, start + count) of its row."""
     logit_indices: Tensor | None
-    """[S] int64 on the device: the tokens whose logits are computed; None: all T, in order."""
+    """[S] int64 on the device: indices of the tokens whose logits are computed; None: all T, in
+    order."""
     sampled_rows: list[int]
-    """The S row numbers that draw an id."""
+    """Numbers of the S rows that draw an id."""
     fed_tokens: list[tuple[int, int]]
-    """(token, row of the previous batch) for each fed row."""
+    """For each fed row: (index of its token among the T, row of the previous batch that draws its
+    id)."""
 
 
 def build_inputs(
@@ -56,9 +58,9 @@ def build_inputs(
 ) -> StepInputs:
     """Build the inputs of a batch.
 
-    The batch is trusted, as any error in it is a bug of the scheduler, except for its ids: one
-    outside the vocabulary would make a GPU unusable for all sessions. `vocab` None: the ids are
-    known to be valid. Raises IndexError.
+    Raises IndexError for an id outside [0, vocab), which would make a GPU unusable for all
+    sessions; `vocab` None: the ids are known to be valid. The rest of the batch is trusted, because
+    an error in it would be a bug of the scheduler.
     """
     rows = batch.rows
     starts = np.array([row.start for row in rows], dtype=np.int64)
@@ -111,8 +113,8 @@ def _check_ids(tokens: Ints, row_offsets: Ints, vocab: int) -> None:
 def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
     """Copy a host array to the device.
 
-    On CUDA asynchronously, through pinned memory: torch keeps the pinned block until the copy has
-    run.
+    On CUDA the copy is asynchronous, through pinned memory; torch keeps the pinned block until the
+    copy has run.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda":

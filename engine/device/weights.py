@@ -35,13 +35,13 @@ ProgressCallback = Callable[[str, float], None]
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 FETCH_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-"""The files of a hub repository that are downloaded."""
+"""Glob patterns of the files of a hub repository that are downloaded."""
 
 
 def resolve(model: str, revision: str | None, progress: ProgressCallback) -> Path:
-    """Return the checkpoint folder of a model: `demo`, a folder in the Hugging Face layout, or a
-    hub id, which is downloaded to the usual Hugging Face cache unless it is cached. Raises
-    ModelError."""
+    """Return the checkpoint folder of `model`: the bundled `demo`, a folder in the Hugging Face
+    layout, or a hub id, which is downloaded to the usual Hugging Face cache unless it is already
+    there. Raises ModelError."""
     if model == BUNDLED_MODEL:
         folder = Path(__file__).parent.parent / "bundled" / BUNDLED_MODEL
     elif Path(model).expanduser().exists() or model.startswith((".", "/", "~")):
@@ -112,9 +112,9 @@ class CheckpointInfo:
     """Dtype and size of a checkpoint's tensors."""
 
     dtype: torch.dtype
-    """Dtype of the first tensor, taken for all of them."""
+    """Dtype of one tensor, assumed for all of them."""
     parameter_count: int
-    """Estimated from the sizes of the files."""
+    """Number of parameters, estimated from the sizes of the files."""
 
 
 def read_checkpoint_info(folder: Path) -> CheckpointInfo:
@@ -131,9 +131,10 @@ def read_checkpoint_info(folder: Path) -> CheckpointInfo:
 def load_weights(
     folder: Path, targets: dict[str, WeightTarget], progress: ProgressCallback
 ) -> None:
-    """Copy the tensors of a checkpoint to their targets, shard by shard, converting each.
+    """Copy the tensors of a checkpoint to their targets, shard by shard, converted to the dtype and
+    device of the target.
 
-    At most one checkpoint tensor is in memory beside the parameters. Raises ModelError.
+    At most one checkpoint tensor is in memory besides the parameters. Raises ModelError.
     """
     missing = dict(targets)
     for path, names in _find_shards(folder, targets):
@@ -154,8 +155,8 @@ def load_weights(
 
 
 def _find_shards(folder: Path, names: Iterable[str] | None) -> list[tuple[Path, set[str] | None]]:
-    """Find the files with the tensors `names` (None: all), and the names to read from each (None:
-    all it has).
+    """Find the files that contain the tensors `names` (None: all tensors). Returns pairs of a file
+    and the names to read from it (None: all that it has).
 
     Raises ModelError if one of the files is missing.
     """
@@ -199,5 +200,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or the name of its type."""
+    """Return the first line of an error's message, or the name of its type if the message is
+    empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

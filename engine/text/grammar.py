@@ -23,16 +23,17 @@ from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.wire.messages import Grammar
 
 SOURCE_BYTES_MAX = 256 * 1024
-"""Longest grammar source; longer ones are refused."""
+"""Longest source of a grammar; longer ones are refused."""
 SCHEMA_CHARS_MAX = 64 * 1024
-"""Longest schema that can be enforced."""
+"""Longest JSON schema that can be enforced."""
 CACHE_BYTES_MAX = 8 * 1024 * 1024
-"""Source bytes of the compiled grammars kept (LRU). A compiled grammar takes some ten times as
-much."""
+"""Size of the LRU cache of compiled grammars, in bytes of their sources. A compiled grammar takes
+about ten times the bytes of its source."""
 PENDING_MAX = 512
-"""Grammars waiting to be compiled; more are refused."""
+"""Maximum number of grammars waiting to be compiled; more are refused."""
 JSON_WHITESPACE = r"[ \n]{1,16}"
-"""Whitespace allowed between JSON tokens; unbounded, an uncertain model may emit it forever."""
+"""Regex of the whitespace allowed between JSON tokens. Bounded, because an uncertain model may
+otherwise emit whitespace forever."""
 
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=400_000,
@@ -52,7 +53,8 @@ class SchemaError(Exception):
 
 
 def build_json_rule(schema: str, **default: str) -> str:
-    """Convert a JSON schema to a term of a Lark grammar, adding the `default` keywords it lacks.
+    """Convert a JSON schema to a term of a Lark grammar. Keywords of `default` that the schema
+    lacks are added to it.
 
     Raises SchemaError.
     """
@@ -90,13 +92,13 @@ def _find_schema_problem(schema: str) -> str | None:
 
 
 class GrammarMatcher:
-    """The state of one turn in its grammar."""
+    """State of the grammar of one turn after the ids drawn so far."""
 
     def __init__(
         self, matcher: llguidance.LLMatcher, ends: Sequence[int], stop_ids: Sequence[int]
     ) -> None:
-        """`ends`: ids by which the grammar itself marks that it may end; masks allow the turn's
-        `stop_ids` in their place."""
+        """`ends`: ids that llguidance allows where the grammar may end; token masks allow the
+        turn's `stop_ids` there instead."""
         self._matcher = matcher
         self._stop_ids = frozenset(stop_ids)
         self._end_ids = self._stop_ids.union(ends)
@@ -107,7 +109,8 @@ class GrammarMatcher:
             self._matcher.consume_token(token_id)
 
     def compute_bitmask(self) -> bytes:
-        """Compute the token mask: one bit per id, least significant first, set if it may be drawn.
+        """Compute the token mask: one bit per id, least significant bit first, set if the id may be
+        drawn next.
 
         All bits are clear if the grammar has become too complex.
         """
@@ -126,13 +129,13 @@ class GrammarMatcher:
 class _Compiled(NamedTuple):
     matcher: llguidance.LLMatcher | None
     problem: str
-    """Why there is no matcher; "" if there is one."""
+    """Reason why the grammar cannot be enforced, if `matcher` is None; else ""."""
     size: int
-    """Bytes of the source."""
+    """Size of the grammar's source in bytes."""
 
 
 class GrammarCompiler:
-    """Compiles grammars on a thread of its own and caches them."""
+    """Compiles grammars on a separate thread and caches the compiled ones."""
 
     def __init__(
         self,
@@ -141,7 +144,7 @@ class GrammarCompiler:
         stop_ids: Sequence[int],
         wake: Callable[[], None],
     ) -> None:
-        """Read the vocabulary, which takes a second if it is large.
+        """Read the vocabulary of the tokenizer, which takes about a second for a large one.
 
         `wake` is called, on another thread, whenever a grammar has been compiled. With a tokenizer
         that is neither byte-level nor has byte fallback, every grammar is refused.
@@ -169,7 +172,7 @@ class GrammarCompiler:
         """Start compiling a grammar unless it is cached.
 
         Returns True if `create_matcher` would return at once. Raises BadRequest if the grammar is
-        too long or too many are waiting.
+        too long, or if too many grammars are waiting to be compiled.
         """
         key = _compute_key(grammar)
         if key in self._compiled:
@@ -191,7 +194,7 @@ class GrammarCompiler:
         return True
 
     def create_matcher(self, grammar: Grammar, stop_ids: Sequence[int]) -> GrammarMatcher:
-        """Create a matcher at the beginning of a grammar.
+        """Create a matcher for a new turn, compiling the grammar now unless it is cached.
 
         Raises BadRequest if the grammar cannot be enforced.
         """
@@ -214,7 +217,8 @@ class GrammarCompiler:
             self._compiled_bytes -= evicted.size
 
     def _compile(self, grammar: Grammar, size: int) -> _Compiled:
-        """Compile a grammar. Runs on the compiler's thread, or on the caller's."""
+        """Compile a grammar. `prepare` runs this on the compiler's thread, `create_matcher` on the
+        caller's."""
         if self._vocabulary is None:
             return _Compiled(None, self._tokenizer_problem, size)
         try:
@@ -247,7 +251,7 @@ def _compute_key(grammar: Grammar) -> str:
 
 
 def _shorten_problem(problem: str) -> str:
-    """Reduce the compiler's message to one line, without location and state dump."""
+    """Reduce an error message of llguidance to one line, without location and state dump."""
     line = " ".join(_DUMP.split(problem, maxsplit=1)[0].split())
     return _ERROR_LOCATION.sub("", line)[:300]
 

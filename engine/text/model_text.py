@@ -20,7 +20,8 @@ class ModelText:
     template: ChatTemplate | None
     """The chat template; None if the checkpoint has none."""
     stop_ids: tuple[int, ...]
-    """Ids that end a turn: those of config, generation config and tokenizer."""
+    """Ids that end a turn: the EOS ids in config.json, generation_config.json and
+    tokenizer_config.json."""
 
     def __init__(self, folder: str, *, tokens_max: int | None = None, **options: Any) -> None:
         """Load a checkpoint folder. `options` are passed to the chat template.
@@ -52,7 +53,8 @@ class ModelText:
         return self._tokenizer.encode(text)
 
     def encode_untrusted(self, text: str) -> list[int]:
-        """Encode untrusted text: stretches that look like control tokens are spelt out."""
+        """Encode untrusted text: stretches that look like control tokens are encoded as plain
+        text."""
         return self._tokenizer.encode_untrusted(text)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -68,7 +70,8 @@ class ModelText:
         return Detokenizer(self._tokenizer, visible_ids=ids & self._tokenizer.special_ids)
 
     def create_grammar_compiler(self, vocab_size: int, wake: Callable[[], None]) -> GrammarCompiler:
-        """Create a grammar compiler for a model of `vocab_size` ids; `wake`: `GrammarCompiler`."""
+        """Create a grammar compiler for a model of `vocab_size` ids; `wake` is passed to
+        `GrammarCompiler`."""
         return GrammarCompiler(self._tokenizer, vocab_size, self.stop_ids, wake)
 
 

@@ -1,10 +1,11 @@
 """Incremental search for stop strings, in the gateway and in the engine process.
 
-Of all text so far, only the longest suffix that could begin a stop string matters.
-`StopStringFilter` (gateway) holds it back and passes the rest on; `StopStringMatcher` (engine
-process) discards the rest.
+Of all text so far, only the longest suffix that could be the beginning of a stop string matters.
+`StopStringFilter` (gateway) holds this suffix back and passes on the text before it;
+`StopStringMatcher` (engine process) discards the text before it.
 
-The match is the one that ends first; of those that end together, the longest.
+If several stop strings occur, the one that ends first matches; of those that end together, the
+longest.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from typing import Protocol
 
 
 class StopStringFilter:
-    """Passes text through, except what may turn out to be a stop string; nothing after a match.
+    """Passes text through, but holds back text that may turn out to be a stop string, and passes
+    nothing from a matched stop string on.
 
     Holds back at most one character less than the longest stop string.
     """
@@ -26,7 +28,7 @@ class StopStringFilter:
         """The stop string found, if any."""
 
     def push(self, text: str) -> str:
-        """Add text. Returns what is now certain to precede any stop string."""
+        """Add text. Returns the text, held back or new, that certainly precedes any stop string."""
         if not self._stops:
             return text
         if self.matched is not None or not text:
@@ -46,12 +48,13 @@ class StopStringFilter:
         return text[:certain]
 
     def flush(self) -> str:
-        """End the text. Returns what was held back, as it cannot become a stop string any more."""
+        """End the text. Returns the text held back, because it cannot become a stop string any
+        more."""
         held, self._held = self._held, ""
         return held
 
     def _count_held(self, text: str) -> int:
-        """Return the length of the longest suffix of `text` that begins a stop string."""
+        """Return the length of the longest suffix of `text` that a stop string begins with."""
         for length in range(min(self._held_max, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
                 return length
@@ -63,7 +66,8 @@ class IncrementalDecoder(Protocol):
 
 
 class StopStringMatcher:
-    """Finds stop strings in the text of ids as they are drawn, also across ids. O(new ids)."""
+    """Finds stop strings in the text of ids as they are drawn; a stop string may span several ids.
+    O(new ids)."""
 
     def __init__(self, stops: Sequence[str], detokenizer: IncrementalDecoder) -> None:
         self._filter = StopStringFilter(stops)

@@ -12,12 +12,14 @@ class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
     marker: str
     """Text that opens a call, or a list of calls."""
     close_marker: str = ""
+    """Text that closes a call; empty if the format has none."""
     is_array: bool = False
     """Whether the marker is followed by a JSON array of calls."""
     allows_bare: bool = False
     """Whether a call may also be the whole response, without a marker."""
     args_marker: str = ""
-    """Text between a call's name and its arguments, where these are not one JSON object."""
+    """Text between a call's name and its arguments, in formats that do not write both as one JSON
+    object; else empty."""
 
 
 HERMES = ToolFormat(name="hermes", marker="<tool_call>", close_marker="</tool_call>")
@@ -33,7 +35,7 @@ MISTRAL_ARGS = ToolFormat(name="mistral_args", marker="[TOOL_CALLS]", args_marke
 
 
 def detect_format(written: str, name: str) -> ToolFormat | None:
-    """Detect the format of a rendered assistant message that calls tool `name`.
+    """Detect the format from `written`, a rendered assistant message that calls tool `name`.
 
     Returns None if the format is unknown.
     """

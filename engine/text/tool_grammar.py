@@ -4,8 +4,8 @@
     must    calls, from the first id on
 
 After the marker, a call follows the syntax of the model family (`ToolFormat`): its name is one of
-the tools, and its arguments match the tool's schema. Where the marker is a token of its own, only
-that token opens a call; text cannot spell it.
+the tools, and its arguments match the tool's schema. If the vocabulary has a token for the marker,
+only that token opens a call, and text cannot contain its spelling.
 """
 
 import json
@@ -28,18 +28,19 @@ class CallableTool(msgspec.Struct, frozen=True):
 
     name: str
     parameters_schema: str = ANY_ARGUMENTS
-    """JSON schema of the arguments object; it can be enforced."""
+    """JSON schema of the arguments object. The caller has checked that it can be enforced
+    (`find_schema_problem`)."""
 
 
 class ToolCallRules(msgspec.Struct, frozen=True):
     """Constraints on the calls and the text of a response."""
 
     is_required: bool = False
-    """Whether the response consists of calls only."""
+    """Whether the response must call at least one tool and contain no text."""
     allows_parallel: bool = True
     """Whether the response may contain more than one call."""
     text_grammar: Grammar | None = None
-    """Grammar of a response without calls; None: any text."""
+    """Grammar (kind `json` or `json_schema`) of a response without calls; None: any text."""
 
 
 def build_tool_grammar(
@@ -48,9 +49,9 @@ def build_tool_grammar(
     lookup: TokenLookup,
     rules: ToolCallRules,
 ) -> Grammar:
-    """Build the grammar's source; compiling it is up to `GrammarCompiler`.
+    """Build the grammar as uncompiled Lark source; `GrammarCompiler` compiles it.
 
-    Raises SchemaError if a schema is not a JSON object.
+    Raises SchemaError if the schema of a tool or of `text_grammar` is not a JSON object.
     """
     marker = _marker_term(tool_format.marker, lookup)
     one, several = _build_call_rules(tool_format, tools, lookup)
@@ -106,7 +107,7 @@ def _build_text_rules(tool_format: ToolFormat, marker: str) -> list[str]:
     """Build the rules of text without a marker (`text`), and of optional text followed by a marker
     and calls (`begun`).
 
-    Where calls need no marker, text may not begin like a call.
+    If the format allows calls without a marker, text may not begin with `{`, as such a call does.
     """
     pattern = re.escape(tool_format.marker).replace("/", r"\/")
     any_text = r"/\s*[^\s{](?s:.*)/" if tool_format.allows_bare else "/(?s:.+)/"

@@ -10,9 +10,9 @@ One state machine parses them all, parameterized by a `ToolFormat`:
     text ── marker ──▶ head ── name, start of arguments ─▶ arguments ─▶ remainder ─▶ after ─▶ text
                         └── not a call: the marker was text                           └─▶ head
 
-Text that cannot be a call (any more) is emitted as text. Every ParsedCallStarted is followed by a
-ParsedCallEnded, with `is_complete` false if the arguments have no end. The events do not depend on
-how the text is split into pieces, except for the sizes of text and argument pieces.
+Input is emitted as text as soon as it cannot be part of a call. Every ParsedCallStarted is followed
+by a ParsedCallEnded, with `is_complete` false if the arguments have no end. The events do not
+depend on how the text is split into pieces, except for the sizes of text and argument pieces.
 """
 
 import json
@@ -35,7 +35,7 @@ class ParsedCallStarted(msgspec.Struct, frozen=True):
 
 class ParsedArguments(msgspec.Struct, frozen=True):
     text: str
-    """A piece of JSON text."""
+    """A piece of the JSON text of a call's arguments."""
 
 
 class ParsedCallEnded(msgspec.Struct, frozen=True):
@@ -54,7 +54,8 @@ _NAMED_HEAD_LONGEST = "f[CALL_ID]x[ARGS]{"
 _FIRST_KEY = re.compile(rf"\{{\s*({_STRING})", re.DOTALL)
 _CALL_KEYS = ("name", "arguments", "parameters", "type", "id")
 _CALL_CHARS_MAX = 16_384
-"""Most characters of a call held back until its name is known."""
+"""Maximum number of characters held back until the name of a call is known; longer text is not a
+call."""
 
 
 class ToolParser:
@@ -63,18 +64,21 @@ class ToolParser:
     def __init__(
         self, tool_format: ToolFormat | None, tool_names: Collection[str] | None = None
     ) -> None:
-        """`tool_format` None: everything is text. `tool_names`: the declared tools; without a
-        marker, only these can be called (None: any)."""
+        """`tool_format` None: all input is emitted as text. `tool_names`: names of the declared
+        tools. A call without a marker is recognized only if it names one of these (None: any
+        name)."""
         self._optional_format = tool_format
         self._tool_names = tool_names
         self._unread = ""
-        """Text not parsed yet."""
+        """Text pushed but not parsed yet."""
         self._markup = ""
-        """Text taken for markup; emitted as text if no call follows."""
+        """Text consumed as the markup that opens a call (marker, brackets, spaces); emitted as text
+        if no call follows."""
         self._events: list[ParsedToolEvent] = []
         self._scanner = _JsonScanner()
         self._is_close_pending = False
-        """A call ended without its closing marker, which may still follow."""
+        """Whether a call ended without its closing marker, which may still follow and is then
+        skipped."""
         self._is_after_call = False
         self._state: Callable[[ToolParser], bool] = ToolParser._read_text
         if tool_format is None:
@@ -89,7 +93,7 @@ class ToolParser:
         return self._take_events()
 
     def finish(self) -> list[ParsedToolEvent]:
-        """End the text: emit what was held back and end an open call."""
+        """End the text: emit text that was held back, and end an open call."""
         while self._state in (ToolParser._read_head, ToolParser._read_list):
             self._reject_call()
             while self._state(self):
@@ -168,7 +172,7 @@ class ToolParser:
         return True
 
     def _read_head(self) -> bool:
-        """Parse a call up to the start of its arguments."""
+        """Parse the head of a call: its text up to the start of its arguments."""
         if self._tool_format.args_marker:
             return self._read_named_head()
         head = _HEAD.match(self._unread)
@@ -236,7 +240,8 @@ class ToolParser:
         return True
 
     def _read_remainder(self) -> bool:
-        """Skip the rest of the call's object after its arguments, up to its closing brace."""
+        """Skip the remaining text of the call's JSON object after its arguments, up to its closing
+        brace."""
         if self._scanner.is_fresh:
             stripped = self._unread.lstrip()
             if not stripped:
@@ -306,7 +311,7 @@ class ToolParser:
         self._state = ToolParser._read_after_call
 
     def _reject_call(self) -> bool:
-        """Emit the markup as text, as no call follows it."""
+        """Emit the consumed markup as text, because no call follows it, and continue with text."""
         self._emit_text(self._markup)
         self._markup = ""
         self._state = ToolParser._read_text
@@ -325,17 +330,19 @@ class ToolParser:
 
 
 class _JsonScanner:
-    """Finds the end of one JSON object or array, piece by piece, by brackets and strings alone."""
+    """Finds the end of one JSON object or array that arrives in pieces, by brackets and strings
+    alone."""
 
     def __init__(self, inside: str = "") -> None:
+        """`inside`: brackets that are already open when the text begins."""
         self._open_brackets = inside
         self._in_string = False
         self._escaped = False
         self.is_fresh = True
-        """Whether no text was fed yet."""
+        """Whether no character has been scanned yet."""
         self.has_ended = False
         self.is_broken = False
-        """The value ended with a bracket that does not match."""
+        """Whether the value ended with a closing bracket that does not match the open one."""
 
     def feed(self, text: str) -> int:
         """Scan `text`. Returns how many of its characters belong to the value."""
@@ -367,7 +374,7 @@ class _JsonScanner:
 def _parse_call(text: str) -> tuple[str, str | None] | None:
     """Parse a call written as one JSON object into (name, arguments as JSON text).
 
-    Arguments are None if missing. Returns None if `text` is not such an object.
+    The arguments are None if missing. Returns None if `text` is not a JSON object with a name.
     """
     try:
         value: object = json.loads(text, strict=False)
@@ -392,6 +399,7 @@ def _parse_string(quoted: str) -> str | None:
 
 
 def _count_overlap(text: str, marker: str) -> int:
-    """Return the length of the longest suffix of `text` that begins `marker`."""
+    """Return the length of the longest suffix of `text` that `marker` begins with, except the whole
+    marker."""
     lengths = range(min(len(text), len(marker) - 1), 0, -1)
     return next((length for length in lengths if marker.startswith(text[-length:])), 0)

@@ -1,7 +1,7 @@
 """Bounds on token ids and on the sampling of a turn.
 
-Checked by the engine client, and again by the engine, which accepts clients of other processes;
-trusted after that.
+The engine client checks them, and the engine checks them again, because its clients are other
+processes. All other code trusts checked values.
 """
 
 import math
@@ -15,11 +15,12 @@ STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 LOGIT_BIASES_MAX = 1024
 STOP_IDS_MAX = 1024
-"""More than the special tokens of any tokenizer that end a response."""
+"""Maximum number of stop ids: more than any tokenizer has special tokens that end a response."""
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, field: str = "ids") -> None:
-    """Raise BadRequest for an id outside the vocabulary. All ids must be ints."""
+    """Raise BadRequest for an id outside the vocabulary. The caller ensures that all ids are
+    ints."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         at = next(n for n, id in enumerate(ids) if not 0 <= id < vocab_size)
         raise BadRequest(
@@ -28,7 +29,7 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, field: str = "ids") -> 
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Raise BadRequest, with the field and its limits, for a value out of bounds."""
+    """Raise BadRequest for a value out of bounds; the error names the field and its limits."""
     s = sampling
     _check_range("temperature", s.temperature, 0, 100)
     _check_range("top_k", s.top_k, 0, vocab_size)
@@ -57,7 +58,8 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
 
 
 def _check_grammar_end(sampling: Sampling) -> None:
-    """Check that a turn with a grammar can end: only a stop id may follow a complete match."""
+    """Raise BadRequest if a turn with a grammar could never end: only a stop id may follow a
+    complete match."""
     if sampling.ignore_eos:
         raise BadRequest("ignore_eos cannot be used with a grammar", field="ignore_eos")
     if not sampling.stop_ids:

@@ -17,25 +17,27 @@ from continuo.engine.wire.messages import Predecessor
 
 SESSION_HASH_BYTES = 8
 INCARNATION_BYTES = 64
-"""Bytes for the id of an incarnation, including one for its length."""
+"""Bytes for the id of an incarnation, including the byte that holds its length."""
 STEP_HEADER_BYTES = 8
-"""Bytes before the rows of a step: one in-flight flag and seven for the number of rows."""
+"""Bytes before the rows of a step: one for the flag that the step is in flight, seven for the
+number of rows."""
 STEPS_IN_FLIGHT_MAX = 2
 
 
 def hash_session_id(session: str) -> bytes:
-    """Return the digest that stands for a session in the recorder: fixed in size, and without the
-    session's id, which other clients must not learn."""
+    """Return the digest that represents a session in the recorder. Its size is fixed, and it does
+    not reveal the session's id, which other clients must not learn."""
     return blake2b(session.encode(), digest_size=SESSION_HASH_BYTES).digest()
 
 
 def compute_recorder_bytes(rows: int) -> int:
-    """Return the size of a recorder for steps of up to `rows` rows."""
+    """Return the bytes of memory that a recorder needs for steps of up to `rows` rows."""
     return INCARNATION_BYTES + STEPS_IN_FLIGHT_MAX * (STEP_HEADER_BYTES + rows * SESSION_HASH_BYTES)
 
 
 def create_memory_file(rows: int) -> int:
-    """Return a descriptor of anonymous memory for a recorder; freed with its last descriptor."""
+    """Create anonymous memory for a recorder and return its file descriptor. The memory is freed
+    when its last descriptor is closed."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("continuo-flight-recorder")
     else:
@@ -55,7 +57,7 @@ class FlightRecorder:
 
     @classmethod
     def from_fd(cls, fd: int) -> "FlightRecorder":
-        """Map the memory of a descriptor, which is closed."""
+        """Map the memory of descriptor `fd`, and close `fd`."""
         try:
             return cls(mmap.mmap(fd, os.fstat(fd).st_size))
         finally:
@@ -78,14 +80,15 @@ class FlightRecorder:
         self._memory[0 : 1 + len(name)] = bytes((len(name),)) + name
 
     def begin_step(self, number: int, session_hashes: list[bytes]) -> None:
-        """Record the rows of a step that is about to be launched."""
+        """Record the rows of step `number`, which is about to be launched: hash_session_id of the
+        session of each row."""
         start = self._step_offsets[number % STEPS_IN_FLIGHT_MAX]
         rows = self._row_counts[len(session_hashes)] + b"".join(session_hashes)
         self._memory[start + 1 : start + 1 + len(rows)] = rows
         self._memory[start] = 1
 
     def end_step(self, number: int) -> None:
-        """Clear the rows of a step that has taken effect, or was cancelled."""
+        """Clear the rows of step `number`, which has taken effect or was cancelled."""
         self._memory[self._step_offsets[number % STEPS_IN_FLIGHT_MAX]] = 0
 
     def _read_rows(self, start: int) -> list[bytes]:

@@ -6,7 +6,8 @@
 
 A proof is an HMAC of both nonces and the role of the prover, so that it can be neither replayed nor
 reflected. The secret is never sent; with an empty secret the handshake still checks the version of
-the link. Messages after it are not encrypted: on an untrusted network the link needs TLS.
+the link protocol. Messages after the handshake are not encrypted: on an untrusted network the link
+needs TLS.
 """
 
 import hmac
@@ -21,7 +22,8 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 SECRET_BYTES_MIN = 16
 HANDSHAKE_FRAME_BYTES_MAX = 1024
-"""Limit of a frame before the handshake is complete."""
+"""Maximum size of a frame before the handshake is complete; receiving a longer one aborts the
+link."""
 
 
 class Handshake(Protocol):
@@ -95,7 +97,8 @@ def read_secret(file: str) -> bytes:
 def _compute_proof(
     secret: bytes, role: Literal["front", "engine"], client_nonce: bytes, engine_nonce: bytes
 ) -> bytes:
-    """Return the proof of one role. The client's role is "front" in link version 2."""
+    """Compute the proof sent by the end with this role. The client's role is "front" in link
+    version 2."""
     return hmac.digest(secret, role.encode() + client_nonce + engine_nonce, "sha256")
 
 

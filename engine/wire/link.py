@@ -1,8 +1,9 @@
-"""Link: carries messages between engine client and engine; the only code that knows of processes.
+"""Link: carries messages between engine client and engine; the only code that knows that they run
+in different processes.
 
 A frame is a 4-byte little-endian length and a MessagePack array of tagged structs. Messages sent in
 one iteration of the event loop share one frame. Over a network the first frames are the handshake;
-no messages are read or sent before it is complete.
+no messages are read or sent before the handshake is complete.
 """
 
 import asyncio
@@ -22,21 +23,21 @@ Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
 FRAME_BYTES_MAX = 256 << 20
-"""Limit of one frame; a longer one aborts the link."""
+"""Maximum size of a frame after the handshake; receiving a longer one aborts the link."""
 HANDSHAKE_TIMEOUT_S = 5.0
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors that msgspec raises for malformed input."""
 
 
 class _MessageNumber(msgspec.Struct):
-    """The field that every message with a reply has."""
+    """Any message with a number, decoded for its number `n` only."""
 
     n: int
 
 
 class Link(asyncio.Protocol, Generic[Sent, Received]):
-    """Protocol of one end of a link. Calls `on_established` before the first message, `on_messages`
-    with the messages of each frame, and `on_lost` once at the end."""
+    """Asyncio protocol of one end of a link. Calls `on_established` before the first message,
+    `on_messages` with the messages of each frame, and `on_lost` once at the end."""
 
     def __init__(
         self,
@@ -47,13 +48,14 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         on_established: Callable[[], None] = lambda: None,
         make_refusal: Callable[[int, str], Sent] | None = None,
     ) -> None:
-        """`make_refusal` builds the reply to an undecodable message from its number and the reason;
-        the other messages of its frame are received. Without it such a frame aborts the link."""
+        """`make_refusal` builds the reply to an undecodable message from its number `n` and the
+        reason; the other messages of its frame are still passed to `on_messages`. None: a frame
+        with an undecodable message aborts the link."""
         self._decoder = decoder
         self._make_refusal = make_refusal
         self._encoder = msgspec.msgpack.Encoder()
         self.on_messages = on_messages
-        """May be replaced while the link is open."""
+        """Callback for the messages of each frame; may be replaced while the link is open."""
         self._on_lost = on_lost
         self._handshake = handshake
         self._on_established = on_established
@@ -76,7 +78,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self.send(*messages)
 
     def send_now(self, messages: Sequence[Sent]) -> None:
-        """Send messages at once, in one frame with those queued before."""
+        """Send messages at once, in the same frame as messages queued before."""
         if messages:
             self._to_send.extend(messages)
             self._flush()
@@ -130,7 +132,8 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         del buffer[:start]
 
     def _receive(self, frame: bytes) -> None:
-        """Pass on the messages of a frame. An undecodable frame aborts this link only."""
+        """Decode a frame and pass its messages to `on_messages`. An undecodable frame aborts this
+        link only."""
         try:
             messages = self._decoder.decode(frame)
         except DECODE_ERRORS as error:
@@ -145,7 +148,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
 
     def _decode_valid(self, frame: bytes) -> list[Received] | None:
         """Decode a frame message by message, refusing those that cannot be decoded. Returns None if
-        it is not an array of numbered messages, or this end refuses none."""
+        the frame is not an array of numbered messages, or if this end has no `make_refusal`."""
         if self._make_refusal is None:
             return None
         [kind] = get_args(self._decoder.type)
@@ -193,7 +196,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self._write_all(messages)
 
     def _write_all(self, messages: Sequence[Sent]) -> None:
-        """Send messages in one frame, or in as many as the other end accepts."""
+        """Send messages in one frame, or in several where one would exceed FRAME_BYTES_MAX."""
         body, half = self._encoder.encode(messages), len(messages) // 2
         if len(body) > FRAME_BYTES_MAX and half:
             self._write_all(messages[:half])

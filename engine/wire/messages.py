@@ -1,15 +1,15 @@
 """Messages of the link between gateway and engine: EngineCommand in, EngineEvent out.
 
-Every command has a number `n`. Unless that is 0, exactly one CommandDone or CommandRefused with the
-same `n` replies to it when it has taken effect; a Pong replies to a Ping. A turn emits TurnTokens,
-then exactly one TurnEnded. Ids are token ids; positions and lengths count tokens of the session's
-token log.
+Every command has a number `n`. Unless `n` is 0, the engine sends exactly one reply with the same
+`n`: CommandDone when the command has taken effect, else CommandRefused. The reply to a Ping is a
+Pong. A turn emits TurnTokens, then exactly one TurnEnded. Ids are token ids; positions and lengths
+count tokens of the session's token log.
 
-The tag of a message is its name on the link. Tags and field names are part of the link protocol and
-do not follow when a class is renamed; in them `front` means the client, that is a gateway.
+The tag of a message is its name on the link. Tags and field names are part of the link protocol:
+they stay the same when a class is renamed. In them `front` means the client, that is, a gateway.
 
-A session is attached to one client. Its fence only grows: a client with a higher fence takes the
-session over; a command with a lower one is refused.
+A session is attached to one client at a time, under a fence (fencing token) that only grows: a
+client with a higher fence takes the session over; a command with a lower fence is refused.
 """
 
 from typing import Literal
@@ -18,7 +18,8 @@ import msgspec
 
 TurnEndReason = Literal["stop", "length", "cancelled", "failed"]
 KVResidency = Literal["hot", "host", "recomputed", "none"]
-"""Place where the KV of a session was found when its turn began (`none`: it had no KV)."""
+"""Place where the KV of a session was found when its turn began: `hot`: on the device; `host`: in
+part in the host tier; `recomputed`: in part lost; `none`: the session had no KV."""
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -34,7 +35,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters and stop conditions of a turn. Validated by `check_sampling`."""
 
     max_tokens: int | None = None
-    """Limit of the output; None: up to the capacity of the session."""
+    """Maximum number of output tokens; None: limited only by the capacity of the session."""
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -44,20 +45,21 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
-    """Log-probabilities to report: None: off; n: of the drawn id and of the n likeliest."""
+    """Number of likeliest ids whose log-probabilities are reported, besides that of the drawn id;
+    None: none are reported."""
     seed: int | None = None
-    """Seed of the random numbers; None: chosen by the engine. Reported in TurnEnded."""
+    """Seed of the random numbers; None: the engine chooses one. TurnEnded reports it."""
     stop_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     """Ignore `stop_ids` and `stop`; generate up to `max_tokens`."""
     grammar: Grammar | None = None
-    """Constraint on the output, or None. A grammar needs `stop_ids`: only they may follow its
-    end."""
+    """Constraint on the output, or None. Requires `stop_ids`, because only a stop id may follow a
+    complete match."""
 
 
 NO_REPLY = 0
-"""Number of a command whose sender awaits no reply, or that the engine makes itself."""
+"""`n` of a command whose sender expects no reply, or that the engine creates for itself."""
 
 
 class NumberedCommand(msgspec.Struct, frozen=True):
@@ -65,14 +67,16 @@ class NumberedCommand(msgspec.Struct, frozen=True):
 
 
 class FencedCommand(NumberedCommand, frozen=True, kw_only=True):
-    """A command on a session; `fence` is the client's fencing token for it."""
+    """A command on a session; `fence` is the client's fencing token for that session."""
 
     fence: int = 0
 
 
 class OpenSession(FencedCommand, frozen=True, tag="Open"):
-    """Open a session on an empty log. `scope` is its cache scope. `digest` is the fingerprint of
-    the model, tokenizer and chat template of its ids; empty if unknown."""
+    """Open a session with an empty token log. `timeout_s` is its idle timeout; None: none.
+    `capacity_tokens` is the maximum length of its log; None: the engine's limit. `scope` is its
+    cache scope. `digest` is the fingerprint of the model, tokenizer and chat template that its ids
+    are for; empty if unknown."""
 
     session: str
     streaming: bool = True
@@ -88,14 +92,16 @@ AppendSpan = Literal["firm", "provisional", "commit"]
 class AppendIds(FencedCommand, frozen=True, tag="Append"):
     """Append ids to the log of a session.
 
-    `firm` ids are inserted before the provisional span, if there is one. `provisional` ids replace
-    that span; `commit` ids replace it with firm ids. The common prefix of the new ids and the old
-    span keeps its KV.
+    The field `span` selects the change: `firm` inserts the ids before the provisional span, if
+    there is one; `provisional` replaces that span with the ids; `commit` replaces the span with the
+    ids and makes them firm. The common prefix of the new ids and the old span keeps its KV.
 
-    The other fields are for regular sessions. `after` continues from the end of that finished turn
-    instead of the current log; `replace` discards that turn and all that followed it (without
-    `after`: everything); `drop_previous_output` removes the output of the last turn, as far as it
-    is still in the log, and keeps ids appended after it; `offset` keeps only [:offset] of the log.
+    The other fields are for regular sessions and choose the log to append to. `after`: the log at
+    the end of that finished turn instead of the current log. `replace`: discard that turn and all
+    turns that continue from it, and append at the end of the turn before it (without `after`:
+    discard everything). `drop_previous_output`: remove the output of the last turn, as far as the
+    output is still in the log, and keep ids appended after it. `offset`, unless 0: cut the log to
+    [:offset].
     """
 
     session: str
@@ -108,9 +114,9 @@ class AppendIds(FencedCommand, frozen=True, tag="Append"):
 
 
 class Generate(FencedCommand, frozen=True, tag="Generate"):
-    """Start a turn. `resumed` is the number of ids at the end of the log that this turn has already
-    emitted, on another engine. `asked_s` is the time of the request on the monotonic clock if
-    client and engine share one; else 0."""
+    """Start turn `turn`. `resumed` is the number of ids at the end of the log that the turn has
+    already emitted, on another engine. `asked_s` is the time of the request on the monotonic clock
+    if client and engine share one; else 0."""
 
     session: str
     turn: str
@@ -120,8 +126,8 @@ class Generate(FencedCommand, frozen=True, tag="Generate"):
 
 
 class CancelTurn(FencedCommand, frozen=True, tag="Cancel"):
-    """Cancel a turn that is running, paused or queued; None: the running or paused one. `drop`
-    removes its output from the log."""
+    """Cancel turn `turn`, which is running, paused or queued; None: the running or paused turn.
+    `drop` also removes the output of the turn from the log."""
 
     session: str
     turn: str | None = None
@@ -142,7 +148,8 @@ class RewindSession(FencedCommand, frozen=True, tag="Rewind"):
 
 
 class ForkSession(FencedCommand, frozen=True, tag="Fork"):
-    """Open `child` on the first `at` ids of a session (None: all), sharing their KV."""
+    """Open session `child` with the first `at` ids of `session` (None: all), sharing their KV.
+    `child_fence` is the fence of the child."""
 
     session: str
     child: str
@@ -151,7 +158,8 @@ class ForkSession(FencedCommand, frozen=True, tag="Fork"):
 
 
 class CloseSession(FencedCommand, frozen=True, tag="Close"):
-    """Close a session and cancel its turn. `keep_prefix` leaves its KV in the radix tree."""
+    """Close a session and cancel its turn. `keep_prefix` leaves its KV in the radix tree, where
+    other sessions can share it."""
 
     session: str
     keep_prefix: bool = True
@@ -164,14 +172,16 @@ class GetSessionInfo(FencedCommand, frozen=True, tag="Info"):
 class AttachSession(FencedCommand, frozen=True, tag="Attach"):
     """Make the engine hold a session exactly as its client knows it.
 
-    A session that is not here is opened; else its log is changed to `ids`, keeping KV of the common
-    prefix. All commands that are deferred on the session are refused, whichever client sent them.
+    A session that this engine does not hold is opened with `opened`. Its log is changed to `ids`,
+    keeping the KV of the common prefix; `provisional` becomes its provisional span. All commands
+    that are deferred on the session are refused, whichever client sent them.
 
-    The turn named by `generate` continues if it runs here, or has ended here, and has emitted what
-    `ids` contain of it: its later ids are sent as TurnTokens, and its TurnEnded if it has ended.
-    Otherwise the turn is started here, behind the `generate.resumed` ids that it has emitted. Any
-    other turn is cancelled. `paused`: the turn is left paused, until it is attached again or
-    cancelled.
+    The turn named by `generate` continues if this engine is running or has ended it, and if the
+    turn has emitted here all its ids that `ids` contain: the ids after those are sent as
+    TurnTokens, and TurnEnded if the turn has ended. Otherwise this engine starts the turn after the
+    `generate.resumed` ids at the end of `ids`, which the turn emitted elsewhere. Any other turn of
+    the session is cancelled. `paused` leaves the turn paused until the next AttachSession or
+    CancelTurn.
     """
 
     opened: OpenSession
@@ -180,8 +190,8 @@ class AttachSession(FencedCommand, frozen=True, tag="Attach"):
     generate: Generate | None = None
     paused: bool = False
     apart: int = 0
-    """Above 0: the session is suspected of killing engines. It runs in steps of its own until all
-    of `ids` and this many more ids are computed."""
+    """Above 0 for a session suspected of killing engine processes: its steps contain no other
+    session until the KV of all of `ids` and of this many more ids is computed."""
 
     @property
     def session(self) -> str:
@@ -205,8 +215,8 @@ class Ping(NumberedCommand, frozen=True, tag="Ping"):
 
 
 class LocateSession(NumberedCommand, frozen=True, tag="Locate"):
-    """Find a session: CommandDone at once if this engine has it, whichever client it is attached
-    to."""
+    """Find out whether this engine holds a session, whichever client the session is attached to.
+    Answered at once: CommandDone if the engine holds it, else CommandRefused."""
 
     session: str
 
@@ -248,14 +258,15 @@ class SessionInfo(msgspec.Struct, frozen=True):
     """Tokens whose KV is on the device."""
     held_pages: int
     host_pages: int
-    """Pages in the host tier."""
+    """Pages of the host tier that hold KV of the session."""
     host_tokens: int
-    """Tokens whose KV is in these host pages."""
+    """Tokens whose KV is in the pages counted by `host_pages`."""
     lost_tokens: int
     """Tokens whose KV was lost and will be recomputed."""
     turn: str | None
     idle_s: float
-    """Seconds since the end of the last turn, or the last change."""
+    """Seconds since the session was last used: since its last turn ended or its log last
+    changed."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):
@@ -272,7 +283,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     tokens_computed: int
     tokens_drawn: int
     model_s: float
-    """Seconds that the device has computed."""
+    """Total seconds of computation on the device."""
     failed_steps: int
     failed_audits: int
     retractions: int
@@ -284,7 +295,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of an engine."""
+    """Load of an engine, as reported in each Pong."""
 
     sessions: int = 0
     turns: int = 0
@@ -292,7 +303,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 1
     """Maximum rows in one step."""
     pages_leased: int = 0
-    """Private pages of sessions."""
+    """Pages owned by the leases of sessions, without the shared pages of the radix tree."""
     pages_total: int = 1
     draining: bool = False
     step_s: float = 0.0
@@ -300,17 +311,17 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Predecessor(msgspec.Struct, frozen=True):
-    """Flight record of the previous engine process of the same parent."""
+    """Flight record of the engine process that the same parent process ran before this one."""
 
     incarnation: str
     steps: list[list[bytes]]
-    """Rows of each step that was in flight, as flight_recorder.hash_session_id of their sessions.
-    Empty if the process ended between steps."""
+    """Rows of the steps that were in flight when the process ended: a list per step, with
+    flight_recorder.hash_session_id of the session of each row. Empty if no step was in flight."""
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="Ready"):
-    """Sent once on each link, when the model is loaded. `folder` is the checkpoint folder on the
-    engine's machine."""
+    """Event sent once on each link, when the model is loaded. `folder` is the checkpoint folder on
+    the engine's machine."""
 
     folder: str
     model: str
@@ -327,7 +338,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="Ready"):
     digest: str = ""
     """Fingerprint of the model, its tokenizer and its chat template."""
     predecessor: Predecessor | None = None
-    """Flight record of the previous engine process; None if it left none."""
+    """Flight record of the previous engine process; None if there is no record."""
 
 
 class ModelLoading(msgspec.Struct, frozen=True, tag="Loading"):
@@ -342,6 +353,9 @@ class ModelLoadFailed(msgspec.Struct, frozen=True, tag="LoadFailed"):
 
 
 class CommandDone(msgspec.Struct, frozen=True, tag="Done"):
+    """Reply to a command that took effect. `info` is set in reply to GetSessionInfo, `sessions` to
+    ListSessions, `stats` to GetStats and `files` to GetModelFiles."""
+
     n: int
     length: int = 0
     """Length of the session's log after the command took effect."""
@@ -349,7 +363,7 @@ class CommandDone(msgspec.Struct, frozen=True, tag="Done"):
     sessions: list[SessionInfo] | None = None
     stats: EngineStats | None = None
     files: dict[str, bytes] | None = None
-    """Contents by file name."""
+    """Contents of the model files, by file name."""
 
 
 class CommandRefused(msgspec.Struct, frozen=True, tag="Refused"):
@@ -365,14 +379,16 @@ def refuse_malformed(n: int, problem: str) -> CommandRefused:
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Log-probabilities (natural): of the drawn id, and of the likeliest ids, best first."""
+    """Natural log-probabilities for one output id: that of the drawn id, and (id, log-probability)
+    of the likeliest ids, likeliest first."""
 
     drawn: float
     top: list[tuple[int, float]]
 
 
 class TurnTokens(msgspec.Struct, frozen=True, gc=False, tag="Tokens"):
-    """Output ids [first, first + len(ids)) of a turn."""
+    """Output ids of a turn; `first` is the index of ids[0] in the turn's output. `logprobs`: one
+    entry per id; None: not requested."""
 
     session: str
     turn: str
@@ -381,8 +397,9 @@ class TurnTokens(msgspec.Struct, frozen=True, gc=False, tag="Tokens"):
     logprobs: list[TokenLogprobs] | None = None
 
     def select_new(self, received: int) -> "TurnTokens | None":
-        """Return the part behind the first `received` output ids. Returns None if that is empty, or
-        if ids before it are missing; those are sent again after the next AttachSession."""
+        """Return the part after the first `received` ids of the turn's output, which the caller
+        already has. Returns None if there is no such part, or if ids before it are missing; missing
+        ids are sent again after the next AttachSession."""
         if self.first == received:
             return self
         known = received - self.first
@@ -400,7 +417,8 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     """Length of the session's log now; after a cancel with `drop`, its length before the turn."""
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens whose KV was found when the turn was first admitted."""
+    """Prompt tokens whose KV existed when the turn was first admitted, so that it was not computed
+    again."""
     output_tokens: int
     seed: int
     residency: KVResidency = "none"
@@ -427,8 +445,8 @@ class SessionSuperseded(msgspec.Struct, frozen=True, tag="Superseded"):
 
     session: str
     fence: int
-    """Fence of the other client. If this client has taken the session back since, its own fence is
-    higher."""
+    """Fence of the other client. A client that has taken the session back in the meantime has a
+    higher fence."""
 
 
 class Pong(msgspec.Struct, frozen=True, tag="Pong"):

@@ -5,8 +5,8 @@
 
 The log is the source of truth. The engine keeps one beside each lease; the engine client keeps
 another, from which it attaches the session elsewhere if the engine is lost. Every change validates
-first and then cannot fail: a refused change has no effect. Each returns how many ids of the old log
-are kept.
+first and then cannot fail: a refused change has no effect. `append` and `rewind` return how many
+ids at the start of the old log are kept.
 """
 
 from array import array
@@ -41,8 +41,8 @@ class TokenLog:
     # ---- changes ----------------------------------------------------------------------------
 
     def check_append(self, append: AppendIds, vocab_size: int) -> None:
-        """Raise BadRequest for an append that is invalid whatever the log holds when it takes
-        effect."""
+        """Raise BadRequest for an append that is invalid independently of the contents of the
+        log."""
         check_token_ids(append.ids, vocab_size)
         field = regular_only_option(append)
         if field is not None and self.turn_tree is None:
@@ -63,7 +63,8 @@ class TokenLog:
             )
 
     def append(self, append: AppendIds) -> int:
-        """Apply an append. Raises TooLong, and BadRequest for a turn that has not finished here."""
+        """Apply an append. Raises TooLong if the log would exceed its capacity, and BadRequest if
+        `after` is not a finished turn of this session."""
         new = array("i", append.ids)
         if append.span == "firm":
             return self._append_firm(append, new)
@@ -73,7 +74,8 @@ class TokenLog:
         return kept
 
     def rewind(self, to: int) -> int:
-        """Remove the ids after `to`; a provisional span stays, and follows them."""
+        """Cut the firm ids to the first `to` and put a provisional span, if any, after them. Raises
+        BadRequest if `to` is out of range."""
         if not 0 <= to <= self.length:
             raise BadRequest(f"to is {to}; it must be from 0 to {self.length}", field="to")
         span = self.take_provisional()
@@ -91,8 +93,9 @@ class TokenLog:
         return span
 
     def put_provisional(self, span: "array[int]") -> None:
-        """Put a provisional span back at the end of a log that has changed. A span that no longer
-        fits is discarded; the error is raised when it is committed."""
+        """Put a span removed by `take_provisional` back at the end of the log. A span that no
+        longer fits is discarded without an error; the append that commits it later raises
+        TooLong."""
         if span and len(self.ids) + len(span) <= self.capacity:
             self.provisional_start = len(self.ids)
             self.ids.extend(span)
@@ -108,12 +111,13 @@ class TokenLog:
             self.turn_tree.record(turn, self.ids, prompt_tokens)
 
     def check_turn_unused(self, turn: str) -> None:
-        """Raise BadRequest for the id of a turn that a regular session could branch from."""
+        """Raise BadRequest if a finished turn that a regular session can branch from has this
+        id."""
         if self.turn_tree is not None:
             self.turn_tree.check_unused(turn)
 
     def fork(self, at: int) -> "TokenLog":
-        """Return a log of the first `at` ids, with the turns that finished in them."""
+        """Return a new log of the first `at` ids, with the turns that finished within them."""
         child = TokenLog(self.capacity, streaming=self.turn_tree is None)
         child.ids.extend(self.ids[:at])
         if self.turn_tree is not None:
@@ -126,8 +130,8 @@ class TokenLog:
             self.turn_tree = TurnTree()
 
     def find_base(self, append: AppendIds) -> AppendBase | None:
-        """Return the log that an append extends if it uses an option of regular sessions; None if
-        it extends the current log."""
+        """Return the log that an append extends if the append uses an option of regular sessions.
+        Returns None if it extends the current log."""
         if self.turn_tree is None or regular_only_option(append) is None:
             return None
         return self.turn_tree.find_base(
@@ -156,7 +160,8 @@ class TokenLog:
         return kept
 
     def _replace_provisional(self, new: "array[int]") -> int:
-        """Replace the provisional span, keeping the common prefix of the old and the new one."""
+        """Replace the provisional span with `new`, keeping their common prefix. Returns how many
+        ids of the old log are kept."""
         firm = self.length
         self.check_room(firm + len(new))
         kept = firm + common_prefix_length(self.ids[firm:], new)

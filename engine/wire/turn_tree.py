@@ -1,11 +1,11 @@
 """TurnTree: the finished turns of a regular session, as a tree to branch from.
 
-    root ── t1 ── t2 ── t3          each node keeps the ids between its parent's end and its own;
-              └── t4                a log is joined again only when an append branches off
+    root ── t1 ── t2 ── t3          each node keeps the ids from its parent's end to its own end;
+              └── t4                a whole log is joined only when an append branches off
 
-A turn whose output was cut by a rewind stays an ancestor of the current log with the ids left of
-it; the whole turn can still be branched from. A streaming session has no turn tree: it is
-append-only.
+After a rewind that cuts the output of a turn, the current log descends from a copy of the turn with
+the remaining ids; the whole turn can still be branched from. A streaming session has no turn tree:
+it is append-only.
 """
 
 from array import array
@@ -17,7 +17,8 @@ from continuo.engine.errors import BadRequest
 
 class FinishedTurn:
     """Node of the tree. The log had `prompt_tokens` ids when the turn began and `length` when it
-    ended; `ids` are those after the end of `parent`. Immutable, so that forks share it."""
+    ended; `ids` are the ids of the log from the end of `parent` to the end of this turn. Immutable,
+    so that forked trees can share nodes."""
 
     __slots__ = ("ids", "length", "parent", "prompt_tokens", "turn_id")
 
@@ -37,7 +38,8 @@ class FinishedTurn:
 
 
 class AppendBase(NamedTuple):
-    """Base of an append: a log, its last finished turn, and the turns that the append replaces."""
+    """Log that an append extends: its ids, its last finished turn (`tip`), and the turns that the
+    append discards (`replaced`)."""
 
     ids: "array[int]"
     tip: FinishedTurn | None
@@ -51,7 +53,8 @@ class TurnTree:
         """The last finished turn of the current log."""
 
     def record(self, turn: str, ids: "array[int]", prompt_tokens: int) -> None:
-        """Add a turn that has ended; `ids` is the whole log."""
+        """Add a turn that has ended; `ids` is the whole log at its end, `prompt_tokens` the length
+        of the log when the turn began."""
         start = self._tip.length if self._tip else 0
         self._tip = FinishedTurn(turn, self._tip, ids[start:], prompt_tokens, len(ids))
         self._finished[turn] = self._tip
@@ -65,12 +68,12 @@ class TurnTree:
             )
 
     def truncate(self, to: int) -> None:
-        """Follow the current log, which was cut to `to` ids."""
+        """Update the tree after the current log was cut to its first `to` ids."""
         self._tip = _truncate(self._tip, to)
 
     def fork(self, at: int) -> "TurnTree":
-        """Return the tree of a session forked at `at` ids: the turns of the current log up to
-        there."""
+        """Return the tree of a session forked from the first `at` ids of the current log: the turns
+        that finished within them."""
         child = TurnTree()
         child._tip = _truncate(self._tip, at)
         for past in _ancestry(child._tip):
@@ -87,11 +90,12 @@ class TurnTree:
         drop_previous_output: bool,
         offset: int,
     ) -> "AppendBase":
-        """Return the log to append to; O(its length). The options are those of AppendIds.
+        """Return the log that an append extends, in time linear in its length. The options are
+        those of AppendIds.
 
         `drop_previous_output` removes the output of the log's last turn, as far as the log still
-        has it; ids appended after that output stay. Changes nothing until `apply_base`. Raises
-        BadRequest for a turn that has not finished here.
+        has it; ids appended after that output stay. The tree does not change until `apply_base`.
+        Raises BadRequest if `after` is not a finished turn of this session.
         """
         past = self._tip if after is None else self._find(after)
         replaced: list[FinishedTurn] = []
@@ -110,7 +114,8 @@ class TurnTree:
         return AppendBase(ids, _truncate(past, len(ids)), replaced)
 
     def apply_base(self, base: "AppendBase") -> None:
-        """Make `base.ids` the current log."""
+        """Continue from `base`: delete the turns that it replaces, and make its last turn that of
+        the current log."""
         for past in base.replaced:
             del self._finished[past.turn_id]
         self._tip = base.tip
@@ -137,8 +142,8 @@ def common_prefix_length(a: "array[int]", b: "array[int]") -> int:
 
 
 def _truncate(turn: FinishedTurn | None, to: int) -> FinishedTurn | None:
-    """Return the last turn of a log that is cut to `to` ids: the last one whose whole prompt is
-    left, with what is left of its output, which may be empty."""
+    """Return the last turn of a log after a cut to `to` ids: the last turn whose whole prompt
+    remains, with the remaining part of its output, which may be empty."""
     while turn is not None and turn.prompt_tokens > to:
         turn = turn.parent
     if turn is None or turn.length <= to:

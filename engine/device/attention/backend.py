@@ -1,5 +1,5 @@
 # pyright: basic
-"""The interface between a model and the computation of its attention over paged KV."""
+"""The interface of attention backends, which compute the attention of a model over paged KV."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class StepAttention(Protocol):
     def __call__(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
         """Causal attention: query [T, heads, key_dim] -> [T, heads, value_dim].
 
-        Each token attends to the last `window` positions of its own row, itself included (None:
-        all). The keys and values of this step's tokens are in the pool already.
+        Each token attends to the last `window` positions of its own row up to and including its own
+        (None: all of these). The caller has already written the keys and values of the step's
+        tokens to the pool.
         """
         ...
 
@@ -31,7 +32,8 @@ class AttentionBackend(Protocol):
 
 
 class PagedAttention:
-    """An `AttentionFn` that writes a step's keys and values with torch, then attends."""
+    """An `AttentionFn` that writes a step's keys and values to the pool with torch, then calls a
+    `StepAttention`."""
 
     def __init__(self, step: StepInputs, pool: KVPool, attention: StepAttention) -> None:
         self.pool, self.attention = pool, attention

@@ -8,7 +8,8 @@ longest. The query heads of one KV head are folded into query rows, so that each
     query [n, C tokens, kv_heads, G, dim] -> [n, kv_heads, G * C, dim]
 
 Slots after a row's end in its last page are unused and may hold NaN (left over from a failed turn):
-they are cut off where a row is alone, and zeroed in the gathered copy where they are padding.
+they are cut off where a row is computed alone, and zeroed in the gathered copy where they are
+padding.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from continuo.engine.device.model import AttentionFn
 from continuo.engine.device.step_inputs import Ints, StepInputs, upload
 
 FOLD_COUNT_MAX = 64
-"""Rows with more new tokens than this are computed alone; their heads share keys by stride instead
-of by folding, whose mask would be G times as large."""
+"""Most new tokens of a row for folding. A longer row is computed alone, and its query heads share
+keys through an expanded view: a folded mask would be G times as large."""
 PADDING_TOKENS_MAX = 512
-"""Padding (tokens of context) that costs about as much as one more call."""
+"""Most padding of a group, in tokens of context: this much costs about as much as one more SDPA
+call."""
 GROUP_BYTES_MAX = 1 << 20
-"""Most gathered keys of a group of rows; more would not stay in a core's cache until used."""
+"""Most bytes of gathered keys of a group of several rows; more would not stay in a core's cache
+until they are used."""
 
 
 class ReferenceBackend:
@@ -65,19 +68,21 @@ class ReferenceAttention:
 
 @dataclass
 class RowGroup:
-    """n rows with C new tokens each, attending to at most L positions of gathered pages."""
+    """A group of n rows that are computed together: C new tokens each, which attend to at most L
+    positions of gathered pages."""
 
     token_indices: Tensor | slice
-    """[n * C] indices of their tokens among the step's T."""
+    """[n * C] indices of the tokens of these rows among the step's T."""
     pages: Tensor
-    """[n, P] page numbers, padded with the row's last."""
+    """[n, P] page numbers of each row, padded with its last one."""
     span: slice
-    """The L positions with context, of the P * page_size gathered ones."""
+    """Range of the L positions that are attended to, among the P * page_size gathered ones."""
     mask: Tensor | None
-    """[n, 1, C, L], 0 where visible, else -inf. None: all positions are visible or, with C > 1, all
-    that are not after the query."""
+    """[n, 1, C, L]: 0 where visible, else -inf. None: all positions are visible or, with C > 1, all
+    up to that of the query."""
     padding: Tensor | None
-    """[B, 2] (row of the group, gathered position) of the padding to zero; None: no padding."""
+    """[B, 2]: (row of the group, gathered position) of each padding slot, to be zeroed; None: no
+    padding."""
 
     def __post_init__(self) -> None:
         self.row_count = len(self.pages)
@@ -132,7 +137,7 @@ class RowGroup:
 
     def _gather_indices(self, heads: int, slots: int) -> tuple[Tensor, Tensor | None]:
         """Compute the indices of the (page, head) blocks to gather, and of the gathered vectors to
-        zero."""
+        zero (None: no padding)."""
         head = torch.arange(heads, device=self.pages.device)
         blocks = (self.pages[:, None] * heads + head[:, None]).flatten()  # [n * heads * P]
         if self.padding is None:
@@ -142,7 +147,8 @@ class RowGroup:
         return blocks, (table * self.pages.shape[1] * slots + position[:, None]).flatten()
 
     def _folded_mask(self, group_size: int) -> Tensor | None:
-        """Return the mask for C tokens of `group_size` query heads, head after head."""
+        """Return the mask for folded query rows: the mask of the C tokens, repeated for each of
+        `group_size` query heads."""
         if group_size not in self.folded_masks:
             self.folded_masks[group_size] = (
                 None if self.mask is None else self.mask.repeat(1, 1, group_size, 1)
@@ -151,7 +157,7 @@ class RowGroup:
 
 
 def plan(step: StepInputs, pool: KVPool, window: int | None, dtype: torch.dtype) -> list[RowGroup]:
-    """Divide the rows of a step into groups. `dtype`: of the queries."""
+    """Divide the rows of a step into groups. `dtype` is that of the queries."""
     ends = step.starts + step.counts
     begins = np.zeros_like(ends)
     if window is not None:
@@ -165,8 +171,9 @@ def plan(step: StepInputs, pool: KVPool, window: int | None, dtype: torch.dtype)
 
 
 def _group_by_length(counts: Ints, lengths: Ints, tokens_max: int) -> list[Ints]:
-    """Group row numbers so that padding to the longest row costs less than a separate call, and
-    no group of several rows gathers more than `tokens_max` tokens."""
+    """Group row numbers by new tokens and context length, so that padding to the longest row of a
+    group costs less than a separate call, and no group of several rows gathers more than
+    `tokens_max` tokens."""
     groups: list[list[int]] = []
     padding = 0
     for row in np.lexsort((lengths, counts)).tolist():

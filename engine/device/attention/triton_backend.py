@@ -8,7 +8,7 @@ that each key is read once:
     split     a stretch of the row's context; the splits of a tile run in parallel (flash-decoding)
     combine   sums the splits of a query row, each weighted by its share of the softmax
 
-Slots after a row's end in its last page may hold NaN: masked loads read zeros instead. Sums are
+Slots after a row's end in its last page may hold NaN, but masked loads read zeros instead. Sums are
 kept in fp32. Sizes: T tokens, R rows, H query heads, Hk KV heads.
 """
 
@@ -28,13 +28,14 @@ from continuo.engine.device.model import AttentionFn
 from continuo.engine.device.step_inputs import Ints, StepInputs, upload
 
 SPLIT_TOKENS_MIN = 512
-"""Fewest context tokens of a split; for fewer, starting a program costs more than its reads."""
+"""Fewest context tokens of a split; with fewer, starting a kernel program costs more than its
+memory reads."""
 SPLITS_MAX = 64
 BLOCK = 64
-"""Context tokens of one iteration."""
+"""Context tokens that a kernel program reads per iteration of its loop."""
 LOG2_E = 1.4426950408889634
 TILE_ROWS_MAX = 64
-"""Query rows (tokens * query heads of a KV head) of one tile."""
+"""Maximum number of query rows (tokens * query heads of a KV head) in one tile."""
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def _attend(  # noqa: PLR0913 - a kernel takes sizes and strides apart from its 
     partial,  # [T, H, splits, VALUE_DIM] fp32: softmax-weighted sums, normalised per split
     weights,  # [T, H, splits] fp32: log2 of each split's sum of weights
     out,  # [T, H, VALUE_DIM]: written here where there is one split, else by _combine
-    scale,  # of the scores, times log2(e)
+    scale,  # softmax scale of the scores, times log2(e)
     window,  # positions a token attends to, itself included; 0: all
     query_stride,  # elements from token to token
     table_stride,
@@ -166,7 +167,8 @@ def _combine(
 
 
 class TritonBackend:
-    """`programs`: parallel programs that saturate the device; contexts are split to reach it."""
+    """`programs`: number of parallel kernel programs that saturates the device; contexts are split
+    until a launch has about as many."""
 
     def __init__(self, programs: int) -> None:
         self.programs = programs
@@ -184,11 +186,11 @@ class KernelLaunch:
     longer rows."""
 
     tiles: Tensor
-    """[N, 5] int32 on the device: as for `_attend`."""
+    """[N, 5] int32 on the device, in the layout of the parameter `tiles` of `_attend`."""
     tokens: Tensor
-    """[M] int32 on the device: all tokens of these tiles."""
+    """[M] int32 on the device: indices of all tokens of these tiles among the step's T."""
     tile_tokens: int
-    """Most tokens of a tile."""
+    """Maximum number of tokens in a tile."""
     splits: int
     """Splits per tile; a power of two."""
     split_tokens: int
@@ -267,7 +269,8 @@ class TritonAttention:
 def plan(
     step: StepInputs, window: int | None, group_size: int, kv_heads: int, programs: int
 ) -> list[KernelLaunch]:
-    """Divide the rows of a step into tiles; single-token rows get a launch of their own."""
+    """Divide the rows of a step into tiles, and these into launches: one for all single-token rows,
+    one for all longer rows."""
     tokens_max = max(1, TILE_ROWS_MAX // group_size)
     single = step.counts == 1
     launches = []
@@ -279,8 +282,8 @@ def plan(
 
 
 def _cut_tiles(step: StepInputs, rows: Ints, tile_tokens: int, window: int | None) -> Ints:
-    """Cut rows into tiles, [N, 5]: row, first token, tokens, position of the first token, begin of
-    the context."""
+    """Cut rows into tiles. Returns [N, 5]: row, index of the first token, number of tokens,
+    position of the first token, first position of the context."""
     tiles_by_row = []
     for row in rows.tolist():
         offsets = np.arange(0, int(step.counts[row]), tile_tokens)

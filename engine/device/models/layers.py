@@ -1,9 +1,9 @@
 # pyright: basic
 """The arithmetic of a Llama-family decoder layer, on a flat sequence of tokens.
 
-The T tokens of all rows of a step are concatenated; only `attend` knows which belong together, and
-where their pages are. Parameters are plain tensors, not nn.Modules, because the call of a module
-costs more than the work of a small layer.
+The T tokens of all rows of a step are concatenated; only `attend` knows which tokens belong to the
+same row, and which pages hold its KV. Parameters are plain tensors, not nn.Modules, because the
+call of a module costs more than the work of a small layer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Linear:
-    """A linear layer y = x W^T + b, W [out, in]. Checkpoint matrices are stacked along `out`."""
+    """A linear layer y = x W^T + b, W [out, in]. Several checkpoint matrices may be stacked along
+    `out`."""
 
     def __init__(self, size_in: int, size_out: int, like: Tensor, *, bias: bool) -> None:
         self.weight = like.new_empty(size_out, size_in)

@@ -27,7 +27,7 @@ from continuo.engine.errors import ModelError
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """Everything in which Llama-family models differ. Sizes in elements."""
+    """Parameters in which Llama-family models differ. Sizes are in elements."""
 
     vocab_size: int
     hidden: int
@@ -39,9 +39,9 @@ class DecoderShape:
     act: str
     has_tied_embeddings: bool
     windows: tuple[int | None, ...]
-    """Attention window in tokens, the current one included, by layer; None: all."""
+    """Attention window in tokens, including the current one, by layer; None: unlimited."""
     layer_has_rope: tuple[bool, ...]
-    """Whether queries and keys take a rotary embedding, by layer."""
+    """Whether queries and keys get a rotary embedding, by layer."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -125,7 +125,7 @@ class LlamaDecoder:
     ) -> None:
         """Allocate the parameters, uninitialized, with the dtype and device of `like`.
 
-        `length`: positions of the rotary table.
+        `length`: number of positions in the rotary table.
         """
         self.shape = shape
         self.vocab_size = shape.vocab_size
@@ -194,7 +194,8 @@ def _whole_target(target: Tensor) -> WeightTarget:
 
 
 def _stacked_targets(name: str, linear: Linear, parts: dict[str, int]) -> dict[str, WeightTarget]:
-    """Map the matrices `parts` (name -> rows), which are stacked in `linear`, to their rows."""
+    """Map the names of checkpoint tensors to their rows of `linear`, in which the matrices `parts`
+    (name -> number of rows) are stacked in this order."""
     targets: dict[str, WeightTarget] = {}
     top = 0
     for part, rows in parts.items():
@@ -227,5 +228,5 @@ def _layer_targets(layer: DecoderLayer, shape: DecoderShape) -> dict[str, Weight
 
 
 def empty_tensor(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Create a tensor without elements, which carries a dtype and a device."""
+    """Create a tensor without elements; only its dtype and device are used."""
     return torch.empty(0, dtype=dtype, device=device)

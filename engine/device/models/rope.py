@@ -1,7 +1,7 @@
 # pyright: basic
 """Rotary tables, computed with transformers' own rope functions.
 
-The table has one row per position, so that the embedding of a token never depends on the rest of
+The table has one row per position, so that the embedding of a token never depends on other rows of
 the batch. Two scalings change their frequencies with the length (dynamic, longrope): here position
 p uses the frequencies of length p + 1, as transformers does when it decodes one token at a time
 with a cache.
@@ -39,7 +39,7 @@ def read_all_parameters(config: PretrainedConfig) -> list[dict]:
 
 def context_limit(config: PretrainedConfig) -> int:
     """Return the longest context of the model, in tokens: `max_position_embeddings`, extended by
-    the rope scaling unless it is extended already."""
+    the factor of the rope scaling unless the config states an extended length already."""
     rope = read_parameters(config)
     limit = config.max_position_embeddings
     if rope.get("rope_type") in ("linear", "dynamic", "yarn") and rope.get("factor"):
@@ -60,8 +60,8 @@ def build_table(config: PretrainedConfig, head_dim: int, length: int, like: Tens
 
 
 def _frequencies(config: PretrainedConfig, head_dim: int, length: int) -> tuple[Tensor, float]:
-    """Compute inverse frequencies, [dim / 2], or [length, dim / 2] if they change with the length;
-    and the factor of cosines and sines."""
+    """Compute the inverse frequencies, [dim / 2], or [length, dim / 2] if they change with the
+    length; and the factor by which cosines and sines are scaled."""
     rope = read_parameters(config)
     kind = rope.get("rope_type", "default")
     if kind == "default":

@@ -1,11 +1,12 @@
 # pyright: basic
-"""Any other causal LM with softmax attention: transformers' own module with our paged attention.
+"""Causal LMs that `LlamaDecoder` does not support: transformers' own module with our paged
+attention.
 
 transformers looks up the attention function by name and passes it only a module and its queries,
-keys and values; the step they belong to reaches our function through a context variable. The
-attention that a model needs is found by running the model once with a probe. A self-check at load
-compares the logits of two rows, packed in one batch and one of them in two chunks, with those of
-transformers alone.
+keys and values; the step they belong to reaches our function through a context variable. Running
+the model once with a probe shows which attention it needs. A self-check at load runs two rows
+packed in one batch, one of them prefilled in two chunks, and compares their logits with those of
+transformers' own attention.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ UNSUPPORTED_ARGUMENTS = {
     "alibi": "a position bias inside attention",
     "indices": "sparse attention",
 }
-"""Arguments of transformers' attention functions that our attention does not compute."""
+"""Arguments of transformers' attention functions that our attention does not support, and the
+feature that each stands for."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """Largest relative difference (in the 2-norm of the logits) that the self-check accepts as noise;
 wrong attention differs by tens of percent."""
 
 
 class AttentionProbe:
-    """An `AttentionFn` that attends to nothing and records the attention each layer requests."""
+    """An `AttentionFn` that returns zeros and records the KV shape and window of each layer."""
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[KVShape, int | None]] = {}
@@ -70,7 +72,7 @@ class ForwardPass:
 
     attend: AttentionFn
     layer_of_module: dict[int, int]
-    """id of an attention module -> its layer in the pool; filled in during the probe."""
+    """Python id of an attention module -> its layer in the KV pool; filled in during the probe."""
     visited_layers: list[int]
 
 
@@ -151,8 +153,8 @@ class TransformersModel:
     def context_limit(self) -> int | None:
         """Return the longest context in tokens, or None if the config does not state it.
 
-        Rotary scalings that depend on the longest row of a step are supported only up to the length
-        at which they would change anything.
+        Rotary scalings whose frequencies depend on the longest row of a step are supported only up
+        to the length from which the frequencies change.
         """
         positions: int | None = getattr(self.config, "max_position_embeddings", None)
         for parameters in rope.read_all_parameters(self.config):
@@ -163,7 +165,8 @@ class TransformersModel:
         return positions
 
     def _probe(self) -> tuple[list[KVShape], list[int | None], int]:
-        """Run three tokens to find KV shapes and windows by layer, and the vocabulary size."""
+        """Run the model on three tokens. Returns the KV shapes and windows by layer, and the
+        vocabulary size."""
         probe = AttentionProbe()
         device = self.module.device
         tokens = torch.arange(3, device=device)
@@ -182,7 +185,8 @@ class TransformersModel:
         return [shape for shape, _ in layers], windows, logits.shape[-1]
 
     def _check_windows(self, windows: list[int | None]) -> None:
-        """Check that the windows of the config were passed to our attention function.
+        """Check that the sliding windows stated in the config were passed to our attention
+        function.
 
         Raises ModelError.
         """
@@ -198,8 +202,8 @@ class TransformersModel:
             raise self._unsupported("a sliding window that its code applies by a mask")
 
     def self_check(self) -> None:
-        """Compare with transformers' own attention: rows of 7 and 5 tokens, the first in two
-        chunks, in one packed batch.
+        """Compare logits with those of transformers' own attention, for rows of 7 and 5 tokens: the
+        second row and the last chunk of the first are packed in one batch.
 
         Raises ModelError if the logits differ by more than noise.
         """

@@ -1,5 +1,6 @@
 # pyright: basic
-"""Compile the C sources with the machine's compiler, for its processor, and cache the result."""
+"""Compile the C sources with the machine's own compiler, for its processor, and cache the
+libraries."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def _compile(command: Sequence[str], path: Path) -> None:
 
 
 def _digest(inputs: Sequence[str]) -> str:
-    """Hash everything that the compiled file depends on."""
+    """Hash the inputs of a compilation: `inputs`, the machine, and all C sources."""
     machine = [platform.machine(), *platform.libc_ver(), _describe_processor()]
     digest = sha256("\0".join([*inputs, *machine]).encode())
     for path in sorted(SOURCE_FOLDER.glob("*.[ch]")):

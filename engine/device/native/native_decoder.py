@@ -1,5 +1,6 @@
 # pyright: basic
-"""A whole step of a `LlamaDecoder` in C: no torch operation, and no GIL, between its layers.
+"""A whole step of a `LlamaDecoder` in C: no torch operation runs between its layers, and the GIL is
+not held.
 
 The structs mirror those of decoder.c and paged_attention.h field by field; the rows (StepRow) and
 attention tiles (AttentionTile) of a step are packed by hand.
@@ -27,9 +28,10 @@ from continuo.engine.device.models.llama_decoder import LlamaDecoder
 from continuo.engine.device.native.compile import load_library
 
 SIZE_MULTIPLE = 16
-"""Hidden, intermediate, head and vocabulary sizes are multiples of this."""
+"""Factor of the sizes that the C code supports: hidden, intermediate, head and vocabulary sizes
+must be multiples of it."""
 TILE_QUERIES = 32
-"""Most queries of a KV head computed together: its query heads times tokens."""
+"""Most queries computed together for one KV head: its query heads times the tokens of a tile."""
 
 
 def _define_struct(name: str, *fields: tuple[str, Any]) -> type[Structure]:
@@ -73,21 +75,22 @@ _Step = _define_struct(
     *_fields_of_type("tokens tile_count", c_int64),
 )
 ROW_FIELDS = 6
-"""int64 fields of a StepRow; the C sets the last one."""
+"""Number of int64 fields of a StepRow; the C code sets the last one."""
 TILE_FIELDS = 2
-"""int64 fields of an AttentionTile."""
+"""Number of int64 fields of an AttentionTile."""
 
 
 @dataclass(slots=True)
 class NativeStep:
-    """A step packed for the C."""
+    """A step in the memory layout of the C code."""
 
     rows: Sequence[BatchRow]
     threads: int
     packed_rows: array[int]
-    """[R * ROW_FIELDS] int64: the StepRows."""
+    """[R * ROW_FIELDS] int64: one StepRow per row."""
     fed_ids: array[int]
-    """[R] int32: the input of each fed row, set by the runner before the step begins."""
+    """[R] int32: the input id of each fed row, set by the runner before the step begins; unused for
+    other rows."""
     argmax_ids: array[int]
     """[S] int64, set by the C code: the likeliest id of each sampled row."""
     token_count: int
@@ -95,7 +98,8 @@ class NativeStep:
 
 
 class NativeDecoder:
-    """A model and its KV pool as structs of the C; neither moves in memory."""
+    """A model and its KV pool as C structs. These point to the tensors of both, which must not move
+    in memory."""
 
     def __init__(
         self, model: LlamaDecoder, pool: KVPool, library: ctypes.CDLL, threads: int
@@ -140,8 +144,8 @@ class NativeDecoder:
         self._finish = functools.partial(library.steps_finish, steps)
         weakref.finalize(self, library.steps_close, steps)
         self.run_until_near_end = functools.partial(library.steps_run_until_near_end, steps)
-        """Runs the step in flight on this thread and those of the pool, until nothing reads the KV
-        pool any more."""
+        """Compute the step in flight on this thread and on the decoder's threads, until none of
+        them reads the KV pool any more."""
         self._discard = functools.partial(library.steps_discard, steps)
         self._in_flight: tuple[NativeStep, Structure] | None = None
         """The step in flight, kept alive because the C code reads and writes its memory."""
@@ -150,7 +154,8 @@ class NativeDecoder:
     def try_create(cls, model: object, pool: KVPool, threads: int) -> NativeDecoder | None:
         """Create a decoder.
 
-        Returns None if the model or its sizes are not supported, or without a C compiler.
+        Returns None if the model or its sizes are not supported, or if the C code cannot be
+        compiled.
         """
         if not isinstance(model, LlamaDecoder) or not _is_supported(model, pool):
             return None
@@ -228,10 +233,10 @@ class NativeDecoder:
         return f"one of its pages is outside the pool of {self._page_count}"
 
     def finish(self) -> tuple[list[int], float]:
-        """Compute the rest of the step, together with its threads.
+        """Compute the rest of the step in flight, together with the decoder's threads.
 
         Returns the likeliest id of each of the S sampled rows (-1 where a logit is NaN or +inf, or
-        all are -inf), and the seconds since the step's end.
+        all are -inf), and the seconds that have passed since the step's end.
         """
         assert self._in_flight is not None
         ago_ns = self._finish()

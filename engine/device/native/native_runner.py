@@ -1,5 +1,6 @@
 # pyright: basic
-"""The runner of models that the native decoder supports: same batches, same results."""
+"""The runner of models that the native decoder supports. Takes the same batches as `TorchRunner`
+and returns the same kind of results."""
 
 from __future__ import annotations
 
@@ -15,27 +16,29 @@ from continuo.engine.device.runner import TorchRunner
 from continuo.engine.device.sampling import draw, is_plain_greedy
 
 SINGLE_THREAD_WORK_MAX, WEIGHT_READ_COST = 100_000_000, 4
-"""Most work of a step on a single thread, in multiply-adds plus bytes of KV: a few milliseconds.
-Fetching a weight from memory counts as WEIGHT_READ_COST multiply-adds."""
+"""Most work of a step that runs on a single thread, in multiply-adds plus bytes of KV: a few
+milliseconds. Reading a weight from memory counts as WEIGHT_READ_COST multiply-adds."""
 
 
 @dataclass(slots=True)
 class NativePendingStep:
-    """A step that was launched."""
+    """A launched step: the ticket for `collect`."""
 
     rows: list[BatchRow]
     is_single_threaded: bool
-    """Whether the thread that collects the step computes all of it."""
+    """Whether the thread that calls `collect` computes the whole step."""
     started_s: float
+    """Time of `time.perf_counter` when the computation started."""
     result: BatchResult | None = None
-    """The result, once computed."""
+    """The result; None until it is computed."""
 
 
 class NativeRunner(TorchRunner):
     """Runs steps on a CPU, where no step runs ahead.
 
-    The decoder's threads start a step while the caller still does other work; the caller then
-    joins them, and may leave the end of the step to them (`run_until_near_end`).
+    The decoder's threads start a step while the caller still does other work. The caller then
+    computes a share of the step, in `collect` or in `run_until_near_end`; the latter leaves the end
+    of the step to the decoder's threads.
     """
 
     def __init__(self, decoder: NativeDecoder, *args, **kwargs) -> None:
@@ -59,10 +62,11 @@ class NativeRunner(TorchRunner):
         return pending
 
     def run_until_near_end(self, ticket: NativePendingStep) -> bool:
-        """Run a step together with the decoder's threads, and leave the end of it to them.
+        """Compute a step together with the decoder's threads, and return before its end; those
+        threads compute the end.
 
-        Returns False if there are no such threads, or if some ids are not drawn in C: those are
-        drawn after the step, by the thread that collects it.
+        Returns False, without computing anything, if the step is single-threaded, or if some of its
+        ids cannot be drawn in C: `collect` draws those after the step.
         """
         if ticket.is_single_threaded or not all(map(_is_plain_greedy, ticket.rows)):
             return False
@@ -120,8 +124,8 @@ def _is_plain_greedy(row: BatchRow) -> bool:
 
 
 def _fed_id(previous: BatchResult | None, row: int) -> int:
-    """Return the id that a row of the previous step drew; if the row failed, a valid id whose
-    results are discarded."""
+    """Return the id that row `row` of the previous step drew. For a failed row, returns some valid
+    id: the results of the row fed with it are discarded."""
     drawn = None if previous is None else previous.results[row]
     assert drawn is not None, "a row is fed, but the previous step drew nothing"
     return max(drawn.id, 0)

@@ -25,7 +25,7 @@ _RENDER_ERRORS = (
     *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
     *(RecursionError, TypeError, ValueError),
 )
-"""Exceptions of a failing template: those it raises itself, and those of its own bugs."""
+"""Exceptions of a failing template: those it raises on purpose, and those caused by its bugs."""
 
 
 class TemplateRefused(BadRequest):
@@ -56,7 +56,8 @@ class JinjaProgram:
         add_generation_prompt: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render a conversation. Raises TemplateRefused with the template's own message, if any."""
+        """Render a conversation. Raises TemplateRefused, with the template's own message, if the
+        template fails."""
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
@@ -70,7 +71,8 @@ class JinjaProgram:
 
 
 class _GenerationExtension(Extension):
-    """The {% generation %} block, which marks training targets; rendered like plain content."""
+    """The {% generation %} block, which marks training targets; its content is rendered as if it
+    were outside the block."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
@@ -80,7 +82,8 @@ class _GenerationExtension(Extension):
 
 
 class _GuardedNamespace(Namespace):
-    """Jinja's `namespace` without underscored attributes: templates are untrusted programs."""
+    """Jinja's `namespace`, but names that begin with an underscore are refused, because templates
+    are untrusted programs."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self = cast(Namespace, args[0])
@@ -112,7 +115,8 @@ def _create_environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-# The parameters of both functions are those of transformers, which templates are written for.
+# The functions for templates have the parameters that they have in transformers, which templates
+# are written for.
 
 
 def _tojson(

@@ -12,7 +12,7 @@ ToolDefinition = dict[str, Any]
 class ToolCall(msgspec.Struct, frozen=True):
     name: str
     arguments: str
-    """JSON text."""
+    """The arguments as JSON text."""
     id: str = ""
 
 
@@ -21,4 +21,4 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
-    """The call whose result a `tool` message carries."""
+    """Id of the call whose result this message carries, if its role is `tool`."""

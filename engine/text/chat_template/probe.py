@@ -1,4 +1,5 @@
-"""Learn where messages meet in the text of a chat template, by rendering test conversations.
+"""Learn where messages begin and end in the text of a chat template, by rendering test
+conversations.
 
 A chat template is a program, so nothing about it is assumed. On loading, the probe renders short
 conversations whose contents can be found again in the output (PROBE_CONTENTS). The text after the
@@ -32,7 +33,8 @@ PROBE_CONTENTS: dict[ChatRole, str] = {
     "assistant": "zq9assistant9qz",
     "tool": "zq9tool9qz",
 }
-"""Contents that no template writes itself, that trimming does not change and that survive JSON."""
+"""Message contents that no template emits by itself, and that neither trimming nor JSON encoding
+changes."""
 
 PROBE_SYSTEM = ChatMessage(role="system", content=PROBE_CONTENTS["system"])
 PROBE_USER = ChatMessage(role="user", content=PROBE_CONTENTS["user"])
@@ -53,7 +55,8 @@ _PREFIX_CONVERSATIONS: dict[ChatRole, tuple[tuple[ChatMessage, ...], ...]] = {
         (PROBE_USER, PROBE_ASSISTANT, PROBE_TOOL_RESULT),
     ),
 }
-"""Conversations that end in a message of the role; those most often accepted come first."""
+"""By role, test conversations that end in a message of that role; those that most templates accept
+come first."""
 
 _FOLLOWING_MESSAGES: tuple[ChatMessage, ...] = (
     ChatMessage(role="user", content="next"),
@@ -70,7 +73,7 @@ class TemplateProbe:
     def __init__(self, renderer: TemplateRenderer, tokenizer: Tokenizer) -> None:
         """Probe the template.
 
-        Raises ModelError if it does not even render a user message and a reply.
+        Raises ModelError if the template does not render a user message and a reply.
         """
         self._renderer = renderer
         self._tokenizer = tokenizer
@@ -83,16 +86,18 @@ class TemplateProbe:
         self._opening = self._find_opening()
 
     def closing(self, role: ChatRole) -> str:
-        """Return the text that follows the content of a message of `role`, whatever comes next."""
+        """Return the text that closes a message of `role` after its content, independent of the
+        next message."""
         return self._endings[role][0]
 
     def strip_unsettled(self, text: str, role: ChatRole) -> str:
-        """Remove the unsettled ending from `text`, which ends with a message of `role`."""
+        """Remove from `text`, which ends with a message of `role`, the ending that depends on the
+        next message."""
         unsettled = self._endings[role][1] if role in self._endings else ""
         return text.removesuffix(unsettled)
 
     def render_head(self, system: str | None, tools: Sequence[ToolDefinition]) -> str:
-        """Render the head, as far as it does not depend on the first message."""
+        """Render the head (system text and tools), up to where it depends on the first message."""
         before, found, _ = self._renderer.render(
             [*_system_messages(system), PROBE_USER], tools
         ).rpartition(PROBE_USER.content)
@@ -104,7 +109,7 @@ class TemplateProbe:
     def render_first(
         self, message: ChatMessage, system: str | None, tools: Sequence[ToolDefinition]
     ) -> str:
-        """Render what the first message adds to the head."""
+        """Render the text that the first message adds to the head."""
         head = self.render_head(system, tools)
         text = self._renderer.try_render([*_system_messages(system), message], tools)
         if text is not None and text.startswith(head):
@@ -112,11 +117,12 @@ class TemplateProbe:
         return self.render_after("user" if message.role == "assistant" else "assistant", message)
 
     def render_after(self, previous: ChatRole, message: ChatMessage | None) -> str:
-        """Render what `message` (None: the assistant's header) adds after a message of `previous`,
-        including the unsettled ending of that message.
+        """Render the text that `message` (None: the assistant's header) adds after a message of
+        role `previous`, including the unsettled ending of that previous message.
 
-        Where the template refuses this order, falls back to the text after another role, and to a
-        user message in place of a system message. Raises BadRequest if all are refused.
+        If the template refuses this order of roles, returns the text after a message of another
+        role; then, for a system message, the text of a user message in its place. Raises BadRequest
+        if the template refuses all of these.
         """
         known = message is None or message.role in self._prefixes
         for role in (previous, *self._prefixes) if known else ():
@@ -144,8 +150,8 @@ class TemplateProbe:
         return None
 
     def _find_ending(self, role: ChatRole) -> tuple[str, str]:
-        """Split the text after the content of a last message into (closing, unsettled): the part
-        that is the same whatever follows, and the rest."""
+        """Split the text that follows the content of a conversation's last message into (closing,
+        unsettled): the part that is the same for every next message, and the part that is not."""
         prefix = self._prefixes[role]
         tail = _text_after_probe(self._renderer.render(prefix), role)
         following = [
@@ -158,7 +164,8 @@ class TemplateProbe:
         return closing, tail[len(closing) :]
 
     def _find_opening(self) -> str:
-        """Find the text that opens a user message in every position; "" if unknown."""
+        """Find the text that opens a user message, both as the first message and later. Returns ""
+        if there is no such text, or if it does not split cleanly into ids."""
         user = PROBE_USER.content
         first = self._renderer.render(self._prefixes["user"]).rpartition(user)[0]
         alone = self._renderer.try_render([PROBE_SYSTEM]) or ""
@@ -179,8 +186,8 @@ def _system_messages(system: str | None) -> list[ChatMessage]:
 
 
 def _text_after_probe(text: str, role: ChatRole) -> str:
-    """Return the text after the probe's content for `role`: after its first occurrence, since a
-    later one can only be part of an adversarial message."""
+    """Return the text after the first occurrence of the probe's content for `role`; a later
+    occurrence can only be part of an adversarial message."""
     return text.partition(PROBE_CONTENTS[role])[2]
 
 

@@ -1,7 +1,7 @@
 """Render messages to text with the chat template's program.
 
-Untrusted text cannot become a control token: stretches that look like one are marked in the
-output, and `Tokenizer.encode_marked` spells them out.
+Untrusted text cannot become a control token: stretches of it that look like one are marked in the
+output, and `Tokenizer.encode_marked` encodes them as plain text.
 """
 
 import hashlib
@@ -16,13 +16,15 @@ from continuo.engine.text.chat_template.message import ChatMessage, ToolCall, To
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
 _RENDERINGS_CACHED = 16
-"""Rendered texts kept: tokenizing one message renders the same few conversations repeatedly."""
+"""Size of the cache of rendered texts: tokenizing one message renders the same few conversations
+repeatedly."""
 _CALL_ID_CHARS = 9
-"""Length of a call id in templates that enforce one (Mistral's)."""
+"""Length of call ids in templates that enforce one, such as Mistral's."""
 
 
 class _ToolsKey:
-    """The tools of one conversation as a cache key; equal if they are the same objects."""
+    """The tools of one conversation as a cache key. Two keys are equal if their tools are the same
+    objects."""
 
     def __init__(self, tools: Sequence[ToolDefinition]) -> None:
         self.tools = tuple(tools)
@@ -51,12 +53,14 @@ class TemplateRenderer:
             ChatMessage(role="user", content="b"),
         )
         self._needs_folded_system = self.try_render([system, user]) is None
-        """The template has no system role: system text goes into the first user message."""
+        """Whether the template has no system role, so that system text is put into the first user
+        message."""
         call = ToolCall(name="c", arguments="{}", id="call_of_any_length")
         self._needs_short_ids = (
             self.try_render([user, ChatMessage(role="assistant", tool_calls=(call,))]) is None
         )
-        """The template enforces the length of call ids: render a shorter id in place of ours."""
+        """Whether the template enforces the length of call ids, so that a digest of that length is
+        rendered in place of each id."""
         self._render_cached.cache_clear()
 
     def render(
@@ -66,7 +70,7 @@ class TemplateRenderer:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Render a conversation. Raises TemplateRefused."""
+        """Render a conversation. Raises TemplateRefused if the template refuses it."""
         return self._render_cached(tuple(messages), _ToolsKey(tools), prompt=add_generation_prompt)
 
     def _render(self, messages: tuple[ChatMessage, ...], tools: _ToolsKey, *, prompt: bool) -> str:

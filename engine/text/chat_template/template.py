@@ -7,8 +7,8 @@
 
 How a chat template joins messages is found by experiment (`TemplateProbe`). Some templates revise
 text they rendered before (Qwen3 drops old reasoning, Mistral moves tools and system text to the
-last user message). `extend` returns the first message affected and the ids from there on: an
-explicit rewind.
+last user message). For these, `extend` returns an explicit rewind: how many messages keep their
+ids, and the new ids after those.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,16 +44,18 @@ class ConversationExtension(msgspec.Struct, frozen=True):
     """The change of a conversation's ids when messages are added."""
 
     kept_messages: int
-    """Messages of the history whose ids stay. Fewer than all: rewind to the end of these."""
+    """Number of messages of the history, from its beginning, whose ids stay the same. If fewer than
+    all, the caller rewinds the log to the end of these."""
     segments: list[list[int]]
-    """The ids of each message from there on; empty where they cannot be separated from those of
-    the next message."""
+    """Ids of each message after the kept ones, a list per message. A list is empty if its ids
+    cannot be separated from those of the next message, whose list (or `header`) then contains
+    both."""
     header: list[int]
     """The ids that open the assistant's turn, if requested."""
 
     @property
     def ids(self) -> list[int]:
-        """The ids after the kept messages."""
+        """Ids after the kept messages: those of all `segments`, then `header`."""
         return [id for segment in (*self.segments, self.header) for id in segment]
 
 
@@ -64,9 +66,9 @@ class ChatTemplate:
     """
 
     is_append_stable: bool
-    """Whether `encode_head`, `encode_message` and `encode_header` are exact. False: the template
-    revises text it rendered before, or depends on more than one previous message; `extend` is exact
-    nevertheless."""
+    """Whether `encode_head`, `encode_message` and `encode_header` return the same ids as rendering
+    the whole conversation. False if the template revises text of earlier messages, or depends on
+    more than one previous message; `extend` is exact nevertheless."""
     supports_tools: bool
     """Whether the template renders the tools passed to it."""
     tool_format: ToolFormat | None
@@ -81,7 +83,8 @@ class ChatTemplate:
         self.stop_ids: tuple[int, ...] = tuple(stop_ids)
         self._probe = TemplateProbe(renderer, tokenizer)
         self._is_short_view_exact: bool | None = None
-        """Whether `_short_view` is exact; None: not probed yet."""
+        """Whether the short view of a history (`_short_view`) gives the same ids as the whole
+        history; None: not probed yet."""
         self._is_question_view_exact = self._probe_question_view()
         self.is_append_stable = self._probe_append_stability()
         self.supports_tools = "probe_tool" in (
@@ -94,7 +97,7 @@ class ChatTemplate:
 
     @property
     def token_chars_max(self) -> int | None:
-        """See `Tokenizer.token_chars_max`."""
+        """The bound of `Tokenizer.token_chars_max` for the tokenizer of this template."""
         return self._tokenizer.token_chars_max
 
     def build_tool_grammar(
@@ -119,15 +122,15 @@ class ChatTemplate:
         with_header: bool = False,
         is_sampled: bool = False,
     ) -> ConversationExtension:
-        """Add `new` to a conversation of `history`, and with `with_header` the header of the
-        assistant's turn: exactly the ids that rendering the whole conversation would give.
+        """Add the messages `new` to the conversation `history`, and with `with_header` the header
+        of the assistant's turn. The ids are exactly those of rendering the whole conversation.
 
-        A system message comes first in `history` or `new`. `is_sampled`: the last message of the
-        history was sampled after the header and closed with `encode_ending`; its ids stay as they
-        are unless the template revises the message. Looks back only to the last user message,
-        unless the template depends on more. A message that the template refuses in this position
-        (a second user message in a row, where roles must alternate) is rendered as if it followed
-        a message of another role.
+        A system message must be the first of the conversation. `is_sampled`: the last message of
+        the history was sampled after the header and closed with `encode_ending`; its sampled ids
+        are kept unless the template revises the message. Renders the history only from its last
+        user message on, unless the template depends on more. A message that the template refuses in
+        this position (a second user message in a row, where roles must alternate) is rendered as if
+        it followed a message of another role.
         """
         for skipped, leading, view in self._iter_views(history, new):
             found = self._extend_view(
@@ -149,7 +152,7 @@ class ChatTemplate:
     ) -> int | None:
         """Find the first message of `history` whose ids change when `new` is added.
 
-        Returns its index, or None if all stay.
+        Returns its index, or None if no ids change.
         """
         keep = self.extend(history, new, tools, is_sampled=is_sampled).kept_messages
         return keep if keep < len(history) else None
@@ -161,7 +164,8 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> list[int]:
-        """Tokenize the whole conversation at once: the slow, obvious reference for the segments.
+        """Tokenize the whole conversation at once: the slow reference that tokenizing by segments
+        must match.
 
         Raises BadRequest if the template refuses the conversation.
         """
@@ -169,7 +173,7 @@ class ChatTemplate:
         return self._tokenizer.encode_marked(text)
 
     # --- one segment at a time, in a time independent of the conversation's length: exact if
-    # `is_append_stable`, except for the border between the results of several calls ---
+    # `is_append_stable`, except where the results of several calls meet ---
 
     def encode_head(self, system: str | None, tools: Sequence[ToolDefinition] = ()) -> list[int]:
         """Tokenize the head: BOS, system message, tools.
@@ -187,11 +191,11 @@ class ChatTemplate:
         system: str | None = None,
         tools: Sequence[ToolDefinition] = (),
     ) -> list[int]:
-        """Tokenize a whole message as it follows one of role `previous`.
+        """Tokenize a whole message that follows a message of role `previous`.
 
         `previous` None: directly after the head; `system` and `tools` are then those of the head,
         because some templates write them into the first message. Raises BadRequest if the template
-        has no place for such a message.
+        refuses such a message in every position.
         """
         if previous is None:
             text = self._probe.render_first(message, system, tools)
@@ -208,8 +212,8 @@ class ChatTemplate:
         )
 
     def encode_ending(self, sampled: Sequence[int]) -> list[int]:
-        """Return the ids that close the assistant's message after these sampled ids, before the
-        next segment."""
+        """Return the ids that close the assistant's message after its ids `sampled`, without
+        closing ids that the model has already sampled."""
         closing = self._tokenizer.encode(self._probe.closing("assistant"), is_continuation=True)
         for length in range(min(len(closing), len(sampled)), 0, -1):
             if list(sampled[-length:]) == closing[:length]:
@@ -225,10 +229,12 @@ class ChatTemplate:
     def _iter_views(
         self, history: Sequence[ChatMessage], new: Sequence[ChatMessage]
     ) -> Iterator[tuple[int, int, Sequence[ChatMessage]]]:
-        """Yield ever longer views of the history: (messages left out, messages before those, view).
+        """Yield views of the history, from the shortest to the whole history, as (number of
+        messages left out, number of messages before those, view).
 
-        A new user message may revise everything after the previous one, so its view contains all of
-        that; other messages are tokenized in a time independent of the number of calls.
+        A new user message may revise everything after the previous user message, so its view
+        contains all of that. For other messages, the short view makes the time independent of the
+        number of tool calls.
         """
         system_messages, question = _find_last_question(history)
         adds_question = any(message.role == "user" for message in new)
@@ -252,7 +258,8 @@ class ChatTemplate:
         with_header: bool,
         is_sampled: bool,
     ) -> ConversationExtension | None:
-        """Extend a history seen in full. Returns None if the template refuses the conversation."""
+        """Extend a view of the history, `past`, by rendering all of it. Returns None if the
+        template refuses the conversation."""
         whole = self._render_settled([*past, *new], tools, with_header=with_header)
         if whole is None:
             return None
@@ -267,7 +274,7 @@ class ChatTemplate:
     ) -> tuple[int, int]:
         """Count the messages of `past` that appear unchanged in `whole`.
 
-        Returns the count and the offset in `whole` where they end.
+        Returns the count and the offset in `whole` at which those messages end.
         """
         text = self._render_settled(past, tools) or ""
         return next(
@@ -309,7 +316,8 @@ class ChatTemplate:
         whole: str,
         start: int,
     ) -> ConversationExtension:
-        """Tokenize whole[start:], split where one message ends and the next begins."""
+        """Tokenize whole[start:], the text after the first `keep` messages, into one segment per
+        message and the header."""
         segments: list[list[int]] = []
         for end in range(keep + 1, len(messages) + 1):
             upto = self._render_settled(messages[:end], tools)
@@ -332,7 +340,8 @@ class ChatTemplate:
         *,
         with_header: bool = False,
     ) -> str | None:
-        """Render a conversation as far as its text is the same whatever follows.
+        """Render a conversation without the ending of its last message that depends on the next
+        message.
 
         Returns None if the template refuses the conversation.
         """
@@ -351,7 +360,8 @@ class ChatTemplate:
         *,
         with_header: bool,
     ) -> ConversationExtension:
-        """Add message after message, for conversations that the template refuses as a whole."""
+        """Tokenize each new message separately, for conversations that the template refuses as a
+        whole."""
         previous: ChatRole | None = history[-1].role if history else None
         system: str | None = None
         segments: list[list[int]] = []
@@ -369,7 +379,8 @@ class ChatTemplate:
         return ConversationExtension(kept_messages=len(history), segments=segments, header=header)
 
     def _probe_question_view(self) -> bool:
-        """Whether looking back to the last user message gives the same ids as the whole history."""
+        """Test whether a view from the last user message on gives the same ids as the whole
+        history."""
         self._is_question_view_exact = True
         return all(
             self.extend(past, new, tools)
@@ -378,19 +389,20 @@ class ChatTemplate:
         )
 
     def probe_short_view(self) -> None:
-        """Probe the short view now, which takes some tenths of a second, so that the first long
-        history does not wait for it."""
+        """Test the short view now, so that the first long history does not wait some tenths of a
+        second for it."""
         self._can_use_short_view(LONG_HISTORY_MESSAGES)
 
     def _can_use_short_view(self, messages: int) -> bool:
-        """Whether the short view of a history of this length is exact; probed on first need, as
-        short histories do not gain from it."""
+        """Whether the short view may be used for a history of `messages` messages: whether it is
+        exact. Tested for the first long history, because short ones do not gain from it."""
         if self._is_short_view_exact is None and messages >= LONG_HISTORY_MESSAGES:
             self._is_short_view_exact = self._probe_short_view()
         return self._is_short_view_exact or False
 
     def _probe_short_view(self) -> bool:
-        """Whether the last few of a long run of calls and results after a user message suffice."""
+        """Test whether, after a long run of tool calls and results, the short view gives the same
+        ids as the whole history."""
         self._is_short_view_exact = True
         return all(
             self.extend(past, new, tools, with_header=with_header, is_sampled=is_sampled)
@@ -419,7 +431,8 @@ class ChatTemplate:
         conversations: Iterable[tuple[ChatMessage, ...]],
         is_relevant: Callable[[Sequence[ChatMessage], ChatMessage], bool],
     ) -> Iterator[tuple[Sequence[ChatMessage], Sequence[ChatMessage], Sequence[ToolDefinition]]]:
-        """Yield (history, new messages, tools) for every cut that is relevant and that the template
+        """Cut each conversation into a history and one new message; yield (history, [new message],
+        tools), with and without tools, for every cut that is relevant and that the template
         accepts."""
         for messages in conversations:
             cuts = [
@@ -432,9 +445,10 @@ class ChatTemplate:
 
 
 LONG_HISTORY_MESSAGES = 32
-"""Shorter histories are tokenized from the whole history as long as the short view is unprobed."""
+"""Length of a history, in messages, from which the short view is tested. Before that test, no
+history uses the short view."""
 _SHORT_VIEW_TAIL = 2
-"""Messages at the end of a history that a short view keeps."""
+"""Number of messages at the end of a history that a short view contains."""
 
 
 def _find_last_question(history: Sequence[ChatMessage]) -> tuple[int, int | None]:
@@ -446,17 +460,19 @@ def _find_last_question(history: Sequence[ChatMessage]) -> tuple[int, int | None
 
 
 def _omits_messages(past: Sequence[ChatMessage], new: ChatMessage) -> bool:
-    """Whether a short view of `past` leaves messages out."""
+    """Whether a short view applies when `new` is added to `past`, and leaves messages out."""
     return new.role != "user" and _short_view(past, *_find_last_question(past)) is not None
 
 
 def _short_view(
     history: Sequence[ChatMessage], system_messages: int, question: int | None
 ) -> tuple[list[ChatMessage], int] | None:
-    """Build the short view of a history, and count its messages before the tail.
+    """Build the short view of a history. Returns it with the number of its messages before the
+    tail.
 
-    The view: leading system messages, the last user message (else the first message), the last
-    assistant message before the tail, and the tail. Returns None if it leaves no message out.
+    The view consists of the leading system message, the last user message (`question`; None: the
+    first message), the last assistant message before the tail, and the tail (the last
+    _SHORT_VIEW_TAIL messages). Returns None if the view would leave no message out.
     """
     tail = len(history) - _SHORT_VIEW_TAIL
     start = system_messages if question is None else question
@@ -469,14 +485,14 @@ def _short_view(
 
 
 def _iter_extension_modes(past: Sequence[ChatMessage]) -> Iterator[tuple[bool, bool]]:
-    """Yield the ways to extend a conversation, as (with_header, is_sampled)."""
+    """Yield the valid arguments of `extend` for a history `past`, as (with_header, is_sampled)."""
     for is_sampled in (False, True) if past[-1].role == "assistant" else (False,):
         yield False, is_sampled
         yield True, is_sampled
 
 
 def _iter_probe_runs() -> Iterator[tuple[ChatMessage, ...]]:
-    """Yield conversations with long runs of calls and results, every content different."""
+    """Yield test conversations with long runs of tool calls and results; all contents differ."""
 
     def call(*numbers: int) -> ChatMessage:
         tool_calls = tuple(
@@ -502,8 +518,8 @@ def _iter_probe_runs() -> Iterator[tuple[ChatMessage, ...]]:
 
 
 def _iter_probe_conversations() -> Iterator[tuple[ChatMessage, ...]]:
-    """Yield conversations long enough to show what a template depends on, every content
-    different."""
+    """Yield test conversations, long enough to show which earlier messages a template depends on;
+    all contents differ."""
     plain = [
         ChatMessage(role=role, content=f"said {at}")
         for at, role in enumerate(("user", "assistant", "user", "assistant", "user", "assistant"))

@@ -4,9 +4,10 @@
                         ├────┤ encoded and discarded: its words may continue
 
 A chunk ends where the pre-tokenizer splits, so the ids of the chunks are the ids of the whole text.
-The cut is taken from the encoding of the chunk itself (the word of each token, and where in the
-text that word begins), far enough from its end, and is then verified on the words around it. A text
-without such a cut (one very long word, or a tokenizer without a pre-tokenizer) is encoded whole.
+The cut is the beginning of a word, far enough from the end of the chunk; the encoding of the chunk
+states the word of each token and the position of each word in the text. The cut is then verified by
+encoding the words around it again. A text without such a cut (one very long word, or a tokenizer
+without a pre-tokenizer) is encoded whole.
 
 `encode_batch` releases the interpreter lock; `encode` does not. The list of ids is built under the
 lock, and only once their number is known to be within the limit.
@@ -19,22 +20,27 @@ import tokenizers
 from continuo.engine.errors import TooLong
 
 CHUNK_CHARS = 16 * 1024
-"""About 10 ms of work; the list of a chunk's ids is built in well under 1 ms."""
+"""Length of a chunk. Encoding it takes about 10 ms; building the list of its ids takes well under 1
+ms."""
 UNCUT_CHARS_MAX = 1024 * 1024
-"""Longest text that cannot be cut. Its tokens are in memory at once (about 130 bytes each, up to
-four per character) and are freed under the interpreter lock (20 ms)."""
+"""Longest text that is encoded although it cannot be cut. All its tokens are in memory at once
+(about 130 bytes each, up to four per character) and are freed under the interpreter lock (20
+ms)."""
 
 _TAIL_CHARS = 32
-"""Characters at the end of a chunk where words may differ from those of the whole text: the regexes
-of tokenizers look ahead a character or two beyond a word."""
+"""Length of the end of a chunk, in characters, where words may differ from those of the whole text:
+the regexes of tokenizers look ahead a character or two beyond a word."""
 _TAIL_WORDS = 2
 _CHECKED_WORDS = 6
-"""Words on each side of a cut that are encoded again to verify it."""
+"""Number of words on each side of a cut that are encoded again to verify the cut."""
 _CUT_TRIES_MAX = 64
-"""Words tried as cuts, from the end of a chunk leftwards, before a longer chunk is taken."""
+"""Maximum number of words whose beginnings are tried as cuts, from the end of a chunk leftwards,
+before a longer chunk is tried."""
 
 
 class _CutPoint(NamedTuple):
+    """Position in an encoded text: the numbers of characters and tokens before it."""
+
     chars: int
     tokens: int
 
@@ -49,14 +55,16 @@ class ChunkedEncoder:
         chunk_chars: int = CHUNK_CHARS,
     ) -> None:
         """`anchor`: one special token; text encoded after it is not treated as the beginning of a
-        text. A text of more than `tokens_max` ids is refused as soon as that is known."""
+        text. A text of more than `tokens_max` ids (None: no limit) is refused as soon as its number
+        of ids is known to exceed that."""
         self._raw = raw
         self._anchor = anchor
         self._tokens_max = tokens_max
         self._chunk_chars = chunk_chars
 
     def encode(self, text: str, *, is_continuation: bool = False) -> list[int]:
-        """Encode a text. Raises TooLong."""
+        """Encode a text. Raises TooLong if it has more than `tokens_max` ids, or is long and cannot
+        be cut."""
         ids: list[int] = []
         at, size = 0, self._chunk_chars
         while at + size < len(text):
@@ -100,8 +108,8 @@ class ChunkedEncoder:
     ) -> tuple[_CutPoint | None, list[int]]:
         """Encode one chunk of a text of `chars` characters.
 
-        Returns where to cut it and the ids before that; None if it has no verified cut. Raises
-        TooLong.
+        Returns the cut, relative to the chunk, and the ids before the cut; (None, []) if the chunk
+        has no verified cut. Raises TooLong.
         """
         prefix = self._anchor if is_continuation and self._anchor is not None else ""
         encoding = self._raw.encode_batch([prefix + chunk], add_special_tokens=False)[0]
@@ -141,6 +149,7 @@ class ChunkedEncoder:
 
 
 def _find_word_start(encoding: tokenizers.Encoding, word: int) -> _CutPoint | None:
-    """Find where a word begins. Returns None if no token belongs to it."""
+    """Find the character and the token at which a word begins. Returns None if no token belongs to
+    the word."""
     tokens, chars = encoding.word_to_tokens(word), encoding.word_to_chars(word)
     return None if tokens is None or chars is None else _CutPoint(chars[0], tokens[0])

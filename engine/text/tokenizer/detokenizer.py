@@ -1,4 +1,5 @@
-"""Incremental detokenization: never half a character, never a later correction."""
+"""Incremental detokenization that never returns half a character and never revises returned
+text."""
 
 from collections.abc import Collection, Sequence
 
@@ -7,14 +8,16 @@ from tokenizers.decoders import DecodeStream
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
 _HELD_IDS_MAX = 64
-"""Most ids held back. A character has at most four bytes, so more ids than this are noise."""
+"""Maximum number of ids held back. A character has at most four bytes, so this many ids that yield
+no text are noise."""
 
 
 class Detokenizer:
     """Converts ids to text as they arrive.
 
-    `push` returns the text that is final, `flush` the rest. Special tokens are skipped, except
-    `visible_ids` (markers of tool calls), which appear as they are spelt.
+    `push` returns text that later ids cannot change; `flush` returns the text held back. Special
+    tokens are skipped, except `visible_ids` (markers of tool calls), which appear as they are
+    spelt.
     """
 
     def __init__(self, tokenizer: Tokenizer, visible_ids: Collection[int] = ()) -> None:
@@ -22,7 +25,7 @@ class Detokenizer:
         self._visible_ids = frozenset(visible_ids)
         self._stream = DecodeStream(skip_special_tokens=True)
         self._held: list[int] = []
-        """Ids passed to the stream since it last returned text."""
+        """Ids passed to `_stream` since it last returned text."""
 
     def push(self, ids: Sequence[int]) -> str:
         if len(ids) == 1:
@@ -30,7 +33,8 @@ class Detokenizer:
         return "".join([self._push_id(id) for id in ids])
 
     def flush(self) -> str:
-        """Return the text held back; unfinished characters become U+FFFD. More may be pushed."""
+        """Return the text held back; unfinished characters become U+FFFD. The caller may push more
+        ids afterwards."""
         return self._flush_held()
 
     def _push_id(self, id: int) -> str:

@@ -18,14 +18,16 @@ from continuo.engine.errors import ModelError, TooLong
 from continuo.engine.text.tokenizer.chunked_encoding import ChunkedEncoder
 
 MARK_OPEN, MARK_CLOSE = "\ufdd0", "\ufdd1"
-"""Delimiters of a stretch that looks like a control token and must stay plain text. Noncharacters,
-which Unicode reserves for internal use; in untrusted text they become U+FFFD."""
+"""Delimiters of a stretch that looks like a control token and must be encoded as plain text. Both
+are noncharacters, which Unicode reserves for internal use; in untrusted text they are replaced by
+U+FFFD."""
 
 _REPLACEMENT = "\ufffd"
 _ENCODINGS_CACHED = 16
-"""Texts whose ids are cached: searching for clean splits encodes the same ones repeatedly."""
+"""Size of the cache of encoded texts: searching for clean splits encodes the same texts
+repeatedly."""
 _SEARCH_CHARS_MAX = 16 * 1024
-"""Characters that one call of `re` reads: a few milliseconds at most."""
+"""Characters that one call of `re` searches: a few milliseconds at most."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -43,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Tokenizer:
-    """Encodes text by how far it is trusted.
+    """Encodes text according to how far it is trusted.
 
     `encode` parses control tokens written in the text, `encode_untrusted` never does, and
     `encode_marked` parses those outside MARK_OPEN...MARK_CLOSE.
@@ -77,8 +79,8 @@ class Tokenizer:
         # Tokens that absorb the spaces beside them are not reliable borders.
         sharp = [text for text, id in self._control_ids.items() if not _strips_spaces(added[id])]
         self._border = re.compile(f"(?<!{MARK_OPEN})(?:{_compile_alternatives(sharp).pattern})")
-        # A token before a stretch of text marks it as not the beginning, where SentencePiece-like
-        # tokenizers insert a space.
+        # SentencePiece-like tokenizers insert a space at the beginning of a text; text after this
+        # token is not at the beginning.
         self._anchor = next(
             (added[id] for id in sorted(self.special_ids) if not _strips_spaces(added[id])), None
         )
@@ -97,13 +99,13 @@ class Tokenizer:
 
     @cached_property
     def token_chars_max(self) -> int | None:
-        """The most characters that one token stands for: a text of n characters has at least
-        n / token_chars_max tokens. None if no such bound is known."""
+        """The largest number of characters that one token can stand for: a text of n characters has
+        at least n / token_chars_max tokens. None if no such bound is known."""
         return compute_token_chars_max(self.raw)
 
     @cached_property
     def vocab_size(self) -> int:
-        """The largest id plus one."""
+        """The largest token id plus one."""
         return max(self.raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def id_of(self, token: str) -> int | None:
@@ -112,7 +114,8 @@ class Tokenizer:
     def encode(self, text: str, *, is_continuation: bool = False) -> list[int]:
         """Encode trusted text: control tokens written in `text` are parsed; none are added.
 
-        `is_continuation`: the text continues other text, so no beginning is marked.
+        `is_continuation`: `text` continues other text, so a tokenizer that marks the beginning of a
+        text (with a space) must not do so.
         """
         return list(self._encode_cached(text, is_continuation=is_continuation))
 
@@ -120,7 +123,8 @@ class Tokenizer:
         return self._encoder.encode(text, is_continuation=is_continuation)
 
     def encode_untrusted(self, text: str, *, is_continuation: bool = False) -> list[int]:
-        """Encode untrusted text: stretches that look like control tokens are spelt out."""
+        """Encode untrusted text: stretches that look like control tokens are encoded as plain
+        text."""
         return self.encode_marked(self.mark_lookalikes(text), is_continuation=is_continuation)
 
     def mark_lookalikes(self, text: str) -> str:
@@ -139,8 +143,8 @@ class Tokenizer:
     def encode_marked(self, text: str, *, is_continuation: bool = False) -> list[int]:
         """Encode text that may contain marked stretches.
 
-        Each, with the text beside it up to the next control token, is encoded as if there were no
-        control tokens. Raises TooLong.
+        Each marked stretch, with the text around it up to the nearest control tokens outside marks,
+        is encoded as if there were no control tokens. Raises TooLong.
         """
         if MARK_OPEN not in text and MARK_CLOSE not in text:
             return self.encode(text, is_continuation=is_continuation)
@@ -159,7 +163,8 @@ class Tokenizer:
         return ids
 
     def _iter_runs(self, text: str) -> Iterator[str]:
-        """Yield the control tokens of `text` (marked) and the runs between them, in order."""
+        """Yield the control tokens of marked text that are outside marks, and the runs of text
+        between them, in order."""
         at = 0
         for found in self._iter_matches(self._trusted, text):
             yield text[at : found.start()]
@@ -172,7 +177,8 @@ class Tokenizer:
     ) -> Iterator[re.Match[str]]:
         """Yield the matches of a pattern of control tokens, like `finditer`.
 
-        Reads a bounded stretch of the text per call of `re`, which holds the interpreter lock.
+        Searches only a bounded stretch of the text per call of `re`, because `re` holds the
+        interpreter lock.
         """
         while at < len(text):
             end = at + _SEARCH_CHARS_MAX
@@ -184,14 +190,16 @@ class Tokenizer:
             at = max(at, end)
 
     def find_last_border(self, text: str) -> int:
-        """Return the offset after the last control token of `text` (marked); 0 if it has none."""
+        """Return the offset after the last control token of marked text that is a reliable border;
+        0 if there is none."""
         return max((found.end() for found in self._iter_matches(self._border, text)), default=0)
 
     def splits_cleanly_at(self, text: str, at: int) -> bool:
-        """Whether the ids of `text` (marked) are those of text[:at] followed by those of text[at:].
+        """Whether the ids of `text`, which may be marked, are those of text[:at] followed by those
+        of text[at:].
 
-        Control tokens are reliable borders, so only the text from the last to the next one is
-        encoded.
+        Control tokens are reliable borders, so only the text from the last one before `at` to the
+        next one after it is encoded.
         """
         left, right = text[:at], text[at:]
         start = self.find_last_border(left)
@@ -209,7 +217,8 @@ class Tokenizer:
         return self.raw.decode(list(ids), skip_special_tokens=skip_special)
 
     def _spell_out(self, text: str) -> list[int]:
-        """Encode `text` with the vocabulary alone, without parsing added tokens."""
+        """Encode `text` with the vocabulary alone, without parsing added tokens. Never returns the
+        id of a control token."""
         ids = self._plain_encoder.encode(text)
         forbidden = set(self._control_ids.values())
         if forbidden.isdisjoint(ids):
@@ -235,8 +244,8 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 _COMPOSED_CHARS_MAX = 4
-"""Most characters that NFC and NFKC compose into one (Unicode Standard Annex 15, expansion
-factors)."""
+"""Largest number of characters that NFC and NFKC compose into one (Unicode Standard Annex 15,
+expansion factors)."""
 _SHORTENING_FACTORS = {"NFC": _COMPOSED_CHARS_MAX, "NFKC": _COMPOSED_CHARS_MAX, "NFD": 1, "NFKD": 1}
 _LENGTH_KEEPING_STEPS = {
     *("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "Punctuation", "Split", "Prepend")
@@ -244,7 +253,8 @@ _LENGTH_KEEPING_STEPS = {
 
 
 def compute_token_chars_max(raw: tokenizers.Tokenizer) -> int | None:
-    """Compute the most characters that one token stands for. Returns None if no bound is known.
+    """Compute the largest number of characters that one token can stand for. Returns None if no
+    bound is known.
 
     The bound is known for a BPE that spells out unknown text in bytes or character by character,
     after steps that drop no character: the case for all tokenizers of chat models.
@@ -281,7 +291,7 @@ def _is_byte_level(model: dict[str, Any], steps: Sequence[dict[str, Any]]) -> bo
 
 
 def _counts_unknown(model: dict[str, Any]) -> bool:
-    """Whether each unknown character is one token."""
+    """Whether the model encodes each unknown character as one token of its own."""
     return model.get("unk_token") is not None and not model.get("fuse_unk")
 
 
