@@ -86,7 +86,7 @@ class SessionWriter:
         model_digest: str = "",
         replaces_all: bool = False,
     ) -> None:
-        """`new`: arguments to create the session again if the store has lost it. The store has
+        """`new`: from which the session is created again if the store has lost it. The store has
         `entries`, and the events before the offset `written_offset`; the event at `base_offset` has
         number 0 there. `model_digest`: the model that the ids belong to. `replaces_all`: the stored
         ids belong to another model, and the first write replaces all entries, the state and the
@@ -105,7 +105,7 @@ class SessionWriter:
         self._has_unconfirmed_entries = False
         """Whether the store may have further, unknown entries after the confirmed ones."""
         self._unwritten_ends: list[str] = []
-        """Ids of responses that have ended, but are not yet removed from the store."""
+        """Ids of responses that the next write marks as ended in the store."""
         self._revoked_keys: set[str] = set()
         """Idempotency keys that the store may have although their requests had no effect."""
         self._has_unconfirmed_write = False
@@ -280,7 +280,7 @@ class SessionWriter:
                 await self._lease_holder.claim()
                 return await self._find_result(request)
         except (StoreReplaced, SessionNotFound):
-            return None  # the results of other gateways are lost; the next write restores this gateway's
+            return None  # other gateways' results are lost; the next write restores our own
 
     async def _find_result(self, request: IdempotentRequest) -> bytes | None:
         return await self._lease_holder.run(

@@ -27,8 +27,9 @@ class DeletedSession(msgspec.Struct, frozen=True):
     """A session that was just deleted."""
 
     owner: str
+    """Id of the gateway that owned it."""
     fence: int | None
-    """A fence above all that the session had; None if another request deleted it first."""
+    """A fence higher than any that the session had; None if another request deleted it first."""
 
 
 class RemoteSessions:
@@ -55,7 +56,7 @@ class RemoteSessions:
         return await fork_origin(self._factory, snapshot, fork.item_id)
 
     async def delete(self, session_id: str, tenant: str, access: Access) -> DeletedSession | None:
-        """Delete a session from the store. The gateway that owned it finds out from the store, or
+        """Delete a session from the store. The gateway that owned it learns this from the store, or
         from the engine (`release_engine_session`). Returns None if the session does not exist.
         Raises Refusal."""
         with _refusing_store_errors():
@@ -79,7 +80,7 @@ class RemoteSessions:
                 await engine.close(session_id)
 
     async def _load(self, session_id: str, tenant: str, access: Access) -> Snapshot | None:
-        """Raises Refusal."""
+        """Load a session. Returns None under the conditions of `_find`. Raises Refusal."""
         with _refusing_store_errors():
             metadata = await self._find(session_id, tenant, access)
             return None if metadata is None else await self._factory.store.load(session_id)
