@@ -117,7 +117,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     resume_window_s: float = 900.0
     """How long a session can be resumed after its client has disconnected; then it expires."""
     detach_grace_s: float = 30.0
-    """How long a response is generated for a disconnected client; then it pauses."""
+    """How long a response is generated after its client has disconnected; then its generation
+    pauses until the client resumes the session."""
     requests_per_minute: int = 0
     """Responses a tenant may begin, on any endpoint of this process; more are refused until the
     token bucket has refilled. 0: no limit."""

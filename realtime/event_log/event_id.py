@@ -32,8 +32,8 @@ class ResponseProgress(msgspec.Struct, frozen=True, gc=False):
     chars: int = 0
     """Characters so far of the item that has begun and not ended; 0 if there is none."""
     checksum: int = 0
-    """CRC-32 of the output so far and of how its items ended. It must be the same if the response
-    is generated again elsewhere."""
+    """CRC-32 of the output so far: its text, the names of called functions, and the status of ended
+    items. It must be the same if the response is generated again elsewhere."""
 
 
 class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):

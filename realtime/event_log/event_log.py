@@ -30,7 +30,7 @@ from continuo.realtime.protocol.events import (
 from continuo.realtime.protocol.items import FunctionCallItem, Item, MessageItem
 
 LOGGED_EVENTS_MAX = 256
-"""Events kept for replay; a client at an older position gets a snapshot."""
+"""Number of logged events kept for replay; a client whose position is older gets a snapshot."""
 
 UNRESUMABLE = EventId(epoch="0")
 """Position of events that are not in the order of the log: a client that has seen only such events
@@ -69,7 +69,7 @@ class EventLog:
         self.epoch = epoch
         self._events = list(events)
         self._first_offset = first_offset
-        """Offset of the oldest event kept."""
+        """Offset of the first event in `_events`."""
         self._responses: dict[int, _ResponseStream] = {}
         """Output of the responses being generated, by response number (the offset of their
         start)."""
@@ -235,7 +235,7 @@ class EventLog:
         self._ahead.clear()
 
     def attach(self, listener: EventListener) -> None:
-        """Emit all events from now on to a listener."""
+        """Attach a listener. All events from now on are emitted to it."""
         self._listener = listener
         self._ahead = {}
 
@@ -321,7 +321,7 @@ class _Replay:
         }
 
     def add(self, logged: LoggedEvent, offset: int) -> None:
-        """Add a logged event, after the output that precedes it."""
+        """Add a logged event to `missed`, after the output that precedes the event."""
         ended = logged.response_number
         if ended is None:
             self._add_item_before(logged.event, offset)
@@ -390,7 +390,7 @@ class _Replay:
 
 
 class _OutputItem(msgspec.Struct):
-    """Item of a response, as far as it was generated."""
+    """An output item of a response, with its text so far."""
 
     started: OutputItemStarted
     text: list[str]
@@ -398,7 +398,7 @@ class _OutputItem(msgspec.Struct):
 
 
 class _ResponseStream:
-    """Output of a response, as far as it was generated."""
+    """The output of one response so far."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -433,7 +433,8 @@ class _ResponseStream:
         return [output.started.item.id for output in self._items]
 
     def find_open_item(self) -> tuple[str | None, int]:
-        """Return the id of the item that has begun and not ended, or None, and its characters."""
+        """Return the id of the item that has begun and not ended, and its number of characters so
+        far. Returns None and 0 if there is no such item."""
         last = self._items[-1] if self._items else None
         if last is None or last.ended is not None:
             return None, 0
@@ -471,7 +472,8 @@ class _ResponseStream:
                     yield output.ended, self._boundaries[end]
 
     def _progress_at(self, item_boundaries: int, chars: int) -> ResponseProgress:
-        """Return the progress, with its checksum, at a number of boundaries and characters."""
+        """Return the progress, with its checksum, at `chars` characters after a number of item
+        boundaries."""
         if not chars:
             return self._boundaries[item_boundaries]
         return _advance(

@@ -263,9 +263,9 @@ class EngineSession:
     async def fork_into(
         self, child: str, desired: Sequence[Span], tail: Sequence[int], fence: int
     ) -> tuple[tuple[Span, ...], list[int]] | None:
-        """Fork the ids in common with `desired` and `tail` into the session `child`, under the
-        child's `fence`. Returns the spans and further ids of its log, or None if nothing was
-        forked. A running turn continues."""
+        """Fork the leading ids in common with `desired` and `tail` into the session `child`, under
+        the child's `fence`. Returns the spans and further ids of the child's log, or None if
+        nothing was forked. A running turn of this session continues."""
         async with self._lock:
             spans = self._spans
             if spans is None:

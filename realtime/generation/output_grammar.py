@@ -1,4 +1,5 @@
-"""Grammars that force tool calls and output formats, and which of them can be enforced. Pure."""
+"""Grammars that force tool calls and output formats, and the check that they can be enforced.
+Pure."""
 
 import asyncio
 

@@ -50,7 +50,8 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     items: tuple[Item, ...] = ()
     answer: str | None = None
     sampled: tuple[int, int] | None = None
-    """Start and end of the sampled ids within the ids."""
+    """Start and end of the sampled ids within the ids of the entry; None if it has no sampled
+    ids."""
     open: bool = False
     dropped: bool = False
     words: str | None = None
@@ -182,7 +183,7 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True):
     first: int = 0
     """Offset in the event log of the event that has number 0 in the store."""
     model: str = ""
-    """Digest of the model, tokenizer and chat template that the ids belong to; empty: unknown."""
+    """Digest of the model, tokenizer and chat template that the ids belong to; empty if unknown."""
 
 
 def is_same_model(model: str, digest: str) -> bool:

@@ -20,7 +20,8 @@ class Credentials(msgspec.Struct, frozen=True):
     settings: GenerationSettings | None = None
     """Initial settings of the client's sessions; None: the server's defaults."""
     is_ephemeral: bool = False
-    """Whether the client may only hold conversations, as with a client secret."""
+    """Whether the client may only use sessions, as with a client secret; requests that need a full
+    key are refused."""
     client_secret_digest: bytes = b""
     """Digest of the client secret that was shown; empty if none was shown, which matches no
     session."""
@@ -128,7 +129,7 @@ def session_not_found(resume_request: ResumeRequest) -> Refusal:
 
 def make_secret(token: str, credentials: Credentials) -> bytes:
     """Make the record by which any gateway checks access to a new session later: the digest of its
-    resume token, followed by that of the client secret that began it, if any."""
+    resume token, followed by the digest of the client secret under which it began, if any."""
     return hash_token(token) + credentials.client_secret_digest
 
 

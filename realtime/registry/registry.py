@@ -458,7 +458,7 @@ class Registry:
 
     def _unload_lost(self, entry: _OpenSession, error: LeaseLost) -> "asyncio.Task[None]":
         """Close the connection of a session that was taken over or deleted, and unload the session.
-        The returned task ends when it is unloaded."""
+        The returned task ends when the session is unloaded."""
         ended = isinstance(error, SessionEnded)
         if entry.close_connection is not None:
             (_close_deleted if ended else _close_replaced)(entry.close_connection)
@@ -625,8 +625,8 @@ class Registry:
             await session.extend_deadline(window_s, is_parked=True)
 
     def drain(self) -> None:
-        """Close each connection, at once or when its responses have ended. Clients shall reconnect
-        to another gateway."""
+        """Close each connection, at once or when its responses have ended, so that clients
+        reconnect to another gateway."""
         for entry in self._sessions.values():
             entry.session.call_when_idle(partial(self._close_for_restart, entry))
 

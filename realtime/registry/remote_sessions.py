@@ -37,7 +37,8 @@ class RemoteSessions:
         self._factory = factory
 
     async def status(self, session_id: str, tenant: str, access: Access) -> SessionStatus | None:
-        """Returns None if the session does not exist. Raises Refusal."""
+        """Return the status of a remote session, or None if the session does not exist. Raises
+        Refusal."""
         snapshot = await self._load(session_id, tenant, access)
         if snapshot is None:
             return None
@@ -45,7 +46,7 @@ class RemoteSessions:
         return stored_status(snapshot, info, self._factory.template)
 
     async def fork_origin(self, fork: ForkRequest, tenant: str, access: Access) -> SessionOrigin:
-        """Make the origin of a fork of a remote session. Raises Refusal."""
+        """Make the origin (initial content) of a fork of a remote session. Raises Refusal."""
         snapshot = await self._load(fork.session_id, tenant, access)
         if snapshot is None:
             raise Refusal(

@@ -407,7 +407,7 @@ class ActiveResponses:
             await self._engine.resume(generation.engine_session.session_id)
 
     async def flush_journals(self) -> None:
-        """Write all sampled ids to the token journals, as far as the store accepts them."""
+        """Write all sampled ids to the store. Errors of the store are ignored."""
         for journal in [*self._journals.values()]:
             with contextlib.suppress(StoreError):
                 await journal.flush()

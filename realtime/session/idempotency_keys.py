@@ -24,7 +24,7 @@ class IdempotencyKeys:
         self._recorded: dict[str, IdempotentRequest] = {}
         session_writer.completed_requests = self._recorded.values
         self._unwritten: dict[str, IdempotentRequest] = {}
-        """Executed requests that are not written to the store yet."""
+        """Executed requests whose outcomes are not in the store yet."""
 
     async def find_result(self, idempotent_request: IdempotentRequest) -> bytes | None:
         """Return the recorded outcome. Returns None if the key is new.

@@ -44,7 +44,8 @@ def replay(
 ) -> bool:
     """Replay the outcome `result` to the client.
 
-    Returns False for commands that are naturally idempotent and may run again. Raises Refusal.
+    Returns False for commands that may run again: naturally idempotent ones, and a cancellation
+    that a takeover has lost. Raises Refusal.
     """
     emit = unit_of_work.event_log.emit_unlogged
     match command:
@@ -78,7 +79,8 @@ def replay(
 
 
 def _replay_commit(item_id: str, unit_of_work: UnitOfWork) -> None:
-    """Emit the commit of the text buffer again, and its item, or that the item is deleted."""
+    """Emit the commit of the text buffer again, then its item, or ItemDeleted if the item was
+    deleted since."""
     conversation, emit = unit_of_work.conversation, unit_of_work.event_log.emit_unlogged
     found = conversation.find(item_id)
     emit(TextCommitted(item_id, conversation.previous_item_id(item_id) if found else None))

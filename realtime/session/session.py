@@ -125,7 +125,8 @@ class Session:
         )
         self._is_paused = False
         self._idempotent_request: IdempotentRequest | None = None
-        """The present command, if the client gave it an idempotency key."""
+        """The request that carries the present command, if the client gave it an idempotency
+        key."""
         self._deadline_s: float | None = None
         """Deadline of the present command, on the clock of the event loop."""
         self._active_responses = ActiveResponses(
@@ -255,7 +256,8 @@ class Session:
         return self._unit_of_work.session_writer.needs_full_write
 
     async def rewrite_to_store(self) -> None:
-        """Write the whole session, though nothing has changed. Raises StoreError."""
+        """Write the session without a change of it, to repair a store that has lost data. Raises
+        StoreError."""
         await self._unit_of_work.write_all()
 
     async def _kv_residency(self) -> KVResidency:
@@ -354,10 +356,11 @@ class Session:
         return SessionStatus.of(self.state.value, self.conversation, info)
 
     async def close(self) -> None:
-        """End the session and delete it from the store. Cancels active responses, within a step.
+        """End the session and delete it from the store. Cancels active responses, within an engine
+        step.
 
-        Never raises. An unreachable engine is sent the close later; an unreachable store expires
-        the session.
+        Never raises. If the engine is unreachable, its sessions are closed later; if the store is
+        unreachable, the session expires there.
         """
         await self._release_engine_sessions()
         try:
@@ -464,7 +467,7 @@ class Session:
             self._tenant_rate_limits.charge_tokens(len(self.conversation.head.ids))
 
     def _should_sync_engine(self) -> bool:
-        """Whether a change is sent to the engine at once."""
+        """Whether a change is sent to the engine at once, and not after the active response."""
         return Action.SYNC_ENGINE in self._state_machine.check(Trigger.EDIT)
 
     async def _truncate(self, command: TruncateItem) -> None:

@@ -150,8 +150,8 @@ class UnitOfWork:
 
         `make_events`: makes the events to emit, from the new conversation and its rewind of the
         old one. `should_sync`: returns whether the change is sent to the engine now. `param`: the
-        field that a refusal names. `chars`: length of
-        the text to tokenize. `draft`, `settings`, `context_window`: new values; None keeps the old.
+        field that a refusal names. `chars`: length of the text to tokenize. `draft`, `settings`,
+        `context_window`: new values; None keeps the old.
 
         Raises Refusal, EngineError and StoreError; then nothing has changed.
         """
@@ -284,7 +284,8 @@ class UnitOfWork:
             self.event_log.epoch = wire_epoch(self.session_writer.lease.store_epoch, self.epoch)
 
     async def write_all(self) -> None:
-        """Write the whole session: when it begins, or after a failed write. Raises StoreError."""
+        """Write all that the store lacks, without a change: when a fork begins, or after data loss.
+        Raises StoreError."""
         async with self._lock:
             desired = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
             await self._write(desired, SessionChanges())
