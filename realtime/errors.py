@@ -4,7 +4,7 @@ RealtimeError
 ├── Refusal               the request cannot be done; nothing changed, the connection stays open
 │   └── BadFrame          the frame is not valid; too many in a row close the connection
 ├── ConnectionCloseError  the connection must be closed, with a close code
-└── SetupError            the server cannot start as configured; has one line for the operator
+└── SetupError            the server cannot start as configured; the message is one line
 """
 
 from typing import Literal

@@ -33,8 +33,8 @@ EmitEvent = Callable[[ConversationEvent], None]
 
 
 class Generation:
-    """A response that is being generated. `response` is its present state; its settings get the
-    seed that was used when it ends. `sampled_ids` are the ids sampled so far."""
+    """A response that is being generated. `response` is its present state; when it has ended, its
+    settings contain the seed that was used. `sampled_ids` are the ids sampled so far."""
 
     def __init__(
         self,

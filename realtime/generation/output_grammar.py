@@ -20,8 +20,8 @@ async def check_enforceable(
 
 def build_grammar(settings: GenerationSettings, template: ChatTemplate) -> Grammar | None:
     """Build the grammar that the output must follow. Returns None if the output is unconstrained.
-    Raises Refusal as `check_enforceable` does; call that first, because it compiles off the event
-    loop."""
+    Raises Refusal as `check_enforceable` does. Call `check_enforceable` first: it compiles the
+    schemas off the event loop."""
     _check_enforceable(settings, template, "")
     choice, text_grammar = settings.tool_choice, settings.sampling.grammar
     if not _are_calls_constrained(settings):

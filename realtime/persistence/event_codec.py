@@ -37,7 +37,7 @@ from continuo.realtime.protocol.settings import GenerationSettings
 
 _PackedId = bytes
 """A compact id: one byte for its kind (an index of `_ID_KINDS`), then its hex digits as bytes. An
-id that a client chose has the kind `_VERBATIM` and its text."""
+id of another form, as clients choose, has the kind `_VERBATIM`, then its text."""
 _GENERATED_ID = re.compile(r"(item|resp|call)_([0-9a-f]{20})")
 _ID_KINDS = ("item", "resp", "call")
 _VERBATIM = len(_ID_KINDS)

@@ -86,11 +86,11 @@ class SessionWriter:
         model_digest: str = "",
         replaces_all: bool = False,
     ) -> None:
-        """`new`: from which the session is created again if the store has lost it. The store has
-        `entries`, and the events before the offset `written_offset`; the event at `base_offset` has
-        number 0 there. `model_digest`: the model that the ids belong to. `replaces_all`: the stored
-        ids belong to another model, and the first write replaces all entries, the state and the
-        epoch atomically."""
+        """`new`: creates the session again if the store has lost it. The store has `entries`, and
+        the events before the offset `written_offset`; the event at `base_offset` has number 0
+        there. `model_digest`: the model that the ids belong to. `replaces_all`: the stored ids
+        belong to another model, and the first write replaces all entries, the state and the epoch
+        atomically."""
         self._model_digest = model_digest
         self._replaces_all = replaces_all
         self._store = store
@@ -224,8 +224,8 @@ class SessionWriter:
             return
         if overwrites:
             # The new data may be as long as the data it replaced: if the store loses this write and
-            # returns to the old data, only a lost fence shows that. So a new one is claimed. If it
-            # is not granted, the write counts as one without a reply.
+            # returns to the old data, only a missing fence reveals that. Therefore a new fence is
+            # claimed. If it is not granted, the write counts as one without a reply.
             await self._lease_holder.claim()
         self._needs_full_write = self._has_unconfirmed_write = (
             self._lease_holder.has_store_lost_fence

@@ -20,7 +20,7 @@ from continuo.realtime.store import (
 log = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S = 0.1
-"""Maximum time between sampling an id and writing it to the store, while the store is available."""
+"""Maximum time between emitting an id and writing it to the store, while the store is available."""
 _WORKERS = 4
 """Number of tasks that flush the journals of a gateway. Each has a share of the responses and
 writes these in one call per interval: one call for all responses would delay other work of that

@@ -431,7 +431,7 @@ class Registry:
         return entry
 
     def _close_after_gap(self, entry: _OpenSession) -> None:
-        """Close the connection of a client that has received other output than is being generated
+        """Close the connection of a client whose received output differs from what is generated
         again. The client reconnects and gets a snapshot."""
         if entry.close_connection is not None:
             entry.close_connection(

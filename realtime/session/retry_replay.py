@@ -115,10 +115,10 @@ def _replay_response(response_id: str, unit_of_work: UnitOfWork) -> None:
 def _replay_cancel(
     response_id: str, unit_of_work: UnitOfWork, active_responses: ActiveResponses
 ) -> bool:
-    """Replay the cancellation of the response `response_id`. Empty: the cancellation was refused.
+    """Replay the cancellation of the response `response_id`; empty if none was active then.
 
     Returns False if the response is being generated and is not cancelled, after a takeover by a
-    gateway that did not know of the cancellation yet. Raises Refusal.
+    gateway that did not know of the cancellation yet. Raises Refusal if `response_id` is empty.
     """
     if not response_id:
         raise Refusal(

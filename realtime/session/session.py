@@ -256,8 +256,8 @@ class Session:
         return self._unit_of_work.session_writer.needs_full_write
 
     async def rewrite_to_store(self) -> None:
-        """Write the session without a change of it, to repair a store that has lost data. Raises
-        StoreError."""
+        """Write the session again though it has not changed, to repair a store that has lost data.
+        Raises StoreError."""
         await self._unit_of_work.write_all()
 
     async def _kv_residency(self) -> KVResidency:

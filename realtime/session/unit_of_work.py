@@ -221,9 +221,8 @@ class UnitOfWork:
             await self._write(
                 desired, SessionChanges(started_response=checkpoint, request=idempotent_request)
             )
-            if (
-                entry is not None
-            ):  # out of band, `new` may be outdated: a response may have added an item
+            # out of band, `new` may be outdated: an active response may have added an item
+            if entry is not None:
                 self.conversation = new
             self.checkpoints[response.id] = checkpoint
             self._emit(events)
@@ -267,9 +266,8 @@ class UnitOfWork:
                 raise
             except StoreError as error:
                 log.warning("the end of %s is not written yet: %s", response.id, error)
-            if (
-                checkpoint.entry is not None
-            ):  # out of band, `new` may be outdated, as in `begin_response`
+            # out of band, `new` may be outdated, as in `begin_response`
+            if checkpoint.entry is not None:
                 self.conversation = new
             self._emit(events)
 
