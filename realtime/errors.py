@@ -4,7 +4,7 @@ RealtimeError
 ├── Refusal               the request cannot be done; nothing changed, the connection stays open
 │   └── BadFrame          the frame is not valid; too many in a row close the connection
 ├── ConnectionCloseError  the connection must be closed, with a close code
-└── SetupError            the server cannot start as configured: one line for the operator
+└── SetupError            the server cannot start as configured; the message is one line
 """
 
 from typing import Literal
@@ -19,8 +19,8 @@ class RealtimeError(Exception):
 class Refusal(RealtimeError):
     """A request that changed nothing; sent as an `error` event, or as HTTP 4xx or 5xx.
 
-    `param` is the path of the field at fault, `event_id` the client's, and `retry_after_s` the
-    time after which a retry would succeed.
+    `param`: path of the field at fault. `event_id`: id of the refused client event.
+    `retry_after_s`: seconds after which a retry would succeed.
     """
 
     def __init__(
@@ -43,8 +43,9 @@ class Refusal(RealtimeError):
 
     @property
     def http_status(self) -> int:
-        """HTTP status of the refusal, also where the wire is not HTTP. Faults of the server are
-        503, because a retry may succeed; only a bug (`server_error`) is 500."""
+        """HTTP status of the refusal; defined also for refusals that are sent on a WebSocket.
+        Faults of the server are 503, because a retry may succeed; only a bug (code `server_error`)
+        is 500."""
         if self.code in _HTTP_STATUS:
             return _HTTP_STATUS[self.code]
         if self.kind == "server_error":

@@ -15,8 +15,9 @@ def conversation_id_of(session_id: str) -> str:
 
 
 def deterministic_id_factory(source: str) -> Callable[[str], str]:
-    """Return a function that makes ids from prefixes. Its sequence of ids depends on `source`
-    alone, so that an object that is built again gets the same ids."""
+    """Return a function that makes an id from a prefix, as `generate_id` does, but derives it from
+    `source`, the prefix and the number of earlier calls instead of random bits. An object that is
+    built again with the same calls gets the same ids."""
     count = 0
 
     def generate(prefix: str) -> str:

@@ -6,8 +6,8 @@ EVENT_ID_CHARS_MAX = 512
 """A longer client `event_id` is an error."""
 ITEM_ID_CHARS_MAX = 128
 TEXT_CHARS_MAX = 512 * 1024
-"""Text of a content part, or the instructions; a longer one would exceed the frame limit of some
-clients when it is echoed."""
+"""Maximum length of the text of one content part, and of the instructions. The server echoes both;
+a longer text would exceed the frame limit of some clients."""
 PARTS_MAX = 64
 TOOLS_MAX = 128
 NAME_CHARS_MAX = 64
@@ -17,18 +17,22 @@ STOP_STRINGS_MAX = 16
 STOP_CHARS_MAX = 256
 REALTIME_INPUT_ITEMS_MAX = 1024
 RESPONSES_INPUT_ITEMS_MAX = 4096
-"""Input items of one response; an agent may resend its whole history."""
+"""Maximum number of input items of one response; an agent may resend its whole history."""
 FUNCTION_NAME_CHARS_MAX = 128
 STREAM_ID_CHARS_MAX = 128
 FRAME_VALUES_MAX = 32 * 1024
-"""JSON values in one client event, a string being one; more take too long to parse."""
+"""Maximum number of JSON values in one client event, where a string counts as one; more take too
+long to parse."""
 BODY_VALUES_MAX = 40 * 1024
-"""The same for a frame or body of the Responses API, in which an agent sends its history."""
+"""Maximum number of JSON values in a frame or body of the Responses API, in which an agent sends
+its history."""
 BODY_ESCAPES_MAX = 4 * 1024 * 1024
-"""Backslashes in such a frame or body; more take too long to parse."""
+"""Maximum number of backslashes in a frame or body of the Responses API; more take too long to
+parse."""
 REQUEST_CHARS_MAX = 4 * 1024 * 1024
-"""Instructions, tools and items of one request together, independent of the model's context. No
-single operation on so long a string takes 50 ms, and its tokens take 150 MB at most."""
+"""Maximum total length of the instructions, tools and items of one request, whatever the context of
+the model. No single operation on a string of this length takes 50 ms, and its tokens take at most
+150 MB."""
 OUTPUT_TOKENS_MAX = 1_000_000
 TOP_K_MAX = 1_000_000
 
@@ -37,45 +41,54 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds that an operator may change."""
 
     frame_bytes_max: int = 1024 * 1024
-    """Above it an `error` event, and the connection stays open; above twice it close 1009."""
+    """Size of a client event on a realtime connection. A larger one is refused with an `error`
+    event and the connection stays open; one of more than twice this size closes the connection with
+    1009."""
     bad_frames_max: int = 32
-    """Consecutive frames that are not valid events; then close 1007."""
+    """Consecutive frames that are not valid events, after which the connection is closed with
+    1007."""
     outbox_bytes_max: int = 1024 * 1024
-    """Bytes queued for a slow reader. Above it, reading from that client stops; above it for
-    `outbox_over_limit_s_max`, or above four times it, close 1013."""
+    """Bytes queued for a slow reader. Above this, reading from that client stops. The connection is
+    closed with 1013 if the queue stays above this for `outbox_over_limit_s_max`, or exceeds four
+    times this."""
     outbox_over_limit_s_max: float = 10.0
     off_loop_chars_min: int = 4 * 1024
-    """Longer texts are tokenized on a thread, not on the event loop, and so are texts added to a
-    conversation of more tokens. The worst text takes about 6 us per character, and may be tokenized
-    several times."""
+    """Tokenization of more than this runs on a thread, not on the event loop. Counted are the
+    characters to tokenize plus the tokens of the conversation that they are added to. The slowest
+    text takes about 6 us per character, and may be tokenized several times."""
     out_of_band_responses_max: int = 8
     """Concurrent out-of-band responses of one session; more are refused."""
     command_timeout_s: float = 15.0
     """How long a client event waits for the engine, which may be restarting; then an `error` that
     asks the client to retry."""
     close_timeout_s: float = 5.0
-    """How long closing a session waits for the engine; the rest is done once it is reconnected."""
+    """How long closing a session waits for the engine. After that, the session is closed in the
+    engine once that is reconnected."""
     connection_lifetime_s: float = 3600.0
     """Maximum duration of a connection; then an `error` event, and close 1000."""
     connected_sessions_max: int = 10_000
-    """Sessions with a connection; more are refused with close 1013. As many parked sessions stay in
-    memory; beyond that the oldest are unloaded and stay in the store alone."""
+    """Sessions with a connection; more are refused with close 1013. The same number of parked
+    sessions stays in memory; above it the oldest are unloaded and stay in the store only."""
     response_frame_bytes_max: int = 16 * 1024 * 1024
-    """A frame or body of the Responses API. Above it an error, above five quarters of it close
-    1009: receiving a longer one takes the event loop over 50 ms."""
+    """Size of a frame or body of the Responses API. A larger one is refused with an error; a frame
+    of more than 5/4 of this size closes the connection with 1009, because receiving it would occupy
+    the event loop for more than 50 ms."""
     incoming_bytes_max: int = 160 * 1024 * 1024
-    """Bytes in one server process: heads, bodies and messages that are incomplete, or not yet
-    received by the application. Above it the connection with the most unfinished bytes is closed,
-    with HTTP 503 or close 1013. Room for eight of the largest messages, or for 80 of 2 MiB."""
+    """Bytes of HTTP heads, HTTP bodies and WebSocket messages, over all connections of a server
+    process, that are incomplete or not yet received by the application. Above this the connection
+    with the most such bytes is closed, with HTTP 503 or close 1013. Room for eight of the largest
+    messages, or for 80 of 2 MiB."""
     stream_queues_max: int = 32
-    """Named stream queues with work on one connection; more are refused."""
+    """Stream queues with a `stream_id` that have unfinished requests, per connection; more are
+    refused."""
     running_responses_max: int = 16
     """Concurrent responses of one connection; more wait."""
     waiting_responses_max: int = 256
-    """Responses waiting on one connection; more are refused."""
+    """Responses queued on one connection; more are refused."""
     waiting_response_chars_max: int = 32 * 1024 * 1024
-    """Total length of the frames of waiting responses; more are refused. The same bound, in bytes,
-    holds for waiting steering inputs. Room for two of the longest frames."""
+    """Total length of the frames of the responses queued on one connection; more are refused.
+    Pending steering inputs of a connection have the same bound, in bytes. Room for two of the
+    longest frames."""
     pending_steers_max: int = 16
     """Steering inputs of one connection that are accepted and not yet part of a response; more are
     refused."""
@@ -86,8 +99,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Continuation points of one connection that no other may use (`store: false`); the least
     recently used are evicted first."""
     continuation_tokens_max: int = 8_000_000
-    """Tokens of the conversations of all continuation points, counted once per branch: about 40
-    bytes each. Above it the least recently used are evicted."""
+    """Tokens of the conversations of all continuation points, where a branch is counted once; a
+    token takes about 40 bytes. Above this the least recently used continuation points are
+    evicted."""
     continuation_point_ttl_s: float = 3600.0
     """How long an unused continuation point stays in memory."""
     stored_response_ttl_s: float = 30 * 86400.0
@@ -103,7 +117,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     resume_window_s: float = 900.0
     """How long a session can be resumed after its client has disconnected; then it expires."""
     detach_grace_s: float = 30.0
-    """How long a response is generated for a disconnected client; then it pauses."""
+    """How long a response is generated after its client has disconnected; then its generation
+    pauses until the client resumes the session."""
     requests_per_minute: int = 0
     """Responses a tenant may begin, on any endpoint of this process; more are refused until the
     token bucket has refilled. 0: no limit."""

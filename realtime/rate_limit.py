@@ -1,8 +1,9 @@
 """Rate limits of a tenant: token buckets for responses and tokens per minute. Pure.
 
-A response is charged when it begins, and stays charged if it is refused for a fault of the client
-or its client disconnects. Its tokens are known when it has ended: a bucket may then be in debt, and
-no response begins until that is paid. Text that was tokenized for nothing is charged by its length.
+A request is charged when its response begins. The charge is refunded only after a fault of the
+server, not after a fault or a disconnect of the client. Tokens are charged when the response has
+ended. That may put the bucket into debt (a negative level), and no response begins until refills
+have paid it. Text that was tokenized for a request that failed is charged by its length.
 """
 
 import time
@@ -61,9 +62,9 @@ class TenantRateLimits:
 
     @contextmanager
     def charge_request(self, is_fault: FaultPredicate | None = None) -> Generator[None]:
-        """Charge one request around the beginning of a response. The charge is refunded if that
-        fails by a fault of the server, as decided by `is_fault` (default: `is_server_fault`).
-        Raises Refusal."""
+        """Charge one request, and refund it if the enclosed block, which begins a response, fails
+        by a fault of the server. `is_fault` decides that (default: `is_server_fault`). Raises
+        Refusal if a bucket holds less than 1."""
         for name in self._buckets:
             self._require_available(name)
         self._take("requests", 1)
@@ -78,9 +79,10 @@ class TenantRateLimits:
     def charge_text(
         self, chars: int, tokens_max: int, is_fault: FaultPredicate | None = None
     ) -> Generator[None]:
-        """Charge the tokenization of a request's text if it comes to nothing. A long text is not
-        tokenized while the tokens bucket is in debt; one that is refused, or not finished, is
-        charged by its length, `tokens_max` at most. Raises Refusal."""
+        """Charge a text of `chars` characters if the enclosed block, which tokenizes it, is refused
+        or cancelled. A failure by a fault of the server (`is_fault`, as in `charge_request`) is
+        free. The charge is an estimate from the length, at most `tokens_max` tokens. Raises Refusal
+        if the text is long and the tokens bucket holds less than 1."""
         if chars > self._off_loop_chars and "tokens" in self._buckets:
             self._require_available("tokens")
         try:
@@ -91,7 +93,8 @@ class TenantRateLimits:
             raise
 
     def charge_tokens(self, tokens: int) -> None:
-        """Charge tokens that were computed for no response, or before any."""
+        """Charge tokens that were computed outside of a response, such as those of new
+        instructions."""
         self._take("tokens", tokens)
 
     def charge_usage(self, usage: Usage | None) -> None:
@@ -101,7 +104,7 @@ class TenantRateLimits:
             self._take("tokens", computed)
 
     def levels(self) -> list[RateLimitStatus]:
-        """Return the level of each bucket. A kind without a limit has none."""
+        """Return the level of each bucket. Limits of 0 have no bucket."""
         return [
             RateLimitStatus(
                 name=name,

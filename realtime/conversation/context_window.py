@@ -2,8 +2,8 @@
 
     ├─ instructions, tools ─┼─ out of window ─┼─ kept: 80 % of the context ─┼─ reserve ─┤
 
-Removing items from the window moves all that follow, so their KV is computed again. Therefore many
-are removed at once, and before the context is full, while no response waits for it.
+Removing items from the window shifts all tokens after them, so that their KV is computed again.
+Therefore many items are removed at once, before the context is full and while no response waits.
 """
 
 import msgspec
@@ -20,7 +20,8 @@ class ContextWindow(msgspec.Struct, frozen=True):
     truncation: Truncation
 
     def fit(self, conversation: Conversation) -> Conversation:
-        """Move the oldest items out of the window if the conversation is too long."""
+        """Return the conversation with its oldest items out of window if it is too long. While a
+        response is open, or with truncation disabled, it is returned unchanged."""
         if self.truncation.mode == "disabled" or conversation.has_open_response:
             return conversation
         head = len(conversation.head.ids)
@@ -36,10 +37,10 @@ class ContextWindow(msgspec.Struct, frozen=True):
         return conversation.without_oldest(min(target, bound))
 
     def allows_change(self, old: Conversation, new: Conversation) -> bool:
-        """Whether `old` may be changed to `new` as far as its length is concerned."""
+        """Whether the length of `new` allows an edit that changes `old` to `new`."""
         if new.length <= max(self.context_tokens, old.length):
             return True
         if self.truncation.mode == "disabled" or not new.has_open_response:
             return False
-        # It is fitted when the response has ended. The new items must fit beside the instructions.
+        # `fit` is called when the response has ended. The added items must fit beside the head.
         return new.length - old.length + len(new.head.ids) <= self.context_tokens

@@ -11,8 +11,8 @@ one span on. An engine session that holds the ids of an older conversation finds
 differs (`generation/engine_session`).
 
 A span that is rendered holds one item, or an assistant message and the calls after it, which
-templates expect in one message. A response that is being generated is an open span: it keeps the
-place, its ids are not known yet.
+templates expect in one message. A response that is being generated is an open span: it marks the
+position of the response, whose ids are not known yet.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,11 +34,13 @@ from continuo.realtime.protocol.items import ROOT, ContentPart, Item, MessageIte
 from continuo.realtime.protocol.settings import GenerationSettings, Tool
 
 _NON_MERGING_SUFFIX = " zq9"
-"""Text that merges with no text before it into one token."""
+"""Text that is never merged with text before it into one token. `with_draft` uses it to find the
+ids that stay the same whatever text follows."""
 
 
 class Conversation(msgspec.Struct, frozen=True, eq=False):
-    """`head` and `spans` together are the ids; `length` counts them."""
+    """Items and ids of a conversation: the ids are those of `head`, then of `spans`, and `length`
+    counts them."""
 
     template: ChatTemplate
     instructions: str
@@ -46,7 +48,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     head: Span
     spans: tuple[Span, ...] = ()
     out_of_window: tuple[Item, ...] = ()
-    """Items in front of all spans, which the model no longer sees."""
+    """Items before all spans. They have no ids, because the model no longer sees them."""
 
     @classmethod
     def start(cls, template: ChatTemplate, settings: GenerationSettings) -> "Conversation":
@@ -76,8 +78,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return next((item for item in self.items() if item.id == item_id), None)
 
     def previous_item_id(self, item_id: str) -> str | None:
-        """Return the id of the item before this one, or None if it is the first. Raises
-        KeyError."""
+        """Return the id of the item before `item_id`, or None if that is the first item. Raises
+        KeyError if there is no item `item_id`."""
         previous = None
         for item in self.items():
             if item.id == item_id:
@@ -86,8 +88,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         raise KeyError(item_id)
 
     def compute_rewind(self, old: "Conversation") -> Rewind | None:
-        """Return the rewind that turns the ids of an older conversation into these, or None if all
-        of the older ids stay. Open responses have no ids and do not count."""
+        """Return the rewind that turns the ids of the older conversation `old` into these, or None
+        if all old ids are kept. Open responses have no ids and do not count."""
         same_spans = common_prefix_length(self.all_spans, old.all_spans)
         new_ids, old_ids = (
             [id for span in version.all_spans[same_spans:] for id in span.ids]
@@ -108,26 +110,27 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return any(span.is_open for span in self.spans if _contains_item(span, item_id))
 
     def without_open_responses(self) -> "Conversation":
-        """Remove the responses that are being generated."""
+        """Return the conversation without the responses that are being generated."""
         if not self.has_open_response:
             return self
         return self._tokenize([span for span in self.spans if not span.is_open], since=0)
 
     def render_header(self) -> tuple["Conversation", list[int]]:
-        """Render the header of a response. Returns the conversation, whose spans the template may
-        have changed for it, and the ids of the header."""
+        """Render the header of a response at the end. Returns the conversation and the ids of the
+        header. In the returned conversation, spans may have other ids: some templates change
+        earlier messages when a header follows."""
         tokenization = self._begin_tokenization(self.all_spans)
         header = tokenization.render_header()
         return self._from_tokenization(tokenization), header
 
     def before_response(self, response_id: str) -> "Conversation":
-        """Return the conversation in front of an open response."""
+        """Return the conversation up to an open response, without that response."""
         at = next(n for n, span in enumerate(self.spans) if _is_open_response(span, response_id))
         return msgspec.structs.replace(self, spans=self.spans[:at])
 
     def up_to_item(self, item_id: str | None) -> "Conversation":
-        """Return the conversation up to and including an item (None: all of it), without open
-        responses. Raises KeyError."""
+        """Return the conversation up to and including an item, without open responses. `item_id`
+        None: all items. Raises KeyError if there is no such item."""
         whole = self.without_open_responses()
         if item_id is None:
             return whole
@@ -156,9 +159,9 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return fresh._tokenize(self.spans, since=0)
 
     def retokenize(self) -> "Conversation":
-        """Make all ids anew from the text, because the old ones are of another model, tokenizer or
-        template. Open responses keep their place. Raises BadRequest if the template has no place
-        for an item."""
+        """Tokenize all items again from their text, because the ids belong to another model,
+        tokenizer or chat template. Open responses keep their positions. Raises BadRequest if the
+        template cannot render an item."""
         spans = [
             new
             for span in self.spans
@@ -168,8 +171,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return fresh._tokenize(spans, since=0)
 
     def without_oldest(self, target_tokens: int) -> "Conversation":
-        """Move the oldest spans out of the window until at most `target_tokens` are left, if
-        possible such that a user message is the first one left. The newest span always stays."""
+        """Move the oldest spans out of the window until at most `target_tokens` are left. The first
+        span left is a user message if that is possible. The newest span always stays."""
         user_messages = [
             n for n, span in enumerate(self.spans) if span.items and _is_user_message(span)
         ]
@@ -180,8 +183,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._move_out_of_window(len(self.spans) - 1)
 
     def with_draft(self, draft: str) -> "Conversation":
-        """Append a user message that begins with the draft. Its span has only the ids that stay the
-        same whatever text follows."""
+        """Append the draft as the beginning of a user message. Its span has only the ids that stay
+        the same whatever text follows."""
         versions = [
             self.add_item(
                 MessageItem(id="draft", role="user", parts=(ContentPart("input_text", text),))
@@ -193,7 +196,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return msgspec.structs.replace(versions[0], spans=(*versions[0].spans[:-1], last))
 
     def reuse_spans(self, items: Sequence[Item]) -> list[Span]:
-        """Make spans of the items; spans of this conversation with the same items are reused."""
+        """Make spans for the items. Spans of this conversation that hold the same items are reused
+        with their ids."""
         spans: list[Span] = []
         while items:
             known = (
@@ -216,13 +220,13 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._tokenize(spans, since=len(self.spans), tokens_max=tokens_max)
 
     def with_items_out_of_window(self, items: Sequence[Item]) -> "Conversation":
-        """Append items, and move the whole conversation out of the window."""
+        """Move all spans out of the window, and append `items` there too."""
         cut = self._move_out_of_window(len(self.spans))
         return msgspec.structs.replace(cut, out_of_window=(*cut.out_of_window, *items))
 
     def add_item(self, item: Item, after: str | None = None) -> "Conversation":
-        """Insert an item after another one; `after` may be ROOT for the beginning or None for the
-        end. After an item out of window is in front of all spans. Raises KeyError if there is no
+        """Insert an item after the item `after`; ROOT means the beginning, None the end. If `after`
+        is out of window, the item becomes the first in the window. Raises KeyError if there is no
         item `after`."""
         spans = list(self.spans)
         at = len(spans)
@@ -247,11 +251,11 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._tokenize(spans, since=at)
 
     def truncate_item(self, item: MessageItem, text: ModelText) -> "Conversation":
-        """Replace the item of this id by `item`, whose text is a prefix of the old one. In a
-        response, the sampled tokens that lie within the prefix are kept, and the other items are
-        rendered.
+        """Replace the item that has the id of `item`. The text of `item` is a prefix of the old
+        text. In a response, the sampled tokens that lie within the prefix are kept, and the other
+        items are rendered.
 
-            sampled  ├─ tokens within the prefix ─┼─ the rest of the prefix, encoded again
+            sampled  ├─ tokens within the prefix ─┼─ other characters of the prefix, encoded again
         """
         if self._is_out_of_window(item.id):
             items = (item if other.id == item.id else other for other in self.out_of_window)
@@ -272,7 +276,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._tokenize([*self.spans[:at], *new_spans, *self.spans[at + 1 :]], since=at)
 
     def open_response(self, response_id: str) -> "Conversation":
-        """Append an open span, the place of a response that is going to be generated."""
+        """Append an open span, which marks the position of a response to be generated."""
         return msgspec.structs.replace(
             self, spans=(*self.spans, Span(response_id=response_id, is_open=True))
         )
@@ -292,8 +296,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     def commit_response(
         self, response_id: str, items: tuple[Item, ...], sampled_ids: Sequence[int]
     ) -> "Conversation":
-        """Replace the open span of a response by the response, or remove it if there are no
-        items."""
+        """Replace the open span of a response by a span of its items and sampled ids, or remove it
+        if there are no items."""
         at = next(n for n, span in enumerate(self.spans) if _is_open_response(span, response_id))
         committed = Span(items, response_id=response_id, sampled_ids=tuple(sampled_ids))
         spans = [*self.spans[:at], *([committed] if items else []), *self.spans[at + 1 :]]
@@ -318,13 +322,14 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     def _tokenize(
         self, spans: Sequence[Span], *, since: int, tokens_max: int | None = None
     ) -> "Conversation":
-        """Replace the spans, of which those before `since` are unchanged, and tokenize the rest; or
-        all of them, if the template may have changed earlier spans for the sake of later ones that
-        are replaced. Raises TooLong."""
+        """Return a conversation with `spans`, of which those before index `since` are unchanged and
+        keep their ids; the others are tokenized. All are tokenized if the template is not
+        append-stable and spans with ids are replaced, because the template may have changed earlier
+        spans on account of these. Raises TooLong above `tokens_max` tokens."""
         replaces_ids = any(span.ids for span in self.spans[since:])
         if replaces_ids and not self.template.is_append_stable:
             since = 0
-        since = max(0, since - 1)  # a call may join the span before
+        since = max(0, since - 1)  # a function call may be merged into the span before it
         tokenization = self._begin_tokenization([self.head, *spans[:since]] if since else [])
         tokens = tokenization.length
         for span in merge_tool_calls(spans[since:]):
@@ -358,6 +363,7 @@ def _is_open_response(span: Span, response_id: str) -> bool:
 
 
 def _split_span(span: Span, after: str) -> tuple[Span, Span]:
-    """Split a span after an item. Both parts are rendered: a response loses its sampled ids."""
+    """Split a span after the item `after`. Both parts are rendered from their items, so that a
+    response loses its sampled ids."""
     at = 1 + next(n for n, item in enumerate(span.items) if item.id == after)
     return Span(span.items[:at]), Span(span.items[at:])

@@ -1,4 +1,5 @@
-"""Truncation of a message to the text that the user received: whole tokens, then a remainder."""
+"""Truncation of a message to the text that the user received: whole sampled tokens, then the
+remaining characters encoded again."""
 
 from collections.abc import Sequence
 
@@ -14,7 +15,8 @@ def find_sampled_prefix(
     text: ModelText, sampled_ids: Sequence[int], chars_max: int
 ) -> tuple[list[int], int]:
     """Find the longest prefix of the sampled ids that decodes to at most `chars_max` characters
-    (code points), all of them complete. Returns the ids and the number of characters."""
+    (code points) and ends with a complete character. Returns the ids and the number of
+    characters."""
     detokenizer, length, boundaries = text.create_detokenizer(), 0, [(0, 0)]
     pieces: list[str] = []
     for at, id in enumerate(sampled_ids, 1):
@@ -45,7 +47,8 @@ def require_assistant_message(item: Item) -> MessageItem:
 
 
 def truncate_message(item: MessageItem, command: TruncateItem, text_end: int) -> MessageItem:
-    """Cut a content part of a message to its first `text_end` characters. Raises Refusal."""
+    """Cut a content part of a message to its first `text_end` characters. Returns `item` itself if
+    nothing is cut. Raises Refusal."""
     if command.content_index >= len(item.parts):
         raise Refusal(
             f"The item has {len(item.parts)} content parts; the index {command.content_index} is "

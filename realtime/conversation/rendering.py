@@ -1,4 +1,5 @@
-"""Items and tools to the messages and tool schemas of a chat template. Pure."""
+"""Rendering of items and tools as the messages and tool schemas that a chat template takes.
+Pure."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, assert_never
@@ -54,12 +55,14 @@ def count_head_chars(settings: GenerationSettings) -> int:
 
 
 UNSTABLE_WORD_CHARS_MAX = 16
-"""Characters of an unfinished word that are withheld from the model; no real word is longer."""
+"""Maximum number of characters at the end of a draft that are withheld from the engine as an
+unfinished word; no real word is longer."""
 
 
 def stable_prefix(draft: str) -> str:
-    """Return the words of a draft that no longer change when text is appended: all but the last
-    one, unless a space follows it, and without that space, which belongs to the next word."""
+    """Return the part of a draft that keeps its tokens when text is appended. The last word is left
+    out unless a space follows it. Trailing space is left out too, because it belongs to the next
+    word."""
     if draft != draft.rstrip():
         return draft.rstrip()
     word = draft.split()[-1] if draft else ""
@@ -69,12 +72,14 @@ def stable_prefix(draft: str) -> str:
 
 
 def is_merged_into(before: Sequence[Item], item: Item) -> bool:
-    """Whether the item is a call that belongs to the assistant message of the items before it."""
+    """Whether `item` is a function call that is rendered into the same assistant message as the
+    items `before` it."""
     return isinstance(item, FunctionCallItem) and role_of(before[-1]) == "assistant"
 
 
 def render_message(items: Sequence[Item]) -> ChatMessage:
-    """Render one item, or an assistant message with the calls that belong to it."""
+    """Render `items` as one message: a single item, or an assistant message with its function
+    calls."""
     match items[0]:
         case FunctionCallOutputItem(call_id=call_id, output=output):
             return ChatMessage(role="tool", content=output, tool_call_id=call_id)

@@ -1,7 +1,7 @@
 """Bounds on the text of a request, checked in characters before it is tokenized. Pure.
 
-A text of n characters is at least n / (characters of the longest token) tokens. If these are more
-than the context holds, the request is refused at no more cost than counting.
+A text of n characters is at least n / L tokens, where L is the number of characters of the longest
+token. If that is more than the context holds, the request is refused without being tokenized.
 """
 
 import contextlib
@@ -28,9 +28,10 @@ class TextLimits(msgspec.Struct, frozen=True):
 
     @property
     def request_tokens_max(self) -> int:
-        """Tokens made for one request before it is refused: twice the context, because a template
-        may shorten what it wrote before, and because the refusal of a request that is slightly too
-        long contains its exact number of tokens."""
+        """Maximum number of tokens of one request; above it, tokenization stops and the request is
+        refused. Twice the context, for two reasons: a chat template may shorten earlier messages,
+        and the refusal of a request that is only slightly too long contains its exact number of
+        tokens."""
         return 2 * self.context_tokens
 
     def count_tokens_min(self, chars: int) -> int:
@@ -38,7 +39,8 @@ class TextLimits(msgspec.Struct, frozen=True):
         return 0 if self.token_chars_max is None else -(-chars // self.token_chars_max)
 
     def check(self, chars: int, param: str) -> None:
-        """Check the total length of the texts of a request. Raises Refusal, which names `param`."""
+        """Check texts of `chars` characters in total against the context of the model. Raises
+        Refusal, which names the field `param`."""
         if chars > REQUEST_CHARS_MAX:
             raise Refusal(
                 f"The texts of this request are {chars:,} characters together ('{param}'); the "
@@ -62,8 +64,8 @@ class TextLimits(msgspec.Struct, frozen=True):
         self.check(chars, param_prefix + longer)
 
     def check_input(self, settings: GenerationSettings, items: Sequence[Item], param: str) -> None:
-        """Check instructions, tools and items. With truncation, each item has to fit, but not all
-        of them together. Raises Refusal."""
+        """Check instructions, tools and items of a request. With truncation, each single item has
+        to fit beside instructions and tools; without it, all items together. Raises Refusal."""
         head = count_head_chars(settings)
         sizes = [count_chars(item) for item in items]
         if settings.truncation.mode == "disabled":
@@ -74,12 +76,14 @@ class TextLimits(msgspec.Struct, frozen=True):
         self.check(head + max(sizes, default=0), param)
 
     def check_response(self, settings: GenerationSettings, context: Sequence[Item]) -> None:
-        """Check a response with a context of its own, which is never truncated. Raises Refusal."""
+        """Check the settings of a response and its own input items (`context`), which are never
+        truncated. Raises Refusal."""
         self.check_head(settings, "response.")
         self.check(count_head_chars(settings) + sum(map(count_chars, context)), "response.input")
 
     def count_visible_items(self, items: Sequence[Item]) -> int:
-        """Count the newest items that can be in the context window at most, with some margin."""
+        """Count how many of the newest items can be in the context window at most: an upper bound
+        with some margin, computed from their characters."""
         tokens = 0
         for count, item in enumerate(reversed(items), 1):
             tokens += self.count_tokens_min(count_chars(item))
@@ -89,7 +93,7 @@ class TextLimits(msgspec.Struct, frozen=True):
 
 
 def inline_items(items: Iterable[Item | ItemReference]) -> list[Item]:
-    """Return the items of a request that contain text themselves, without references."""
+    """Return the items of a request without its references to existing items."""
     return [item for item in items if not isinstance(item, ItemReference)]
 
 

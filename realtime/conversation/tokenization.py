@@ -1,8 +1,8 @@
-"""Assignment of ids to spans, by the chat template. Pure.
+"""Assignment of token ids to spans, by the chat template. Pure.
 
-The ids of a new message are made from its own text alone. Some templates change what they wrote
-before (they remove old reasoning, or move the tools to the last user message); then the spans from
-there on get other ids and lose their sampled ids, because the template renders them differently.
+The ids of a new message are made from its own text alone. Some templates render earlier messages
+differently when others follow (they remove old reasoning, or move the tools to the last user
+message). The spans of those earlier messages then get new ids and lose their sampled ids.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,14 @@ ToolSchemas = tuple[dict[str, Any], ...]
 
 
 class Span(msgspec.Struct, frozen=True, eq=False):
+    """The ids of one rendered message, or of one response, with the items that it holds."""
+
     items: tuple[Item, ...] = ()
     ids: tuple[int, ...] = ()
     response_id: str | None = None
-    """Response that the span is, or comes from."""
+    """Id of the response that the span is, or was cut from; None for any other span."""
     sampled_ids: tuple[int, ...] | None = None
-    """Ids drawn by the model; None if the span is rendered from its items."""
+    """The part of `ids` that the model has drawn; None if the span is rendered from its items."""
     is_open: bool = False
     """Whether the span stands for a response that is being generated."""
     message: ChatMessage | None = None
@@ -35,7 +37,7 @@ class Span(msgspec.Struct, frozen=True, eq=False):
 
 
 class Tokenization:
-    """Assigns ids to spans, which are added one after the other. The head precedes them."""
+    """Assigns ids to the head, then to spans in the order in which they are added."""
 
     def __init__(
         self,
@@ -44,11 +46,12 @@ class Tokenization:
         tools: ToolSchemas,
         tokenized: Sequence[Span] = (),
     ) -> None:
-        """`tokenized`: head and spans that already have their ids."""
+        """`tokenized`: the head and the spans that already have their ids; if empty, the head is
+        tokenized."""
         self._template = template
         self._tools = tools
         self._system_messages = 0 if system is None else 1
-        """Number of messages in the head."""
+        """1 if the head contains a system message, else 0."""
         self._messages: list[ChatMessage] = []
         if system is not None:
             self._messages.append(ChatMessage(role="system", content=system))
@@ -57,7 +60,7 @@ class Tokenization:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Head and spans."""
+        """The head, then the spans."""
         return tuple(self._spans)
 
     @property
@@ -83,7 +86,8 @@ class Tokenization:
         self._messages.append(message)
 
     def render_header(self) -> list[int]:
-        """Render the header that opens the assistant's turn. It may change the spans before it."""
+        """Return the ids of the header, which opens the assistant's turn. The template may change
+        the ids of earlier spans for it."""
         return self._extend([], with_header=True)
 
     def _tokenize_head(self, system: str | None) -> Span:
@@ -92,8 +96,8 @@ class Tokenization:
         return Span(ids=tuple(self._template.extend([], self._messages, self._tools).ids))
 
     def _extend(self, new: list[ChatMessage], *, with_header: bool = False) -> list[int]:
-        """Return the ids of the new message, or of the header, and revise the spans before it that
-        the template changes."""
+        """Return the ids of the message in `new`, or of the header, and replace the ids of the
+        earlier spans that the template renders differently now."""
         is_sampled = self._spans[-1].sampled_ids is not None
         extension = self._template.extend(
             self._messages, new, self._tools, with_header=with_header, is_sampled=is_sampled
@@ -109,7 +113,8 @@ class Tokenization:
         return ids
 
     def _revise(self, at: int, ids: list[int]) -> None:
-        """Replace the ids of a span. `at` is its index in head and spans."""
+        """Replace the ids of the span at index `at`, where 0 is the head. Open spans are left
+        unchanged."""
         if at == 1 and self._system_messages == 0:
             ids = self._without_head(ids)
         span = self._spans[at]
@@ -117,8 +122,9 @@ class Tokenization:
             self._spans[at] = Span(span.items, tuple(ids), span.response_id, message=span.message)
 
     def _without_head(self, ids: list[int]) -> list[int]:
-        """Remove the head from the ids of the first message, which begin with it if there is no
-        system message. If they do not, the head becomes empty."""
+        """Return the ids of the first message without those of the head. Without a system message,
+        the template writes the head in front of the first message. If the ids do not begin with the
+        head, the head becomes empty."""
         head = self._spans[0].ids
         if tuple(ids[: len(head)]) == head:
             return ids[len(head) :]
@@ -127,7 +133,7 @@ class Tokenization:
 
 
 def merge_tool_calls(spans: Sequence[Span]) -> list[Span]:
-    """Merge calls into the assistant message before them, where both are rendered."""
+    """Merge spans of function calls into the assistant span before them, if both are rendered."""
     result: list[Span] = []
     for span in spans:
         last = result[-1] if result else None
@@ -158,8 +164,8 @@ def _render_span(span: Span) -> ChatMessage:
 
 
 def _with_ids(span: Span, ids: list[int], message: ChatMessage) -> Span:
-    """Set ids and message. Returns the same object if nothing changes: spans compare by
-    identity."""
+    """Return the span with `ids` and `message`. Returns the same object if nothing changes, because
+    spans are compared by identity."""
     if span.ids == tuple(ids) and span.message is not None:
         return span
     return msgspec.structs.replace(span, ids=tuple(ids), message=message)

@@ -28,12 +28,12 @@ class ResponseProgress(msgspec.Struct, frozen=True, gc=False):
     response_number: int
     """Offset of the logged event that started the response."""
     item_boundaries: int = 0
-    """Number of beginnings and ends of its items."""
+    """Number of its items that have begun, plus the number of those that have ended."""
     chars: int = 0
-    """Characters of the item that has begun and not ended."""
+    """Characters so far of the item that has begun and not ended; 0 if there is none."""
     checksum: int = 0
-    """CRC-32 of the output so far and of how its items ended. It must be the same if the response
-    is generated again elsewhere."""
+    """CRC-32 of the output so far: its text, the names of called functions, and the status of ended
+    items. It must be the same if the response is generated again elsewhere."""
 
 
 class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -43,17 +43,20 @@ class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     open_responses: tuple[ResponseProgress, ...] = ()
     """Progress of the responses that are being generated."""
     response_number: int | None = None
-    """The next event is output of this response, or a logged event if None."""
+    """Response that the next event is output of; None if the next event is a logged event."""
     emitted_parts: int = 0
-    """Number of server events of the next event that were sent."""
+    """How many server events of the next event were already sent; one conversation event may be
+    encoded as several server events."""
     nonce: str = ""
-    """Makes the ids of events unique that are not logged and not replayed, such as errors."""
+    """Random suffix of the id of an event that is not logged and not replayed, such as an error; it
+    makes the id unique. Empty for all other events."""
     is_inclusive: bool = False
-    """Whether the position includes the event that carries this id, as for deltas."""
+    """Whether the position is after the event that carries this id, as for deltas, and not before
+    it."""
 
     def encode(self, part: int = 1) -> str:
-        """Encode the id of the `part`th server event, counted from 1, made from the event that
-        follows this position."""
+        """Encode the id of one server event. `part`: its number, from 1, among the server events
+        that encode the event at this position."""
         text = f"event_{self.epoch}_{self.offset}"
         for progress in self.open_responses:
             text += (

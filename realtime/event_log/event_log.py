@@ -1,10 +1,10 @@
 """Event log: the events of a session in an order that can be replayed from any position. Pure.
 
     logged    ItemAdded │ … │ ResponseStarted │ … │ ResponseEnded     numbered; the last few kept
-    output    items as they begin, grow and end, between those two
+    output    items as they begin, grow and end, between start and end of their response
 
-Logged events are emitted once they are in the store. The end of a response is emitted even while
-the store is unavailable: a client that has seen an event which is unknown where it resumes gets a
+Logged events are emitted once they are in the store. Only the end of a response is emitted even
+while the store is unavailable; a client that later resumes where this event is unknown gets a
 snapshot. The output of a response is emitted at once, because it can be made again from its ids.
 The output of a response that has ended is replayed from its items.
 """
@@ -30,10 +30,11 @@ from continuo.realtime.protocol.events import (
 from continuo.realtime.protocol.items import FunctionCallItem, Item, MessageItem
 
 LOGGED_EVENTS_MAX = 256
-"""Events kept for replay; a client at an older position gets a snapshot."""
+"""Number of logged events kept for replay; a client whose position is older gets a snapshot."""
 
 UNRESUMABLE = EventId(epoch="0")
-"""Position of events outside the order: a client that has seen only these gets a snapshot."""
+"""Position of events that are not in the order of the log: a client that has seen only such events
+gets a snapshot."""
 
 
 class ReplayGap(Exception):
@@ -46,18 +47,19 @@ class EmittedEvent(msgspec.Struct, frozen=True, gc=False):
     event: ConversationEvent
     event_id: EventId
     seen_parts: int = 0
-    """Number of its server events that the client has already seen."""
+    """How many of the server events that encode this event the client has already seen."""
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):
     event: ConversationEvent
     response_number: int | None = None
-    """For the end of a response: the offset of its start."""
+    """For the end of a response: the offset of its start. None for other events."""
 
 
 EventListener = Callable[[EmittedEvent], None]
 FindPreviousItem = Callable[[str], str | None]
-"""Returns the item before an item. Raises KeyError for one that is not in the conversation."""
+"""Returns the id of the item before the one with this id, or None if that is the first. Raises
+KeyError if the item is not in the conversation."""
 
 
 class EventLog:
@@ -67,15 +69,18 @@ class EventLog:
         self.epoch = epoch
         self._events = list(events)
         self._first_offset = first_offset
-        """Offset of the oldest event kept."""
+        """Offset of the first event in `_events`."""
         self._responses: dict[int, _ResponseStream] = {}
-        """Responses being generated, by the offset of their start."""
+        """Output of the responses being generated, by response number (the offset of their
+        start)."""
         self._response_numbers: dict[str, int] = {}
-        """Offsets of their starts, by id."""
+        """Response numbers of the responses being generated, by response id."""
         self._ahead: dict[int, tuple[ResponseProgress, int]] = {}
-        """Responses of which the client has seen more than is known here, because they were
-        generated elsewhere and are being generated again. The position that the client has seen,
-        and the number of server events it has seen of the event after it."""
+        """Responses, by number, of which the client has seen more than this gateway has, because
+        they were generated elsewhere and are being generated again. Each with the position up to
+        which the client has seen the output, and how many server events it has seen of the event
+        after that position. Their output is not emitted until it is past what the client has
+        seen."""
         self._listener: EventListener | None = None
         self.on_gap: Callable[[], None] = lambda: None
         """Called if a response that is generated again differs from what the client has seen."""
@@ -121,7 +126,7 @@ class EventLog:
         return self._events[offset - self._first_offset :]
 
     def to_logged_events(self, events: Sequence[ConversationEvent]) -> list[LoggedEvent]:
-        """Return what these events will be in the log once they are appended."""
+        """Return the logged form of events that are going to be appended."""
         ended_ids = (
             event.answer.id if isinstance(event, ResponseEnded) else "" for event in events
         )
@@ -131,7 +136,7 @@ class EventLog:
         ]
 
     def events_of_response(self, response_id: str) -> list[ConversationEvent]:
-        """Return the start and the end of a response, as far as they are kept."""
+        """Return the start and the end event of a response, as far as they are still in the log."""
         events = [logged.event for logged in self._events]
         return [
             event
@@ -160,7 +165,8 @@ class EventLog:
             self._emit(EmittedEvent(event, event_id))
 
     def start_response(self, response_id: str, offset: int) -> None:
-        """Begin to record the output of a response, which was started by the event at `offset`."""
+        """Begin to record the output of a response. `offset`: offset of the event that started
+        it."""
         self._response_numbers[response_id] = offset
         self._responses[offset] = _ResponseStream(offset)
 
@@ -179,15 +185,15 @@ class EventLog:
             self._emit(EmittedEvent(event, id_before or self._make_event_id(is_inclusive=True)))
 
     def interrupt_response(self, response_id: str) -> None:
-        """Emit that the generation of a response is interrupted. A client that has seen more than
-        is known here is waiting already and gets no event."""
+        """Emit that the generation of a response is interrupted. A client that has seen more of its
+        output than this gateway has is waiting already and gets no event."""
         number = self._response_numbers[response_id]
         if number not in self._ahead:
             item_id, chars = self._responses[number].find_open_item()
             self.emit_unlogged(ResponseInterrupted(response_id, item_id, chars))
 
     def emit_opening(self, event: ConversationEvent) -> None:
-        """Emit an event that precedes all others."""
+        """Emit the first event of a session, which is not logged."""
         self._emit(EmittedEvent(event, self._make_event_id(is_inclusive=True)))
 
     def emit_unlogged(self, event: ConversationEvent) -> None:
@@ -229,7 +235,7 @@ class EventLog:
         self._ahead.clear()
 
     def attach(self, listener: EventListener) -> None:
-        """Emit all events from now on to a listener."""
+        """Attach a listener. All events from now on are emitted to it."""
         self._listener = listener
         self._ahead = {}
 
@@ -240,8 +246,8 @@ class EventLog:
         first_event: ConversationEvent,
         find_previous: FindPreviousItem,
     ) -> None:
-        """Attach a listener: emit `first_event`, then the events it has missed since a position,
-        then all from now on. Raises ReplayGap, before anything has changed."""
+        """Attach a listener. Emits to it `first_event`, then the events after the position `since`,
+        then all new events. Raises ReplayGap, before anything has changed."""
         missed, ahead = self._replay_since(since, find_previous)
         self._listener = listener
         self._ahead = ahead
@@ -299,21 +305,23 @@ class _Replay:
         streams: "dict[int, _ResponseStream]",
         find_previous: FindPreviousItem,
     ) -> None:
-        """`streams`: all responses that are generated, or have ended since."""
+        """`streams`: output, by response number, of the responses that are being generated or have
+        ended since that position."""
         self.missed: list[EmittedEvent] = []
         self._since = since
         self._epoch = epoch
         self._streams = streams
         self._find_previous = find_previous
         self._reached = {progress.response_number: progress for progress in since.open_responses}
-        """How much of each open response the client has after the events so far."""
+        """Progress of each open response, by response number, that the client has reached after the
+        events in `missed`."""
         self._seen_parts = {since.response_number: since.emitted_parts}
         self._response_of_item = {
             item_id: number for number, stream in streams.items() for item_id in stream.item_ids
         }
 
     def add(self, logged: LoggedEvent, offset: int) -> None:
-        """Add a logged event, after the output that precedes it."""
+        """Add a logged event to `missed`, after the output that precedes the event."""
         ended = logged.response_number
         if ended is None:
             self._add_item_before(logged.event, offset)
@@ -335,8 +343,8 @@ class _Replay:
     def add_output_so_far(
         self, open_responses: KeysView[int], next_offset: int
     ) -> dict[int, tuple[ResponseProgress, int]]:
-        """Add the output of the responses being generated. Returns those of which the client has
-        seen more than is known here."""
+        """Add the output so far of the responses being generated. Returns, in the form of
+        `EventLog._ahead`, the responses of which the client has seen more than this gateway has."""
         if self._reached.keys() != open_responses:
             raise ReplayGap
         ahead: dict[int, tuple[ResponseProgress, int]] = {}
@@ -348,7 +356,8 @@ class _Replay:
         return ahead
 
     def _add_item_before(self, event: ConversationEvent, offset: int) -> None:
-        """Add the output up to the item that an event refers to, if a response has that item."""
+        """Add the output of the open response that contains the item after which `event` adds
+        another, if any: the client must receive that item first."""
         previous = _previous_item_of(event)
         response = self._response_of_item.get(previous or "", -1)
         if response in self._reached and self._is_covered(response):
@@ -362,8 +371,8 @@ class _Replay:
         return self._streams[number].covers(self._reached[number], self._seen_parts.get(number, 0))
 
     def _expects_item(self, number: int) -> bool:
-        """Whether the client is between two items of a response. The next one may still be
-        unknown here."""
+        """Whether the client's position is between two items of a response. The next item may still
+        be unknown here."""
         return self._reached[number].item_boundaries % 2 == 0
 
     def _add_output(self, number: int, offset: int) -> None:
@@ -381,7 +390,7 @@ class _Replay:
 
 
 class _OutputItem(msgspec.Struct):
-    """Item of a response, as far as it was generated."""
+    """An output item of a response, with its text so far."""
 
     started: OutputItemStarted
     text: list[str]
@@ -389,7 +398,7 @@ class _OutputItem(msgspec.Struct):
 
 
 class _ResponseStream:
-    """Output of a response, as far as it was generated."""
+    """The output of one response so far."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -424,15 +433,16 @@ class _ResponseStream:
         return [output.started.item.id for output in self._items]
 
     def find_open_item(self) -> tuple[str | None, int]:
-        """Return the id of the item that has begun and not ended, or None, and its characters."""
+        """Return the id of the item that has begun and not ended, and its number of characters so
+        far. Returns None and 0 if there is no such item."""
         last = self._items[-1] if self._items else None
         if last is None or last.ended is not None:
             return None, 0
         return last.started.item.id, self.progress.chars
 
     def covers(self, position: ResponseProgress, parts: int) -> bool:
-        """Whether all output up to a position is known here; with `parts`, which the client has
-        seen of the next event, that event too."""
+        """Whether this stream has all output up to `position`. `parts`: how many server events of
+        the next event the client has seen; if any, the stream must have that event too."""
         known = self.progress
         if parts:
             return position.item_boundaries < known.item_boundaries
@@ -443,8 +453,8 @@ class _ResponseStream:
     def replay(
         self, since: ResponseProgress
     ) -> Iterator[tuple[ConversationEvent, ResponseProgress]]:
-        """Yield the output after a position that is covered, each event with the position after
-        it. Raises ReplayGap if the output up to the position was different."""
+        """Yield the output after `since`, each event with the position after it. The stream must
+        cover `since`. Raises ReplayGap if the output up to `since` was different."""
         if self._progress_at(since.item_boundaries, since.chars) != since:
             raise ReplayGap
         for n, output in enumerate(self._items):
@@ -462,7 +472,8 @@ class _ResponseStream:
                     yield output.ended, self._boundaries[end]
 
     def _progress_at(self, item_boundaries: int, chars: int) -> ResponseProgress:
-        """Return the progress, with its checksum, at a number of boundaries and characters."""
+        """Return the progress, with its checksum, at `chars` characters after a number of item
+        boundaries."""
         if not chars:
             return self._boundaries[item_boundaries]
         return _advance(
@@ -472,7 +483,8 @@ class _ResponseStream:
 
 
 def _previous_item_of(event: ConversationEvent) -> str | None:
-    """Return the item after which an event adds another, or None."""
+    """Return the id of the item after which an event adds another; None for other events, and for
+    an item added at the beginning."""
     match event:
         case ItemAdded(previous_item_id=previous) | TextCommitted(previous_item_id=previous):
             return previous
@@ -481,7 +493,7 @@ def _previous_item_of(event: ConversationEvent) -> str | None:
 
 
 def _is_known(item_id: str | None, find_previous: FindPreviousItem) -> bool:
-    """Whether the conversation has the item; True for None, the place before the first item."""
+    """Whether the conversation has the item; True for None, which means the beginning."""
     if item_id is not None:
         try:
             find_previous(item_id)
@@ -518,7 +530,9 @@ def _assign_event_ids(
     offset: int,
     seen_parts: int,
 ) -> Iterator[EmittedEvent]:
-    """Yield each event with its position, and advance `reached` accordingly."""
+    """Yield each output event of a response with its event id, and update the progress of the
+    response in `reached`. `events`: each with the position after it. `seen_parts`: how many server
+    events of the first one the client has already seen."""
     number = since.response_number
     for event, after in events:
         is_delta = isinstance(event, TextDelta | ArgumentsDelta)

@@ -1,7 +1,7 @@
-"""EngineSession: one session in the engine, and what is known of its token log.
+"""EngineSession: one session in the engine, and the gateway's copy of its token log.
 
-Brings the log up to a conversation with the fewest tokens: rewinds to the first that differs, then
-appends the rest."""
+Makes the log equal to the ids of a conversation with the fewest tokens: rewinds to the first id
+that differs, then appends the new ids."""
 
 import asyncio
 import contextlib
@@ -20,8 +20,11 @@ class SyncResult(msgspec.Struct, frozen=True):
 
 
 class EngineSession:
-    """The token log is known to be `_spans`, then `_tail`, then `_draft`, which is provisional.
-    Calls run one at a time."""
+    """Client of one session in the engine. Its calls run one at a time.
+
+    The token log of the session, as far as known, is the ids of `_spans`, then `_tail` (ids after
+    the last span, such as a header), then `_draft`, which is provisional. `_spans` is None while
+    the session is not open or its log is unknown."""
 
     def __init__(
         self,
@@ -33,9 +36,9 @@ class EngineSession:
         fence: int = 0,
         may_exist: bool = False,
     ) -> None:
-        """`parent`: open as a fork of this session, up to where the logs differ, to share its KV.
-        `fence`: fencing token of the owner. `may_exist`: the session was opened elsewhere, and an
-        engine may still hold it."""
+        """`parent`: the session is opened as a fork of this one, with the ids that both logs begin
+        with, to share their KV. `fence`: fence of the session lease. `may_exist`: the session was
+        opened elsewhere, and an engine may still hold it."""
         self._engine = engine
         self._base_id = session_id
         self._reopen_count = 0
@@ -47,9 +50,10 @@ class EngineSession:
         self._draft: list[int] = []
         self._parent = parent
         self._stale_ids: list[str] = []
-        """Earlier engine session ids of this session that the engine may still hold."""
+        """Ids that this session had in the engine before `invalidate`, and that the engine may
+        still hold."""
         self._turn: TurnStream | None = None
-        """The turn that appends to the log; its ids are not in `_tail` yet."""
+        """The turn that is appending to the log; its ids are not in `_tail` yet."""
         self._lock = asyncio.Lock()
 
     def invalidate(self) -> None:
@@ -74,8 +78,8 @@ class EngineSession:
         *,
         draft: Sequence[int] | None = None,
     ) -> SyncResult:
-        """Make the engine's log the ids of `spans` and `tail`, then `draft` (None: the draft stays
-        as it is). Raises EngineError."""
+        """Make the engine's log the ids of `spans` and `tail`, then `draft`. `draft` None keeps the
+        present draft. Raises EngineError."""
         async with self._exclusive():
             try:
                 return await self._sync(tuple(spans), list(tail), draft)
@@ -102,7 +106,7 @@ class EngineSession:
         )
 
     def set_fence(self, fence: int) -> None:
-        """Set the fence that later commands carry; it changes with each claim."""
+        """Set the fence that later commands carry. Each claim of the session grants a new one."""
         if fence != self._fence:
             self._fence = fence
             self._engine.set_fence(self.session_id, fence)
@@ -141,8 +145,8 @@ class EngineSession:
         self, spans: Sequence[Span], header: Sequence[int], sampling: Sampling, turn_id: str
     ) -> TurnStream:
         """Make the engine's log the ids of `spans` and `header`, and start a turn there. All
-        commands are sent together, so that nothing of the prompt is prefilled in between: the turn
-        finds in KV only what was there before. Raises EngineError."""
+        commands are sent together, so that the engine prefills none of the new ids before the turn
+        begins: the turn finds in KV only what was there before. Raises EngineError."""
         async with self._exclusive():
             try:
                 return await self._start_turn(tuple(spans), list(header), sampling, turn_id)
@@ -166,7 +170,8 @@ class EngineSession:
         await self._engine.cancel(turn.session, turn.id, discard_output=discard_output)
 
     def _invalidate_uncommitted(self) -> None:
-        """Invalidate the log if a turn was never committed: the ids it appended are unknown."""
+        """Invalidate the log if the last turn was never committed: the ids that it appended are
+        unknown."""
         if self._turn is not None:
             self.invalidate()
 
@@ -231,8 +236,9 @@ class EngineSession:
     def _compare(
         self, spans: tuple[Span, ...], desired: Sequence[Span], tail: Sequence[int]
     ) -> tuple[int, list[int], list[int], int]:
-        """Compare the log with the desired one. Returns the number of common spans; the ids after
-        them in the log, and in the desired log; and how many of these ids are common."""
+        """Compare the log with the desired one. Returns four values: the number of leading spans
+        that are equal; the ids after these spans in the log; those in the desired log; and how many
+        leading ids of the two lists are equal."""
         same = common_prefix_length(spans, desired)
         old = [id for span in spans[same:] for id in span.ids] + self._tail
         new = [id for span in desired[same:] for id in span.ids] + list(tail)
@@ -257,9 +263,9 @@ class EngineSession:
     async def fork_into(
         self, child: str, desired: Sequence[Span], tail: Sequence[int], fence: int
     ) -> tuple[tuple[Span, ...], list[int]] | None:
-        """Fork the ids in common with `desired` and `tail` into the session `child`, under the
-        child's `fence`. Returns the spans and further ids of its log, or None if nothing was
-        forked. A running turn continues."""
+        """Fork the leading ids in common with `desired` and `tail` into the session `child`, under
+        the child's `fence`. Returns the spans and further ids of the child's log, or None if
+        nothing was forked. A running turn of this session continues."""
         async with self._lock:
             spans = self._spans
             if spans is None:
@@ -275,8 +281,8 @@ class EngineSession:
             return spans[:same], old[:keep]
 
     async def _append(self, ids: list[int], *, final: bool) -> None:
-        """Append ids. `final`: they replace the draft, and the ids in common with it keep their
-        KV."""
+        """Append ids to the log. `final`: they replace the draft; the leading ids that are equal to
+        the draft's keep their KV."""
         if final and self._draft:
             await self._engine.append(self.session_id, ids, "commit")
             self._draft = []

@@ -15,7 +15,7 @@ RETRY_AFTER_S = 2.0
 
 
 def require_engine(engine: EnginePort) -> None:
-    """Raises Refusal if no engine is available now, nor will be soon."""
+    """Require that an engine is available, or will be soon. Raises Refusal."""
     if not engine.is_available_soon:
         raise Refusal(
             "The model is not available now. Nothing has changed: try again.",

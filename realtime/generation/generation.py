@@ -1,6 +1,6 @@
 """Generation of one response: the engine session is brought up to the prompt, a turn runs, and its
-output is emitted as events once the response is accepted. The response always ends: if anything
-fails on the way, with the status `failed`."""
+output is emitted as events once the response is accepted (stored). The response always ends: with
+the status `failed` if there is an error at any point."""
 
 import asyncio
 import contextlib
@@ -33,8 +33,8 @@ EmitEvent = Callable[[ConversationEvent], None]
 
 
 class Generation:
-    """A response in generation. `response` is its present state; its seed is filled in when it
-    ends. `sampled_ids` are the ids sampled so far."""
+    """A response that is being generated. `response` is its present state; when it has ended, its
+    settings contain the seed that was used. `sampled_ids` are the ids sampled so far."""
 
     def __init__(
         self,
@@ -51,7 +51,8 @@ class Generation:
         self.is_refused = False
         """Whether the response was not accepted: no event is emitted, its output is discarded."""
         self.on_interrupted: Callable[[], None] = lambda: None
-        """Called when the engine that runs the turn is lost, after all output before that."""
+        """Called when the engine that runs the turn is lost, after the output received until then
+        was emitted."""
         self._is_cancelled = False
         self._current_turn: TurnStream | None = None
 
@@ -73,11 +74,13 @@ class Generation:
         accepted: asyncio.Future[bool] | None = None,
         resumed_ids: Sequence[int] | None = None,
     ) -> None:
-        """Generate until `response` is final; all its events but the last have been emitted then.
+        """Generate until `response` is final. By then all events but the end of the response were
+        emitted.
 
-        The turn starts at once, and its output is emitted when `accepted` is true; if it is false,
-        the output is discarded. `resumed_ids`: the turn was started elsewhere, and resumes after
-        these ids, whose events are emitted again. Raises StaleEngineFence."""
+        The turn starts at once. `accepted`: a future that becomes True when the response is
+        accepted, and then the output is emitted; if it becomes False, the output is discarded.
+        None: already accepted. `resumed_ids`: the turn was started elsewhere and resumes after
+        these ids; their events are emitted again. Raises StaleEngineFence."""
         try:
             ended = await self._run_turn(prompt, emit, accepted, resumed_ids)
         except StaleEngineFence:
@@ -144,7 +147,8 @@ class Generation:
         return ended
 
     def end_as_lost(self, sampled_ids: Sequence[int], text: ModelText, emit: EmitEvent) -> None:
-        """End the response as failed after `sampled_ids`: its prompt cannot be built again."""
+        """End a resumed response as failed, with the output of `sampled_ids`, because its prompt
+        cannot be built again."""
         self.sampled_ids.extend(sampled_ids)
         output_text = text.create_detokenizer().push(sampled_ids)
         chunks = [*self._parser.push(output_text), *self._parser.finish()]

@@ -1,4 +1,5 @@
-"""Grammars that force tool calls and output formats, and which of them can be enforced. Pure."""
+"""Grammars that force tool calls and output formats, and the check that they can be enforced.
+Pure."""
 
 import asyncio
 
@@ -10,16 +11,17 @@ from continuo.realtime.protocol.settings import GenerationSettings, Tool
 async def check_enforceable(
     settings: GenerationSettings, template: ChatTemplate, param_prefix: str
 ) -> None:
-    """Raises Refusal, whose `param` begins with `param_prefix`, if a schema or tool choice of the
-    settings cannot be enforced. Each schema is compiled once, off the event loop."""
+    """Check that the schemas and the tool choice of the settings can be enforced. Each schema is
+    compiled once, off the event loop. Raises Refusal, whose `param` begins with `param_prefix`."""
     named = settings.tool_choice.name is not None
     if settings.tools or named or settings.sampling.grammar is not None:
         await asyncio.to_thread(_check_enforceable, settings, template, param_prefix)
 
 
 def build_grammar(settings: GenerationSettings, template: ChatTemplate) -> Grammar | None:
-    """Build the grammar that the output must follow. Returns None if it is unconstrained. Raises
-    Refusal as `check_enforceable` does, which should be called first."""
+    """Build the grammar that the output must follow. Returns None if the output is unconstrained.
+    Raises Refusal as `check_enforceable` does. Call `check_enforceable` first: it compiles the
+    schemas off the event loop."""
     _check_enforceable(settings, template, "")
     choice, text_grammar = settings.tool_choice, settings.sampling.grammar
     if not _are_calls_constrained(settings):
@@ -43,7 +45,7 @@ def _is_call_required(settings: GenerationSettings) -> bool:
 
 
 def _are_calls_constrained(settings: GenerationSettings) -> bool:
-    """Whether calls are allowed, but only as a grammar permits."""
+    """Whether tool calls are allowed but restricted by a grammar."""
     if not settings.tools or settings.tool_choice.mode == "none":
         return False
     is_free = settings.tool_choice.mode == "auto" and settings.parallel_tool_calls
@@ -100,7 +102,7 @@ def _check_enforceable(
 
 
 def _to_callable(tool: Tool, *, is_required: bool) -> CallableTool:
-    """Convert a tool for the grammar. A strict tool's schema is always enforced; that of another
-    tool only if a call is required, and if it can be."""
+    """Convert a tool for the grammar. The schema of a strict tool is always enforced. The schema of
+    another tool is enforced only if a call is required and the schema can be enforced."""
     enforced = tool.strict or (is_required and find_schema_problem(tool.parameters) is None)
     return CallableTool(tool.name, tool.parameters) if enforced else CallableTool(tool.name)

@@ -1,4 +1,5 @@
-"""Output items: the messages and function calls of a response, as its chunks arrive. Pure."""
+"""Output items: the messages and function calls of a response, built from the chunks of its text as
+they arrive. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import assert_never
@@ -29,11 +30,12 @@ from continuo.realtime.protocol.items import (
 from continuo.realtime.protocol.response import Response
 
 PlaceItems = Callable[[tuple[Item, ...]], str | None]
-"""Records the items of a response. Returns the id of the item before the last of them, if any."""
+"""Records the items that a response has so far. Returns the id of the conversation item before the
+last of them, or None."""
 
 
 class OutputItems:
-    """The items of one response. Each method returns the events of the change."""
+    """The items of one response. Each method returns the events that report its change."""
 
     def __init__(
         self, response: Response, place_items: PlaceItems, new_id: Callable[[str], str]

@@ -1,4 +1,4 @@
-"""Chunks of a model's output: text, and function calls within it. Pure."""
+"""Parts of a model's output: text, and function calls within it. Pure."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -31,7 +31,8 @@ class OutputParser(Protocol):
 
     def push(self, text: str) -> Sequence[ParsedChunk]: ...
     def finish(self) -> Sequence[ParsedChunk]:
-        """Return the text that was held back because it might have become a call."""
+        """End the output. Returns the chunks of the text that was held back because it might have
+        become a call."""
         ...
 
 

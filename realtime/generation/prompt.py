@@ -24,8 +24,9 @@ class Prompt(msgspec.Struct, frozen=True):
 def build_prompt(
     conversation: Conversation, settings: GenerationSettings, ready: EngineReady, param: str
 ) -> Prompt:
-    """Build the prompt of a response; `max_output_tokens` is cut to the context. Raises Refusal if
-    not even one token of output fits, or if the output format cannot be enforced."""
+    """Build the prompt of a response. `max_output_tokens` is reduced to what the context has room
+    for. Raises Refusal if not even one token of output fits, or if the output format cannot be
+    enforced."""
     conversation, header = conversation.render_header()
     room = _response_tokens_max(conversation.length + len(header), ready, param)
     tokens = settings.max_output_tokens
@@ -41,14 +42,15 @@ def build_prompt(
 
 
 def build_warm_up_prompt(conversation: Conversation, ready: EngineReady, param: str) -> Prompt:
-    """Build the prompt of `generate: false`: one token is sampled and discarded, so that the
-    conversation is prefilled. Without a header, because no response follows yet; may be empty.
-    Raises Refusal."""
+    """Build the prompt of `generate: false`, which prefills the conversation: one token is sampled
+    and discarded. The prompt has no header, because no response follows yet, and may be empty.
+    Raises Refusal if that token does not fit."""
     _response_tokens_max(conversation.length, ready, param)
     return Prompt(conversation, [], Sampling(max_tokens=1))
 
 
 def _response_tokens_max(length: int, ready: EngineReady, param: str) -> int:
+    """Return how many tokens fit after a prompt of `length` tokens. Raises Refusal if none does."""
     limit = ready.max_model_len
     if length >= limit:
         raise Refusal(

@@ -1,8 +1,8 @@
 """Threads that tokenize long texts off the event loop.
 
 Many threads would contend with the event loop for the interpreter lock. There are two: one for the
-longest texts, one for all others, which therefore do not wait behind those. Each runs its work in
-the order of submission.
+longest texts, and one for all others, which then do not wait for the longest. Each thread runs its
+work in the order of submission.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LONG_TEXT_CHARS = 64 * 1024
-"""Longer texts have their own thread: each takes from 50 ms to a second."""
+"""Texts longer than this have their own thread: each takes from 50 ms to a second."""
 
 
 class TokenizerThreads:
@@ -24,7 +24,7 @@ class TokenizerThreads:
         self._long_text_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer of long texts")
 
     def needs_thread(self, chars: int) -> bool:
-        """Whether work on so many characters runs on a thread."""
+        """Whether work on `chars` characters runs on a thread."""
         return chars > self._off_loop_chars
 
     async def run(self, chars: int, work: Callable[[], T]) -> T:

@@ -35,8 +35,8 @@ class ToolCallParser:
 
 
 def make_output_parser(settings: GenerationSettings, template: ChatTemplate) -> OutputParser:
-    """Make the parser of a response. Calls are parsed only if the settings have tools and allow
-    calls."""
+    """Make the parser of a response's text. Function calls are parsed only if the settings have
+    tools and allow calls."""
     if not settings.tools or settings.tool_choice.mode == "none":
         return PlainTextParser()
     names = [tool.name for tool in settings.tools]

@@ -1,1 +1,1 @@
-"""A session in the store: the right to write it, its writer, and its encodings."""
+"""The stored copy of a session: its lease, its writer, its token journal, and its encodings."""

@@ -1,5 +1,7 @@
-"""Codec of the event log in the store. Events are small, because the items and settings that they
-name are in the session's entries and state. Pure."""
+"""Codec of the event log in the store. Pure.
+
+Stored events are small: they contain the ids of items, and neither items nor settings, which are in
+the entries and the state of the session."""
 
 import re
 from collections.abc import Sequence
@@ -34,12 +36,13 @@ from continuo.realtime.protocol.response import (
 from continuo.realtime.protocol.settings import GenerationSettings
 
 _PackedId = bytes
-"""An id: one byte for its kind, then its hex digits as bytes, or the text of a client's own id."""
+"""A compact id: one byte for its kind (an index of `_ID_KINDS`), then its hex digits as bytes. An
+id of another form, as clients choose, has the kind `_VERBATIM`, then its text."""
 _GENERATED_ID = re.compile(r"(item|resp|call)_([0-9a-f]{20})")
 _ID_KINDS = ("item", "resp", "call")
 _VERBATIM = len(_ID_KINDS)
 _STATUSES: tuple[ResponseStatus, ...] = get_args(ResponseStatus)
-"""Append new ones at the end: the store holds their indices."""
+"""Statuses of a response. The store holds their indices, so new ones are appended at the end."""
 
 
 def _pack_id(id: str) -> _PackedId:
@@ -95,7 +98,8 @@ class _PackedUsage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _PackedResponse(msgspec.Struct, frozen=True, array_like=True):
-    """A response as its events carry it. The items of the conversation are named, not repeated."""
+    """A response as its start and end events contain it. For items of the conversation, only ids
+    are stored."""
 
     id: _PackedId
     is_out_of_band: bool
@@ -110,8 +114,10 @@ class _PackedResponse(msgspec.Struct, frozen=True, array_like=True):
     error: ResponseError | None
     usage: _PackedUsage | None
     items: tuple[Item, ...]
+    """Items of an out-of-band response; empty for others."""
     item_ids: tuple[_PackedId, ...]
-    """An empty one stands for the first item, whose id is derived (`first_item_id`)."""
+    """Ids of the items in the conversation. An empty id stands for the first item, whose id is
+    derived (`first_item_id`)."""
 
 
 class _Configured(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -212,8 +218,9 @@ def decode_events(
     conversation: Conversation,
     conversation_id: str,
 ) -> list[LoggedEvent]:
-    """Decode the last events, as many as can be replayed exactly. Responses get
-    `conversation_id`."""
+    """Decode the newest events, back to the first that cannot be replayed exactly. Returns them
+    oldest first. `settings`, `conversation`: the present ones, to which the events refer.
+    `conversation_id`: set in the decoded responses."""
     items = {item.id: item for item in conversation.items()}
     logged_events: list[LoggedEvent] = []
     is_configured = False
@@ -237,7 +244,7 @@ def decode_events(
 def _unpack_event(
     event: _PackedEvent, settings: GenerationSettings, items: dict[str, Item], conversation_id: str
 ) -> LoggedEvent:
-    """Raises KeyError for an item that is not in the conversation any more."""
+    """Unpack an event. Raises KeyError if one of its items is not in the conversation any more."""
     match event:
         case _Configured(rewind=rewind):
             return LoggedEvent(SessionConfigured(settings, rewind))

@@ -1,9 +1,9 @@
 """LeaseHolder: the lease of one session in the store, which is the right to write it.
 
 A session is claimed again, under a higher fence, each time a client resumes it; calls that were
-made under the fence before are repeated. A call whose reply is missing may still arrive, after
-later calls, and undo them: so the next call claims a new fence first, which the late call does not
-carry.
+made under the previous fence are repeated. A call that got no reply may still reach the store,
+after later calls, and undo them. Therefore the next call first claims a new fence: the late call
+carries the old one and is refused.
 """
 
 import asyncio
@@ -22,28 +22,30 @@ T = TypeVar("T")
 
 
 class LeaseHolder:
-    """Holds the lease of a session for its writer, and claims it again when that is needed.
+    """Holds the lease of a session for its writer, and claims the session again when that is
+    needed.
 
-    `Store.create` and `Store.claim` grant the first lease, in the registry."""
+    The registry gets the first lease from `Store.create` or `Store.claim`."""
 
     def __init__(self, store: Store, lease: SessionLease, ttl_s: float) -> None:
         self.lease = lease
         self._store = store
         self._ttl_s = ttl_s
         self._has_unconfirmed_call = False
-        """Whether a call with this lease may still arrive at the store."""
+        """Whether a call under this lease got no reply, and so may still arrive at the store."""
         self.has_store_lost_fence = False
-        """Whether the store has lost a fence that it granted, and so perhaps other data."""
+        """Whether the store has lost a fence that it granted, and so perhaps other data too."""
         self._is_stopped = False
         self._claim_lock = asyncio.Lock()
 
     async def run(
         self, call: Callable[[SessionLease], Awaitable[T]], *, harmless_when_late: bool = False
     ) -> T:
-        """Make a call with the current lease, repeated if that is replaced meanwhile.
+        """Make a call under the current lease, and repeat it if the lease is replaced meanwhile.
 
-        `harmless_when_late`: the call may arrive after later ones. Raises StoreError; LeaseLost
-        only if another gateway owns the session."""
+        `harmless_when_late`: the call does no harm if it arrives after later calls, so that a
+        missing reply needs no new fence. Raises StoreError; LeaseLost only if another gateway owns
+        the session."""
         while True:
             lease = self.lease
             if self._has_unconfirmed_call and not harmless_when_late:
@@ -61,8 +63,8 @@ class LeaseHolder:
                 raise
 
     async def _claim_unless_renewed(self, lease: SessionLease) -> None:
-        """Claim, unless `lease` is not the current one any more. The store may hold a newer one of
-        this gateway, from a claim whose reply is missing."""
+        """Claim the session, unless `lease` was replaced already. The store may hold a newer lease
+        of this gateway, from a claim that got no reply."""
         async with self._claim_lock:
             if lease == self.lease:
                 await self._claim()
@@ -95,7 +97,7 @@ class LeaseHolder:
                 self.has_store_lost_fence |= expected_fence < lease.fence
 
     def replace_lease(self, lease: SessionLease) -> None:
-        """Replace the lease by a new one, with which no call was made yet."""
+        """Replace the lease by a new one, under which no call was made yet."""
         self.lease, self._has_unconfirmed_call = lease, False
 
     def stop(self) -> None:

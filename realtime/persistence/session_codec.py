@@ -1,7 +1,7 @@
 """Codec of a stored session. Pure.
 
-    log     head │ out-of-window items │ spans … │ draft pieces …     ids, and a body as JSON
-    state   settings, the number of the first event, and the model that the ids belong to
+    log     head │ out-of-window items │ spans … │ draft pieces …     entries: ids, and a JSON body
+    state   settings, the offset of the first event, and the model that the ids belong to
 
 The placeholder of a response that is being generated is an entry without ids.
 """
@@ -24,7 +24,7 @@ from continuo.realtime.store import Entry, ResponseCheckpoint
 
 
 class ResponsePlaceholder(msgspec.Struct, frozen=True):
-    """The place of a response that is being generated."""
+    """Entry that marks the position of a response that is being generated."""
 
     response_id: str
 
@@ -34,7 +34,8 @@ class OutOfWindowItems(msgspec.Struct, frozen=True):
 
 
 class DraftPiece(msgspec.Struct, frozen=True, eq=False):
-    """A piece of the text buffer."""
+    """Text that one change added to the text buffer. The buffer is the concatenation of its
+    pieces."""
 
     text: str
 
@@ -43,10 +44,14 @@ ConversationEntry = Span | ResponsePlaceholder | OutOfWindowItems | DraftPiece
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """JSON body of an entry. `answer`: id of the response. `open`: the entry is a placeholder.
+    `dropped`: its items are out of window. `words`: text of a draft piece."""
+
     items: tuple[Item, ...] = ()
     answer: str | None = None
     sampled: tuple[int, int] | None = None
-    """Start and end of the sampled ids within the ids."""
+    """Start and end of the sampled ids within the ids of the entry; None if it has no sampled
+    ids."""
     open: bool = False
     dropped: bool = False
     words: str | None = None
@@ -109,7 +114,8 @@ def first_item_id(response_id: str) -> str:
 
 
 def _sampled_range(span: Span) -> tuple[int, int] | None:
-    """Find the sampled ids between the header and the ending of a span."""
+    """Return start and end of the sampled ids within the ids of a span; None for a rendered
+    span."""
     if span.sampled_ids is None:
         return None
     size = len(span.sampled_ids)
@@ -175,13 +181,14 @@ def _decode_entry(entry: Entry) -> ConversationEntry:
 class StoredState(msgspec.Struct, frozen=True, kw_only=True):
     settings: GenerationSettings
     first: int = 0
-    """Number of the logged event that is event 0 in the store."""
+    """Offset in the event log of the event that has number 0 in the store."""
     model: str = ""
-    """Digest of the model, tokenizer and chat template that the ids belong to; empty: unknown."""
+    """Digest of the model, tokenizer and chat template that the ids belong to; empty if unknown."""
 
 
 def is_same_model(model: str, digest: str) -> bool:
-    """Whether stored ids belong to the model with this digest. Those of an unknown model do not."""
+    """Whether stored ids belong to the model with this digest. False if their model is unknown
+    (empty)."""
     return model != "" and model == digest
 
 
@@ -200,11 +207,12 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Inputs of a response, besides the conversation items that precede it."""
 
     settings: GenerationSettings | None = None
-    """Settings of the response; None: those of the session."""
+    """Settings of the response. None: the settings of the session."""
     metadata: dict[str, str] | None = None
     context: tuple[Item, ...] | None = None
+    """Input items that replace the conversation. None: the conversation is the input."""
     number: int = 0
-    """Number of the event that started the response."""
+    """Offset of the event that started the response."""
     model: str = ""
     """Digest of the model that generates the response."""
 

@@ -1,9 +1,10 @@
-"""SessionWriter: one session in the store, and what is known of it there.
+"""SessionWriter: writes one session to the store, and keeps track of what the store has.
 
-Brings it up to the desired session with the fewest entries, as `EngineSession` does in the engine.
+Each write makes the stored session equal to the desired one with the fewest entries, as
+`EngineSession` does in the engine.
 
-A failed write may have taken effect or not: the next write repeats what it would have changed. A
-store that has lost the session, or the end of it, gets the whole session again.
+A failed write may or may not have taken effect, so the next write repeats its changes. If the store
+has lost the session, or its latest changes, the whole session is written again.
 """
 
 import logging
@@ -39,33 +40,35 @@ log = logging.getLogger(__name__)
 
 
 class DesiredSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as the store shall have it."""
+    """The whole session, as it should be in the store after a write."""
 
     entries: tuple[ConversationEntry, ...]
     settings: GenerationSettings
     epoch: int
     first_offset: int
-    """Number of the oldest event that is known."""
+    """Offset of the oldest event that the event log has."""
     next_offset: int
-    """Number after the last event."""
+    """Offset after the last event."""
     encode_events_since: Callable[[int], list[bytes]]
-    """Encodes the events from a number on."""
+    """Encodes the events from an offset on."""
     started_responses: tuple[ResponseCheckpoint, ...] = ()
-    """Responses that are being generated."""
+    """Checkpoints of the responses that are being generated."""
 
 
 class SessionChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes of a session besides its entries and events."""
+    """Changes that one write makes besides those of entries and events."""
 
     is_state_changed: bool = False
     is_epoch_changed: bool = False
     request: IdempotentRequest | None = None
     revoked_request: IdempotentRequest | None = None
-    """A request that was written and has no effect after all."""
+    """A request whose outcome was written, but whose change was rolled back; a retry is
+    executed."""
     started_response: ResponseCheckpoint | None = None
     restarted_response: ResponseCheckpoint | None = None
-    """A response that was started before, whose checkpoint in the store is replaced."""
+    """Checkpoint of a response that was started before; it replaces the one in the store."""
     ended_response: str | None = None
+    """Id of a response that has ended."""
 
 
 class SessionWriter:
@@ -83,10 +86,11 @@ class SessionWriter:
         model_digest: str = "",
         replaces_all: bool = False,
     ) -> None:
-        """`new`: the session as it would be created again. The store has `entries`, and the events
-        before `written_offset`; the event `base_offset` is number 0 there. `model_digest`: the
-        model that the ids belong to. `replaces_all`: the stored ids belong to another model, and
-        the first write replaces all entries, the state and the epoch, in one step."""
+        """`new`: creates the session again if the store has lost it. The store has `entries`, and
+        the events before the offset `written_offset`; the event at `base_offset` has number 0
+        there. `model_digest`: the model that the ids belong to. `replaces_all`: the stored ids
+        belong to another model, and the first write replaces all entries, the state and the epoch
+        atomically."""
         self._model_digest = model_digest
         self._replaces_all = replaces_all
         self._store = store
@@ -94,15 +98,16 @@ class SessionWriter:
         self._lease_holder = LeaseHolder(store, lease, new.ttl_s)
         self.base_offset = base_offset
         self._written_offset = self._possibly_written_offset = written_offset
-        """Ends of the events that the store has, and of those that it may have."""
+        """Offset before which the store has all events, and offset before which it may have
+        them."""
         self._confirmed_entries: tuple[ConversationEntry, ...] = entries
-        """The first entries of the log, as far as the store certainly has them."""
+        """The leading entries of the stored log that the store certainly has."""
         self._has_unconfirmed_entries = False
-        """Whether other entries may follow them."""
+        """Whether the store may have further, unknown entries after the confirmed ones."""
         self._unwritten_ends: list[str] = []
-        """Ids of responses whose end is not written yet."""
+        """Ids of responses that the next write marks as ended in the store."""
         self._revoked_keys: set[str] = set()
-        """Keys that may be in the store, of requests without effect."""
+        """Idempotency keys that the store may have although their requests had no effect."""
         self._has_unconfirmed_write = False
         """Whether a write without a reply may have taken effect."""
         self._needs_full_write = False
@@ -120,7 +125,8 @@ class SessionWriter:
         return self._lease_holder.lease
 
     async def write(self, desired: DesiredSession, changes: SessionChanges) -> None:
-        """Write what has changed, atomically. Raises StoreError."""
+        """Write the differences between the stored session and `desired`, and the `changes`,
+        atomically. Does nothing after `stop`. Raises StoreError."""
         if self._is_stopped:
             return
         if changes.ended_response is not None:
@@ -134,7 +140,7 @@ class SessionWriter:
                 self._has_unconfirmed_write = True
                 if changes.request is not None:
                     self._revoked_keys.add(changes.request.key)
-            if changes.started_response is not None:  # the store may have it
+            if changes.started_response is not None:  # the store may have the checkpoint
                 self._unwritten_ends.append(changes.started_response.id)
             raise
 
@@ -217,9 +223,9 @@ class SessionWriter:
             await self._write(desired, msgspec.structs.replace(changes, request=None))
             return
         if overwrites:
-            # What was written may be as long as what it replaced: only a new fence shows that a
-            # store has lost the one and kept the other. If it is not granted, the write counts as
-            # one without a reply.
+            # The new data may be as long as the data it replaced: if the store loses this write and
+            # returns to the old data, only a missing fence reveals that. Therefore a new fence is
+            # claimed. If it is not granted, the write counts as one without a reply.
             await self._lease_holder.claim()
         self._needs_full_write = self._has_unconfirmed_write = (
             self._lease_holder.has_store_lost_fence
@@ -263,7 +269,7 @@ class SessionWriter:
         self._written_offset = min(self._written_offset, offset)
 
     async def find_result(self, request: IdempotentRequest) -> bytes | None:
-        """Returns the recorded result of a request, or None if it was not executed. Raises
+        """Return the recorded result of a request, or None if it was not executed. Raises
         IdempotencyConflict, StoreError."""
         if request.key in self._revoked_keys:
             return None
@@ -274,7 +280,7 @@ class SessionWriter:
                 await self._lease_holder.claim()
                 return await self._find_result(request)
         except (StoreReplaced, SessionNotFound):
-            return None  # results from elsewhere are lost; the next write restores those from here
+            return None  # other gateways' results are lost; the next write restores our own
 
     async def _find_result(self, request: IdempotentRequest) -> bytes | None:
         return await self._lease_holder.run(
@@ -294,14 +300,15 @@ class SessionWriter:
         await self._lease_holder.claim()
 
     async def extend_deadline(self, ttl_s: float, *, is_parked: bool) -> None:
-        """Set the deadline under the present lease. If the session is claimed meanwhile by a client
-        that resumes it, the deadline of that claim remains. Raises StoreError."""
+        """Extend the deadline of the session to `ttl_s` from now, under the present lease. If a
+        client resumes the session meanwhile, which claims it, the deadline of that claim remains.
+        Raises StoreError."""
         await self._store.extend_deadline(self._lease_holder.lease, ttl_s, is_parked=is_parked)
 
     async def confirm(self) -> None:
-        """Confirm that this gateway owns the session. If the store has lost the claim, it is made
-        again at once: the store would accept the previous owner, which may be suspended and wake
-        up. Raises StoreError."""
+        """Confirm that this gateway owns the session. If the store has lost the claim, the session
+        is claimed again at once: otherwise the store would accept writes of the previous owner,
+        which may be suspended and wake up. Raises StoreError."""
         try:
             await self._lease_holder.run(self._store.confirm, harmless_when_late=True)
         except SessionDataLost:

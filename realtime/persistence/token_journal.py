@@ -20,14 +20,16 @@ from continuo.realtime.store import (
 log = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S = 0.1
-"""How long an emitted id is missing in the store at most, while the store is available."""
+"""Maximum time between emitting an id and writing it to the store, while the store is available."""
 _WORKERS = 4
-"""A gateway writes so many times in an interval, a share of its responses each time: one call for
-all of them would delay whatever is requested just then."""
+"""Number of tasks that flush the journals of a gateway. Each has a share of the responses and
+writes these in one call per interval: one call for all responses would delay other work of that
+moment."""
 
 
 class TokenJournal:
-    """The journal of one response, whose `ids` grow meanwhile."""
+    """The journal of one response. `ids` is the live list of its sampled ids, to which the
+    generation appends."""
 
     def __init__(
         self,
@@ -38,8 +40,8 @@ class TokenJournal:
         *,
         is_journaled: bool = True,
     ) -> None:
-        """`written`: how many ids the store has. `is_journaled` False: the store has no checkpoint
-        of the response, so nothing is journaled."""
+        """`written`: how many of the ids the store has already. `is_journaled` False: the store has
+        no checkpoint of the response, so nothing is journaled."""
         self._session_writer = session_writer
         self._response_id = response_id
         self._ids = ids
@@ -47,7 +49,8 @@ class TokenJournal:
         self._is_closed = not is_journaled
 
     def pending_batch(self) -> TokenBatch | None:
-        """Returns the ids that are not written yet, or None if all are."""
+        """Return the ids that are not written yet, or None if there are none or the journal is
+        closed."""
         batch = self._ids[self._written :]
         if self._is_closed or not batch:
             return None
@@ -72,8 +75,8 @@ class TokenJournal:
             raise
 
     async def retry_flush(self) -> None:
-        """Write the pending ids in a call of their own, after `journal_all` left them out without a
-        cause."""
+        """Write the pending ids in a separate call, after `journal_all` has skipped them without a
+        reason. Never raises StoreError."""
         try:
             await self.flush()
         except StoreUnavailable:
@@ -95,6 +98,7 @@ class JournalFlusher:
 
     @contextlib.contextmanager
     def track(self, journal: TokenJournal) -> Generator[None]:
+        """Flush a journal periodically while the context is open."""
         worker = min(self._workers, key=lambda worker: len(worker.journals))
         worker.journals[journal] = None
         worker.start()
@@ -119,7 +123,7 @@ class _FlushWorker:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             try:
                 await self._flush()
-            except Exception:  # of one response: the others are written all the same
+            except Exception:  # a fault in one journal does not stop the others
                 log.exception("flushing the journals failed")
 
     async def _flush(self) -> None:

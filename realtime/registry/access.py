@@ -20,13 +20,16 @@ class Credentials(msgspec.Struct, frozen=True):
     settings: GenerationSettings | None = None
     """Initial settings of the client's sessions; None: the server's defaults."""
     is_ephemeral: bool = False
-    """Whether the client may only hold conversations, as with a client secret."""
+    """Whether the client may only use sessions, as with a client secret; requests that need a full
+    key are refused."""
     client_secret_digest: bytes = b""
-    """Digest of the client secret that was shown; empty if none was: it matches no session."""
+    """Digest of the client secret that was shown; empty if none was shown, which matches no
+    session."""
 
 
 class Access(msgspec.Struct, frozen=True):
-    """The proof shown for a session, besides its tenant. The default is a full key."""
+    """The proof shown for a session, besides its tenant. The default is the access of a full
+    key."""
 
     token_digest: bytes | None = None
     """Digest of the resume token; None if none was shown."""
@@ -41,8 +44,8 @@ class Access(msgspec.Struct, frozen=True):
     def permits(self, secret: bytes) -> bool:
         """Whether a session with this `secret` (see `make_secret`) may be used.
 
-        A resume token that is shown must be right, whatever the key. Without one, a full key of the
-        tenant is enough; a client secret permits only sessions that began under it.
+        A resume token that is shown must match, even with a full key. Without one, a full key of
+        the tenant is enough; a client secret permits only sessions that began under it.
         """
         if self.token_digest is not None:
             return hmac.compare_digest(self.token_digest, secret[:DIGEST_BYTES])
@@ -53,23 +56,25 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The tenant and the secret record of a session."""
+    """The tenant of a session, and its secret (see `make_secret`)."""
 
     tenant: str
     secret: bytes
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
-    """A request to start from another session as it was after an item (None: as it is now)."""
+    """A request to open a session as a copy of another one, up to and including an item. `item_id`
+    None: all items."""
 
     session_id: str
     item_id: str | None = None
     token: str | None = None
-    """Resume token of that session."""
+    """Resume token of the copied session."""
 
 
 class ResumeRequest(msgspec.Struct, frozen=True):
-    """A request to resume a session after the last event received (None: get a snapshot)."""
+    """A request to resume a session after the last event received. `last_event_id` None: with a
+    snapshot."""
 
     session_id: str
     last_event_id: str | None = None
@@ -91,13 +96,15 @@ def may_resume(
 def check_may_resume(
     resume_request: ResumeRequest, credentials: Credentials | None, owner: Owner
 ) -> None:
-    """Raises Refusal, as for an unknown session, if the session may not be resumed."""
+    """Check that a session may be resumed. Raises the refusal of an unknown session if it may
+    not."""
     if not may_resume(resume_request, credentials, owner):
         raise session_not_found(resume_request)
 
 
 def parse_resume_cursor(resume_request: ResumeRequest) -> EventId | None:
-    """Parse the last event id of the client. Raises Refusal if it was never issued here."""
+    """Parse the last event id of the client. Returns None if the request has none. Raises Refusal
+    if it is not an event id of this server."""
     if resume_request.last_event_id is None:
         return None
     since = parse_event_id(resume_request.last_event_id)
@@ -122,7 +129,7 @@ def session_not_found(resume_request: ResumeRequest) -> Refusal:
 
 def make_secret(token: str, credentials: Credentials) -> bytes:
     """Make the record by which any gateway checks access to a new session later: the digest of its
-    resume token, followed by that of the client secret that began it, if any."""
+    resume token, followed by the digest of the client secret under which it began, if any."""
     return hash_token(token) + credentials.client_secret_digest
 
 

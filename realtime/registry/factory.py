@@ -69,7 +69,7 @@ def create(
     cache_scope: str,
     parent_engine_session: EngineSession | None,
 ) -> Session:
-    """Create a new session, which is in the store already."""
+    """Create the `Session` of a session that was just created in the store."""
     session_writer = SessionWriter(factory.store, lease, new, model_digest=factory.model_digest)
     engine_session = EngineSession(
         factory.engine,
@@ -100,8 +100,8 @@ async def load(
     cache_scope: str,
 ) -> Session:
     """Load a session from the store. If its ids are of another model, the conversation is rendered
-    anew, event ids issued before are void, and the first write replaces all that is stored. Raises
-    Refusal if this model cannot continue the session."""
+    again, event ids issued before can no longer be resumed from, and the first write replaces all
+    that is stored. Raises Refusal if this model cannot continue the session."""
     state = decode_state(snapshot.state)
     decoded = decode_conversation(snapshot.entries, factory.template, state.settings)
     entries, conversation, epoch = decoded.entries, decoded.conversation, snapshot.metadata.epoch
@@ -148,7 +148,8 @@ async def load(
 async def fork_origin(
     factory: SessionFactory, snapshot: Snapshot, item_id: str | None
 ) -> SessionOrigin:
-    """Make the origin of a fork of a stored session, which is not changed. Raises Refusal."""
+    """Make the origin (initial content) of a fork of a stored session. The stored session is not
+    changed. `item_id`: the last item to copy; None: all. Raises Refusal."""
     state = decode_state(snapshot.state)
     settings = state.settings
     conversation = decode_conversation(snapshot.entries, factory.template, settings).conversation
@@ -205,7 +206,8 @@ async def _rerender(
 def stored_status(
     snapshot: Snapshot, info: SessionInfo | None, template: ChatTemplate
 ) -> SessionStatus:
-    """Make the status of a stored session. `info`: of its engine session, if an engine holds it."""
+    """Make the status of a stored session. `info`: the engine's report of its engine session; None
+    if no engine holds it."""
     decoded = decode_conversation(snapshot.entries, template, decode_state(snapshot.state).settings)
     is_responding = any(
         response.checkpoint.entry is not None for response in snapshot.running_responses

@@ -70,7 +70,8 @@ log = logging.getLogger(__name__)
 OWNERSHIP_CHECKS_MAX = 32
 """Sessions whose ownership is checked in one sweep."""
 EXPIRED_MAX = 10_000
-"""Expired sessions that are remembered as such."""
+"""Number of expired sessions whose ids are remembered, so that resuming one is refused as expired
+and not as unknown."""
 
 DELETED = "the session was deleted"
 
@@ -86,11 +87,13 @@ async def _assume_alive() -> bool:
 
 
 def _close_at_other_gateway(code: CloseCode, reason: str) -> None:
-    """Stand in for a connection at another gateway, which finds out itself that it was replaced."""
+    """Do nothing: in place of closing a connection of another gateway, which detects the takeover
+    itself."""
 
 
 class _Holder(msgspec.Struct, frozen=True):
-    """The fence and connection under which a session is held."""
+    """The fence and connection that hold a session at one moment. If they have changed, the session
+    was taken over meanwhile."""
 
     fence: int
     close_connection: CloseConnection | None
@@ -98,6 +101,8 @@ class _Holder(msgspec.Struct, frozen=True):
 
 
 class _OpenSession(msgspec.Struct):
+    """A session of this process, connected or parked."""
+
     session: Session
     owner: Owner
     close_connection: CloseConnection | None
@@ -126,8 +131,8 @@ class Registry:
         store: Store,
         secret: bytes = b"",
     ) -> None:
-        """`settings` are the defaults of a session. `secret` is common to the gateways of the same
-        engines, so that they share a tenant's KV."""
+        """`settings`: the default settings of new sessions. `secret`: common to the gateways of the
+        same engines, so that they share a tenant's KV."""
         self.settings = settings
         self.rate_limits = RateLimits(limits)
         self.tokenizer_threads = TokenizerThreads(limits.off_loop_chars_min)
@@ -153,7 +158,7 @@ class Registry:
         """Owners of expired sessions by session id, the oldest first."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unchecked: list[str] = []
-        """Ids of sessions whose ownership is still to be checked in this round."""
+        """Ids of sessions whose ownership is not yet checked in this round of sweeps."""
         self._unloading: dict[str, asyncio.Task[None]] = {}
         """Tasks of sessions that are being unloaded or closed, by session id."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -183,8 +188,9 @@ class Registry:
                 log.debug("sweep: %s", error)
 
     async def _check_ownerships(self) -> None:
-        """Check some of the sessions for a takeover by another gateway. A busy session notices
-        that by itself. Raises StoreError."""
+        """Check whether another gateway has taken over sessions: `OWNERSHIP_CHECKS_MAX` per call.
+        Only idle sessions need this; writing to the store or the engine also reveals a takeover.
+        Raises StoreError."""
         for session_id in self._unchecked[:OWNERSHIP_CHECKS_MAX]:
             if (
                 entry := self._sessions.get(session_id)
@@ -193,9 +199,9 @@ class Registry:
         self._unchecked = self._unchecked[OWNERSHIP_CHECKS_MAX:] or list(self._sessions)
 
     async def _rewrite_lost(self, entry: _OpenSession) -> None:
-        """Write a session again to a store that has lost it, without waiting for its next change:
-        the process may end before that. Not to a shared store: another gateway may have the session
-        by now, and its newer copy would be refused."""
+        """Write a session again to a local store that has lost it. This does not wait for the next
+        change of the session, because the process may end before. Does nothing for a shared store:
+        another gateway may hold a newer copy of the session, whose writes would then be refused."""
         if self._store.is_shared or not entry.session.is_lost_in_store:
             return
         try:
@@ -206,8 +212,8 @@ class Registry:
             log.debug("%s is not written again yet: %s", entry.session.id, error)
 
     async def _check_ownership(self, entry: _OpenSession) -> bool:
-        """Returns whether this gateway still has the session. If another one has taken it over or
-        deleted it, it is unloaded. Raises StoreUnavailable."""
+        """Return whether this gateway still owns the session. A session that another gateway has
+        taken over or deleted is unloaded. Raises StoreUnavailable."""
         try:
             await entry.session.check_ownership()
         except LeaseLost as error:
@@ -227,8 +233,9 @@ class Registry:
         close_connection: CloseConnection = lambda _code, _reason: None,
         fork: ForkRequest | None = None,
     ) -> Session:
-        """Open a session; `close_connection` closes its connection. Raises Refusal if there are too
-        many sessions, nothing to fork, or no store."""
+        """Open a session, new or as a fork. `close_connection` closes the client's connection with
+        a code and a reason. Raises Refusal if there are too many sessions, if the session to fork
+        does not exist, or if the store is not available."""
         self._check_capacity()
         credentials = credentials or Credentials()
         settings = credentials.settings or self.settings
@@ -270,9 +277,9 @@ class Registry:
         """Take a session over from its present holder, and send the events that were missed to
         `listener`. `ping_client` returns whether the client still responds. Raises Refusal.
 
-        The client may have resumed at another gateway meanwhile, if this process was suspended. So
-        the holder is read first, then the client is pinged, then the session is taken if its holder
-        is still the same. A parked session needs no ping."""
+        If this process was suspended, the client may have resumed at another gateway meanwhile. So
+        the holder is read first, then the client is pinged, then the session is taken over if its
+        holder is still the same. A parked session needs no ping."""
         self._check_capacity()
         since = parse_resume_cursor(resume_request)
         lock = self._locks.setdefault(resume_request.session_id, asyncio.Lock())
@@ -302,7 +309,7 @@ class Registry:
     async def _find_holder(
         self, resume_request: ResumeRequest, credentials: Credentials
     ) -> _Holder:
-        """Raises Refusal."""
+        """Find the holder of a session, here or in the store. Raises Refusal."""
         _, holder = await self._find(resume_request, credentials)
         return holder
 
@@ -310,7 +317,7 @@ class Registry:
         self, resume_request: ResumeRequest, credentials: Credentials | None
     ) -> tuple[Owner, _Holder]:
         """Find owner and holder of a session, here or in the store. `credentials` None: the client
-        shows no key. Raises Refusal."""
+        shows only a resume token. Raises Refusal."""
         entry = self._sessions.get(resume_request.session_id)
         if entry is not None:
             check_may_resume(resume_request, credentials, entry.owner)
@@ -328,7 +335,8 @@ class Registry:
     async def _take_over(
         self, resume_request: ResumeRequest, credentials: Credentials, holder: _Holder
     ) -> _OpenSession | None:
-        """Take a session from `holder`. Returns None if the holder has changed. Raises Refusal."""
+        """Take a session over from `holder`. Returns None if the holder has changed. Raises
+        Refusal."""
         entry = self._sessions.get(resume_request.session_id)
         with self._refusing_store_errors(resume_request, credentials):
             if entry is None:
@@ -370,7 +378,7 @@ class Registry:
             session = await load(
                 self._factory, lease, new, snapshot, self.cache_scope_of(metadata.tenant)
             )
-        except Refusal:  # it stays in the store as it is, parked
+        except Refusal:  # the session stays in the store, unchanged and parked
             with contextlib.suppress(StoreError):
                 await self._store.extend_deadline(
                     lease, self._limits.resume_window_s, is_parked=True
@@ -404,7 +412,8 @@ class Registry:
         )
 
     def _replace_connection(self, entry: _OpenSession, close_connection: CloseConnection) -> None:
-        """Move a session to a new connection. The one before, if any, is closed as superseded."""
+        """Move a session to a new connection. Its previous connection, if any, is closed as
+        superseded."""
         previous, entry.close_connection = entry.close_connection, close_connection
         self._parked.pop(entry.session.id, None)
         entry.cancel_timers()
@@ -422,8 +431,8 @@ class Registry:
         return entry
 
     def _close_after_gap(self, entry: _OpenSession) -> None:
-        """Close the connection of a client that has seen other output than is generated now: it
-        reconnects and gets a snapshot."""
+        """Close the connection of a client whose received output differs from what is generated
+        again. The client reconnects and gets a snapshot."""
         if entry.close_connection is not None:
             entry.close_connection(
                 CloseCode.SERVICE_RESTART, "the last response has changed: reconnect"
@@ -449,7 +458,7 @@ class Registry:
 
     def _unload_lost(self, entry: _OpenSession, error: LeaseLost) -> "asyncio.Task[None]":
         """Close the connection of a session that was taken over or deleted, and unload the session.
-        The returned task ends when it is unloaded."""
+        The returned task ends when the session is unloaded."""
         ended = isinstance(error, SessionEnded)
         if entry.close_connection is not None:
             (_close_deleted if ended else _close_replaced)(entry.close_connection)
@@ -466,7 +475,8 @@ class Registry:
 
     @property
     def _hold_s(self) -> float:
-        """TTL of a claim: a connection and then the resume window, should this process die."""
+        """Seconds for which a claim holds a session: the lifetime of a connection and the resume
+        window after it, in case this process dies."""
         return self._limits.connection_lifetime_s + self._limits.resume_window_s
 
     def _resume_of(self, session: Session, token: str | None = None) -> ResumeInfo:
@@ -481,7 +491,7 @@ class Registry:
     # ------------------------------------------------------------ looking up and closing
 
     def find(self, session_id: str, tenant: str = "") -> Session | None:
-        """Returns None also for a session of another tenant."""
+        """Find a session of this process. Returns None also for a session of another tenant."""
         found = self._sessions.get(session_id)
         return found.session if found is not None and found.owner.tenant == tenant else None
 
@@ -498,8 +508,8 @@ class Registry:
     async def _new_origin(
         self, credentials: Credentials, settings: GenerationSettings
     ) -> SessionOrigin:
-        """Make the origin of a new session. Settings of a client secret are charged as those of a
-        session.update. Raises Refusal."""
+        """Make the origin (initial content) of a new session. Settings that a client secret carries
+        are charged to the tenant as those of a session.update. Raises Refusal."""
         rate_limits = self.rate_limits.for_tenant(credentials.tenant)
         chars = count_head_chars(settings)
         self.text_limits.check_head(settings, "session.")
@@ -516,7 +526,8 @@ class Registry:
         return SessionOrigin(settings, conversation)
 
     async def _fork_origin(self, fork: ForkRequest, credentials: Credentials) -> SessionOrigin:
-        """Make the origin of a fork of a session, here or remote. Raises Refusal."""
+        """Make the origin (initial content) of a fork of a session, here or remote. Raises
+        Refusal."""
         access = Access.of(credentials, fork.token)
         entry = await self._find_owned(fork.session_id, credentials.tenant, access)
         if entry is not None:
@@ -529,8 +540,9 @@ class Registry:
     async def _find_owned(
         self, session_id: str, tenant: str, access: Access
     ) -> _OpenSession | None:
-        """Find a session that this gateway still owns; while the store is unavailable, as far as is
-        known here. Returns None if there is none."""
+        """Find a session of this process, and check that this gateway still owns it; the check is
+        skipped while the store is unavailable. Returns None if the session is not found, or no
+        longer owned."""
         entry = self._find_accessible(session_id, tenant, access)
         if entry is None:
             return None
@@ -555,8 +567,9 @@ class Registry:
         ]
 
     async def terminate(self, session: Session, code: CloseCode, reason: str) -> None:
-        """Close a session. If it has a connection, that is closed with `code`, which must be one
-        that ends the session, and its end closes the session."""
+        """Close a session and its connection. If there is a connection, only that is closed here,
+        with `code`, which must be a code that ends the session: the session is closed when its
+        connection has ended."""
         entry = self._sessions.get(session.id)
         if entry is not None and entry.close_connection is not None:
             entry.close_connection(code, reason)
@@ -564,8 +577,8 @@ class Registry:
             await self.close(session)
 
     async def delete(self, session_id: str, tenant: str, access: Access = WHOLE_TENANT) -> bool:
-        """Delete a tenant's session, here or remote. Its connection, if any, is closed with a code
-        that says so. Returns False if the session does not exist. Raises Refusal."""
+        """Delete a tenant's session, here or remote. Its connection, if any, is closed as deleted
+        by the operator. Returns False if the session does not exist. Raises Refusal."""
         async with self._locks.setdefault(session_id, asyncio.Lock()):
             entry = self._find_accessible(session_id, tenant, access)
             deleted = await self._remote_sessions.delete(session_id, tenant, access)
@@ -612,8 +625,8 @@ class Registry:
             await session.extend_deadline(window_s, is_parked=True)
 
     def drain(self) -> None:
-        """Close each connection, at once or when its responses have ended. Clients shall reconnect
-        to another gateway."""
+        """Close each connection, at once or when its responses have ended, so that clients
+        reconnect to another gateway."""
         for entry in self._sessions.values():
             entry.session.call_when_idle(partial(self._close_for_restart, entry))
 
@@ -639,9 +652,9 @@ class Registry:
         await asyncio.shield(self._unload(entry))
 
     def _unload(self, entry: _OpenSession, *, is_taken_over: bool = False) -> "asyncio.Task[None]":
-        """Start to unload a session, once. Until that has ended, the session is not loaded here
-        again: commands that the old copy still sends to the engine would be taken for the new
-        copy's."""
+        """Start to unload a session, unless that has begun already, and return the task. The
+        session is not loaded here again before the task has ended: the engine could not distinguish
+        late commands of the old copy from those of the new one."""
         self._remove(entry.session)
         if entry.unloading is None:
             entry.unloading = self._track_unloading(
@@ -677,8 +690,8 @@ class Registry:
         return task
 
     def cache_scope_of(self, tenant: str) -> str:
-        """Returns the cache scope of a tenant, within which KV is shared. Its name alone does not
-        suffice to compute it."""
+        """Return the cache scope of a tenant, within which KV is shared: an HMAC, which cannot be
+        computed from the tenant's name alone."""
         return hmac.digest(self._secret, tenant.encode(), "sha256").hex()
 
 

@@ -27,8 +27,9 @@ class DeletedSession(msgspec.Struct, frozen=True):
     """A session that was just deleted."""
 
     owner: str
+    """Id of the gateway that owned it."""
     fence: int | None
-    """A fence above all that the session had; None if another request deleted it first."""
+    """A fence higher than any that the session had; None if another request deleted it first."""
 
 
 class RemoteSessions:
@@ -36,7 +37,8 @@ class RemoteSessions:
         self._factory = factory
 
     async def status(self, session_id: str, tenant: str, access: Access) -> SessionStatus | None:
-        """Returns None if the session does not exist. Raises Refusal."""
+        """Return the status of a remote session, or None if the session does not exist. Raises
+        Refusal."""
         snapshot = await self._load(session_id, tenant, access)
         if snapshot is None:
             return None
@@ -44,7 +46,7 @@ class RemoteSessions:
         return stored_status(snapshot, info, self._factory.template)
 
     async def fork_origin(self, fork: ForkRequest, tenant: str, access: Access) -> SessionOrigin:
-        """Make the origin of a fork of a remote session. Raises Refusal."""
+        """Make the origin (initial content) of a fork of a remote session. Raises Refusal."""
         snapshot = await self._load(fork.session_id, tenant, access)
         if snapshot is None:
             raise Refusal(
@@ -55,7 +57,7 @@ class RemoteSessions:
         return await fork_origin(self._factory, snapshot, fork.item_id)
 
     async def delete(self, session_id: str, tenant: str, access: Access) -> DeletedSession | None:
-        """Delete a session from the store. The gateway that owned it finds out from the store, or
+        """Delete a session from the store. The gateway that owned it learns this from the store, or
         from the engine (`release_engine_session`). Returns None if the session does not exist.
         Raises Refusal."""
         with _refusing_store_errors():
@@ -79,7 +81,7 @@ class RemoteSessions:
                 await engine.close(session_id)
 
     async def _load(self, session_id: str, tenant: str, access: Access) -> Snapshot | None:
-        """Raises Refusal."""
+        """Load a session. Returns None under the conditions of `_find`. Raises Refusal."""
         with _refusing_store_errors():
             metadata = await self._find(session_id, tenant, access)
             return None if metadata is None else await self._factory.store.load(session_id)

@@ -1,7 +1,7 @@
 """Active responses of one session: at most one in the conversation, and some out of band.
 
-Each is generated in its own task, with its token journal: from the beginning, or from the ids that
-the store has of it.
+Each response is generated in its own task, and its ids are written to its token journal. Generation
+starts at the beginning, or resumes after the ids that the store has.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class ActiveResponses:
 
     @property
     def main(self) -> Generation | None:
-        """The active response of the conversation. None: there is none."""
+        """The active response of the conversation. Returns None if there is none."""
         return self._main
 
     def __iter__(self) -> Iterator[Generation]:
@@ -104,7 +104,7 @@ class ActiveResponses:
     async def create(
         self, command: CreateSessionResponse, idempotent_request: IdempotentRequest | None
     ) -> str:
-        """Start a response and return its id once the store has it.
+        """Start a response. Returns its id once the store has its checkpoint.
 
         Raises Refusal and StoreError; then nothing has changed.
         """
@@ -161,7 +161,7 @@ class ActiveResponses:
             )
         except StoreError:
             accepted.set_result(False)
-            await asyncio.wait([task])  # before the engine session is used again
+            await asyncio.wait([task])  # the turn must end before the engine session is used again
             raise
         except BaseException:
             accepted.set_result(False)
@@ -191,7 +191,8 @@ class ActiveResponses:
         return conversation_id_of(self._session_id)
 
     def _new_generation(self, response: Response, *, has_own_engine_session: bool) -> Generation:
-        """`has_own_engine_session`: generate in a fork of the conversation's engine session."""
+        """Make the generation of a response. `has_own_engine_session`: it runs in a fork of the
+        engine session of the conversation."""
         engine_session = self._unit_of_work.engine_session
         if has_own_engine_session:
             engine_session = engine_session.fork(f"{self._session_id}.{response.id}")
@@ -224,9 +225,10 @@ class ActiveResponses:
         context: tuple[Item, ...] | None,
         now: Conversation,
     ) -> Prompt:
-        """Build the prompt from `context`, or from the conversation `now` if it is None.
+        """Build the prompt from the items `context`, or from the conversation `now` if `context` is
+        None.
 
-        Raises Refusal if there is no room for a single token.
+        Raises Refusal if there is no room for a single token of output.
         """
         session_settings = self._unit_of_work.settings
         is_same_head = (settings.instructions, settings.tools) == (
@@ -278,10 +280,11 @@ class ActiveResponses:
         *,
         is_journaled: bool = True,
     ) -> None:
-        """Generate to the end and commit the response.
+        """Generate a response to its end and commit it.
 
         `sampled`: ids that were sampled already, on another gateway or before a restart.
-        `is_journaled`: whether the store has the checkpoint that a journal continues.
+        `accepted`: as in `Generation.run`. `is_journaled`: whether the store has the checkpoint of
+        the response, without which its ids cannot be journaled.
         """
         response_id = generation.response.id
         journal = TokenJournal(
@@ -319,8 +322,8 @@ class ActiveResponses:
     ) -> None:
         """Resume a stored response from the same prompt, with the same seed.
 
-        If the prompt can no longer be built, the response ends with what was sampled. Ids of
-        another model are discarded: the response restarts from its beginning.
+        If the same prompt can no longer be built, the response ends with what was sampled. Ids of
+        another model are discarded, and the response restarts from its beginning.
         """
         is_ours = is_same_model(inputs.model, self._engine.ready.digest)
         if not is_ours:
@@ -355,8 +358,8 @@ class ActiveResponses:
         checkpoint: ResponseCheckpoint,
         inputs: StoredRequest,
     ) -> None:
-        """Generate a response from its beginning, on this model. If the store cannot record that,
-        the response is not journaled."""
+        """Generate a stored response again from its beginning, on this model. If the store cannot
+        record the restart, the response is not journaled."""
         inputs = msgspec.structs.replace(inputs, model=self._engine.ready.digest)
         is_journaled = True
         try:
@@ -404,13 +407,13 @@ class ActiveResponses:
             await self._engine.resume(generation.engine_session.session_id)
 
     async def flush_journals(self) -> None:
-        """Write all sampled ids to the token journals, as far as the store accepts them."""
+        """Write all sampled ids to the store. Errors of the store are ignored."""
         for journal in [*self._journals.values()]:
             with contextlib.suppress(StoreError):
                 await journal.flush()
 
     async def cancel_all(self) -> None:
-        """Cancel all responses, within a step, and wait for their tasks."""
+        """Cancel all responses, each within one engine step, and wait for their tasks."""
         with contextlib.suppress(EngineError):
             for generation in [*self]:
                 await generation.cancel()
@@ -418,8 +421,8 @@ class ActiveResponses:
             await asyncio.wait(self._tasks)
 
     def abandon_all(self) -> None:
-        """Cancel the tasks without the engine, which does not reply, or which serves the session to
-        another gateway now."""
+        """Cancel the tasks without commands to the engine, which does not reply, or which serves
+        the session to another gateway now."""
         for task in self._tasks:
             task.cancel()
 

@@ -17,14 +17,14 @@ class IdempotencyKeys:
     """The idempotency keys of one session: in memory, and beyond that in the store."""
 
     def __init__(self, session_writer: SessionWriter, *, is_complete: bool) -> None:
-        """`is_complete`: no request was executed before this process or on another gateway, so an
-        unknown key is new without a look into the store."""
+        """`is_complete`: no request was executed before this process, or on another gateway. A key
+        that is not in memory is then new, and the store is not read."""
         self._session_writer = session_writer
         self._is_complete = is_complete
         self._recorded: dict[str, IdempotentRequest] = {}
         session_writer.completed_requests = self._recorded.values
         self._unwritten: dict[str, IdempotentRequest] = {}
-        """Executed requests that are not written to the store yet."""
+        """Executed requests whose outcomes are not in the store yet."""
 
     async def find_result(self, idempotent_request: IdempotentRequest) -> bytes | None:
         """Return the recorded outcome. Returns None if the key is new.
@@ -43,15 +43,16 @@ class IdempotencyKeys:
         return recorded.result
 
     def record(self, idempotent_request: IdempotentRequest) -> None:
-        """Keep the outcome of an executed request; the oldest is evicted over the limit."""
+        """Keep the outcome of an executed request. Above `IDEMPOTENCY_KEYS_MAX` the oldest is
+        evicted."""
         self._recorded[idempotent_request.key] = idempotent_request
         if len(self._recorded) > IDEMPOTENCY_KEYS_MAX:
             del self._recorded[next(iter(self._recorded))]
             self._is_complete = False
 
     def record_unwritten(self, idempotent_request: IdempotentRequest) -> None:
-        """Keep the outcome of a request that no write carries. `write_pending` writes it before the
-        next change of the session."""
+        """Keep the outcome of a request that was executed without a write. `write_pending` writes
+        it before the next change of the session."""
         self.record(idempotent_request)
         self._unwritten[idempotent_request.key] = idempotent_request
 

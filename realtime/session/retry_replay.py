@@ -1,6 +1,6 @@
 """Idempotent requests: a client event_id is executed once; a retry gets the recorded outcome.
 
-An item or a response that has been deleted since is not made again.
+An item or a response that has been deleted since is not created again.
 """
 
 from typing import assert_never
@@ -44,12 +44,13 @@ def replay(
 ) -> bool:
     """Replay the outcome `result` to the client.
 
-    Returns False for commands that are naturally idempotent and may run again. Raises Refusal.
+    Returns False for commands that may run again: naturally idempotent ones, and a cancellation
+    that a takeover has lost. Raises Refusal.
     """
     emit = unit_of_work.event_log.emit_unlogged
     match command:
         case AddItem(item=item):
-            # A long id was cut when it was recorded.
+            # Of a long id, only the first 255 bytes were recorded.
             original_id = item.id if item.id.startswith(result) else result
             if not _replay_item(original_id, unit_of_work):
                 emit(ItemAdded(msgspec.structs.replace(item, id=original_id), None))
@@ -78,7 +79,8 @@ def replay(
 
 
 def _replay_commit(item_id: str, unit_of_work: UnitOfWork) -> None:
-    """Emit the commit of the text buffer again, and its item, or that the item is deleted."""
+    """Emit the commit of the text buffer again, then its item, or ItemDeleted if the item was
+    deleted since."""
     conversation, emit = unit_of_work.conversation, unit_of_work.event_log.emit_unlogged
     found = conversation.find(item_id)
     emit(TextCommitted(item_id, conversation.previous_item_id(item_id) if found else None))
@@ -113,10 +115,10 @@ def _replay_response(response_id: str, unit_of_work: UnitOfWork) -> None:
 def _replay_cancel(
     response_id: str, unit_of_work: UnitOfWork, active_responses: ActiveResponses
 ) -> bool:
-    """Replay the cancellation of this response, and of no other.
+    """Replay the cancellation of the response `response_id`; empty if none was active then.
 
-    Returns False if the response is running again: after a takeover by a gateway that did not know
-    of the cancellation yet.
+    Returns False if the response is being generated and is not cancelled, after a takeover by a
+    gateway that did not know of the cancellation yet. Raises Refusal if `response_id` is empty.
     """
     if not response_id:
         raise Refusal(

@@ -2,7 +2,7 @@
 
 Commands are executed one at a time; a response is generated in its own task meanwhile. All events
 pass the event log on their way to the attached connection. Limits are checked before anything
-changes: after a Refusal, nothing has.
+changes: a Refusal leaves the session unchanged.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ from continuo.realtime.store import IdempotentRequest, LeaseLost, RunningRespons
 log = logging.getLogger(__name__)
 
 _RESIDENCY_TIMEOUT_S = 0.5
-"""Timeout of the engine's report of where the KV of a resumed session is."""
+"""Timeout for the engine to report where the KV of a resumed session is."""
 
 
 class Session:
@@ -125,7 +125,8 @@ class Session:
         )
         self._is_paused = False
         self._idempotent_request: IdempotentRequest | None = None
-        """The present command, if the client gave it an idempotency key."""
+        """The request that carries the present command, if the client gave it an idempotency
+        key."""
         self._deadline_s: float | None = None
         """Deadline of the present command, on the clock of the event loop."""
         self._active_responses = ActiveResponses(
@@ -154,8 +155,8 @@ class Session:
     # ------------------------------------------------------------ connections
 
     async def start(self, listener: EventListener, resume: ResumeInfo | None = None) -> None:
-        """Attach the first connection and emit the session, with the items of a fork. Raises
-        Refusal."""
+        """Attach the first connection. Emits that the session is open, and for a fork its items.
+        Raises Refusal."""
         self._event_log.attach(listener)
         if self.conversation.spans:
             await self._write_or_refuse(self._unit_of_work.write_all())
@@ -232,12 +233,13 @@ class Session:
 
     @property
     def fence(self) -> int:
-        """Fence of the ownership."""
+        """Fence of the session lease."""
         return self._unit_of_work.session_writer.lease.fence
 
     async def retake_ownership(self) -> None:
-        """Claim the session again under a new fence, for a newer connection of its client: a
-        takeover for an earlier connection that is still under way fails. Raises StoreError."""
+        """Claim the session again under a new fence, for a newer connection of its client. A
+        takeover for an earlier connection that is still in progress then fails. Raises
+        StoreError."""
         await self._unit_of_work.session_writer.claim()
 
     async def extend_deadline(self, for_s: float, *, is_parked: bool) -> None:
@@ -254,11 +256,12 @@ class Session:
         return self._unit_of_work.session_writer.needs_full_write
 
     async def rewrite_to_store(self) -> None:
-        """Write the whole session, though nothing has changed. Raises StoreError."""
+        """Write the session again though it has not changed, to repair a store that has lost data.
+        Raises StoreError."""
         await self._unit_of_work.write_all()
 
     async def _kv_residency(self) -> KVResidency:
-        """Return where the KV is. Without a report of the engine in time, it counts as lost."""
+        """Return where the KV is. If the engine does not report in time, the KV counts as lost."""
         engine_session = self._unit_of_work.engine_session
         try:
             async with asyncio.timeout(_RESIDENCY_TIMEOUT_S):
@@ -320,7 +323,8 @@ class Session:
         return is_server_fault(error)
 
     def _charge_text(self, chars: int) -> AbstractContextManager[None]:
-        """Charge the tokenization of so much text to the tenant's rate limit."""
+        """Charge a text of `chars` characters to the tenant's rate limit, around its
+        tokenization."""
         return self._tenant_rate_limits.charge_text(
             chars, self._text_limits.request_tokens_max, self._is_server_fault
         )
@@ -347,15 +351,16 @@ class Session:
         return self.status_from({} if info is None else {info.session: info})
 
     def status_from(self, infos: Mapping[str, SessionInfo]) -> SessionStatus:
-        """Return the status, from the engine's reports by session id."""
+        """Return the status. `infos`: reports of the engine by engine session id."""
         info = infos.get(self._unit_of_work.engine_session.session_id)
         return SessionStatus.of(self.state.value, self.conversation, info)
 
     async def close(self) -> None:
-        """End the session and delete it from the store. Cancels active responses, within a step.
+        """End the session and delete it from the store. Cancels active responses, within an engine
+        step.
 
-        Never raises. An unreachable engine is sent the close later; an unreachable store expires
-        the session.
+        Never raises. If the engine is unreachable, its sessions are closed later; if the store is
+        unreachable, the session expires there.
         """
         await self._release_engine_sessions()
         try:
@@ -462,7 +467,7 @@ class Session:
             self._tenant_rate_limits.charge_tokens(len(self.conversation.head.ids))
 
     def _should_sync_engine(self) -> bool:
-        """Whether a change is sent to the engine at once."""
+        """Whether a change is sent to the engine at once, and not after the active response."""
         return Action.SYNC_ENGINE in self._state_machine.check(Trigger.EDIT)
 
     async def _truncate(self, command: TruncateItem) -> None:
@@ -671,7 +676,8 @@ class Session:
         )
 
     def _defer_result(self, result: str) -> None:
-        """Record an outcome that comes with no write; it is written before the next change."""
+        """Record an outcome that is not written with a change; it is written before the next
+        one."""
         if self._idempotent_request is not None:
             self._idempotency_keys.record_unwritten(
                 msgspec.structs.replace(self._idempotent_request, result=result.encode())

@@ -10,13 +10,13 @@ from continuo.realtime.protocol.response import KVResidency
 
 
 class KVStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Place of the KV of a conversation, in tokens and pages of the engine."""
+    """Memory that holds the KV of a conversation, in tokens and pages of the engine."""
 
     place: Literal["device", "host", "none"]
-    """`host`: some of it must be recalled from host memory."""
+    """`host`: at least some of the KV is in host memory and must be recalled to the device."""
     tokens: int
     pages: int
-    """Pages on the device, as `tokens`."""
+    """Pages on the device; `tokens` are the tokens there."""
     host_tokens: int
     host_pages: int
     lost_tokens: int
@@ -52,6 +52,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     items: int
     dropped_items: int
+    """Number of items out of window."""
     kv: KVStatus
 
     @classmethod

@@ -4,8 +4,8 @@ conversation ─┬─ spans ──────────────── en
               └─ draft (text buffer) ── engine session: provisional ─── session writer: draft pieces
                                         (without its unstable end)      (after the entries)
 
-A change is sent to engine and store at the same time. Its events are emitted once the store has it;
-if one of the two refuses it, it is rolled back in the other.
+A change is sent to engine and store at the same time. Its events are emitted once the store has the
+change. If engine or store refuses the change, it is rolled back in the other.
 """
 
 import asyncio
@@ -56,12 +56,13 @@ EventFactory = Callable[[Conversation, Rewind | None], Sequence[ConversationEven
 
 
 class SessionOrigin(msgspec.Struct, frozen=True):
-    """Initial content of a fork."""
+    """Initial content of a new session, which may be a fork."""
 
     settings: GenerationSettings
     conversation: Conversation
     engine_session: EngineSession | None = None
-    """The engine session to share KV with. None: not known here."""
+    """Engine session of the forked session, whose KV is shared. None: this gateway does not have
+    it."""
 
     @classmethod
     def of(
@@ -71,7 +72,8 @@ class SessionOrigin(msgspec.Struct, frozen=True):
         item_id: str | None,
         engine_session: EngineSession | None = None,
     ) -> "SessionOrigin":
-        """Fork the conversation after an item. `item_id` None: as it is now. Raises Refusal."""
+        """Make the origin of a fork up to and including an item. `item_id` None: all items. Raises
+        Refusal."""
         if item_id is not None:
             find_complete(conversation, item_id, "item_fork_invalid_item_id")
         return cls(settings, conversation.up_to_item(item_id), engine_session)
@@ -147,8 +149,9 @@ class UnitOfWork:
         """Apply `edit` to the conversation, if the result fits into the context window.
 
         `make_events`: makes the events to emit, from the new conversation and its rewind of the
-        old one. `should_sync`: whether the change is sent to the engine now. `chars`: length of
-        the text to tokenize. `draft`, `settings`, `context_window`: new values; None keeps the old.
+        old one. `should_sync`: returns whether the change is sent to the engine now. `param`: the
+        field that a refusal names. `chars`: length of the text to tokenize. `draft`, `settings`,
+        `context_window`: new values; None keeps the old.
 
         Raises Refusal, EngineError and StoreError; then nothing has changed.
         """
@@ -196,7 +199,8 @@ class UnitOfWork:
         prompt_tokens: int,
         idempotent_request: IdempotentRequest | None = None,
     ) -> None:
-        """Record a response that has begun, at the end of the conversation if it is part of it.
+        """Record that a response begins: write its checkpoint, and append its open span to the
+        conversation unless it is out of band.
 
         `prompt_tokens`: length of its prompt. Raises StoreError.
         """
@@ -217,21 +221,22 @@ class UnitOfWork:
             await self._write(
                 desired, SessionChanges(started_response=checkpoint, request=idempotent_request)
             )
-            if entry is not None:  # else an active response may have added an item meanwhile
+            # out of band, `new` may be outdated: an active response may have added an item
+            if entry is not None:
                 self.conversation = new
             self.checkpoints[response.id] = checkpoint
             self._emit(events)
 
     def resume_response(self, checkpoint: ResponseCheckpoint, inputs: StoredRequest) -> None:
-        """Record a stored response that is generated here from now on."""
+        """Record a stored response whose generation resumes in this process."""
         self.checkpoints[checkpoint.id] = checkpoint
         self.event_log.start_response(checkpoint.id, inputs.number)
 
     async def restart_response(
         self, checkpoint: ResponseCheckpoint, inputs: StoredRequest, prompt_tokens: int
     ) -> None:
-        """Replace the stored response whose ids are of another model: it restarts from its
-        beginning. Raises StoreError."""
+        """Replace the checkpoint of a stored response whose ids are of another model, because its
+        generation restarts from the beginning. Raises StoreError."""
         async with self._lock:
             body = encode_request(inputs)
             checkpoint = msgspec.structs.replace(checkpoint, prompt=prompt_tokens, body=body)
@@ -261,7 +266,8 @@ class UnitOfWork:
                 raise
             except StoreError as error:
                 log.warning("the end of %s is not written yet: %s", response.id, error)
-            if checkpoint.entry is not None:  # else it may have changed, as in `begin_response`
+            # out of band, `new` may be outdated, as in `begin_response`
+            if checkpoint.entry is not None:
                 self.conversation = new
             self._emit(events)
 
@@ -269,14 +275,15 @@ class UnitOfWork:
         """Start a new epoch: event ids issued before can no longer be resumed from. Raises
         StoreError."""
         async with self._lock:
-            # A fence is never the same again, even in a store that has lost this step.
+            # No fence is granted twice, so the epoch is new even if the store loses this write.
             self.epoch = max(self.epoch + 1, self.session_writer.lease.fence)
             desired = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
             await self._write(desired, SessionChanges(is_epoch_changed=True))
             self.event_log.epoch = wire_epoch(self.session_writer.lease.store_epoch, self.epoch)
 
     async def write_all(self) -> None:
-        """Write the whole session: when it begins, or after a failed write. Raises StoreError."""
+        """Write all that the store lacks, without a change: when a fork begins, or after data loss.
+        Raises StoreError."""
         async with self._lock:
             desired = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
             await self._write(desired, SessionChanges())
@@ -291,7 +298,8 @@ class UnitOfWork:
             await self._write(desired, SessionChanges(request=idempotent_request))
 
     async def _write(self, desired: DesiredSession, changes: SessionChanges) -> None:
-        """Write to the store, and hand its fence to the engine session. Raises StoreError."""
+        """Write to the store, and give the engine session the fence of the lease. Raises
+        StoreError."""
         await self.session_writer.write(desired, changes)
         self.engine_session.set_fence(self.session_writer.lease.fence)
 
@@ -353,8 +361,8 @@ class UnitOfWork:
         )
 
     def _draft_pieces_of(self, draft: str) -> tuple[DraftPiece, ...]:
-        """Return the pieces of a text buffer: those known already and one for text appended since;
-        one single piece after any other change."""
+        """Split the text buffer into pieces: the present pieces and one for text that was appended,
+        or one single piece after any other change."""
         if draft == self.draft:
             return self._draft_pieces
         if self._draft_pieces and draft.startswith(self.draft):
@@ -364,7 +372,8 @@ class UnitOfWork:
     # ------------------------------------------------------------ the engine
 
     async def sync_engine(self) -> None:
-        """Send the changes made during a response to the engine, and fit the context window.
+        """Move items out of window if the conversation is too long, and send the changes made
+        during a response to the engine.
 
         A failure is logged; the next sync repairs it.
         """
@@ -384,9 +393,9 @@ class UnitOfWork:
             )
 
     async def run_tokenization(self, chars: int, old: Conversation, work: Callable[[], T]) -> T:
-        """Run `work` on a thread if it is long, and return its result.
+        """Run `work` and return its result. It runs on a thread if it may take long.
 
-        It tokenizes `chars` new characters, and perhaps all of the conversation `old` again.
+        `work` tokenizes `chars` new characters, and perhaps all of the conversation `old` again.
         """
         return await self._tokenizer_threads.run(chars + old.length, work)
 
@@ -437,8 +446,8 @@ def find_complete(conversation: Conversation, item_id: str, code: str) -> Item:
 
 
 def wire_epoch(store: str, epoch: int) -> str:
-    """Return the epoch part of event ids. It names the store: the ids of another store are not
-    resumed from."""
+    """Return the epoch part of event ids. It contains a part of the store epoch `store`, because
+    event ids issued under another store cannot be resumed from."""
     return f"{store[:8]}{epoch:02x}"
 
 
