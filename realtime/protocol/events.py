@@ -22,7 +22,8 @@ class RateLimitStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Data with which a client can resume its session, and the kind of resume that was done."""
+    """Data with which a client can resume its session, and how this connection resumed it, if
+    so."""
 
     session_id: str
     epoch: str

@@ -11,11 +11,12 @@ ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", 
 
 
 KVResidency = Literal["hot", "host", "recomputed", "none"]
-"""Place where the KV of a prompt was found; `none` if there was no KV to find."""
+"""Place where the earlier KV of a prompt was found: on the device (`hot`) or in host memory
+(`host`). `recomputed` if it was lost, `none` if there was no earlier KV."""
 
 
 IncompleteReason = Literal["client_cancelled", "max_output_tokens", "steered"]
-"""Reason why a response is not complete."""
+"""Reason why a response ended before the model had finished it."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,7 +43,7 @@ class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     """Maximum number of output tokens of a response; None means up to the context."""
     sampling: Sampling = Sampling()
-    """`max_tokens` and `stop_ids` are set when a turn starts. `grammar` constrains the text of a
-    response; the rules for tool calls are added to it."""
+    """Here without `max_tokens` and `stop_ids`, which are set when a turn starts. `grammar`
+    constrains the text of a response; the rules for tool calls are added then."""
     truncation: Truncation = Truncation()
     extras: str = "{}"

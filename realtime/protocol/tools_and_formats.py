@@ -1,5 +1,5 @@
 """Decoding of tools, tool choice and output format, shared by the wire protocols. Pure; raises
-Refusal for values that have valid types and are invalid all the same."""
+Refusal for values that pass the type checks of msgspec but are invalid."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol

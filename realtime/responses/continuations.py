@@ -1,7 +1,7 @@
 """Continuation points: the finished responses that a new one may continue, and their branches.
 
     branch 1   ── a ── b ── d          an engine session whose last response is d: its tip
-                   └── c    branch 2   a fork of it, made when c continued a after b had
+                   └── c    branch 2   a fork of branch 1, made for c: a was the tip no more
 
 Continuing the tip appends to the engine session; continuing an older response forks it. Either way
 the common history is not computed again. Points expire when they are not used, and are evicted over

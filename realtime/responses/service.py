@@ -56,7 +56,7 @@ class _PromptSource(msgspec.Struct, frozen=True):
     make_conversation: Callable[[GenerationSettings], Conversation]
     continuation: ContinuationPoint | None = None
     parent: str | None = None
-    """Id of the stored response that ends this history; None if the history is empty or not
+    """Id of the stored response at the end of this history; None if the history is empty or not
     stored."""
 
 

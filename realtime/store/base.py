@@ -39,7 +39,7 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionLease(msgspec.Struct, frozen=True):
-    """The right to write a session. `fence` grows with each claim."""
+    """The right to write a session. `fence` is the fencing token, which grows with each claim."""
 
     session: str
     owner: str
@@ -67,8 +67,8 @@ class SessionMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The start of a response: with the log and the journaled ids, enough for another gateway to
-    resume generation."""
+    """State of a response at its start: with the log and the journaled ids, enough for another
+    gateway to resume generation."""
 
     id: str
     seed: int
@@ -273,7 +273,7 @@ class Store(Protocol):
 
     async def sweep(self, limit: int) -> SweepResult:
         """Examine up to `limit` sessions (SWEEP_MAX at most) that seem past their deadline, and
-        remove those that are. If the result reports fewer examined, none is left."""
+        remove those that are. If fewer than this bound were examined, none is left."""
         ...
 
     async def put_response(self, response: StoredResponse, ttl_s: float) -> None: ...

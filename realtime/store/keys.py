@@ -16,8 +16,8 @@ CONNECTIONS_MAX = 32
 """Maximum connections of one gateway to one Redis; further calls wait, within their time limit."""
 
 IDEMPOTENCY_BYTES_MAX = 48 * 1024
-"""Size of a session's idempotency window: over 1,000 keys with results of 25 bytes. Beyond it the
-oldest eighth is evicted."""
+"""Maximum size of a session's idempotency records: over 1,000 with results of 25 bytes. Above it,
+the oldest eighth is evicted."""
 IDEMPOTENCY_RESULT_BYTES_MAX = 255
 EVENTS_MAX = 256
 """Maximum number of events of a session that are kept for replay; the oldest are deleted."""
@@ -30,9 +30,10 @@ SWEEP_MAX = 500
 """Maximum number of sessions examined in one sweep."""
 
 EPOCH_KEY = "continuo:epoch"
-"""string: 128 random bits in hex. Never expires."""
+"""string: the epoch of the store, 128 random bits in hex. Never expires."""
 DEADLINES_KEY = "continuo:deadlines"
-"""sorted set: session id, scored by when it may be removed (ms of Redis's clock). Never expires."""
+"""sorted set: session ids, scored by the time from which the session may be removed (ms of Redis's
+clock). Never expires."""
 
 PROBE_KEYS = tuple(f"continuo:{{probe}}:{kind}" for kind in ("string", "hash", "list", "sorted"))
 """Keys of health probes, one for each type of value. A health probe writes and deletes them in one
@@ -42,7 +43,7 @@ ENGINES_KEY = "continuo:engines"
 """sorted set: HOST:PORT of the announced engines, scored by when each announcement expires (ms of
 Redis's clock). Never expires itself."""
 ENGINE_EXPIRY_MS = 5_000
-"""TTL of an announcement."""
+"""TTL of an engine's announcement."""
 
 
 class SessionKeys(NamedTuple):
@@ -54,7 +55,7 @@ class SessionKeys(NamedTuple):
     state: str
     """string: the state of the session, packed."""
     log: str
-    """list: packed entries."""
+    """list: the entries of the log, each packed."""
     running: str
     """hash, where ID is that of a response being generated: ID → ResponseCheckpoint; ID# → number
     of token ids so far; ID:FIRST → token ids from offset FIRST on, 4 bytes each."""
@@ -62,7 +63,7 @@ class SessionKeys(NamedTuple):
     """string: one record per idempotency key: digest of the key (8 bytes), digest of the content
     (8), length of the result (1), result."""
     events: str
-    """list: packed events."""
+    """list: the events kept for replay, each packed."""
 
 
 def session_keys(session: str) -> SessionKeys:

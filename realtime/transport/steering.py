@@ -51,7 +51,7 @@ class Steering:
         self._runs = runs
         self._send = send
         self._pending: dict[str, list[PendingSteer]] = {}
-        """By the id of the steered response."""
+        """Steering input that no successor contains yet, by the id of the steered response."""
 
     def pending_input(self, response_id: str | None) -> tuple[Item, ...]:
         """Return the pending input of this response, to put into a response that continues it."""

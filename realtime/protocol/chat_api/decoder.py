@@ -1,5 +1,5 @@
-"""Decoding of requests to commands. Pure; raises Refusal for requests that have valid types and are
-invalid all the same."""
+"""Decoding of requests to commands. Pure; raises Refusal for requests that pass the type checks of
+msgspec but are invalid."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal

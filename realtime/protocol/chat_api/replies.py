@@ -14,8 +14,8 @@ class FunctionCallOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCallOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Tool call. Only in chunks, `index` numbers the calls, and the second and later chunks of a
-    call omit the fields that the first has sent."""
+    """Tool call. In chunks, `index` is the number of the call, and all chunks of a call but the
+    first have only the next part of `arguments`."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET

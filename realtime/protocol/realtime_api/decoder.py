@@ -1,5 +1,5 @@
-"""Decoding of client events to commands. Pure; raises Refusal for events that have valid types and
-are invalid all the same."""
+"""Decoding of client events to commands. Pure; raises Refusal for events that pass the type checks
+of msgspec but are invalid."""
 
 from collections.abc import Callable
 from typing import Literal, assert_never

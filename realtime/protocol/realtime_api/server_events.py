@@ -115,8 +115,8 @@ class RetentionOut(msgspec.Struct, frozen=True, kw_only=True, tag="retention_rat
 
 
 class ResumeOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Extension: data with which a client can resume its session, and the kind of resume that was
-    done; see `ResumeInfo`."""
+    """Extension: data with which a client can resume its session, and how this connection resumed
+    it, if so. See `ResumeInfo`."""
 
     session_id: str
     epoch: str
@@ -392,7 +392,7 @@ class TextCommitted(ServerEventBase, frozen=True, kw_only=True, tag="input_text_
 
 
 class SessionClosed(ServerEventBase, frozen=True, kw_only=True, tag="session.closed"):
-    """Extension: sent only in reply to `session.close`."""
+    """Extension: the session is closed; sent only in reply to `session.close`."""
 
     reason: str
 

@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 FREE_BYTES_MIN = 256 * 1024
 """Free space that a full disk must regain before the store counts as healthy again. With space for
-one row only, the store would alternate between healthy and unhealthy."""
+one row only, the store would refuse the next message, and alternate between healthy and
+unhealthy."""
 
 
 class SqliteStore:

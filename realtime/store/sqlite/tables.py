@@ -50,7 +50,7 @@ from continuo.realtime.store.errors import (
 from continuo.realtime.store.sqlite.file import make_epoch, read_epoch
 
 WallClock = Callable[[], float]
-"""Seconds since 1970."""
+"""Returns the time in seconds since 1970."""
 
 _NO_OWNER = ""
 """Value of the column `owner` that marks a session as a tombstone."""
