@@ -83,7 +83,7 @@ class ResponseArchive:
             return False
         await self._store.put_response(
             StoredResponse(id=response_id, tenant=tenant), 0.0
-        )  # overwritten, and expired at once
+        )  # overwrites the response by one that expires at once
         return True
 
     async def load_event_stream(self, response_id: str, tenant: str) -> EventStream | None:

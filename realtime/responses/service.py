@@ -241,7 +241,7 @@ class ResponseService:
         if source.continuation is not None:
             chars += source.continuation.conversation.length
         elif command.previous_response_id is not None:
-            chars = REQUEST_CHARS_MAX  # from the store: length unknown
+            chars = REQUEST_CHARS_MAX  # in the store: its length is unknown
         with refuse_if_too_long("input", ready.max_model_len):
             return await self._run_tokenization(chars + ITEM_OVERHEAD_CHARS * len(items), build)
 

@@ -154,7 +154,7 @@ def _find_packed_event_id(frame: str | bytes) -> str | None:
 
 
 def _pack(event: ServerEvent) -> bytes:
-    if isinstance(event, SessionCreated | SessionUpdated):  # schemas of tools are raw JSON
+    if isinstance(event, SessionCreated | SessionUpdated):  # its tool schemas are raw JSON
         return _write_packed(json.loads(_write_json(event), parse_int=_parse_integer))
     return _write_packed(event)
 

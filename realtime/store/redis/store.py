@@ -304,7 +304,7 @@ class RedisStore:
         match reply[0]:
             case b"unknown":
                 await self._verify_epoch()
-                self._check_store_epoch(lease)  # another call may have noticed first
+                self._check_store_epoch(lease)  # another call may have seen the new epoch first
                 raise SessionNotFound(lease.session)
             case b"ended":
                 raise SessionEnded(lease.session)

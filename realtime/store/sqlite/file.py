@@ -118,7 +118,7 @@ class SqliteFile:
         """Apply the write-ahead log to the old file and close it. A log that could not be applied
         is deleted, because it must not be applied to another file. Returns whether the old file is
         still at the path and has all its data."""
-        if self._inodes is None:  # closed before, but no other file could be opened
+        if self._inodes is None:  # closed by an earlier call, which then failed
             return self._close(is_complete=False)
         (file, log_file), inodes = self._paths, self._inodes
         is_replaced = _stat_inode(file) != inodes[0]
