@@ -38,4 +38,4 @@ EXPLANATIONS: dict[CloseCode, tuple[str, bool]] = {
     CloseCode.SUPERSEDED: ("a newer connection has taken over this session", False),
     CloseCode.CLOSED_BY_OPERATOR: ("deleted, by a client or by an operator", False),
 }
-"""Meaning, and whether a reconnect makes sense."""
+"""Meaning of each code, and whether a client should reconnect after it."""

@@ -13,7 +13,8 @@ class ConfigureSession(msgspec.Struct, frozen=True):
 class AddItem(msgspec.Struct, frozen=True):
     item: Item
     after: str | None = None
-    """Id of an item, ROOT for the beginning, or None for the end."""
+    """Position of the new item: after the item with this id, at the beginning (ROOT) or at the end
+    (None)."""
 
 
 class FetchItem(msgspec.Struct, frozen=True):
@@ -28,9 +29,11 @@ class TruncateItem(msgspec.Struct, frozen=True):
     item_id: str
     content_index: int
     audio_end_ms: int | None = None
-    """Alone it changes nothing: a text server cannot map it to a position in the text."""
+    """Milliseconds of audio that the user received. Does not change the item: a text server cannot
+    map a time to a position in the text."""
     text_end: int | None = None
-    """Code points of the text that the user received."""
+    """Code points of the text that the user received; the text is cut after them. None leaves the
+    text unchanged."""
 
 
 class CreateSessionResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +42,9 @@ class CreateSessionResponse(msgspec.Struct, frozen=True, kw_only=True):
     is_out_of_band: bool = False
     """Whether the response leaves the conversation unchanged."""
     conversation_id: str | None = None
-    """Id of the conversation; None means that of the session."""
+    """Id of the conversation to respond in; None means the conversation of the session."""
     context: tuple[Item | ItemReference, ...] | None = None
-    """Input in place of the conversation."""
+    """Items that replace the conversation in the prompt; None means the conversation itself."""
 
 
 class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,9 +56,9 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the response to continue; None starts a conversation."""
     metadata: dict[str, str] | None = None
     store: bool = True
-    """Whether other connections can continue the response."""
+    """Whether the response is stored, so that other connections can continue it."""
     generate: bool = True
-    """If false, the prompt is only prefilled."""
+    """If false, the prompt is prefilled and no output is generated."""
     background: bool = False
     """If true, the response is generated to its end even without a reader."""
 
@@ -79,7 +82,7 @@ class ClearText(msgspec.Struct, frozen=True):
 
 
 class CommitText(msgspec.Struct, frozen=True):
-    """Turn the buffer into a user message with this id."""
+    """Turn the input text buffer into a user message with the id `item_id`."""
 
     item_id: str
 

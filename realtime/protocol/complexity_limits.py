@@ -1,7 +1,7 @@
 """Bound on the JSON values of a frame or body, checked before it is parsed. Pure.
 
-An object costs a parser a hundred times as much as a character of text. So values are counted
-first, in slices between which other connections are served.
+An object costs a parser a hundred times as much as a character of text. Values are therefore
+counted before parsing, in slices; other connections are served between the slices.
 """
 
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from continuo.realtime.errors import BadFrame
 from continuo.realtime.limits import BODY_ESCAPES_MAX, BODY_VALUES_MAX
 
 SLICE_CHARS = 256 * 1024
-"""Characters, or bytes."""
+"""Size of a slice, in characters of a str or in bytes."""
 
 
 def check_body_complexity(data: str | bytes, label: str) -> Iterator[None]:
-    """Check a frame or body, one slice per iteration. `label` names it in errors. Raises
-    BadFrame."""
+    """Count the values of a frame or body, one slice per iteration. Raises BadFrame over a limit;
+    `label` names the data in the error."""
     value_ends, escapes = 1, 0
     for piece in _slices(data):
         value_ends += _count_value_ends(piece)
@@ -36,8 +36,8 @@ def check_body_complexity(data: str | bytes, label: str) -> Iterator[None]:
 
 
 def count_json_values(frame: str | bytes, limit: int) -> int:
-    """Estimate the values of a JSON frame, without yielding. Delimiters inside strings are excluded
-    only if the count with them is above `limit`."""
+    """Estimate the number of values in a JSON frame. Delimiters inside strings are counted too,
+    unless that makes the number exceed `limit`; then they are excluded in a second count."""
     value_ends = 1 + sum(map(_count_value_ends, _slices(frame)))
     if value_ends <= limit:
         return value_ends
@@ -48,9 +48,9 @@ def count_json_values(frame: str | bytes, limit: int) -> int:
 
 
 def count_msgpack_values(frame: bytes, limit: int) -> int:
-    """Estimate the values of a MessagePack frame, in which keys are values too. Returns a number
-    above `2 * limit` if there are more than that, else 1. Bytes that are not MessagePack are
-    counted as if they were."""
+    """Check whether a MessagePack frame has more than `2 * limit` values: twice the limit, because
+    keys count as values too. Returns a number above `2 * limit` if it has, else 1. Bytes that are
+    not MessagePack are counted as if they were."""
     if len(frame) <= 2 * limit:
         return 1
     at = count = 0
@@ -66,17 +66,18 @@ _FIXED_SIZES = (
     | {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}  # extensions
     | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays and maps: only their length
 )
-"""Bytes after the first one, by the first one."""
+"""Number of bytes that follow the first byte of a value, by the first byte."""
 _LENGTH_PREFIXES = (
     {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}  # strings
     | {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0)}  # bytes
     | {0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}  # extensions
 )
-"""By the first byte: bytes of the length, and bytes between the length and its payload."""
+"""Sizes by the first byte of a value: of its length field, and of the gap from that to the
+payload."""
 
 
 def _msgpack_value_bytes(frame: bytes, at: int) -> int:
-    """Bytes of the value at `at`, without the elements of an array or map."""
+    """Return the size of the value that begins at `at`, without the elements of an array or map."""
     kind = frame[at]
     if 0xA0 <= kind <= 0xBF:
         return 1 + kind - 0xA0
@@ -93,9 +94,9 @@ class _JsonValueCounter:
     def __init__(self) -> None:
         self.count = 1
         self._in_string = 0
-        """1 inside a string, else 0."""
+        """1 if the last piece ended inside a string, else 0."""
         self._is_escaped: bool = False
-        """Whether a backslash precedes the next character."""
+        """Whether the last piece ended in a backslash that escapes the next character."""
 
     def feed(self, piece: str) -> None:
         piece = piece[1 if self._is_escaped else 0 :].replace("\\\\", "").replace('\\"', "")
@@ -106,15 +107,16 @@ class _JsonValueCounter:
 
 
 def _slices(data: str | bytes) -> Iterator[str]:
-    """Cut the data into strings. A byte becomes a character: JSON's delimiters are ASCII."""
+    """Yield the data in slices, as strings. Each byte becomes one character, which preserves JSON's
+    delimiters because they are ASCII."""
     for start in range(0, len(data), SLICE_CHARS):
         piece = data[start : start + SLICE_CHARS]
         yield piece if isinstance(piece, str) else piece.decode("latin-1")
 
 
 def _count_value_ends(text: str) -> int:
-    """Count delimiters that end a value. Values that are never closed are not counted; the parser's
-    depth limit bounds them."""
+    """Count the delimiters that end a value. Arrays and objects that are never closed are not
+    counted; the parser's depth limit bounds them."""
     return text.count(",") + text.count("]") + text.count("}")
 
 

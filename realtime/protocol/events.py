@@ -22,13 +22,14 @@ class RateLimitStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Data with which a client resumes its session, and how it was resumed."""
+    """Data with which a client can resume its session, and how this connection resumed it, if
+    so."""
 
     session_id: str
     epoch: str
     """Epoch of the event ids."""
     window_s: float
-    """How long the session can be resumed after a disconnect."""
+    """Time after a disconnect within which the session can be resumed."""
     expires_at: int
     """Unix time in seconds at which the connection is closed, and the session with it."""
     token: str | None = None
@@ -50,8 +51,8 @@ class SessionResumed(msgspec.Struct, frozen=True):
 
 
 class Rewind(msgspec.Struct, frozen=True):
-    """Effect of an edit on KV: how many tokens keep theirs, and how many after them are prefilled,
-    again or for the first time."""
+    """Effect of an edit on KV: the number of tokens at the beginning that keep their KV, and of
+    tokens after them that are prefilled, again or for the first time."""
 
     kept_tokens: int
     prefill_tokens: int
@@ -60,7 +61,7 @@ class Rewind(msgspec.Struct, frozen=True):
 class SessionConfigured(msgspec.Struct, frozen=True):
     settings: GenerationSettings
     rewind: Rewind | None = None
-    """Here and below, None if all KV stays valid."""
+    """Effect on KV, in this event and those below; None if all KV stays valid."""
 
 
 class ItemAdded(msgspec.Struct, frozen=True):
@@ -88,7 +89,7 @@ class ItemTruncated(msgspec.Struct, frozen=True):
 
 class TextAppended(msgspec.Struct, frozen=True):
     length: int
-    """Characters in the buffer now."""
+    """Length of the input text buffer after the change, in characters."""
 
 
 class TextCleared(msgspec.Struct, frozen=True):
@@ -109,7 +110,9 @@ class OutputItemStarted(msgspec.Struct, frozen=True, tag="OutputStarted"):
     index: int
     item: MessageItem | FunctionCallItem
     previous: str | None
+    """Id of the item before this one in the conversation, if any."""
     apart: bool
+    """Whether the item is out of band: not added to a conversation."""
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="TextDelta"):
@@ -146,11 +149,11 @@ class ResponseInterrupted(msgspec.Struct, frozen=True):
     item_id: str | None
     """The item that was being generated, if any."""
     sent_chars: int
-    """Characters (code points) of that item that were emitted."""
+    """Characters (code points) of that item that were emitted before the interruption."""
 
 
 class ResponseSteered(msgspec.Struct, frozen=True, tag="Steered"):
-    """Steering input of a response was accepted; it goes into the response that succeeds it."""
+    """Steering input of a response was accepted; the successor of the response will contain it."""
 
     answer_id: str
     steer_id: str
@@ -165,8 +168,8 @@ ResponseEvent = (
     | ResponseEnded
     | ResponseSteered
 )
-"""Events of one response, from ResponseStarted to ResponseEnded. The store keeps them: the tags and
-the names of the fields are part of its format."""
+"""Events of one response, from ResponseStarted to ResponseEnded. Their tags and field names are
+part of the format of stored events, in which a response is called an answer."""
 
 
 ConversationEvent = (

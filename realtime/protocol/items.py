@@ -14,11 +14,11 @@ ContentPartKind = Literal["input_text", "output_text", "input_audio"]
 
 
 ROOT = "root"
-"""Value of `after` that means in front of all items."""
+"""Value of `AddItem.after` that inserts the item before all others."""
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """Text of an item. `input_audio` holds a transcript, all that a text server knows of audio."""
+    """Text of an item. For `input_audio` it is the transcript: a text server has no audio."""
 
     kind: ContentPartKind
     text: str

@@ -11,23 +11,24 @@ ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", 
 
 
 KVResidency = Literal["hot", "host", "recomputed", "none"]
-"""Place where the KV of a prompt was found; `none` if there was no KV to find."""
+"""Place where the earlier KV of a prompt was found: on the device (`hot`) or in host memory
+(`host`). `recomputed` if it was lost, `none` if there was no earlier KV."""
 
 
 IncompleteReason = Literal["client_cancelled", "max_output_tokens", "steered"]
-"""Reason why a response is not complete."""
+"""Reason why a response ended before the model had finished it."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Input tokens that were already in KV."""
+    """Input tokens whose KV was found in a cache instead of computed."""
     output_tokens: int = 0
     queued_s: float = 0.0
     prefill_s: float = 0.0
-    """From the end of the queue to the first token."""
+    """Time from the end of queueing to the first token."""
     model_s: float = 0.0
-    """Time that the device worked for the response."""
+    """Time that the device spent on the response."""
     residency: KVResidency = "none"
 
 
@@ -41,7 +42,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     conversation: str | None
-    """Id of its conversation; None if it is out of band."""
+    """Id of the conversation that the response is added to; None if out of band, and in the
+    Responses and chat APIs."""
     settings: GenerationSettings
     metadata: dict[str, str] | None = None
     status: ResponseStatus = "in_progress"
@@ -50,9 +52,9 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[Item, ...] = ()
     usage: Usage | None = None
     previous: str | None = None
-    """Id of the response that it continues, in the Responses API."""
+    """Id of the response that this one continues; only in the Responses API."""
     kept: bool = False
-    """Whether it is stored, so that other connections can continue it."""
+    """Whether the response is stored, so that other connections can continue it."""
     created_s: int = 0
     """Unix time."""
     ended_s: int | None = None

@@ -1,6 +1,6 @@
 """Bounded types and sampling parameters that all wire protocols share. Pure.
 
-UNSET keeps the current value; null resets it to the default.
+In a request, an absent parameter (UNSET) keeps its current value; null resets it to the default.
 """
 
 from typing import Annotated, TypeVar

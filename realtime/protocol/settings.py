@@ -1,4 +1,4 @@
-"""How responses are generated: instructions, tools, sampling, truncation."""
+"""Generation settings of sessions and responses: instructions, tools, sampling, truncation."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str | None = None
     parameters: str = "{}"
-    """JSON schema, as text."""
+    """JSON schema of the arguments, as text."""
     strict: bool = False
     """Whether calls must follow the schema; a schema that cannot be enforced is refused."""
 
@@ -22,14 +22,14 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class Truncation(msgspec.Struct, frozen=True, kw_only=True):
-    """How a conversation that outgrows the context is shortened."""
+    """Rule by which the oldest items are removed from a conversation that outgrows the context."""
 
     mode: Literal["auto", "disabled", "retention_ratio"] = "auto"
     ratio: float = 0.8
-    """Share that stays when the oldest items are removed: of the context, or with `retention_ratio`
-    of the tokens that may follow the instructions."""
+    """Target length when items are removed: a share of the context (`auto`), or of the tokens
+    allowed after the instructions (`retention_ratio`)."""
     after_instructions: int | None = None
-    """Tokens that may follow the instructions; None means up to the context."""
+    """Maximum number of tokens after instructions and tools; None means up to the context."""
 
 
 class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +39,11 @@ class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
-    """Whether a response may make more than one call."""
+    """Whether a response may make more than one tool call."""
     max_output_tokens: int | None = None
-    """Limit of one response; None means up to the context."""
+    """Maximum number of output tokens of a response; None means up to the context."""
     sampling: Sampling = Sampling()
-    """`max_tokens` and `stop_ids` are set when a turn starts. `grammar` constrains the text of a
-    response; the rules for tool calls are added to it."""
+    """Here without `max_tokens` and `stop_ids`, which are set when a turn starts. `grammar`
+    constrains the text of a response; the rules for tool calls are added then."""
     truncation: Truncation = Truncation()
     extras: str = "{}"

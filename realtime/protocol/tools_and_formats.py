@@ -1,5 +1,5 @@
-"""Tools, tool choice and output format of a response, which each wire protocol has in fields of its
-own. Pure; raises Refusal for what the types of the fields cannot rule out."""
+"""Decoding of tools, tool choice and output format, shared by the wire protocols. Pure; raises
+Refusal for values that pass the type checks of msgspec but are invalid."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
@@ -27,7 +27,7 @@ class FunctionDefinition(Protocol):
 
 
 def build_tools(functions: Iterable[tuple[str, FunctionDefinition]]) -> tuple[Tool, ...]:
-    """Build tools from pairs of field path and definition. Raises Refusal."""
+    """Build tools from pairs of a field path (for errors) and a definition. Raises Refusal."""
     return tuple(_build_tool(where, function) for where, function in functions)
 
 
@@ -50,7 +50,7 @@ def _build_tool(where: str, function: FunctionDefinition) -> Tool:
 
 
 def choose_named_tool(name: str | None, tools: Sequence[Tool], param: str) -> ToolChoice:
-    """Choose one tool by its name. Raises Refusal if there is none of that name."""
+    """Choose one tool by its name. Raises Refusal if no tool has that name."""
     if name is None:
         raise missing_parameter(param)
     if name not in {tool.name for tool in tools}:
@@ -63,8 +63,9 @@ def choose_named_tool(name: str | None, tools: Sequence[Tool], param: str) -> To
 def choose_required_tool(
     tools: Sequence[Tool], param: str, *, has_declared_tools: bool
 ) -> ToolChoice:
-    """Require a call of any tool. `has_declared_tools`: the request lists tools, if only of kinds
-    that are ignored; with these alone the choice is `auto`. Raises Refusal if it lists none."""
+    """Require a call of any of `tools`. `has_declared_tools`: whether the request lists tools of
+    any kind. If all of them are of ignored kinds, returns `auto`. Raises Refusal if none is
+    listed."""
     if tools:
         return ToolChoice("required")
     if has_declared_tools:
@@ -85,7 +86,8 @@ def build_grammar(
     schema: JsonSchema | None,
     param: str,
 ) -> Grammar | None:
-    """Build the grammar of an output format. `param` is the path of the schema."""
+    """Build the grammar of an output format. Returns None for `text`. `param` is the path of the
+    schema's field. Raises Refusal if a required schema is missing."""
     match format_type:
         case "text":
             return None

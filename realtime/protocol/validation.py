@@ -1,4 +1,4 @@
-"""Explanations of what is wrong with a frame or body, which name the field. Pure."""
+"""Error messages for invalid frames and bodies, which name the invalid field. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,8 @@ from continuo.realtime.errors import BadFrame
 T = TypeVar("T")
 
 AllowedValues = Mapping[str, tuple[str, ...]]
-"""Allowed values by path without indices, for fields where msgspec's error does not list them."""
+"""Allowed values of fields for which msgspec's error does not list them. The key is the path of the
+field with its indices removed, as in `item.content[].type`."""
 
 _AT = re.compile(r" - at `(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")

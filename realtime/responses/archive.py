@@ -1,7 +1,7 @@
 """Response archive: finished responses in the store, with input, output and events, for a time.
 
-The history of a stored response is that of its parent, then its own: its input, which is rendered
-again when needed, and the ids sampled for it.
+The history of a stored response is the history of its parent, followed by its own input and output.
+Input is rendered again when needed; output is stored with its sampled ids.
 """
 
 import logging
@@ -20,7 +20,7 @@ from continuo.realtime.store import Entry, Store, StoredResponse, StoreError
 log = logging.getLogger(__name__)
 
 HISTORY_DEPTH_MAX = 10_000
-"""Responses in one chain of parents; a longer history is not loaded."""
+"""Maximum number of responses in one chain of parents; a longer history is not loaded."""
 
 
 class _EntryBody(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,7 +41,7 @@ _events_decoder = msgspec.json.Decoder(list[ResponseEvent])
 
 
 class ResponseArchive:
-    """The stored responses of all tenants. Without a store, nothing is kept."""
+    """The stored responses of all tenants. Without a store, the archive is always empty."""
 
     def __init__(self, store: Store | None, ttl_s: float) -> None:
         self._store = store
@@ -56,9 +56,10 @@ class ResponseArchive:
         events: list[ResponseEvent],
         model_digest: str,
     ) -> bool:
-        """Store a response. Returns whether it is stored.
+        """Store a response. Returns False if the store is missing or unavailable.
 
-        `spans` follow the history of the parent; their ids are of the model with this digest.
+        `spans`: what the response adds to the history of its parent. `model_digest`: digest of the
+        model that sampled their ids.
         """
         if self._store is None:
             return False
@@ -77,12 +78,12 @@ class ResponseArchive:
         return True
 
     async def delete(self, response_id: str, tenant: str) -> bool:
-        """Delete a response. Returns False if there was none. Raises StoreError."""
+        """Delete a response. Returns False if it is not found. Raises StoreError."""
         if self._store is None or await self._find(response_id, tenant) is None:
             return False
         await self._store.put_response(
             StoredResponse(id=response_id, tenant=tenant), 0.0
-        )  # overwritten, and expired at once
+        )  # overwrites the response by one that expires at once
         return True
 
     async def load_event_stream(self, response_id: str, tenant: str) -> EventStream | None:
@@ -95,8 +96,9 @@ class ResponseArchive:
     ) -> list[Span] | None:
         """Return the history up to and including a response, as spans that are not tokenized.
 
-        Returns None if a part of it has expired. Ids of a model other than the one with this digest
-        are left out. Raises StoreError.
+        Returns None if one of its responses is not found (it has expired, say), or if the chain of
+        parents is too long. Ids that a model other than `model_digest` sampled are left out, so
+        that their items are rendered again. Raises StoreError.
         """
         chain: list[StoredResponse] = []
         next_id: str | None = response_id

@@ -1,7 +1,7 @@
 """Continuation points: the finished responses that a new one may continue, and their branches.
 
     branch 1   ── a ── b ── d          an engine session whose last response is d: its tip
-                   └── c    branch 2   a fork of it, made when c continued a after b had
+                   └── c    branch 2   a fork of branch 1, made for c: a was the tip no more
 
 Continuing the tip appends to the engine session; continuing an older response forks it. Either way
 the common history is not computed again. Points expire when they are not used, and are evicted over
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 class Branch:
     """An engine session in which responses continue one another.
 
-    `tip`: id of its last response; `is_busy` while that is generated.
+    `tip`: id of the last response of the branch; `is_busy`: whether that response is being
+    generated.
     """
 
     def __init__(self, engine_session: EngineSession, tip: str) -> None:
@@ -41,7 +42,8 @@ class Branch:
 class ContinuationPoint:
     """A finished response, with the conversation up to and including it.
 
-    `connection`: the only connection that may continue it. None: every one of the tenant.
+    `connection`: the only connection that may continue the response; None means all connections of
+    the tenant.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class ContinuationPoint:
         connection: str | None = None,
         is_stored: bool = False,
     ) -> None:
-        """`is_stored`: the response archive has it too."""
+        """`is_stored`: whether the response archive has the response too."""
         self.response_id = response_id
         self.tenant = tenant
         self.connection = connection
@@ -76,7 +78,8 @@ class Continuations:
         self._points: OrderedDict[str, ContinuationPoint] = OrderedDict()
         """By response id, least recently used first."""
         self._points_by_connection: dict[str, OrderedDict[str, ContinuationPoint]] = {}
-        """Points that only their connection may continue, in the same order."""
+        """By connection: the points that only this connection may continue, least recently used
+        first."""
         self._token_count = 0
         self._close_tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -92,7 +95,8 @@ class Continuations:
     def find(
         self, response_id: str, tenant: str, connection: str | None
     ) -> ContinuationPoint | None:
-        """Find a point. Returns None if it is not found, or another tenant's or connection's."""
+        """Find the point of a response. Returns None if it is not found, or if this tenant or
+        connection may not continue it."""
         point = self._points.get(response_id)
         if point is None or point.tenant != tenant or point.connection not in (None, connection):
             return None
@@ -102,7 +106,11 @@ class Continuations:
     def branch(
         self, continuation: ContinuationPoint | None, response_id: str, cache_scope: str
     ) -> Branch:
-        """Return the branch in which a response that continues this point is to be generated."""
+        """Return the branch in which to generate `response_id` as the continuation of a point.
+
+        Without a point, returns a new branch; if the point is the idle tip of its branch, returns
+        that branch; else returns a fork of it.
+        """
         if continuation is None:
             return Branch(
                 EngineSession(self._engine, response_id, cache_scope=cache_scope), response_id
@@ -119,7 +127,7 @@ class Continuations:
         )
 
     def add(self, continuation: ContinuationPoint) -> None:
-        """Add the point of a finished response, whose branch is idle again. May evict others."""
+        """Add the point of a finished response and mark its branch idle. May evict other points."""
         branch = continuation.branch
         self._points[continuation.response_id] = continuation
         if continuation.connection is not None:
@@ -138,7 +146,7 @@ class Continuations:
         self._release(branch)
 
     def remove(self, response_id: str) -> None:
-        """Remove a point; harmless if it is not found."""
+        """Remove the point of a response; harmless if it is not found."""
         point = self._points.pop(response_id, None)
         if point is None:
             return
@@ -188,7 +196,7 @@ class Continuations:
         self._expire()
 
     def _expire(self) -> None:
-        """Remove the points whose TTL has passed, and schedule the next run."""
+        """Remove the points whose TTL has passed, and schedule the next call of this function."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,6 +1,6 @@
 """Event stream: the events of one response, replayable from the beginning by any reader.
 
-Readers follow at their own pace; a slow one needs no buffer of its own.
+Each reader reads at its own pace; a slow reader needs no buffer of its own.
 """
 
 import asyncio
@@ -17,12 +17,13 @@ class EventStream:
         self.events: list[ResponseEvent] = list(events)
         self.follower_count = 0
         self.on_abandoned: Callable[[], None] = _no_op
-        """Called when the last follower stops before the end of the stream; released at the end."""
+        """Called when the last follower stops reading before the response has ended; after that
+        end, replaced by a no-op."""
         self._changed = asyncio.Event()
 
     @property
     def response(self) -> Response:
-        """The response as it ended, or as it began while it is generated."""
+        """The final state of the response, or its initial state while it is being generated."""
         last = self.events[-1]
         if isinstance(last, ResponseEnded):
             return last.answer
@@ -42,8 +43,8 @@ class EventStream:
         self._changed.set()
 
     async def follow(self) -> AsyncGenerator[ResponseEvent, None]:
-        """Yield all events from the beginning, to the end. Close the generator if you stop before
-        (`contextlib.aclosing`)."""
+        """Yield all events from the beginning until the response has ended. A caller that stops
+        earlier must close the generator (`contextlib.aclosing`)."""
         self.follower_count += 1
         try:
             next_index = 0
@@ -62,7 +63,7 @@ class EventStream:
                 self.on_abandoned()
 
     async def wait_for_end(self) -> Response:
-        """Wait for the end, and return the response as it ended."""
+        """Wait until the response has ended, and return its final state."""
         async for _ in self.follow():
             pass
         return self.response

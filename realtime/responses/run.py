@@ -30,8 +30,8 @@ from continuo.realtime.responses.event_stream import EventStream
 
 
 class Requester(msgspec.Struct, frozen=True):
-    """The sender of a request. `connection`: the only connection that may continue a response that
-    is not stored."""
+    """The sender of a request. `connection`: the only connection that may continue the response if
+    it is not stored."""
 
     tenant: str
     connection: str | None = None
@@ -58,9 +58,10 @@ class ResponseRun:
         self.prompt = prompt
         self.branch = branch
         self.is_steered = False
-        """Whether the response was cancelled by steering."""
+        """Whether steering has cancelled the response, which then ends with the reason
+        `steered`."""
         self.ended = asyncio.Event()
-        """Set when the response can be continued."""
+        """Set when the response has ended and can be continued."""
         self._generation: Generation | None = None
 
     @property
@@ -72,13 +73,13 @@ class ResponseRun:
         )
 
     async def cancel(self) -> None:
-        """Cancel the turn, within a step; harmless if it has ended."""
+        """Cancel generation, which ends within one step of the engine; harmless if it has ended."""
         if self._generation is not None:
             with contextlib.suppress(EngineError):
                 await self._generation.cancel()
 
     async def run(self) -> tuple[Response, list[int]]:
-        """Generate the response. Returns it as it ended, and the ids sampled for it."""
+        """Generate the response. Returns its final state, and the ids sampled for it."""
         if not self.command.generate:
             return await self._prefill(), []
         event_stream = self.event_stream
@@ -103,7 +104,8 @@ class ResponseRun:
     async def _prefill(self) -> Response:
         """`generate: false`: prefill the prompt by sampling and discarding one token.
 
-        Returns a response without output, whose usage has the tokens that were in KV before.
+        Returns the response without output; its usage says how many input tokens were already in
+        KV.
         """
         if not self.prompt.length:
             now = int(time.time())

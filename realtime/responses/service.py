@@ -4,8 +4,8 @@
                                                                                              │
     event stream ◀── events ── generation ◀──────────────────────────────────────────────────┘
 
-Any number of readers may follow the event stream of a response. When the response has ended it can
-be continued: in memory, where its conversation and its engine session are; and from the response
+Any number of readers may follow the event stream of a response. A response that has ended can be
+continued from memory, which holds its conversation and its engine session, and from the response
 archive, if it is stored.
 """
 
@@ -45,17 +45,19 @@ from continuo.realtime.store import Store, StoreError
 
 log = logging.getLogger(__name__)
 ITEM_OVERHEAD_CHARS = 16
-"""Cost of tokenizing an item besides its text, in characters of text."""
+"""Cost of tokenizing an item without its text, as the number of characters that cost the same."""
 T = TypeVar("T")
 
 
 class _PromptSource(msgspec.Struct, frozen=True):
-    """The history that a response continues. `make_conversation` builds it under its settings."""
+    """The history that a new response continues. `make_conversation` builds the conversation of
+    that history under the settings of the new response."""
 
     make_conversation: Callable[[GenerationSettings], Conversation]
     continuation: ContinuationPoint | None = None
     parent: str | None = None
-    """The stored response whose history is that of the conversation. None: there is none."""
+    """Id of the stored response at the end of this history; None if the history is empty or not
+    stored."""
 
 
 class ResponseService:
@@ -72,7 +74,8 @@ class ResponseService:
         rate_limits: RateLimits | None = None,
         tokenizer_threads: TokenizerThreads | None = None,
     ) -> None:
-        """`settings`: defaults of a response. `cache_scope_of`: the cache scope of a tenant."""
+        """`settings`: defaults of a response. `cache_scope_of` returns the cache scope of a
+        tenant."""
         self.settings = settings
         self.limits = limits
         self._rate_limits = rate_limits or RateLimits(limits)
@@ -122,8 +125,8 @@ class ResponseService:
         return run
 
     def find_run(self, response_id: str, requester: Requester) -> ResponseRun | None:
-        """Find an active response. Returns None if it is not found, or another tenant's, or another
-        connection's that is not stored."""
+        """Find an active response. Returns None if it is not found, if it belongs to another
+        tenant, or if it is not stored and belongs to another connection."""
         run = self._runs.get(response_id)
         if run is None or run.requester.tenant != requester.tenant:
             return None
@@ -131,7 +134,8 @@ class ResponseService:
         return run if shared else None
 
     async def find_event_stream(self, response_id: str, requester: Requester) -> EventStream | None:
-        """Find the event stream of an active or stored response. Raises Refusal."""
+        """Find the event stream of an active or stored response. Returns None if it is not found.
+        Raises Refusal if the store is unavailable."""
         run = self.find_run(response_id, requester)
         if run is not None:
             return run.event_stream
@@ -143,7 +147,7 @@ class ResponseService:
     async def delete(self, response_id: str, requester: Requester) -> bool:
         """Delete a response, after cancelling it if it is active, so that it cannot be continued.
 
-        Returns False if there was none. Raises Refusal.
+        Returns False if it was not found. Raises Refusal if the store is unavailable.
         """
         run = self.find_run(response_id, requester)
         if run is not None:
@@ -167,7 +171,7 @@ class ResponseService:
         return connection
 
     def close_connection(self, connection: str) -> None:
-        """Remove a connection, and the responses that only this connection could continue."""
+        """Remove a connection, and the continuation points that only this connection could use."""
         self._connections.discard(connection)
         self.continuations.close_connection(connection)
 
@@ -217,7 +221,7 @@ class ResponseService:
     ) -> tuple[Prompt, tuple[Item, ...]]:
         """Return the prompt, and the input with its references resolved.
 
-        `chars`: length of input, instructions and tools. Raises Refusal.
+        `chars`: length of input, instructions and tools, in characters. Raises Refusal.
         """
         context_window = ContextWindow(
             self._engine.ready.max_model_len, command.settings.truncation
@@ -237,15 +241,15 @@ class ResponseService:
         if source.continuation is not None:
             chars += source.continuation.conversation.length
         elif command.previous_response_id is not None:
-            chars = REQUEST_CHARS_MAX  # from the store: length unknown
+            chars = REQUEST_CHARS_MAX  # in the store: its length is unknown
         with refuse_if_too_long("input", ready.max_model_len):
             return await self._run_tokenization(chars + ITEM_OVERHEAD_CHARS * len(items), build)
 
     def _with_input(
         self, before: Conversation, items: Sequence[Item], context_window: ContextWindow
     ) -> Conversation:
-        """Append the input. Under truncation, items that do not fit move out of window, oldest
-        first; without it, raises TooLong."""
+        """Append the input to the conversation `before`. If the result does not fit the context,
+        the oldest items move out of window; with truncation disabled, raises TooLong."""
         if context_window.truncation.mode == "disabled":
             return before.with_items(items, self._text_limits.request_tokens_max)
         visible = self._text_limits.count_visible_items(items)
@@ -254,10 +258,11 @@ class ResponseService:
         return context_window.fit(before.with_items(items[len(items) - visible :]))
 
     async def _run_tokenization(self, chars: int, work: Callable[[], T]) -> T:
-        """Run `work` on a thread if it is long, else on the event loop.
+        """Run `work`, which tokenizes `chars` characters: on a thread if these are many, else on
+        the event loop.
 
-        Short work takes about a millisecond; one runs in each round of the event loop, because a
-        client may send many requests at once.
+        Short work takes about a millisecond. One such work runs per round of the event loop,
+        because a client may send many requests at once.
         """
         if self._tokenizer_threads.needs_thread(chars):
             return await self._tokenizer_threads.run(chars, work)
@@ -300,7 +305,8 @@ class ResponseService:
     ) -> Conversation:
         """Return the conversation with the response committed to it.
 
-        That walks the head of the conversation once more, so a long one is committed on a thread.
+        The commit walks the head of the conversation once more, so a long conversation is committed
+        on a thread.
         """
         before = run.prompt.conversation
 
@@ -369,7 +375,7 @@ def _resolve_reference(item: Item | ItemReference, before: Conversation) -> Item
 
 
 def _store_unavailable() -> Refusal:
-    """Return the refusal of a store error. Its cause is in the log, for the operator."""
+    """Return the refusal of a request that met a store error, whose cause is in the log only."""
     return Refusal(
         "The store cannot be used now. Nothing has changed: try again.",
         code="store_unavailable",

@@ -2,7 +2,7 @@
 responses that are being generated.
 
 `base` defines the interface, `sqlite` and `redis` implement it, `open_store` selects one by its
-URL. Independent of wire and engine: settings, items and events are bytes here.
+URL. Independent of wire protocols and engine: settings, items and events are bytes here.
 """
 
 from continuo.realtime.store.base import (

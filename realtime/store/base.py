@@ -1,15 +1,15 @@
 """The Store protocol, and the values it takes and returns.
 
     session    metadata (tenant, secret, owner, fence, epoch, deadline, …) · state
-    log        entry 0 │ entry 1 │ …      each: token ids, and a body that says what they are. The
-               truth: all else can be rebuilt from it.
+    log        entry 0 │ entry 1 │ …      each: token ids, and a body that describes them. The
+               source of truth: all else can be rebuilt from it.
     responses  checkpoint │ ids so far    those being generated; an ended one is an entry of the log
     once       key → digest, result       the last idempotency keys, with their recorded outcomes
     events     event n │ n+1 │ …          the last few, for replay: they do not follow from the log
 
-One owner writes. All changes with one cause are one `WriteBatch`, applied atomically. A batch is
-declarative ("from entry 3 on the log is this"): after StoreUnavailable it can simply be written
-again.
+Only the owner of a session writes to it. All changes with one cause are one `WriteBatch`, applied
+atomically. A batch states the result ("from entry 3 on, the log is this"), so that after
+StoreUnavailable the same batch can be written again.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ import msgspec
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """An entry of the log. The store does not interpret `body`."""
+    """An entry of the log: token ids, and a `body` that the store does not interpret."""
 
     body: bytes
     ids: tuple[int, ...] = ()
@@ -28,7 +28,8 @@ class Entry(msgspec.Struct, frozen=True):
 class NewSession(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
-    """Id of one gateway process: never used by another one, nor after a restart. Not empty."""
+    """Id of the owning gateway process. No other process has the same id, not even after a restart.
+    Not empty."""
     tenant: str
     secret: bytes = b""
     """Digest of the resume token, followed by the digest of the client secret that began the
@@ -38,7 +39,7 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionLease(msgspec.Struct, frozen=True):
-    """The right to write a session. `fence` grows with each claim."""
+    """The right to write a session. `fence` is the fencing token, which grows with each claim."""
 
     session: str
     owner: str
@@ -62,30 +63,32 @@ class SessionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     is_parked: bool
     created_ms: int
     deadline_ms: int
-    """Both times by the store's clock, in ms since 1970."""
+    """Like `created_ms`, in ms since 1970 by the store's clock. The session expires then."""
 
 
 class ResponseCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A response as it was when it started: with the log, enough to resume it elsewhere."""
+    """State of a response at its start: with the log and the journaled ids, enough for another
+    gateway to resume generation."""
 
     id: str
     seed: int
     prompt: int
-    """Tokens of the prompt."""
+    """Number of tokens in the prompt."""
     entry: int | None = None
-    """Place of the response in the log; None if it is out of band."""
+    """Index of the response's placeholder in the log; None if the response is out of band."""
     body: bytes = b""
 
 
 class RunningResponse(msgspec.Struct, frozen=True):
-    """A response that is being generated, with its ids so far."""
+    """A response that is being generated, with the token ids journaled so far."""
 
     checkpoint: ResponseCheckpoint
     ids: tuple[int, ...] = ()
 
 
 class StoredEvents(msgspec.Struct, frozen=True):
-    """Events numbered `first_offset`, `first_offset + 1`, … Earlier ones may have been dropped."""
+    """Events numbered `first_offset`, `first_offset + 1`, … Earlier events may have been
+    deleted."""
 
     first_offset: int = 0
     bodies: tuple[bytes, ...] = ()
@@ -106,8 +109,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdempotentRequest(msgspec.Struct, frozen=True):
-    """A request under an idempotency key: `content` is what was requested, `result` (at most 255
-    bytes) is what a retry gets."""
+    """A request under an idempotency key. `content`: the request itself, of which a digest is
+    stored. `result`: the recorded outcome that a retry gets, at most 255 bytes."""
 
     key: str
     content: bytes
@@ -118,21 +121,23 @@ class WriteBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A change that an owner makes in one atomic step. A field that is None changes nothing."""
 
     kept_entries: int | None = None
-    """The first so many entries of the log stay, `entries` follow them. All of them: an append;
-    fewer: a cut. The placeholder of a response is replaced in the same way."""
+    """Number of entries at the beginning of the log that stay; `entries` replace all that follow.
+    If all stay, that is an append. The placeholder of a response is replaced in this way too."""
     entries: tuple[Entry, ...] = ()
     epoch: int | None = None
     state: bytes | None = None
     request: IdempotentRequest | None = None
     revoked_keys: tuple[str, ...] = ()
-    """Keys that were written and have no effect after all: removed before `request` is checked."""
+    """Idempotency keys that may have been written although their requests took no effect; removed
+    before `request` is checked."""
     restored_requests: tuple[IdempotentRequest, ...] = ()
-    """Requests that were executed before, written again to a store that has lost some; never
-    `request`."""
+    """Earlier executed requests, without `request`: written again to a store that may have lost
+    them."""
     ended_responses: tuple[str, ...] = ()
-    """Responses that are not being generated any more; their ids so far are deleted."""
+    """Ids of responses whose generation has ended; their checkpoints and journaled ids are
+    deleted."""
     started_responses: tuple[ResponseCheckpoint, ...] = ()
-    """Responses that are being generated from now on, without ids so far."""
+    """Checkpoints of responses whose generation begins; no ids of them are journaled yet."""
     events: StoredEvents | None = None
 
 
@@ -149,14 +154,15 @@ class SweepResult(msgspec.Struct, frozen=True):
 
 
 class DuplicateWrite(msgspec.Struct, frozen=True):
-    """The request was written before, under the same key, with this `result`. Nothing changed."""
+    """Reply to a batch whose request was written before, under the same key, with this `result`.
+    The batch changed nothing."""
 
     result: bytes
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished response that others may continue from (`previous_response_id`), in any session.
-    Its history is its parent's, then `entries`."""
+    """A finished response that new ones may continue (`previous_response_id`), independent of any
+    session. Its history is that of the response `parent`, followed by `entries`."""
 
     id: str
     tenant: str
@@ -166,7 +172,8 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBatch(NamedTuple):
-    """Ids [first, first + len) of a response that is being generated."""
+    """Token ids of a response that is being generated; `first` is the offset of the first of
+    them."""
 
     lease: SessionLease
     response_id: str
@@ -198,7 +205,7 @@ class Store(Protocol):
         ...
 
     async def check(self) -> None:
-        """Check that the store is available, and still the same one."""
+        """Check that the store responds and still has the same epoch; raises if not."""
         ...
 
     async def create(self, new: NewSession) -> SessionLease:
@@ -220,8 +227,9 @@ class Store(Protocol):
     ) -> SessionLease:
         """Grant the lease of a session under a new fence.
 
-        `expected_fence`: only if this is still its fence, else raises LeaseLost. `secret`: the
-        digest of a new one. Raises SessionNotFound."""
+        `ttl_s`: time until the new deadline. `expected_fence`: if given and no longer the fence of
+        the session, raises LeaseLost. `secret`: if given, replaces the stored one (see
+        `NewSession`). Raises SessionNotFound."""
         ...
 
     async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
@@ -229,28 +237,28 @@ class Store(Protocol):
         ...
 
     async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
-        """Returns the result that was written under the key of `request`, or None if none was.
+        """Return the result recorded under the key of `request`, or None if the key is unknown.
         Raises IdempotencyConflict."""
         ...
 
     async def journal(
         self, lease: SessionLease, response_id: str, first: int, ids: tuple[int, ...]
     ) -> int:
-        """Write ids [first, first + len) of a response that is being generated. Returns how many
-        ids of it are stored. Raises ResponseNotFound."""
+        """Append token ids of a response that is being generated; `first` is the offset of the
+        first id. Returns how many ids of the response are stored now. Raises ResponseNotFound."""
         ...
 
     async def journal_all(self, batches: Sequence[TokenBatch]) -> list[int | None]:
-        """Call `journal` for many responses at once. Returns None for those whose own call would
-        raise. Raises StoreUnavailable; then it is unknown which were written."""
+        """Call `journal` for many responses at once. Returns the result of each, or None where its
+        own call would raise. After StoreUnavailable, which batches were written is unknown."""
         ...
 
     async def confirm(self, lease: SessionLease) -> None:
-        """Returns if the lease still holds; else raises as any call with a lease."""
+        """Check that the lease still holds; if not, raise as any call with a lease does."""
         ...
 
     async def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:
-        """Keep the session for at least `ttl_s` from now on, marked as parked or not."""
+        """Set the deadline of the session to `ttl_s` from now, and record whether it is parked."""
         ...
 
     async def delete(self, lease: SessionLease) -> None:
@@ -259,13 +267,13 @@ class Store(Protocol):
         ...
 
     async def force_delete(self, session: str) -> int:
-        """Delete the session, whichever gateway owns it. Returns a fence above all that it had.
-        Raises SessionNotFound."""
+        """Delete the session, whichever gateway owns it. Returns a fence higher than all that the
+        session had. Raises SessionNotFound."""
         ...
 
     async def sweep(self, limit: int) -> SweepResult:
-        """Check up to `limit` sessions that seem overdue, SWEEP_MAX at most, and remove those that
-        are. If fewer were examined, no more are overdue."""
+        """Examine up to `limit` sessions (SWEEP_MAX at most) that seem past their deadline, and
+        remove those that are. If fewer than this bound were examined, none is left."""
         ...
 
     async def put_response(self, response: StoredResponse, ttl_s: float) -> None: ...

@@ -1,12 +1,14 @@
 """Compact encoding of entries and other bytes. Pure.
 
-    entry:  one byte: 16 S + W │ length, S bytes │ ids │ blob        little-endian
+    entry:  one byte: 16 S + W │ length of the ids in S bytes │ ids │ body, as a blob
             W = 2, 3, 4: bytes per id      W = 1: UTF-16, frequent ids in 2 bytes, others in 4
-            W = 0: bits per id, one byte, and the ids, the first highest, padded below
-    blob:   0 │ raw bytes      1 │ deflated with the dictionary below
+            W = 0: one byte with the bits per id, then the bits of the ids, highest bit first,
+            padded with zeros at the end
+            all integers but those of W = 0 are little-endian
+    blob:   0 │ raw bytes      1 │ bytes deflated with the dictionary below
 
 Short texts do not compress by themselves; with a dictionary of typical items they do. A stored blob
-can be read only with the dictionary it was made with: another dictionary needs another number.
+can be read only with the dictionary that deflated it: another dictionary needs another first byte.
 """
 
 import hashlib
@@ -57,12 +59,14 @@ _DICTIONARY = (
     b'"text":"I "}],"status":"completed"}]'
 )
 _FAST_DEFLATE_BYTES = 16 * 1024
-"""Longer data is deflated with less effort: under 10 ms for the largest item that is allowed."""
+"""Size above which data is deflated at the fastest level, so that the largest allowed item takes
+under 10 ms."""
 _SURROGATES, _SURROGATES_COUNT = 0xD800, 0x800
 _UTF16_IDS = 0x110000 - _SURROGATES_COUNT
 _ARRAY_TYPES = {2: "H", 4: "I"}
 _BITS_MIN = 9
-"""More than the bits of padding that may follow, so that the length gives the number of ids."""
+"""Minimum bits per id: more than the padding (at most 7 bits), so that the number of ids follows
+from the length."""
 
 
 def pack(data: bytes) -> bytes:
@@ -135,8 +139,8 @@ def _decode_bits(packed: bytes) -> tuple[int, ...]:
 
 
 def _encode_utf16(ids: Sequence[int]) -> bytes:
-    """Encode ids as characters. Those from the surrogates on, which are no characters, are moved
-    behind them."""
+    """Encode each id as one Unicode character. Surrogates are no characters, so ids from the first
+    surrogate on are shifted past the last one."""
     return "".join([chr(id if id < _SURROGATES else id + _SURROGATES_COUNT) for id in ids]).encode(
         "utf-16-le"
     )
@@ -166,7 +170,8 @@ def unpack_ids(data: bytes, width: int = 4) -> tuple[int, ...]:
 
 
 def join_ids(chunks: Sequence[tuple[int, bytes]]) -> tuple[int, ...]:
-    """Join journaled chunks (first, ids of 4 bytes), given in any order and without gaps."""
+    """Join journaled chunks, given in any order and without gaps: pairs of the offset of the first
+    id, and the ids, packed in 4 bytes each."""
     return unpack_ids(b"".join(data for _, data in sorted(chunks)))
 
 
@@ -188,8 +193,8 @@ def unpack_response(response_id: str, data: bytes) -> StoredResponse:
 
 
 def digest(data: bytes) -> bytes:
-    """Digest of 8 bytes. That is enough, because a client can collide only with its own requests,
-    and so only by chance."""
+    """Return a digest of 8 bytes. That is enough: the requests of a client can collide only with
+    each other, and so only by chance."""
     return hashlib.blake2b(data, digest_size=8).digest()
 
 

@@ -1,15 +1,17 @@
-"""Errors of a store, raised in place of the change.
+"""Errors of a store. A call that raises one has changed nothing; after StoreUnavailable, whether it
+has is unknown.
 
-StoreError               a RealtimeError. Nothing changed; unknown after StoreUnavailable
+StoreError               base class, a RealtimeError
 ├── StoreUnavailable     no reply in time, or no writes accepted (full, read-only, locked, another
 │                        password): try again; repeated calls take effect once
 ├── StoreReplaced        not the store that granted the lease: flushed, or replaced by an empty one
 ├── StoreUnusable        wrong eviction policy, password or durability. Raised at opening
 ├── SessionNotFound      no such session, or it has expired
-├── SessionExists        the id is taken
-├── LeaseLost        another gateway owns the session: stop writing it
+├── SessionExists        a session with this id exists
+├── LeaseLost            another gateway owns the session: stop writing it
 │   └── SessionEnded     the session was deleted; no gateway will own it again
-├── SessionDataLost      the store has lost the end of it (crash, failover); the owner may have it
+├── SessionDataLost      a crash or failover of the store lost the newest data of the session, which
+│                        its owner may still have
 ├── IdempotencyConflict  the idempotency key was used for other content
 └── ResponseNotFound     no such response is being generated
 """

@@ -1,4 +1,4 @@
-"""Removal of overdue sessions, a bounded number at a time."""
+"""Removal of sessions past their deadline, a bounded number at a time."""
 
 from collections.abc import AsyncGenerator
 
@@ -7,8 +7,8 @@ from continuo.realtime.store.base import Store
 
 
 async def sweep_overdue(store: Store) -> AsyncGenerator[list[str]]:
-    """Sweep until no session is overdue. Yields the ids of the removed ones, up to SWEEP_MAX, after
-    each sweep. Raises StoreError."""
+    """Sweep until no session is past its deadline. Yields the ids that each sweep removed,
+    SWEEP_MAX at most. Raises StoreError."""
     while True:
         swept = await store.sweep(keys.SWEEP_MAX)
         yield swept.expired

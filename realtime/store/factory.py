@@ -23,8 +23,8 @@ def default_store_url() -> str:
 
 
 async def open_store(url: str, durability: Durability = "normal") -> Store:
-    """Open a store. Raises StoreUnusable for one that cannot be used, StoreUnavailable for one that
-    does not respond (yet)."""
+    """Open a store. Raises StoreUnusable for a bad URL or an unsuitable store, StoreUnavailable for
+    a store that does not respond (yet)."""
     scheme, slashes, rest = url.partition("://")
     if slashes and scheme == "sqlite":
         if rest in (":memory:", "/:memory:"):

@@ -4,9 +4,9 @@
        ▲                                                        │ a probe every UNHEALTHY_INTERVAL_S
        └──────────────── a probe has written ───────────────────┘
 
-A probe writes as calls do, so that a store which responds and refuses writes counts as unhealthy. A
-healthy store is probed every HEALTHY_INTERVAL_S as well: a failure shows although no session
-writes.
+A probe writes as calls do, so that a store that responds but refuses writes counts as unhealthy. A
+healthy store is probed too, every HEALTHY_INTERVAL_S, so that a failure is detected even while no
+session writes.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from collections.abc import Awaitable, Callable
 log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 5.0
-"""A probe that takes longer has failed: a disk may hang as a network may."""
+"""Time limit of a probe, which fails after it: a disk may hang, just as a network may."""
 UNHEALTHY_INTERVAL_S = 0.1
 """Pause between two probes of an unhealthy store."""
 HEALTHY_INTERVAL_S = 5.0
-"""Pause between two probes of a healthy store, and so the bound on how old readiness may be."""
+"""Pause between two probes of a healthy store, so that its reported health is never much older."""
 
 
 class HealthProbe:
-    """Health probe and circuit breaker of a store. Logs one line at each change between healthy and
+    """Health probe and circuit breaker of a store. Logs one line per change between healthy and
     unhealthy, however many calls fail."""
 
     def __init__(self, store_name: str, probe: Callable[[], Awaitable[None]]) -> None:
@@ -48,11 +48,12 @@ class HealthProbe:
         return self.cause is None
 
     def start(self) -> None:
-        """Start probing, at once and until `aclose`."""
+        """Start to probe the store at intervals, from now until `aclose`."""
         self._watching = asyncio.create_task(self._probe_while_healthy(), name="health probe")
 
     def report_failure(self, cause: str, *, is_timeout: bool = False) -> None:
-        """Record that a call has failed, by a timeout if `is_timeout`."""
+        """Record that a call has failed, which starts probes every UNHEALTHY_INTERVAL_S.
+        `is_timeout`: whether the call timed out, which opens the circuit."""
         if self._is_closed:
             return
         self.is_circuit_open = is_timeout

@@ -1,45 +1,49 @@
 """Every key, expiry and bound of the store, with its unit.
 
 All keys of a session carry its id in braces, so that they share a hash slot and one script may use
-them all. `epoch`, `deadlines` and the keys of engines are independent. `deadlines` is an index: a
-session is in it before it is created, and the session's own deadline is checked before it is
-removed.
+them all. `epoch`, `deadlines` and the keys of engines may be in other slots. `deadlines` is an
+index: a session is added to it before the session is created, and the deadline in the session's own
+hash is checked before the session is removed.
 """
 
 from typing import NamedTuple
 
 TIMEOUT_S = 0.9
-"""Time limit of a call with all that it does; then StoreUnavailable."""
+"""Time limit of one call of the store, waiting included; after it the call raises
+StoreUnavailable."""
 CONNECT_TIMEOUT_S = 0.5
 CONNECTIONS_MAX = 32
-"""Connections of one gateway to one Redis; further calls queue within their time limit."""
+"""Maximum connections of one gateway to one Redis; further calls wait, within their time limit."""
 
 IDEMPOTENCY_BYTES_MAX = 48 * 1024
-"""Size of a session's idempotency window: over 1,000 keys with results of 25 bytes. Beyond it the
-oldest eighth is evicted."""
+"""Maximum size of a session's idempotency records: over 1,000 with results of 25 bytes. Above it,
+the oldest eighth is evicted."""
 IDEMPOTENCY_RESULT_BYTES_MAX = 255
 EVENTS_MAX = 256
-"""Events of a session kept for replay, and their bytes below; the oldest are dropped."""
+"""Maximum number of events of a session that are kept for replay; the oldest are deleted."""
 EVENTS_BYTES_MAX = 960
+"""Maximum size of these events together."""
 TOMBSTONE_S = 3600.0
 """How long the tombstone of a session is kept, so that an earlier owner that was suspended does not
 create the session again."""
 SWEEP_MAX = 500
-"""Sessions examined in one sweep."""
+"""Maximum number of sessions examined in one sweep."""
 
 EPOCH_KEY = "continuo:epoch"
-"""string: 128 random bits in hex. Never expires."""
+"""string: the epoch of the store, 128 random bits in hex. Never expires."""
 DEADLINES_KEY = "continuo:deadlines"
-"""sorted set: session id, scored by when it may be removed (ms of Redis's clock). Never expires."""
+"""sorted set: session ids, scored by the time from which the session may be removed (ms of Redis's
+clock). Never expires."""
 
 PROBE_KEYS = tuple(f"continuo:{{probe}}:{kind}" for kind in ("string", "hash", "list", "sorted"))
-"""Keys of each type, written and deleted in one step by a health probe: none remains."""
+"""Keys of health probes, one for each type of value. A health probe writes and deletes them in one
+atomic step."""
 
 ENGINES_KEY = "continuo:engines"
 """sorted set: HOST:PORT of the announced engines, scored by when each announcement expires (ms of
 Redis's clock). Never expires itself."""
 ENGINE_EXPIRY_MS = 5_000
-"""TTL of an announcement."""
+"""TTL of an engine's announcement."""
 
 
 class SessionKeys(NamedTuple):
@@ -47,18 +51,19 @@ class SessionKeys(NamedTuple):
 
     meta: str
     """hash: owner, fence, epoch, tenant, secret, parked, created, deadline, events (number of the
-    next), weight (bytes of those kept). Of a tombstone: owner (''), fence, deadline."""
+    next event), weight (bytes of the events kept). A tombstone has: owner (''), fence, deadline."""
     state: str
-    """string: packed."""
+    """string: the state of the session, packed."""
     log: str
-    """list: packed entries."""
+    """list: the entries of the log, each packed."""
     running: str
-    """hash: ID → ResponseCheckpoint; ID# → number of ids so far; ID:FIRST → ids from FIRST on, 4
-    bytes each."""
+    """hash, where ID is that of a response being generated: ID → ResponseCheckpoint; ID# → number
+    of token ids so far; ID:FIRST → token ids from offset FIRST on, 4 bytes each."""
     once: str
-    """string: records of key (8 bytes), digest (8), length (1), result."""
+    """string: one record per idempotency key: digest of the key (8 bytes), digest of the content
+    (8), length of the result (1), result."""
     events: str
-    """list: packed events."""
+    """list: the events kept for replay, each packed."""
 
 
 def session_keys(session: str) -> SessionKeys:
@@ -66,7 +71,7 @@ def session_keys(session: str) -> SessionKeys:
 
 
 def response_key(response_id: str) -> str:
-    """Key of a string: a packed StoredResponse. Expires as `put_response` says."""
+    """Key of a string: a packed StoredResponse. Expires after the `ttl_s` of `put_response`."""
     return f"continuo:{{{response_id}}}:kept"
 
 

@@ -10,7 +10,7 @@ from continuo.realtime.protocol.realtime_api import JSON, Codec, ServerEvent
 from continuo.realtime.protocol.realtime_api.server_events import ArgumentsDelta, TextDelta
 
 _ENVELOPE_BYTES = 256
-"""Size of a delta event besides its text."""
+"""Estimated size of an encoded delta event without its text."""
 
 
 class Backlog:
@@ -18,7 +18,7 @@ class Backlog:
 
     def __init__(self, codec: Codec = JSON) -> None:
         self._codec = codec
-        self._waiting: list[bytes | TextDelta | ArgumentsDelta] = []  # small while empty
+        self._waiting: list[bytes | TextDelta | ArgumentsDelta] = []  # a list: small while empty
         self.size_bytes = 0
 
     def __len__(self) -> int:

@@ -4,7 +4,7 @@
     socket ◀──send── outbox ◀── encode ◀────────── event log
 
 A bad frame is refused; too many in a row close the connection. When the connection ends, its
-session is parked for the next one, unless it was closed.
+session is parked, to be resumed by another connection, unless the session ends too.
 """
 
 import asyncio
@@ -38,12 +38,13 @@ from continuo.realtime.transport.socket import Socket, SocketClosed
 log = logging.getLogger(__name__)
 
 _FLUSH_TIMEOUT_S = 2.0
-"""Timeout of sending the outbox before the connection closes."""
+"""Time limit for sending the rest of the outbox before the connection is closed."""
 _WRONG_FRAME_TYPE = {
     False: "binary frames were not agreed: offer the subprotocol realtime.msgpack",
     True: "text frames are not used with the subprotocol realtime.msgpack",
 }
-"""By whether the agreed frames are binary."""
+"""Reason for closing after a frame of the wrong type, by whether the negotiated frames are
+binary."""
 
 
 class Connection:
@@ -59,7 +60,7 @@ class Connection:
         session_request: ForkRequest | ResumeRequest | None = None,
         codec: Codec = JSON,
     ) -> None:
-        """`session_request`: a session to fork or to resume. None: a new session."""
+        """`session_request`: the session to fork or to resume; None opens a new session."""
         self._socket = socket
         self._registry = registry
         self._limits = limits
@@ -80,10 +81,11 @@ class Connection:
         self._is_closed_by_client = False
         """Whether the client has closed its session."""
         self._ends_session = False
-        """Whether the session ends with the connection."""
+        """Whether the server ends the session with the connection, instead of parking it."""
 
     async def run(self) -> None:
-        """Serve the connection, from `session.created` or the missed events to the close."""
+        """Serve the connection until it is closed, beginning with `session.created` or missed
+        events."""
         try:
             session = await self._open_session()
         except Refusal as refusal:
@@ -202,7 +204,7 @@ class Connection:
     async def _read(self, session: Session) -> None:
         while True:
             await self._outbox.wait_for_room()
-            # No name here: it would keep the last frame for as long as the client is idle.
+            # No local variable: it would keep the last frame in memory while the client is idle.
             await self._handle_frame(await self._socket.recv(), session)
 
     async def _handle_frame(self, frame: str | bytes, session: Session) -> None:

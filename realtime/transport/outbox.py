@@ -1,5 +1,5 @@
-"""Outbox: the bounded send queue of a connection, so that a slow reader neither stalls its session
-nor holds more than a bound of memory."""
+"""Outbox: the bounded send queue of a connection. Because of it, a client that reads slowly neither
+stalls its session nor uses unbounded memory."""
 
 import asyncio
 
@@ -11,15 +11,17 @@ from continuo.realtime.transport.backlog import Backlog
 from continuo.realtime.transport.socket import Socket
 
 _HARD_LIMIT_FACTOR = 4
-"""Multiple of the bound at which a slow reader is disconnected at once."""
+"""Backlog, as a multiple of `outbox_bytes_max`, above which a slow reader is disconnected at
+once."""
 
 
 class Outbox:
     """The send queue of one connection.
 
-    `put` sends at once if the socket accepts it without waiting; `run` sends the rest. Over the
-    bound, `wait_for_room` blocks the reading side; over it for too long, or by far, `run` raises
-    ConnectionCloseError.
+    `put` sends events at once if the socket accepts them without waiting, else adds them to the
+    backlog, which `run` sends. While the backlog is over its bound (`outbox_bytes_max`),
+    `wait_for_room` blocks the task that reads from the client. If the backlog is over the bound for
+    too long, or by far, `run` raises ConnectionCloseError.
     """
 
     def __init__(self, socket: Socket, limits: Limits, codec: Codec = JSON) -> None:
@@ -30,16 +32,17 @@ class Outbox:
         self._backlog = Backlog(codec)
         self._filled = asyncio.Event()
         self._sent: asyncio.Event | None = None
-        """Set when the backlog is empty. None while it is, which saves memory: most connections
-        have no backlog for hours."""
+        """Set when the backlog becomes empty. None while the backlog is empty, which saves memory:
+        most connections have no backlog for hours."""
         self._room: asyncio.Event | None = None
-        """Set when the backlog is back under the bound. None while it is under it."""
+        """Set when the backlog is within its bound again. None while the backlog is within its
+        bound."""
         self._slow_timer: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
         self._is_too_slow = False
 
     def put(self, *events: ServerEvent) -> None:
-        """Send an event, or several that belong together."""
+        """Send or queue one event, or several that are encoded from one conversation event."""
         if self._sent is None:
             frames = [self._codec.encode(event) for event in events]
             if self._socket.send_now(frames, self._is_binary):
@@ -59,7 +62,7 @@ class Outbox:
             self._disconnect_slow_reader()
 
     async def wait_for_room(self) -> None:
-        """Wait until the backlog is under the bound."""
+        """Wait until the backlog is within its bound."""
         if self._room is not None:
             await self._room.wait()
 

@@ -3,8 +3,9 @@
     socket ──recv──▶ decode ──▶ stream queue ──▶ decode_command ──▶ responses.create
     socket ◀──send── encode ◀────────────────────────────────────── event stream
 
-The server sends nothing before a request. Events wait in the event streams of their responses, so a
-slow reader needs no send queue; one that does not read at all is disconnected.
+The server sends nothing before a request. Unsent events stay in the event streams of their
+responses, so a client that reads slowly needs no send queue; one that does not read at all is
+disconnected.
 """
 
 import asyncio
@@ -84,7 +85,7 @@ class ResponsesConnection:
         self._ending: asyncio.Future[tuple[CloseCode, str] | None] = loop.create_future()
 
     async def run(self) -> None:
-        """Serve the connection, to the close."""
+        """Serve the connection until it is closed."""
         reading = asyncio.create_task(self._read(), name=f"read {self._id}")
         reading.add_done_callback(self._on_reading_ended)
         end: tuple[CloseCode, str] | None = (CloseCode.SERVICE_RESTART, "the server stops")
@@ -150,7 +151,7 @@ class ResponsesConnection:
             except Refusal as refusal:
                 await self._send(encode_error(refusal, extract_stream_id(frame)))
                 self._count_bad_frame(refusal)
-            del frame  # else the last one stays in memory while the client is idle
+            del frame  # else the last frame stays in memory while the client is idle
 
     async def _handle_frame(self, frame: str) -> None:
         self._check_size(frame)
@@ -204,15 +205,14 @@ class ResponsesConnection:
     # ------------------------------------------------------------ responses
 
     async def _run_to_end(self, create: ResponseCreate) -> None:
-        """Run a request; an exception closes the connection."""
+        """Serve a request until its response has ended; an exception closes the connection."""
         try:
             await self._respond(create)
         except Exception as error:  # noqa: BLE001 - closes the connection, which reports it
             self._on_error(error)
 
     async def _respond(self, create: ResponseCreate) -> None:
-        """Create a response and send its events, then those of the successors that steering
-        makes."""
+        """Create a response and send its events; if it is steered, also those of its successors."""
         try:
             model = self._resolve_model(create.model)
             create = msgspec.structs.replace(create, background=None)
@@ -233,8 +233,8 @@ class ResponsesConnection:
             next_run = await self._follow(next_run, Encoder(create.stream_id))
 
     async def _follow(self, run: ResponseRun, encoder: Encoder) -> ResponseRun | None:
-        """Send the events of a response to its end. Returns its successor if it was steered, else
-        None."""
+        """Send the events of a response until it has ended. Returns its successor if steering
+        started one, else None."""
         self._runs[run.id] = run
         try:
             async with contextlib.aclosing(run.event_stream.follow()) as events:

@@ -11,7 +11,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from continuo.realtime.protocol.close_codes import CloseCode
 
 _CLOSE_TIMEOUT_S = 3.0
-"""Timeout of a close towards a peer that does not read."""
+"""Timeout of closing a connection whose peer does not read."""
 
 
 class SocketClosed(Exception):
@@ -39,8 +39,8 @@ class Socket(Protocol):
         ...
 
     async def ping(self, timeout_s: float) -> bool:
-        """Send a ping. Returns whether the peer responds in time; messages that arrive before that
-        are kept for `recv`."""
+        """Send a ping. Returns whether the peer responds within `timeout_s`. Messages received
+        while waiting are kept for `recv`."""
         ...
 
     async def close(self, code: CloseCode, reason: str) -> None:
@@ -49,14 +49,15 @@ class Socket(Protocol):
 
 
 SEND_NOW_EXTENSION = "continuo.send_now"
-"""ASGI extension of a server that can send frames at once: `write(frames, is_binary) -> bool`. It
-skips the layers between application and server, which were the largest part of the work for a
-delta."""
+"""ASGI extension of a server that can send frames without waiting:
+`write(frames, is_binary) -> bool`. This skips the layers between application and server, which were
+the largest part of the work for a delta."""
 PING_EXTENSION = "continuo.ask"
-"""ASGI extension of a server that can ping its peer: `ask() -> Future[bool]`. True: the peer has
-responded. False: the connection has ended."""
+"""ASGI extension of a server that can ping its peer: `ask() -> Future[bool]`. The result is True if
+the peer has responded, False if the connection has ended."""
 _READ_AHEAD_BYTES_MAX = 1024 * 1024
-"""Messages received ahead of `recv` while a pong is awaited, which may arrive behind them."""
+"""Limit on messages kept for `recv` while `ping` waits: they are read because the pong may arrive
+after them."""
 
 
 class StarletteSocket:
@@ -128,6 +129,6 @@ def _pong_at_once() -> "asyncio.Future[bool]":
     return pong
 
 
-# In place of the extension, which is called by position.
+# Used if the server lacks the extension; called by position, as that is.
 def _refuse_send_now(_frames: Sequence[bytes], _is_binary: bool) -> bool:  # noqa: FBT001
     return False

@@ -1,7 +1,8 @@
 """Steering: input added to a response while it is generated.
 
-The response is cancelled, and a successor continues it with the added input. A response that has
-called tools is not cancelled; the input waits for the request that brings the tool outputs.
+The response is cancelled, and a new response, its successor, continues it with the added input. A
+response that has called tools is not cancelled; the input waits for the client's request with the
+tool outputs.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,7 +28,8 @@ Send = Callable[[ServerEvent], Awaitable[None]]
 
 
 class PendingSteer(msgspec.Struct, frozen=True):
-    """Accepted input that is not part of a response yet. `raw_input`: as the client sent it."""
+    """Accepted steering input that is not part of a successor yet. `raw_input`: the input as the
+    client sent it."""
 
     id: str
     items: tuple[Item, ...]
@@ -49,19 +51,21 @@ class Steering:
         self._runs = runs
         self._send = send
         self._pending: dict[str, list[PendingSteer]] = {}
-        """By the id of the steered response."""
+        """Steering input that no successor contains yet, by the id of the steered response."""
 
     def pending_input(self, response_id: str | None) -> tuple[Item, ...]:
-        """Return the pending input for a response that continues this one."""
+        """Return the pending input of this response, to put into a response that continues it."""
         pending = self._pending.get(response_id or "", ())
         return tuple(item for steer in pending for item in steer.items)
 
     def clear(self, response_id: str | None) -> None:
-        """Remove the pending input that has become part of a response."""
+        """Remove the pending input of this response, after a response that continues it has
+        included the input."""
         self._pending.pop(response_id or "", None)
 
     async def handle(self, event: ResponseSteer) -> None:
-        """Accept or refuse the input, and send the event that says so."""
+        """Accept steering input, or refuse it, and emit the event for that. Accepted input cancels
+        the response, unless the response has called a tool or is only prefilled."""
         response_id = event.previous_response_id
         try:
             run, items = self._check(event)
@@ -76,8 +80,8 @@ class Steering:
             await run.cancel()
 
     async def start_successor(self, run: ResponseRun, encoder: Encoder) -> ResponseRun | None:
-        """Start the successor of a response that has ended. Returns None if it was not steered, or
-        if its tool outputs are still to come."""
+        """Start the successor of a response that has ended. Returns None if the response was not
+        steered, if the client must send tool outputs first, or if the successor is refused."""
         steers, response = self._pending.get(run.id), run.event_stream.response
         if not steers:
             return None
@@ -115,7 +119,8 @@ class Steering:
             raise Refusal(refusal.message, code="successor_creation_failed") from refusal
 
     def _check(self, event: ResponseSteer) -> tuple[ResponseRun, tuple[Item, ...]]:
-        """Return the steered response and the input. Raises Refusal."""
+        """Return the response to steer and the decoded input. Raises Refusal if the response has
+        ended or is unknown, if the input is invalid, or if too much input is pending."""
         response_id = event.previous_response_id
         run = self._runs.get(response_id)
         if run is None or run.event_stream.is_ended:
@@ -145,7 +150,7 @@ class Steering:
             raise Refusal(refusal.message, code="invalid_input") from refusal
 
     def _check_bytes(self, event: ResponseSteer) -> None:
-        """Raise Refusal if too many bytes would be pending."""
+        """Raise Refusal if, with this event, too many bytes of input would be pending."""
         limit = self._responses.limits.waiting_response_chars_max
         pending = [steer.raw_input for steers in self._pending.values() for steer in steers]
         size = sum(memoryview(given).nbytes for given in (*pending, event.input))

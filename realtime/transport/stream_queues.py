@@ -11,7 +11,7 @@ from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 
 Job = Callable[[], Awaitable[None]]
-"""A job raises nothing: its queue continues."""
+"""Work of one request. A job must not raise: that would end its queue."""
 
 
 class StreamQueues:
@@ -26,8 +26,8 @@ class StreamQueues:
         self._queued_chars = 0
 
     def put(self, stream_id: str | None, job: Job, chars: int = 0) -> None:
-        """Queue a job. `chars`: length of the frame that requested it. Raises Refusal over a
-        limit."""
+        """Queue a job. `chars`: length of the frame that requested the job. Raises Refusal if a
+        limit is exceeded."""
         limits, queue = self._limits, self._queues.get(stream_id)
         named = sum(name is not None for name in self._queues)
         if queue is None and stream_id is not None and named >= limits.stream_queues_max:
@@ -58,7 +58,7 @@ class StreamQueues:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Cancel the running jobs and drop the queued ones."""
+        """Cancel the running jobs and discard the queued ones."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

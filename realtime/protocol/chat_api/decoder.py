@@ -1,4 +1,5 @@
-"""Requests to commands. Pure; raises Refusal for what the types of the fields cannot rule out."""
+"""Decoding of requests to commands. Pure; raises Refusal for requests that pass the type checks of
+msgspec but are invalid."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -26,13 +27,14 @@ from continuo.realtime.protocol.tools_and_formats import (
 )
 
 IdFactory = Callable[[str], str]
-"""Makes an id from a prefix."""
+"""Makes an id that begins with the given prefix."""
 
 
 def decode_command(
     request: requests.ChatCompletionRequest, default: GenerationSettings, new_id: IdFactory
 ) -> CreateResponse:
-    """Decode a request. A first message of the system or developer becomes the instructions."""
+    """Decode a request. The first message becomes the instructions if its role is system or
+    developer. Raises Refusal."""
     messages, instructions, skipped = request.messages, "", 0
     if messages[0].role in ("system", "developer"):
         instructions = "\n".join(_decode_texts(messages[0], "messages[0]"))
@@ -137,7 +139,7 @@ def _decode_tool_choice(
     *,
     has_declared_tools: bool,
 ) -> ToolChoice:
-    """Decode a tool choice. One among tools of a kind that is ignored becomes `auto`."""
+    """Decode a tool choice. The choice of a tool of an ignored kind becomes `auto`."""
     match choice:
         case requests.ToolChoiceIn(type="function", function=None):
             raise missing_parameter("tool_choice.function")
@@ -155,7 +157,8 @@ _PARAM_NAMES = {"input": "messages", "text.format.schema": "response_format.json
 
 
 def translate_refusal(refusal: Refusal) -> Refusal:
-    """Rename the field of a refusal by the session layer to that of chat completions."""
+    """Replace the field name in a refusal of the response service by the name in chat
+    completions."""
     param = refusal.param
     if param not in _PARAM_NAMES:
         return refusal

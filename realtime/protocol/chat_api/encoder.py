@@ -1,4 +1,4 @@
-"""Responses to chat completions, and their events to chunks. Pure."""
+"""Encoding of responses as chat completions, and of their events as chunks. Pure."""
 
 from collections.abc import Iterator
 from typing import assert_never
@@ -25,7 +25,7 @@ SSE_DONE = b"data: [DONE]\n\n"
 
 
 class Encoder:
-    """Encode one response. `include_usage`: append a chunk with its usage."""
+    """Encode one response. `include_usage`: whether a last chunk with the usage is sent."""
 
     def __init__(self, model: str, *, include_usage: bool = False) -> None:
         self._model = model

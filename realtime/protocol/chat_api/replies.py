@@ -14,8 +14,8 @@ class FunctionCallOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCallOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Tool call. In chunks it has an `index`, and later chunks of a call omit what earlier ones
-    have sent."""
+    """Tool call. In chunks, `index` is the number of the call, and all chunks of a call but the
+    first have only the next part of `arguments`."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -71,7 +71,8 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Chunk of a completion. `usage` is absent, or, if it was requested, null but in the last."""
+    """Chunk of a completion. `usage` is absent unless requested; then it is null in all chunks but
+    the last."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

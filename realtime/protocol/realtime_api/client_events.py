@@ -1,7 +1,7 @@
 """The client events, their required and optional fields and the bounds of each.
 
-Keys that are not listed are ignored, here and at every level below. Listed keys that a text server
-has no use for are typed `object` and accepted with any value. Where a key may be null, null means
+Keys that are not listed are ignored, at every level of an event. Listed keys that a text server has
+no use for are typed `object` and accepted with any value. Where a key may be null, null means
 the default in `session.update`, and the session's value in `response.create`.
 
 "Extension" marks keys and events that OpenAI's API does not have.
@@ -183,7 +183,8 @@ class OutputAudioClear(ClientEventBase, frozen=True, kw_only=True, tag="output_a
 
 
 class TextAppend(ClientEventBase, frozen=True, kw_only=True, tag="input_text_buffer.append"):
-    """Extension, as all events of this buffer: text while the user still dictates or types."""
+    """Extension, like all events of the input text buffer: text that the user is still dictating or
+    typing."""
 
     text: BoundedText
 
@@ -201,7 +202,7 @@ class TextCommit(ClientEventBase, frozen=True, kw_only=True, tag="input_text_buf
 
 
 class SessionClose(ClientEventBase, frozen=True, kw_only=True, tag="session.close"):
-    """Extension: close the session instead of only the connection."""
+    """Extension: close the session, not only the connection."""
 
 
 ClientEvent = (

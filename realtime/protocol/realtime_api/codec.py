@@ -1,5 +1,5 @@
-"""Frames to client events, server events to frames: JSON in text frames, or MessagePack in binary
-ones. For any bytes, `decode` returns an event or raises BadFrame."""
+"""Codecs between frames and events: JSON in text frames, or MessagePack in binary frames. For any
+bytes, `decode` returns a client event or raises BadFrame."""
 
 import json
 import re
@@ -27,7 +27,7 @@ from continuo.realtime.protocol.validation import AllowedValues, explain
 
 
 class _Envelope(msgspec.Struct):
-    """Part of a frame that may be valid even if the rest is not; parsed without the rest."""
+    """The `event_id` of a frame, decoded alone if the whole frame is invalid."""
 
     event_id: ClientEventId | None = None
 
@@ -67,9 +67,10 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
     """Parse a frame. Raises MsgspecError, ValueError (UnicodeDecodeError), TypeError or
     RecursionError."""
     find_event_id: Callable[[str | bytes], str | None]
-    """Find the event_id in a frame; raises the same."""
+    """Find the event_id in a frame. Raises the same errors as `parse`."""
     count_values: Callable[[str | bytes, int], int]
-    """Estimate the values of a frame, with a limit above which precision does not matter."""
+    """Estimate the number of values in a frame. The second argument is the limit: the estimate is
+    above it only if the frame has too many values."""
     encode: Callable[[ServerEvent], bytes]
 
     def decode(self, frame: str | bytes) -> ClientEvent:
@@ -143,7 +144,7 @@ _write_packed = msgspec.msgpack.Encoder().encode
 def _unpack(frame: str | bytes) -> ClientEvent:
     event = _read_packed(_require_bytes(frame))
     if isinstance(event, SessionUpdate | ResponseCreate):
-        # Raises TypeError if the schema of a tool is not JSON, whose keys are strings.
+        # Raises TypeError if a tool schema is not valid as JSON: a key is not a string, say.
         _write_json(event)
     return event
 
@@ -153,7 +154,7 @@ def _find_packed_event_id(frame: str | bytes) -> str | None:
 
 
 def _pack(event: ServerEvent) -> bytes:
-    if isinstance(event, SessionCreated | SessionUpdated):  # schemas of tools are raw JSON
+    if isinstance(event, SessionCreated | SessionUpdated):  # its tool schemas are raw JSON
         return _write_packed(json.loads(_write_json(event), parse_int=_parse_integer))
     return _write_packed(event)
 

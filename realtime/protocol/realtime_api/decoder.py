@@ -1,5 +1,5 @@
-"""Client events to commands. Pure; raises Refusal for what the types of the fields cannot rule
-out."""
+"""Decoding of client events to commands. Pure; raises Refusal for events that pass the type checks
+of msgspec but are invalid."""
 
 from collections.abc import Callable
 from typing import Literal, assert_never
@@ -43,11 +43,14 @@ from continuo.realtime.protocol.tools_and_formats import (
 )
 
 IdFactory = Callable[[str], str]
-"""Makes an id from a prefix."""
+"""Makes an id that begins with the given prefix."""
 
 
 class IgnoredAudioEvent(msgspec.Struct, frozen=True):
-    """Audio event, which the connection handles alone: sessions have no audio."""
+    """Audio event, which the connection handles without its session: sessions have no audio.
+
+    `is_clear`: the event is `input_audio_buffer.clear`, which is acknowledged.
+    """
 
     is_clear: bool = False
 
@@ -204,7 +207,7 @@ def _decode_tool_choice(
     tools: tuple[Tool, ...],
     where: str,
 ) -> ToolChoice:
-    """Decode a tool choice. One among tools of a kind that is ignored becomes `auto`."""
+    """Decode a tool choice. The choice of a tool of an ignored kind becomes `auto`."""
     match choice:
         case client_events.ToolChoiceIn(type="function", name=name):
             return choose_named_tool(name, tools, f"{where}.tool_choice.name")
@@ -242,8 +245,11 @@ class _AudioIn(msgspec.Struct):
 
 
 def _decode_voice(audio: object) -> str | None:
-    """Decode the voice. A text server never uses it, but a client may compare the settings that it
-    requested with those reported."""
+    """Decode the requested voice. Returns None if it is absent or invalid.
+
+    A text server reports the voice without using it, because a client may compare the settings that
+    it requested with those reported.
+    """
     try:
         return msgspec.convert(audio, _AudioIn).output.voice[:64]
     except msgspec.ValidationError:
@@ -275,7 +281,7 @@ def _decode_item(item: client_events.ItemIn, where: str, new_id: IdFactory) -> I
 
 
 def _decode_part(part: client_events.PartIn, role: ItemRole, where: str) -> ContentPart:
-    """Decode a content part. All types of text are equal; audio counts by its transcript."""
+    """Decode a content part. All text types are treated alike; of audio, the transcript is used."""
     match part.type:
         case "input_text" | "output_text" | "text":
             if part.text is None:

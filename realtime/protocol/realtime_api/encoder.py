@@ -1,4 +1,5 @@
-"""Conversation events to server events, in the order that every client of the API accepts."""
+"""Encoding of conversation events as server events, in the order that all clients of the API
+accept."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypedDict, assert_never
@@ -44,7 +45,8 @@ from continuo.realtime.protocol.response import Response, ResponseError, Usage
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
 
 EventIdFactory = Callable[[int], str]
-"""Returns the id of the nth server event, counted from 1, made from one conversation event."""
+"""Returns the event id for the nth server event, counted from 1, that encodes one conversation
+event."""
 
 
 class Encoder:

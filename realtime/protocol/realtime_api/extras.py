@@ -5,7 +5,7 @@ import msgspec
 from continuo.realtime.protocol.settings import GenerationSettings
 
 INCLUDE_INTERRUPTED = "response.interrupted"
-"""Extension: event that is sent only to sessions that include it."""
+"""Extension: event type that is sent only to sessions whose `include` lists it."""
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

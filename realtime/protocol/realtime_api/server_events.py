@@ -71,8 +71,8 @@ class AudioFormat(msgspec.Struct, frozen=True, kw_only=True, tag="audio/pcm"):
 
 
 class InputAudioOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Input audio settings of a text server, all null. A client to which its own `turn_detection`
-    were reported would wait for the server to interrupt responses."""
+    """Input audio settings of a text server: null except the format. If a client's `turn_detection`
+    were reported as requested, the client would rely on the server to interrupt responses."""
 
     format: AudioFormat = AudioFormat()
     transcription: None = None
@@ -115,7 +115,8 @@ class RetentionOut(msgspec.Struct, frozen=True, kw_only=True, tag="retention_rat
 
 
 class ResumeOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Extension: data with which a client resumes its session, and how it was resumed."""
+    """Extension: data with which a client can resume its session, and how this connection resumed
+    it, if so. See `ResumeInfo`."""
 
     session_id: str
     epoch: str
@@ -180,8 +181,8 @@ class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Extension. Seconds in the queue, then to the first token, and of device work for the
-    response."""
+    """Extension. Seconds in the queue, from the end of queueing to the first token, and of device
+    work for the response."""
 
     queued_s: float
     prefill_s: float
@@ -229,7 +230,8 @@ class SessionCreated(ServerEventBase, frozen=True, kw_only=True, tag="session.cr
 
 
 class RewindOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Extension, if an edit invalidates KV: the tokens that keep it, and the tokens to prefill."""
+    """Extension, sent if an edit invalidates KV: the number of tokens at the beginning that keep
+    their KV, and of tokens after them to prefill."""
 
     kept_tokens: int
     prefill_tokens: int
@@ -265,7 +267,7 @@ class ItemTruncated(ServerEventBase, frozen=True, kw_only=True, tag="conversatio
     content_index: int
     audio_end_ms: int
     text_end: int | UnsetType = UNSET
-    """Extension, present if the client has sent it."""
+    """Extension: the `text_end` of the client's event, if it had one."""
     rewind: RewindOut | UnsetType = UNSET
 
 
@@ -347,11 +349,12 @@ class ArgumentsDone(
 
 
 class ResponseInterrupted(ServerEventBase, frozen=True, kw_only=True, tag="response.interrupted"):
-    """Extension, for sessions that include it: the engine was lost, and generation resumes soon."""
+    """Extension, for sessions whose `include` lists it: the engine was lost; generation resumes
+    soon."""
 
     response_id: str
     item_id: str | None
-    """Item that was being generated, or null."""
+    """Id of the item that was being generated, or null."""
     upto: int
     """Characters (code points) of that item that were sent; the next delta follows them."""
 
@@ -372,10 +375,11 @@ class AudioCleared(ServerEventBase, frozen=True, kw_only=True, tag="input_audio_
 
 
 class TextAppended(ServerEventBase, frozen=True, kw_only=True, tag="input_text_buffer.appended"):
-    """Extension, as all events of this buffer: sent only to clients that use it."""
+    """Extension, like all events of the input text buffer: sent only to clients that use the
+    buffer."""
 
     length: int
-    """Characters in the buffer now."""
+    """Length of the buffer after the change, in characters."""
 
 
 class TextCleared(ServerEventBase, frozen=True, kw_only=True, tag="input_text_buffer.cleared"):
@@ -388,7 +392,7 @@ class TextCommitted(ServerEventBase, frozen=True, kw_only=True, tag="input_text_
 
 
 class SessionClosed(ServerEventBase, frozen=True, kw_only=True, tag="session.closed"):
-    """Extension: sent only in reply to `session.close`."""
+    """Extension: the session is closed; sent only in reply to `session.close`."""
 
     reason: str
 

@@ -1,7 +1,7 @@
 """Client events of the Responses API: `response.create`, which is also the body of
-`POST /v1/responses`, and the few others of its WebSocket.
+`POST /v1/responses`, and two that exist only on the WebSocket.
 
-Keys that are not listed are ignored, here and at every level below; null counts as absent.
+Keys that are not listed are ignored, at every level of an event; null counts as absent.
 """
 
 from typing import Annotated, Literal
@@ -75,7 +75,7 @@ _NULL = msgspec.Raw(b"null")
 
 
 class ResponseCreate(SamplingIn, frozen=True, kw_only=True, tag="response.create"):
-    """Create a response. Keys typed `Raw` are unsupported and only compared with null."""
+    """Create a response. Keys typed `Raw` are unsupported: any value but null is refused."""
 
     model: str | None = None
     input: Input | None = None

@@ -1,5 +1,5 @@
-"""Frames and bodies to client events, server events to frames. For any bytes, decoding returns a
-value or raises BadFrame."""
+"""Codec between frames or bodies and events, in JSON. For any bytes, decoding returns a value or
+raises BadFrame."""
 
 import re
 
@@ -18,7 +18,7 @@ _body_decoder = msgspec.json.Decoder(client_events.ResponseCreate)
 _input_decoder = msgspec.json.Decoder(client_events.Input)
 _encoder = msgspec.json.Encoder()
 _STREAM_ID_SCAN_CHARS_MAX = 1024 * 1024
-"""Longer refused frames are not parsed a second time for their stream_id."""
+"""Longest refused frame that is parsed again for its stream_id; a longer one is only searched."""
 _STREAM_ID = re.compile(r'"stream_id"\s*:\s*"([^"\\]{1,128})"')
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -34,7 +34,7 @@ _ALLOWED_VALUES: AllowedValues = {
 
 
 class _Envelope(msgspec.Struct):
-    """Part of a frame that may be valid even if the rest is not."""
+    """The `stream_id` of a frame, decoded alone if the whole frame is invalid."""
 
     stream_id: client_events.StreamId | None = None
 
@@ -47,7 +47,7 @@ def decode_frame(frame: str | bytes) -> client_events.ClientEvent:
 
 
 def decode_body(body: bytes) -> client_events.ResponseCreate:
-    """Decode a body. `type` may be missing, but must not be wrong."""
+    """Decode the body of a request, in which `type` may be missing. Raises BadFrame."""
     return decode_json(_body_decoder, body, "body", _ALLOWED_VALUES)
 
 

@@ -1,5 +1,5 @@
-"""Client events to commands. Pure; raises Refusal for what the types of the fields cannot rule
-out."""
+"""Decoding of client events to commands. Pure; raises Refusal for events that pass the type checks
+of msgspec but are invalid."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
@@ -30,7 +30,7 @@ from continuo.realtime.protocol.tools_and_formats import (
 
 T = TypeVar("T")
 IdFactory = Callable[[str], str]
-"""Makes an id from a prefix."""
+"""Makes an id that begins with the given prefix."""
 _ROLES: dict[str, ItemRole] = {
     "user": "user",
     "assistant": "assistant",
@@ -42,8 +42,8 @@ _ROLES: dict[str, ItemRole] = {
 def decode_command(
     create: client_events.ResponseCreate, default: GenerationSettings, model: str, new_id: IdFactory
 ) -> CreateResponse:
-    """Decode a request. `default` are the settings of a request that sets nothing, `model` is the
-    served model."""
+    """Decode a request. `default` are the settings of a request that sets none, `model` is the name
+    of the served model. Raises Refusal."""
     _refuse_unsupported(create)
     settings = decode_settings(create, default, create.model or model)
     items = decode_items("" if create.input is None else create.input, "input", new_id)
@@ -91,7 +91,8 @@ def decode_settings(
 def decode_items(
     request_input: client_events.Input, where: str, new_id: IdFactory
 ) -> tuple[Item | ItemReference, ...]:
-    """Decode the input of a request. A text becomes a user message; reasoning is left out."""
+    """Decode the input of a request. A string becomes a user message; reasoning items are
+    skipped."""
     if isinstance(request_input, str):
         part = ContentPart("input_text", request_input)
         return (MessageItem(id=new_id("msg"), role="user", parts=(part,)),) if request_input else ()
@@ -149,7 +150,7 @@ def _decode_tool_choice(
     *,
     has_declared_tools: bool,
 ) -> ToolChoice:
-    """Decode a tool choice. One among tools of a kind that is ignored becomes `auto`."""
+    """Decode a tool choice. The choice of a tool of an ignored kind becomes `auto`."""
     match choice:
         case client_events.ToolChoiceIn(type="function", name=name):
             return choose_named_tool(name, tools, "tool_choice.name")
@@ -162,7 +163,7 @@ def _decode_tool_choice(
 
 
 def _normalize_text(text: client_events.TextIn) -> client_events.TextIn:
-    """Fill in the default format, as it is reported to the client."""
+    """Fill in the default format; the response reports the result to the client."""
     output_format = text.format or client_events.FormatIn(type="text")
     if output_format.type == "json_schema" and output_format.name is None:
         raise missing_parameter("text.format.name")
@@ -213,7 +214,8 @@ def _decode_message(item: client_events.ItemIn, where: str, new_id: IdFactory) -
 
 
 def _decode_texts(content: client_events.Content, where: str) -> list[str]:
-    """Decode the texts of a content, whatever types its parts have."""
+    """Return the texts of a content; its text parts may be of any type. Raises Refusal for
+    others."""
     if isinstance(content, str):
         return [content]
     texts: list[str] = []

@@ -1,7 +1,7 @@
-"""Events of a response to server events. Pure.
+"""Encoding of the events of a response as server events. Pure.
 
-The server events, with their sequence numbers, are a function of the events of the response: a
-replay of the event stream yields the same server events under the same numbers.
+The encoding is deterministic: a replay of the event stream yields the same server events with the
+same sequence numbers.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,7 +6,7 @@ from continuo.realtime.protocol.settings import GenerationSettings
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of the request that the response repeats. `text` is its text configuration."""
+    """Keys of a request that its response repeats. `text` is the text configuration, as JSON."""
 
     model: str = ""
     background: bool = False

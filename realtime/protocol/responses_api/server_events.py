@@ -224,7 +224,7 @@ class SteerAccepted(ServerEventBase, frozen=True, kw_only=True, tag="response.st
 
 
 class RequiredFunctionOutput(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
-    """Stub of an item, in which the client fills in `output`."""
+    """Function call output that the client must send, without its `output`."""
 
     call_id: str
     name: str

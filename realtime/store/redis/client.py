@@ -1,5 +1,5 @@
-"""RedisClient: a Redis, by its URL. Every call is bounded in time, scripts are called by name, and
-failures are raised as errors of the store."""
+"""RedisClient: the client of the Redis at a URL. Every call has a time limit, scripts are called by
+name, and failures of Redis are raised as errors of the store."""
 
 import asyncio
 import re
@@ -43,8 +43,8 @@ _ACCESS_ERRORS = (
 _ACCESS_ERROR_PATTERN = re.compile(
     "NOPERM|unauthenticated (multi)?bulk|The user executing the script can't run"
 )
-"""Replies that refuse access and have no class in the client library: to a command of more than ten
-words before authentication, or to a command inside a script."""
+"""Error replies that refuse access and have no exception class in the client library: to a command
+of more than ten words before authentication, or to a command inside a script."""
 _TIMEOUT_ERRORS = (redis_errors.TimeoutError, TimeoutError)
 _CONNECTION_ERRORS = (redis_errors.ConnectionError, OSError, *_TIMEOUT_ERRORS)
 _WRITE_ERRORS = (
@@ -61,7 +61,7 @@ it is a replica, or it has too few replicas."""
 
 
 def _find_failure_cause(error: BaseException) -> str | None:
-    """Why Redis, rather than this one call, fails. Returns None if the call is to blame."""
+    """Return the cause, as text, if Redis itself fails. Returns None if only this call fails."""
     text = str(error).partition(" script: ")[0] or type(error).__name__
     match error:
         case StoreUnusable():
@@ -114,8 +114,8 @@ class RedisClient:
         *,
         timeout_s: float = keys.TIMEOUT_S,
     ) -> None:
-        """`durability` is what the settings of Redis must provide (`examine`); None: any settings
-        are accepted. Raises StoreUnusable for a malformed URL."""
+        """`durability`: what the settings of Redis must provide, checked by `examine`; None accepts
+        any settings. Raises StoreUnusable for a malformed URL."""
         self._durability = durability
         self._timeout_s = timeout_s
         try:
@@ -142,8 +142,8 @@ class RedisClient:
 
     @asynccontextmanager
     async def bounded(self) -> AsyncGenerator[None]:
-        """Bound all that one call of the store does, the wait for a connection included. While the
-        circuit is open, calls fail fast. Raises StoreUnavailable."""
+        """Limit the time of one call of the store, the wait for a connection included. Raises
+        StoreUnavailable if Redis fails, and at once while the circuit is open."""
         if self._health_probe.is_circuit_open:
             raise StoreUnavailable("Redis has not answered since a call timed out")
         with _preserve_cancellation(), self._map_failures():
@@ -152,8 +152,8 @@ class RedisClient:
 
     @asynccontextmanager
     async def opening(self) -> AsyncGenerator[None]:
-        """Bound a call as `bounded` does, while the store is opened. Raises StoreUnusable if
-        waiting would not help, StoreUnavailable if it may."""
+        """Limit the time of opening the store. Raises StoreUnusable if Redis refuses access, which
+        waiting does not help, StoreUnavailable for its other failures."""
         with _preserve_cancellation():
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -167,7 +167,8 @@ class RedisClient:
 
     @contextmanager
     def _map_failures(self) -> Generator[None]:
-        """Raises StoreUnavailable for failures of Redis, rather than of the call."""
+        """Turn failures of Redis into StoreUnavailable and report them to the health probe. Errors
+        of the call itself are raised unchanged."""
         try:
             yield
         except (redis_errors.RedisError, OSError, StoreUnusable) as error:
@@ -182,7 +183,7 @@ class RedisClient:
             raise StoreUnavailable(cause) from error
 
     async def _write_probe(self) -> None:
-        """Write as calls do, without a trace."""
+        """Examine Redis, and write as calls do; what is written is deleted in the same step."""
         with _preserve_cancellation(), self._map_failures():
             async with asyncio.timeout(self._timeout_s):
                 await self.examine()
@@ -195,8 +196,8 @@ class RedisClient:
     async def run_script_batch(
         self, script: str, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]
     ) -> list[Any]:
-        """Run a script for each set of keys and arguments, in one round trip. Each run is atomic by
-        itself."""
+        """Run a script once for each pair of keys and arguments, all in one round trip. Each run is
+        atomic by itself; the batch is not."""
         run = cast(Callable[..., Awaitable[Any]], self._scripts[script])
         async with self._redis.pipeline(transaction=False) as pipeline:
             for names, args in calls:
@@ -264,7 +265,7 @@ def _make_client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
     """Make the client, and the clients of the sentinels that watch its Redis, all unconnected. A
     call whose connection was closed is retried once: every write may safely be repeated."""
     options: dict[str, Any] = {
-        # in case `bounded` fails: a call that is being torn down may lose its cancellation
+        # in case the timeout of `bounded` is lost: the library may swallow a cancellation
         "socket_timeout": 0.8 * timeout_s,
         "socket_connect_timeout": keys.CONNECT_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 1, supported_errors=(redis_errors.ConnectionError,)),

@@ -56,8 +56,8 @@ from continuo.realtime.store.redis.client import RedisClient
 class RedisStore:
     @classmethod
     async def open(cls, url: str, durability: Durability = "normal") -> Self:
-        """Connect to Redis. Raises StoreUnusable if it could lose acknowledged data,
-        StoreUnavailable."""
+        """Connect to Redis. Raises StoreUnusable if Redis could lose acknowledged data or refuses
+        access, StoreUnavailable if it does not respond."""
         store = cls(RedisClient(url, durability))
         try:
             async with store._client.opening():
@@ -210,7 +210,7 @@ class RedisStore:
             sessions = [session.decode() for session in due]
             calls = ((session_keys(session), ()) for session in sessions)
             replies = await self._client.run_script_batch("expire", calls)
-            # The index may be early, or name a session that was deleted: its own deadline counts.
+            # The index may be early, or list a deleted session: the deadline in the session counts.
             removed, later, expired = list[str](), list[str](), list[str]()
             for session, reply in zip(sessions, replies, strict=True):
                 match reply[0]:
@@ -304,7 +304,7 @@ class RedisStore:
         match reply[0]:
             case b"unknown":
                 await self._verify_epoch()
-                self._check_store_epoch(lease)  # another call may have noticed first
+                self._check_store_epoch(lease)  # another call may have seen the new epoch first
                 raise SessionNotFound(lease.session)
             case b"ended":
                 raise SessionEnded(lease.session)
@@ -320,7 +320,8 @@ class RedisStore:
             raise StoreReplaced(f"the lease of session {lease.session} is of another store")
 
     async def _reexamine_after_outage(self) -> None:
-        """Examine Redis again after an outage: it may be another one, or empty."""
+        """Check settings and epoch again if Redis has failed: it may be another Redis now, or
+        empty."""
         if self._client.needs_examination:
             await self._client.examine()
             self._client.needs_examination = False
@@ -357,7 +358,8 @@ def _parse_metadata(session: str, fields: Sequence[bytes], entry_count: int) -> 
 
 
 def _parse_running_responses(running: Sequence[bytes]) -> tuple[RunningResponse, ...]:
-    """Parse the hash `running`: ID → checkpoint; ID:FIRST → ids. Only scripts use ID#."""
+    """Parse the hash `SessionKeys.running`, as alternating fields and values. Fields that end in
+    `#` are only for scripts."""
     checkpoints: dict[str, ResponseCheckpoint] = {}
     chunks: dict[str, list[tuple[int, bytes]]] = {}
     for field, value in zip(running[::2], running[1::2], strict=True):
@@ -373,7 +375,7 @@ def _parse_running_responses(running: Sequence[bytes]) -> tuple[RunningResponse,
 
 
 def _make_journal_args(batch: TokenBatch) -> tuple[Sequence[str], Sequence[Any]]:
-    """Returns the keys of journal.lua, and its arguments after owner and fence."""
+    """Return the keys of journal.lua, and its arguments without the first two (owner and fence)."""
     names, ids = session_keys(batch.lease.session), batch.ids
     args = (batch.response_id, batch.first, len(ids), pack_ids(ids))
     return (names.meta, names.running), args
@@ -390,7 +392,7 @@ def _pack_request(request: IdempotentRequest) -> bytes:
 
 
 def _make_write_args(batch: WriteBatch) -> list[str | bytes | int]:
-    """Make the arguments of write.lua, from the third on."""
+    """Return the arguments of write.lua without the first two (owner and fence)."""
     request, events = batch.request, batch.events
     removed_keys = (*batch.revoked_keys, *(each.key for each in batch.restored_requests))
     return [

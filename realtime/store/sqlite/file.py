@@ -50,7 +50,7 @@ CREATE TABLE kept (id TEXT PRIMARY KEY, deadline_ms INTEGER NOT NULL, packed BLO
 
 
 def connect(file: Path | None, durability: Durability) -> sqlite3.Connection:
-    """Open the file. It is created with mode 0600, because it holds user text."""
+    """Open the file, or create it with mode 0600, because it holds user text."""
     if file is not None:
         os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
     db = sqlite3.connect(
@@ -98,9 +98,12 @@ class SqliteFile:
         return self._stat_inodes() == self._inodes
 
     def reopen(self) -> bool:
-        """Open the file that is at the path now, created if none is, with a new epoch: leases of
-        the old file are void. If only the write-ahead log was deleted, nothing is lost, and the
-        epoch stays: returns True. Raises OSError, sqlite3.Error; then try again."""
+        """Open the file that is at the path now, or create one, after the old one was replaced.
+
+        Gives the file a new epoch, which makes leases of the old file void, and returns False. If
+        only the write-ahead log was deleted, nothing is lost: keeps the epoch and returns True.
+        Raises OSError, sqlite3.Error; the call can then be repeated.
+        """
         is_complete = self._close_replaced()
         self.db = connect(self._path, self._durability)
         self._paths = self._find_paths()
@@ -112,9 +115,10 @@ class SqliteFile:
         return is_complete
 
     def _close_replaced(self) -> bool:
-        """Close the old file with its write-ahead log applied, which must not be applied to another
-        file. Returns whether the file is still at the path, and complete."""
-        if self._inodes is None:  # closed before, but no other file could be opened
+        """Apply the write-ahead log to the old file and close it. A log that could not be applied
+        is deleted, because it must not be applied to another file. Returns whether the old file is
+        still at the path and has all its data."""
+        if self._inodes is None:  # closed by an earlier call, which then failed
             return self._close(is_complete=False)
         (file, log_file), inodes = self._paths, self._inodes
         is_replaced = _stat_inode(file) != inodes[0]
@@ -154,8 +158,8 @@ class SqliteFile:
         return f"{count:,}"
 
     def _find_paths(self) -> tuple[str, ...]:
-        """Paths of the database and its write-ahead log. SQLite follows a symbolic link to the
-        database, and keeps the log beside the link's target."""
+        """Return the paths of the database and its write-ahead log; none if in memory. SQLite
+        follows a symbolic link to the database, and keeps the log beside the link's target."""
         if self._path is None:
             return ()
         real = self.db.execute("PRAGMA database_list").fetchone()[2]
@@ -166,7 +170,7 @@ class SqliteFile:
 
 
 def _stat_inode(path: str) -> Inode | None:
-    """Returns None if the file does not exist, or cannot be examined."""
+    """Return the inode of a file, or None if the file does not exist or cannot be examined."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,7 +1,7 @@
 """The embedded store: one SQLite file, for one gateway on one host.
 
-All calls run on one thread beside the event loop; those that wait for it share a transaction. The
-clock is the host's.
+All calls run on one thread beside the event loop; calls that wait at the same time share a
+transaction. The clock is the host's.
 """
 
 import asyncio
@@ -35,8 +35,9 @@ from continuo.realtime.store.sqlite.worker import Worker
 T = TypeVar("T")
 
 FREE_BYTES_MIN = 256 * 1024
-"""Free space that a full store must have before it counts as healthy again: with space for one row
-only, it would refuse the next message, and alternate between healthy and unhealthy."""
+"""Free space that a full disk must regain before the store counts as healthy again. With space for
+one row only, the store would refuse the next message, and alternate between healthy and
+unhealthy."""
 
 
 class SqliteStore:

@@ -1,5 +1,5 @@
-"""Tables: the operations of the store in SQL, within a transaction. When a call raises, its writes
-are rolled back, except after StoreReplaced."""
+"""Tables: the operations of the store in SQL. The worker runs each within a transaction, and rolls
+back the writes of one that raises, unless the error is StoreReplaced."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -50,13 +50,14 @@ from continuo.realtime.store.errors import (
 from continuo.realtime.store.sqlite.file import make_epoch, read_epoch
 
 WallClock = Callable[[], float]
-"""Seconds since 1970."""
+"""Returns the time in seconds since 1970."""
 
 _NO_OWNER = ""
-"""Owner of a tombstone."""
+"""Value of the column `owner` that marks a session as a tombstone."""
 _PROBE_ID = "probe"
 _REQUEST_OVERHEAD_BYTES = 17
-"""Size of a record beside its result, as in Redis, so that both stores evict alike."""
+"""Size of an idempotency record without its result, as in Redis, so that both stores evict
+alike."""
 
 
 class Tables:
@@ -66,7 +67,7 @@ class Tables:
         self.epoch = read_epoch(db) or ""
 
     def reopen(self, db: sqlite3.Connection) -> None:
-        """Continue with another connection, to the same file or another one."""
+        """Use another connection from now on, to the same file or another one."""
         self._db = db
         self.epoch = read_epoch(db) or ""
 
@@ -80,7 +81,8 @@ class Tables:
         return int((self._clock() + for_s) * 1000)
 
     def verify(self) -> None:
-        """Raises StoreReplaced if the epoch has changed; a missing one is created all the same."""
+        """Raise StoreReplaced if the epoch in the file has changed. If the file has none, creates a
+        new one before raising."""
         found = read_epoch(self._db)
         if found != self.epoch:
             lost, self.epoch = self.epoch, found or make_epoch(self._db)
@@ -95,12 +97,12 @@ class Tables:
         self._execute("UPDATE store SET epoch = substr(epoch, 1, length(epoch) - 1)")
 
     def reserve_space(self, size: int) -> None:
-        """Write `size` bytes, as a stored response that has expired."""
+        """Write `size` bytes, as an expired response, to prove that the disk has room for them."""
         sql = "INSERT OR REPLACE INTO kept VALUES (?, 0, zeroblob(?))"
         self._execute(sql, _PROBE_ID, size)
 
     def release_space(self) -> None:
-        """Delete what `reserve_space` wrote, after its commit, which alone proves the space."""
+        """Delete what `reserve_space` wrote. Call after its commit: only that proves the space."""
         self._execute("DELETE FROM kept WHERE id = ?", _PROBE_ID)
 
     # ------------------------------------------------------------ leases
@@ -110,7 +112,8 @@ class Tables:
         return SessionNotFound(session)
 
     def _check_lease(self, lease: SessionLease) -> tuple[int, int]:
-        """Returns the number of entries and the next event, if the lease still holds."""
+        """Check that the lease still holds, and return the number of entries and the offset of the
+        next event. Raises the errors of `Store` for calls with a lease."""
         if lease.store_epoch != self.epoch:
             raise StoreReplaced(f"the lease of session {lease.session} is of another store")
         row = self._fetch_one(
@@ -379,7 +382,8 @@ class Tables:
             )
 
     def _evict_oldest_requests(self, session: str, size: int) -> None:
-        """Evict the oldest eighth of the window."""
+        """Evict the oldest idempotency records of a session until 7/8 of the limit are left.
+        `size`: bytes of all its records."""
         rows = self._execute("SELECT n, result FROM once WHERE session = ? ORDER BY n", session)
         last = 0
         for n, result in rows:
@@ -439,7 +443,7 @@ class Tables:
             raise ResponseNotFound(response_id)
         if first > row[0]:
             raise SessionDataLost(lease.session, f"{row[0]} ids of {response_id}, not {first}")
-        # Journaled ids are never replaced: only the new ids of a repeated batch are appended.
+        # Journaled ids are never replaced: of a repeated batch, only the new ids are appended.
         new = ids[row[0] - first :]
         if not new:
             return row[0]

@@ -1,8 +1,8 @@
-"""Worker: the thread that owns the SQLite file. Calls that wait for it run in one transaction, in
-order of arrival, so that a thousand small writes a second cost a few commits.
+"""Worker: the thread that owns the SQLite file. All calls that wait for the thread run in one
+transaction, in order of arrival, so that a thousand small writes a second cost a few commits.
 
-A call takes effect as a whole or not at all, independently of the others; it returns when all of
-them are committed, to the file that is at its path.
+A call takes effect as a whole or not at all, independently of the other calls; it returns when the
+transaction is committed and the file is verified to be still at its path.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from continuo.realtime.store.errors import StoreReplaced, StoreUnavailable
 from continuo.realtime.store.sqlite.file import SqliteFile, transaction
 
 GROUP_MAX = 256
-"""Calls in one transaction."""
+"""Maximum number of calls in one transaction."""
 _REOPEN_ATTEMPTS_MAX = 3
-"""Files that a group of calls is tried on, each of which has replaced the one before."""
+"""Maximum number of attempts to run a group of calls while the file is replaced again and again."""
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Worker:
         return await future
 
     async def aclose(self) -> None:
-        """Close the file after the calls that were made before."""
+        """Finish the calls made so far, then close the file."""
         self._calls.put(None)
         await self._closed
 
@@ -85,7 +85,8 @@ class Worker:
         return self._file.db
 
     def _next_group(self) -> list[PendingCall | None]:
-        """Wait for calls. Returns at least one; a None at the end means that none will follow."""
+        """Wait for calls, and return at least one. None as the last means that the worker must
+        stop."""
         group = [self._calls.get()]
         try:
             while len(group) < GROUP_MAX and group[-1] is not None:
@@ -96,7 +97,7 @@ class Worker:
 
     def _run_group(self, calls: list[PendingCall]) -> list[CallResult]:
         """Run calls in one transaction. If the file was deleted or replaced meanwhile, run them
-        again in the file that is there now, where leases and epochs show that it is another one."""
+        again on the file now at its path, where calls with a lease of the old file fail."""
         if not calls:
             return []
         try:
@@ -122,7 +123,8 @@ class Worker:
             return _fail_all(calls, str(error), error)
 
     def _run_call(self, call: PendingCall) -> CallResult:
-        """Raises sqlite3.Error where the whole transaction is lost (the disk is full, say)."""
+        """Run one call within a savepoint. Raises sqlite3.Error if the whole transaction is lost
+        (the disk is full, say)."""
         self._db.execute("SAVEPOINT call")
         try:
             result = CallResult(call.future, call.function(*call.args))
@@ -132,7 +134,7 @@ class Worker:
             self._db.execute("ROLLBACK TO call")
             cause = _make_unavailable(str(error), error) if _is_file_error(error) else error
             result = CallResult(call.future, None, cause)
-        except StoreReplaced as error:  # its writes are kept
+        except StoreReplaced as error:  # the writes of this call are kept
             result = CallResult(call.future, None, error)
         except Exception as error:  # noqa: BLE001 - raised to the caller by the future of its call
             self._db.execute("ROLLBACK TO call")
@@ -157,7 +159,7 @@ def _fail_all(
 
 
 def _is_file_error(error: sqlite3.Error) -> bool:
-    """Whether the file fails (full, locked, malformed), rather than this one call."""
+    """Whether the error concerns the file (full, locked, malformed), not only this call."""
     return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
 
 
