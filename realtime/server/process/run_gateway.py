@@ -1,9 +1,9 @@
 """`continuo serve` and `continuo gateway`, from binding the port to shutdown.
 
-SIGTERM drains: new connections are refused, and active responses finish within a grace; a session
-is closed with 1012 as soon as it has no active response. SIGINT does not wait for responses. A
-second signal exits at once. Signals in quick succession count as one, because `make` repeats a
-signal that its process group has received.
+SIGTERM drains: new connections are refused, and active responses may finish within
+`--drain-grace-s`; the connection of a session is closed with 1012 as soon as the session has no
+active response. SIGINT does not wait for responses. A second signal exits at once. Signals in quick
+succession count as one, because `make` repeats a signal that its process group has received.
 """
 
 import asyncio
@@ -111,7 +111,8 @@ async def _opened_store(settings: GatewaySettings) -> AsyncGenerator[Store]:
 
 
 def _with_model_name(settings: GatewaySettings, engine: EngineClient) -> GatewaySettings:
-    """Serve under the engines' model name unless names are configured."""
+    """Return the settings with the model name of the engines as served name, unless served names
+    are configured."""
     if settings.served_model_name:
         return settings
     return msgspec.structs.replace(settings, served_model_name=(engine.ready.model,))
