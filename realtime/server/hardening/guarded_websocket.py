@@ -35,8 +35,8 @@ from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.transport.socket import PING_EXTENSION, SEND_NOW_EXTENSION
 
 MESSAGE_TIMEOUT_S = 60.0
-"""Maximum time for an incomplete message to become complete, else close 1008; suspended while the
-server has paused reading."""
+"""Maximum time in seconds for an incomplete message to become complete, else close 1008. The time
+restarts after the server has paused reading."""
 FRAGMENTS_MAX = 1024
 """Maximum fragments of one message, else close 1008; one more is allowed for each
 FRAGMENT_BYTES_MEAN bytes of the message."""
@@ -109,8 +109,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         frames: Sequence[bytes],
         is_binary: bool,  # noqa: FBT001 - an ASGI extension is called by position
     ) -> bool:
-        """Cork frames, to be written in this round of the event loop. Returns False, without effect,
-        if the connection is not open or its send buffer is full."""
+        """Cork frames, to be written at the end of this round of the event loop. Returns False,
+        without effect, if the connection is not open or its send buffer is full."""
         if not (self.writable.is_set() and self.handshake_complete and self._is_open):
             return False
         if not self._corked_frames:
@@ -151,8 +151,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         super().shutdown()
 
     def ping(self) -> "asyncio.Future[bool]":
-        """Send a ping. The future resolves to True when the pong arrives, to False if the connection
-        is closed."""
+        """Send a ping. The future resolves to True when the pong arrives, to False if the
+        connection is closed."""
         self._ping_result = self.loop.create_future()
         if self._is_open:
             self.conn.send_ping(_PING_PAYLOAD)
@@ -235,9 +235,9 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         return FRAGMENTS_MAX + (self.conn.current_size or 0) // FRAGMENT_BYTES_MEAN
 
     def _read_head(self, head: bytes) -> None:
-        """Parse the head of the upgrade request, which GuardedHttp has read. If `websockets` refuses
-        it, send the response of `websockets`, which uvicorn does not send, or a 400 if there is
-        none; then close."""
+        """Parse the head of the upgrade request, which GuardedHttp has read. If `websockets`
+        refuses it, send the response of `websockets`, which uvicorn does not send, or a 400 if
+        there is none; then close."""
         super().data_received(head)
         if not self.handshake_initiated:
             refusal = b"".join(self.conn.data_to_send())
@@ -329,8 +329,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self.transport.abort()
 
     def handle_parser_exception(self) -> None:
-        """Close the connection after an invalid frame (too long, not masked, not UTF-8) or a message
-        over a limit: send the close frame, close the sending side, and discard input for
+        """Close the connection after an invalid frame (too long, not masked, not UTF-8) or a
+        message over a limit: send the close frame, close the sending side, and discard input for
         LINGER_S."""
         assert self.conn.close_sent is not None, "the parser has a close code"
         self._release_charge()
@@ -352,8 +352,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
 
 
 def frame_head(size: int, *, is_binary: bool) -> bytes:
-    """Encode the head of an unfragmented frame of a server, text or binary, with a payload of `size`
-    bytes (RFC 6455, 5.2)."""
+    """Encode the head of an unfragmented frame of a server, text or binary, with a payload of
+    `size` bytes (RFC 6455, 5.2)."""
     first = 0x82 if is_binary else 0x81
     if size < 126:
         return bytes((first, size))

@@ -38,8 +38,8 @@ class TurnwiseReader:
         self._read_on()
 
     def _read_on(self) -> None:
-        """Resume reading, unless uvicorn has paused it, a read turn is pending, or the connection is
-        closing."""
+        """Resume reading, unless uvicorn has paused it, a read turn is pending, or the connection
+        is closing."""
         if not (self.read_paused or self._waits or self.transport.is_closing()):
             self.transport.resume_reading()
 
