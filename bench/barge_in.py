@@ -1,4 +1,4 @@
-"""Barge-in: a user interrupts a response after hearing a part of it.
+"""Barge-in: a user interrupts a response while it is played.
 
 A turn is cancelled after a random number of ids, the token log is truncated to a random part of the
 output (what was played), and the next turn of 16 ids is requested. Measured: ids prefilled for that

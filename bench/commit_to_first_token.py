@@ -85,7 +85,8 @@ async def _append_incrementally(
     source: random.Random,
     pause_s: float,
 ) -> None:
-    """Append the words but the last as provisional spans, each one word longer than the one before.
+    """Append all words but the last as provisional spans, each one word longer than the one that it
+    replaces.
 
     In about one span of five, the last word is wrong. The last of `words` is left to the commit.
     """

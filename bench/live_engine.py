@@ -66,7 +66,7 @@ async def time_to_first_id(turn: TurnStream, start_s: float) -> float:
 
 
 async def wait_until_prefilled(engine: EngineClient, sessions: Sequence[str]) -> None:
-    """Wait until all ids appended to these sessions are prefilled, but for the last of each."""
+    """Wait until all ids appended to these sessions are prefilled, except the last id of each."""
     for session in sessions:
         while True:
             info = await engine.info(session)

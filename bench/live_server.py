@@ -61,9 +61,9 @@ async def measure(url: str, mode: str, sessions: int, turns: int, scope: str) ->
 
     The idle time comes from the engine's statistics, which the first session reads between turns:
     means over turns 2 to 11, over the last ten turns, and over the turns between. The device time
-    that a turn reports would leave out work that delays the start of the turn in the engine.
-    `scope`: the instructions of every session; different for each run, so that runs do not share
-    KV.
+    that a turn itself reports does not suffice, because the client's wall clock starts before the
+    engine receives the request for the turn. `scope`: the instructions of every session; different
+    for each run, so that runs do not share KV.
     """
     reading_turns = [1, *({11, turns - 10} if turns > 21 else ()), turns]
     runs = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""Seconds to recovery after a fault, with the bundled model; each fault is repeated `--times` times.
+"""Seconds to recovery after a fault, with the bundled model; `--times` repetitions of each fault.
 
 engine-kill     The engine process is killed during a response. Measured from the kill until the
                 next token: the engine loads its model and prefills the conversation again.

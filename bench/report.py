@@ -16,8 +16,8 @@ ReportRow = Mapping[str, Cell]
 
 @dataclass
 class Report:
-    """Figures of a benchmark. `rows` are in the table and in the JSON, `notes` only below the table,
-    `facts` only in the JSON."""
+    """Figures of a benchmark. `rows` are in the table and in the JSON, `notes` only below the
+    table, `facts` only in the JSON."""
 
     title: str
     rows: Sequence[ReportRow]

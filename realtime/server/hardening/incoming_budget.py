@@ -23,8 +23,8 @@ class IncomingShare:
         self.unfinished_bytes = 0
         """Bytes charged for messages whose end has not arrived."""
         self.charged_bytes = 0
-        """All bytes charged: `unfinished_bytes`, and complete messages that the application has not
-        finished with."""
+        """Total bytes charged: `unfinished_bytes`, and complete messages that the application has
+        not finished with."""
 
     def charge(self, unfinished: int, whole: int = 0) -> None:
         """Set the charge of this share to `unfinished` bytes of incomplete and `whole` bytes of
