@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 class Stack:
-    """An engine, gateways and a Redis server."""
+    """The processes under test: an engine, gateways and a Redis server."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

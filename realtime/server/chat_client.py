@@ -26,7 +26,7 @@ from continuo.realtime.errors import SetupError
 
 _INPUT_PROMPT = "you> "
 _RECONNECT_TIMEOUT_S = 10.0
-"""Timeout of reconnecting to a restarted server, or to another one in its place."""
+"""Time after which the client stops trying to reconnect to a restarted or replaced server."""
 _RECONNECT_INTERVAL_S = 0.2
 _RESUMABLE_CLOSE_CODES = (None, 1001, 1006, 1011, 1012, 1013)
 """Close codes after which a session can be resumed. None: the connection closed without one."""
@@ -77,7 +77,7 @@ class ReceivedItem(msgspec.Struct, frozen=True):
 
 
 class ReceivedEvent(msgspec.Struct, frozen=True):
-    """The fields of server events that a chat uses."""
+    """A server event, with only the fields that the chat uses."""
 
     type: str
     event_id: str = ""
@@ -109,7 +109,7 @@ class InputLines:
     def _read(self) -> None:
         if self._is_terminal:
             with contextlib.suppress(ImportError):
-                importlib.import_module("readline")  # input() has line editing with it
+                importlib.import_module("readline")  # gives input() line editing
         while True:
             self._wanted.acquire()
             line = self._read_line()
@@ -148,7 +148,7 @@ class ChatClient:
         """Text of the current response as received, and as printed. After a snapshot, the text is
         received again from its beginning."""
         self._last_item_text = ""
-        """Text of the last complete assistant item."""
+        """Text of the last assistant item received."""
 
     async def connect(self) -> None:
         """Connect. Raises the exceptions of `websockets.connect`."""
@@ -313,8 +313,8 @@ class ChatClient:
         await self._socket.send(msgspec.json.encode(event).decode())
 
     async def _wait_unless_closed(self, line: "asyncio.Future[str | None] | Any") -> str | None:
-        """Return the next line. Raises ConnectionClosed if the connection is lost and not
-        resumed."""
+        """Return the result of `line`, the next line of input; meanwhile, resume the session if its
+        connection is lost. Raises ConnectionClosed if that fails."""
         waiting = asyncio.ensure_future(line)
         try:
             while not waiting.done():

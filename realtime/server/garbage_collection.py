@@ -20,7 +20,8 @@ FREEZE_INTERVAL_S = 1.0
 
 
 async def collect_garbage() -> None:
-    """Collect garbage until cancelled. Objects of the startup are frozen at once."""
+    """Freeze the objects that exist now; then collect and freeze every FREEZE_INTERVAL_S until
+    cancelled."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
@@ -37,7 +38,7 @@ the process then kept up to 270 MiB."""
 
 
 _M_MMAP_THRESHOLD = -3
-"""Number of the `mallopt` parameter in malloc.h of glibc."""
+"""Number of the `mallopt` parameter M_MMAP_THRESHOLD in glibc's malloc.h."""
 
 
 def return_large_blocks() -> None:

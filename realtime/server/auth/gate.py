@@ -21,7 +21,7 @@ _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """A failed authentication, as an HTTP error."""
+    """The HTTP error that a request with a failed authentication gets."""
 
     status: int
     code: str
@@ -44,7 +44,7 @@ class Authenticator:
         self._secrets = secrets
 
     def authenticate(self, headers: Headers) -> Denied | Credentials:
-        """Return the credentials of a request, or why it is denied."""
+        """Return the credentials of a request, or Denied if its Origin or key is not accepted."""
         origin = headers.get("origin")
         allowed = origin is None or self._is_origin_allowed(origin, headers.get("host", ""))
         if not allowed:

@@ -347,7 +347,7 @@ def _add(add: Callable[..., object], option: Option) -> None:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, OptionValue]:
-    """Return the options of the environment; lists are separated by commas."""
+    """Return the options that environment variables set, by key; lists are separated by commas."""
     found: dict[str, OptionValue] = {}
     for option in OPTIONS:
         text = environ.get(option.environment_variable)

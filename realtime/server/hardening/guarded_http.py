@@ -233,7 +233,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._current_cycle = cycle
         transport = _CycleTransport(self.transport, self._close_after_response)
-        cycle.transport = transport  # type: ignore[assignment]  # it has the two methods in use
+        cycle.transport = transport  # type: ignore[assignment]  # uvicorn uses only these two methods
         super()._start_asgi_task(cycle, partial(_run_and_release, app))
 
     def _close_after_response(self) -> None:
@@ -326,7 +326,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         for cycle, _ in self.pipeline:
             release_share(cycle.scope)
         self.pipeline.clear()
-        self.cycle = self._current_cycle = None  # type: ignore[assignment]  # uvicorn: never None; they refer to this object
+        self.cycle = self._current_cycle = None  # type: ignore[assignment]  # uvicorn declares it never None; cycles refer to this object
 
     def _arm(self, seconds: float) -> None:
         self._disarm()

@@ -263,7 +263,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
                 return
         elif self._share is not None:
             self._share.release()
-            self._share = None  # it refers to this object
+            self._share = None  # breaks a reference cycle: the share refers to this object
         if self.read_paused or not (unfinished or self.frames):
             if self._deadline is not None:
                 self._disarm()
@@ -300,7 +300,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self._disarm()
         if self._share is not None:
             self._share.release()
-            self._share = None  # it refers to this object
+            self._share = None  # breaks a reference cycle: the share refers to this object
 
     def _disarm(self) -> None:
         if self._deadline is not None:

@@ -49,7 +49,7 @@ class _Asset(msgspec.Struct, frozen=True):
 
 
 class Page:
-    """Routes of the web pages and their files."""
+    """Routes of the web pages and their files, which are read from `folder` once."""
 
     def __init__(
         self, folder: Path = ASSETS_DIR, authenticator: Authenticator | None = None

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
-    """Raised when the client has disconnected, so that no response can be sent."""
+    """Raised when the client disconnects before its response is complete."""
 
 
 class SSEResponse(Response):

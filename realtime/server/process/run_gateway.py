@@ -98,7 +98,7 @@ async def _run(settings: GatewaySettings, source: EngineSource) -> int:
 
 @asynccontextmanager
 async def _opened_store(settings: GatewaySettings) -> AsyncGenerator[Store]:
-    """Open the store, and close it at the end. Raises SetupError."""
+    """Yield the opened store, and close it on exit. Raises SetupError."""
     url = "sqlite://:memory:" if settings.store == "memory" else settings.store
     try:
         store = await open_store(url, settings.durability)

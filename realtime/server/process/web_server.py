@@ -23,12 +23,12 @@ from continuo.realtime.server.hardening.read_turns import NEW_CONNECTIONS_PER_RO
 from continuo.realtime.server.http.readiness import ReadinessGate
 
 PING_S = 20.0
-"""Interval of WebSocket pings, and the timeout of the pong."""
+"""Interval of WebSocket pings, and the timeout of each pong, in seconds."""
 USER_TIMEOUT_MS = 20_000
 """TCP_USER_TIMEOUT: the kernel drops a connection whose sent data stays unacknowledged for this
 time."""
 SHUTDOWN_S = 5
-"""Timeout of a graceful shutdown of uvicorn."""
+"""Timeout of uvicorn's graceful shutdown, in seconds."""
 BACKLOG = 2048
 """Maximum number of connections that wait to be accepted."""
 
