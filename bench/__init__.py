@@ -1,4 +1,4 @@
-"""Benchmarks: the script of every published number. continuo bench NAME [--json FILE] [options]
+"""Benchmarks: the scripts of all published figures, run by `continuo bench NAME [options]`.
 
 A benchmark is a module with `add_options(parser)` and `run(options) -> Report`.
 """

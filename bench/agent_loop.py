@@ -1,8 +1,9 @@
 """An agent loop over the Responses API: each turn sends the output of a tool call and requests the
-next step.
+next response.
 
-One agent continues from its previous response, one resends its whole history. Measured: bytes sent,
-tokens computed, and milliseconds to the first delta, for the first and the last turns.
+One agent continues from the previous response (`previous_response_id`), another resends its whole
+history. Measured: bytes sent, tokens computed, and milliseconds to the first delta, medians over
+early and late turns.
 """
 
 import argparse
@@ -64,7 +65,8 @@ async def _run(options: argparse.Namespace) -> Report:
 
 
 def _split_turns(turns: list[ReportRow]) -> list[tuple[str, list[ReportRow]]]:
-    """Select early and late turns. The first turn is left out: both agents send all of it."""
+    """Return early and late turns by name. The first turn is left out, as both agents send the
+    same."""
     return [("turns 2 to 11", turns[1:11]), ("last 10", turns[-10:])]
 
 
@@ -88,7 +90,7 @@ async def _run_loop(address: str, strategy: str, turns: int) -> list[ReportRow]:
             frame = json.dumps(
                 {
                     "type": "response.create",
-                    # Different for each strategy, so that they do not share KV.
+                    # Instructions differ between the strategies, so that they do not share KV.
                     "instructions": f"{strategy}: " + "You are an agent. " * 20,
                     "tool_choice": "none",
                     "store": False,

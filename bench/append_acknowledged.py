@@ -1,8 +1,9 @@
 """Latency of appends until their acknowledgement, by durability.
 
 8 sessions append words and items; each append is acknowledged once it is stored in Redis and sent
-to the engine. `--durability normal` with a Redis that syncs its file every second, `strict` with
-one that syncs before it replies. The engine is scripted; everything runs on one machine.
+to the engine. Measured with `--durability normal` and a Redis that syncs its append-only file every
+second, and with `strict` and a Redis that syncs the file before it replies. The engine is scripted;
+everything runs on one machine.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""Barge-in: a turn is cancelled at a random id, the log is truncated to what was played to the
-user, and the next turn is requested (16 ids).
+"""Barge-in: a user interrupts a response while it is played.
 
-Measured: ids prefilled and time to the first id, for growing histories.
+A turn is cancelled after a random number of ids, the token log is truncated to a random part of the
+output (what was played), and the next turn of 16 ids is requested. Measured: ids prefilled for that
+turn and time to its first id, for histories of 500, 2,000 and 8,000 ids.
 """
 
 import argparse

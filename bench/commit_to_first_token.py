@@ -1,8 +1,8 @@
-"""Incremental input: words are prefilled as they arrive, three ids every 150 ms, and one step in
-five revises the last word; then the turn is committed and generated.
+"""Incremental input: words are appended provisionally and prefilled as they arrive, then committed.
 
-Measured: ids prefilled after the commit, and time to the first id; for comparison, with the same
-words appended at once at the end, as by a client without incremental input.
+A word of three ids arrives every 150 ms; one arrival in five has a wrong last word, which the next
+one revises. Measured: ids prefilled after the commit, and time from the commit to the first id. For
+comparison, the same with all words appended at the end, as by a client without incremental input.
 """
 
 import argparse
@@ -85,9 +85,10 @@ async def _append_incrementally(
     source: random.Random,
     pause_s: float,
 ) -> None:
-    """Append all words but the last provisionally, one more at a time.
+    """Append all words but the last as provisional spans, each one word longer than the one that it
+    replaces.
 
-    The last word stays unstable until the commit.
+    In about one span of five, the last word is wrong. The last of `words` is left to the commit.
     """
     for count in range(1, len(words)):
         recognized = [list(word) for word in words[:count]]

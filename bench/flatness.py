@@ -1,7 +1,7 @@
-"""Flatness, the cost of a turn by its index: 8 sessions x 150 turns, 16 in / 8 out.
+"""Flatness, the growth of a turn's time over a session: 8 sessions x 150 turns, 16 ids in, 8 out.
 
-The mean of the last ten turns over that of turns 2 to 11: of the wall clock, which includes
-attention over a longer context, and of the time outside the model, which must be flat.
+Measured: the mean of the last ten turns divided by the mean of turns 2 to 11. The wall clock
+includes attention over a longer context; the time outside the model must stay flat.
 """
 
 import argparse

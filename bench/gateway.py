@@ -1,13 +1,15 @@
 """The gateway alone, between a scripted engine and clients on the same machine.
 
-streams     N concurrent responses at 50 tokens a second each: the lateness of each token at its
-            client, counted from the device's tick; then the same while other clients take short
-            turns, and of those turns the latency outside the engine: response.create until the
-            engine receives it, plus the first token from the engine to the client
-append      words appended to the text buffer, and items: time until they are acknowledged
-idle        idle connections: rate of opening, bytes each, processor time
+streams   N concurrent responses at 50 tokens a second each. Measured: lateness of each token, from
+          the device's tick until its client receives it; then the same while other clients take
+          short turns, and the latency of these turns outside the engine: from response.create
+          until the engine receives the turn, plus from the engine's first token until its client
+          receives it.
+append    Words are appended to the text buffer, and items to the conversation. Measured: time until
+          each append is acknowledged.
+idle      Idle connections. Measured: connections opened a second, bytes of each, CPU time.
 
-All figures include the link to the engine, and the client. On a machine with several cores the
+All figures include the link to the engine, and the client. On a machine with several cores, the
 gateway's event loop has the first core to itself.
 """
 
@@ -35,7 +37,7 @@ from continuo.bench.report import Report, ReportRow, median, percentile
 
 TOKENS_PER_S = 50.0
 PROBES = 2
-"""Clients that take short turns beside the streams."""
+"""Number of clients that take short turns while the streams run."""
 APPEND_SESSIONS = 8
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 CORES = sorted(os.sched_getaffinity(0))
@@ -93,13 +95,13 @@ class GatewayProcess(NamedTuple):
     trace_file: Path
 
     def cpu_s(self) -> float:
-        """Processor time used so far."""
+        """Return the CPU time that the gateway has used since its start, in seconds."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
 
     def read_trace(self) -> dict[tuple[str, str], float]:
-        """When the engine received each turn and sent its first id, by ("requested" or
-        "first_sent", response id)."""
+        """Return when the engine received each turn and sent its first id, in seconds of the
+        monotonic clock, by ("requested" or "first_sent", response id)."""
         lines = map(str.split, self.trace_file.read_text().splitlines())
         return {(event, turn): float(at_s) for event, turn, at_s in lines}
 
@@ -111,11 +113,12 @@ class GatewayProcess(NamedTuple):
 async def run_gateway(
     folder: Path, rate: float, store: str | None = None, durability: str = "normal"
 ) -> AsyncIterator[GatewayProcess]:
-    """Run a gateway. `store` None: a SQLite file on disk.
+    """Run a gateway whose scripted engine has `rate` ticks a second. `store`: a URL; None: a SQLite
+    file on disk.
 
-    From now on the first of several cores is reserved for the gateway's event loop: a scheduler
-    that packs threads on few cores may let the loop wait for its next tick, milliseconds away,
-    while another core is idle.
+    On a machine with several cores, this process leaves the first core to the gateway's event loop,
+    for good: an operating system that packs threads on few cores may otherwise let the loop wait
+    for the next scheduler tick, milliseconds away, while another core is idle.
     """
     os.sched_setaffinity(0, CORES[1:] or CORES)
     file = Path(tempfile.mkdtemp()) / "trace"
@@ -143,7 +146,8 @@ async def run_gateway(
 
 
 async def measure_streams(gateway: GatewayProcess, count: int, seconds: float) -> list[ReportRow]:
-    """Measure `count` long responses, first alone, then beside turns of a few tokens."""
+    """Measure `count` long responses for `seconds`, first alone, then while PROBES clients take
+    short turns."""
     tokens = int(TOKENS_PER_S * seconds * 2)
     recorders = [LatenessRecorder(TOKENS_PER_S) for _ in range(count)]
     clients = [await WebSocketClient.connect(gateway.port, recorder) for recorder in recorders]
@@ -177,8 +181,8 @@ async def measure_streams(gateway: GatewayProcess, count: int, seconds: float) -
 async def _measure_while(
     gateway: GatewayProcess, recorders: Sequence[LatenessRecorder], awaited: Awaitable[Any]
 ) -> tuple[list[float], float]:
-    """Measure until `awaited` is done. Returns the lateness of the tokens that arrived meanwhile,
-    and the gateway's share of a core."""
+    """Await `awaited`. Returns the lateness in seconds of the tokens that arrived meanwhile, and
+    the share of one core that the gateway used (0 to 1)."""
     before = [len(recorder.lateness_s) for recorder in recorders]
     start_s, cpu_s = time.monotonic(), gateway.cpu_s()
     await awaited
@@ -189,7 +193,7 @@ async def _measure_while(
 
 
 class _FirstTokenWait(NamedTuple):
-    """Times of a turn by the client's clock, which is also the engine's."""
+    """Times of a short turn, in seconds of the monotonic clock, which client and engine share."""
 
     response_id: str
     requested_s: float
@@ -197,7 +201,8 @@ class _FirstTokenWait(NamedTuple):
 
 
 async def _probe(port: int, seconds: float) -> list[_FirstTokenWait]:
-    """Take short turns, each requested once its user message is in the engine."""
+    """Take short turns for `seconds`. Each is requested some time after its user message is
+    acknowledged, so that the message is already in the engine."""
     events, waits = EventWaiter(), list[_FirstTokenWait]()
     client = await WebSocketClient.connect(port, events)
     until_s = time.monotonic() + seconds
@@ -216,7 +221,8 @@ async def _probe(port: int, seconds: float) -> list[_FirstTokenWait]:
 
 
 async def measure_appends(gateway: GatewayProcess, seconds: float) -> list[ReportRow]:
-    """Measure 8 sessions that append a word every 20 ms or so, and an item every 20 words."""
+    """Measure the acknowledgements of 8 sessions, each of which appends a word every 20 ms or so,
+    and an item every 20 words."""
     by_session = await asyncio.gather(
         *(_run_appends(gateway.port, seconds) for _ in range(APPEND_SESSIONS))
     )
@@ -260,7 +266,8 @@ async def _time_until(events: EventWaiter, kind: str, send: Any) -> float:
 
 
 async def measure_idle(gateway: GatewayProcess, count: int, seconds: float) -> list[ReportRow]:
-    """Measure connections that send nothing but pongs."""
+    """Measure `count` connections whose clients send only pongs: rate of opening, bytes of each,
+    and the gateway's CPU time."""
     open_limit = asyncio.Semaphore(64)
     before_bytes = gateway.resident_bytes()
 

@@ -2,9 +2,9 @@
 
 Usage: python -m continuo.bench.gateway_server FOLDER RATE TRACE STORE DURABILITY CORE
 
-The gateway's event loop runs on core CORE; the store's thread and the engine keep the cores they
-started on. Prints the port and the process id once the gateway is listening. For RATE and TRACE see
-`scripted_engine`.
+The gateway's event loop runs on CPU core CORE; the store's thread and the engine may use the cores
+that this process had at its start. Prints the port and the process id once the gateway listens. For
+FOLDER, RATE and TRACE see `scripted_engine`; STORE is a URL.
 """
 
 import asyncio

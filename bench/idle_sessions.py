@@ -1,7 +1,8 @@
-"""Many more open sessions than fit: N sessions with 10 times the KV of the page pool; some wake.
+"""Many more open sessions than fit: N idle sessions with 10 times the KV that the page pool holds.
 
-Measured: time to the first id of a woken session (16 ids in), by residency of its KV: hot, host
-(spilled and recalled) or recomputed; with and without a host tier. No turn may fail.
+Sessions wake at random: each appends 16 ids and generates one. Measured: time to that id, by
+residency of the session's KV: hot, host (spilled and recalled) or recomputed; with and without a
+host tier. No turn may fail.
 """
 
 import argparse
@@ -66,7 +67,7 @@ async def _measure_wakes(
             await engine.append(session, ids)
             await live_engine.read_ids(await engine.generate(session, live_engine.greedy(1)))
         for _ in range(options.wakes):
-            # A few sessions wake most often, as in production.
+            # A few sessions wake much more often than the others, as in production.
             index = min(int(source.expovariate(4 / options.sessions)), options.sessions - 1)
             session = sessions[index]
             length = (await engine.info(session)).length

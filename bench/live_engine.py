@@ -1,4 +1,4 @@
-"""A real engine under measurement, and functions to load it."""
+"""A real engine under measurement, and functions that send it turns."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from continuo.engine.config import EngineConfig
 from continuo.engine.wire.messages import AppendSpan, EngineStats, Sampling
 
 Prompts = list[list[list[int]]]
-"""[session][turn] -> the ids to append."""
+"""The ids to append in each turn: prompts[session][turn]."""
 
 
 @contextlib.asynccontextmanager
@@ -44,7 +44,7 @@ def greedy(count: int) -> Sampling:
 async def append_and_generate(
     engine: EngineClient, session: str, ids: list[int], count: int, span: AppendSpan = "firm"
 ) -> TurnStream:
-    """Append and generate without waiting in between, like the gateway."""
+    """Append `ids` and generate `count` ids, without waiting in between, like the gateway."""
     _, turn = await asyncio.gather(
         engine.append(session, ids, span), engine.generate(session, greedy(count))
     )
@@ -56,7 +56,8 @@ async def read_ids(turn: TurnStream) -> list[int]:
 
 
 async def time_to_first_id(turn: TurnStream, start_s: float) -> float:
-    """Read a turn to its end. Returns the seconds from `start_s` to its first id."""
+    """Read a turn to its end. Returns the seconds from `start_s` (perf_counter) to its first
+    id."""
     first = 0.0
     async for piece in turn:
         if piece.ids and not first:
@@ -65,7 +66,7 @@ async def time_to_first_id(turn: TurnStream, start_s: float) -> float:
 
 
 async def wait_until_prefilled(engine: EngineClient, sessions: Sequence[str]) -> None:
-    """Wait until all appended ids are prefilled."""
+    """Wait until all ids appended to these sessions are prefilled, except the last id of each."""
     for session in sessions:
         while True:
             info = await engine.info(session)
@@ -75,5 +76,5 @@ async def wait_until_prefilled(engine: EngineClient, sessions: Sequence[str]) ->
 
 
 def count_computed_tokens(before: EngineStats, after: EngineStats) -> int:
-    """Count the tokens that the device computed between two statistics."""
+    """Return how many tokens the device computed between two readings of the statistics."""
     return after.tokens_computed - before.tokens_computed

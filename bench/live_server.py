@@ -1,4 +1,4 @@
-"""`continuo serve` under measurement, and Realtime clients that load it."""
+"""`continuo serve` under measurement, and clients of its Realtime API."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,10 @@ SAMPLING = {"temperature": 0, "max_output_tokens": 8, "ignore_eos": True}
 
 @contextlib.asynccontextmanager
 async def run_server(folder: Path | str, *options: str, **config: Any) -> AsyncIterator[str]:
-    """Run a server on a free port of the loopback interface. Yields its WebSocket URL."""
+    """Run a server on a free port of the loopback interface. Yields its WebSocket URL.
+
+    `config`: options by name, with underscores; `options`: further arguments of the command line.
+    """
     flags = [
         part
         for name, value in config.items()
@@ -53,11 +56,14 @@ async def run_server(folder: Path | str, *options: str, **config: Any) -> AsyncI
 
 
 async def measure(url: str, mode: str, sessions: int, turns: int, scope: str) -> TurnTimings:
-    """Measure the wall clock of each turn, and the idle time of the device per turn of the first
-    session: means over turns 2 to 11, over the last ten, and over those between.
+    """Run sessions concurrently and measure the wall clock of each turn, and the time per turn in
+    which the device was idle.
 
-    The device time that a turn itself reports is not enough: a client has waited before the turn
-    is requested. `scope` begins every conversation and keeps runs from sharing KV.
+    The idle time comes from the engine's statistics, which the first session reads between turns:
+    means over turns 2 to 11, over the last ten turns, and over the turns between. The device time
+    that a turn itself reports does not suffice, because the client's wall clock starts before the
+    engine receives the request for the turn. `scope`: the instructions of every session; different
+    for each run, so that runs do not share KV.
     """
     reading_turns = [1, *({11, turns - 10} if turns > 21 else ()), turns]
     runs = await asyncio.gather(
@@ -84,7 +90,7 @@ async def measure(url: str, mode: str, sessions: int, turns: int, scope: str) ->
 class _DeviceReading:
     at_s: float
     device_busy_s: float
-    """Busy time of the device since the engine started."""
+    """Time in which the device was busy since the engine started."""
 
 
 @dataclass
@@ -108,8 +114,8 @@ async def _read_device(url: str) -> _DeviceReading:
 async def _run_session(
     url: str, mode: str, number: int, turns: int, scope: str, reading_turns: Collection[int]
 ) -> _SessionRun:
-    """Run a session. Reads the device's busy time before each of `reading_turns`; the number
-    `turns` means after the last turn."""
+    """Run one session. Reads the device's busy time before each turn whose index is in
+    `reading_turns`, and after the last turn if `turns` is."""
     run = _SessionRun()
     history: list[dict[str, Any]] = []
     async with websockets.connect(url, max_size=None, compression=None) as socket:

@@ -1,4 +1,4 @@
-"""continuo bench NAME: run a benchmark, print its table, write its JSON."""
+"""`continuo bench NAME`: run a benchmark, print its table and, with --json, write its JSON file."""
 
 import argparse
 import importlib

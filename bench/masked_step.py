@@ -1,8 +1,9 @@
-"""The cost of a grammar per step: to compute the mask of a row, to accept the id drawn, and to
-apply masks to logits.
+"""The cost of a grammar per step: to compute the token mask of a row, to accept the id drawn, and
+to apply masks to logits.
 
-The walk is a JSON object with strings, numbers and a list; its ids are drawn at random from those
-allowed. One vocabulary is the bundled model's, the other synthetic, as large as Qwen's.
+The ids of one JSON object with a string, an integer and a list are drawn at random from those that
+the grammar allows. Measured with two vocabularies: that of the bundled model, and a synthetic one
+as large as Qwen's.
 """
 
 import argparse
@@ -92,14 +93,14 @@ def _measure_walk(compiler: GrammarCompiler, vocab: int, ids: int) -> list[Repor
 
 
 def _pick_allowed_id(mask: bytes, source: random.Random) -> int:
-    """Pick the first allowed id from a random one on."""
+    """Return the first id that the bitmask allows, searching from a random id on."""
     begin = source.randrange(8 * len(mask))
     candidates = ((begin + n) % (8 * len(mask)) for n in range(8 * len(mask)))
     return next(id for id in candidates if mask[id >> 3] >> (id & 7) & 1)
 
 
 class _EveryOtherIdMask:
-    """A mask that allows every other id."""
+    """A token mask that allows every second id."""
 
     def __init__(self, vocab: int) -> None:
         self._bytes = b"\x55" * (vocab // 8 + 1)
@@ -109,7 +110,7 @@ class _EveryOtherIdMask:
 
 
 def _measure_application(count: int, vocab: int) -> ReportRow:
-    """Measure greedy draws with a mask, less the median of those without."""
+    """Measure the time of greedy draws of `count` rows with masks, less the median time without."""
     logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
     plain, masked = [SampleParams()] * count, [SampleParams(mask=_EveryOtherIdMask(vocab))] * count
     draw(logits, masked)
@@ -119,8 +120,8 @@ def _measure_application(count: int, vocab: int) -> ReportRow:
 
 
 def _make_synthetic_tokenizer(size: int) -> RawTokenizer:
-    """Make a vocabulary like that of a byte-level BPE: bytes, then words of syllables, half of them
-    after a space."""
+    """Make a tokenizer with `size` tokens like those of a byte-level BPE: bytes, then words of
+    random syllables, half of which begin with a space."""
     names = sorted(Bytes.alphabet())
     source, seen = random.Random(0), set(names)
     syllables = [a + b for a in "bcdfghklmnprstvwz" for b in ("a", "e", "i", "o", "u", "er", "on")]

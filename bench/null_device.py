@@ -1,4 +1,4 @@
-"""A null device: steps take no time, so that only the work outside the device is measured."""
+"""A null device, whose steps take no time, so that only the work outside the device is measured."""
 
 import itertools
 

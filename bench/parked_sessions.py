@@ -1,10 +1,10 @@
 """Parked sessions in Redis: bytes each, and lateness of their removal.
 
-A real conversation takes place with the bundled model. Its stored copy is written many times under
-other ids, and parked for `--ttl` seconds, while a sweep runs like a gateway's. Bytes: Redis's
-memory over the sessions present once all are written. Lateness: counted from each session's
-deadline. Choose a TTL longer than the writing takes, so that no session is removed before the
-memory is read.
+The stored copy of a real conversation with the bundled model is written many times under other ids.
+Each copy is parked for `--ttl` seconds, while a sweep runs like that of a gateway. Bytes: growth of
+Redis's memory once all copies are written, per session. Lateness: seconds from a session's deadline
+until its removal. Choose a TTL longer than the writing takes, so that no session is removed before
+the memory is read.
 """
 
 import argparse
@@ -35,7 +35,8 @@ from continuo.realtime.store import (
 
 WRITERS = 24
 STABLE_READINGS = 6
-"""Readings of the memory, a quarter of a second apart, that must lie within a KiB."""
+"""Number of latest memory readings, 0.25 s apart, that must lie within 1 KiB before the memory
+counts as settled."""
 QUESTIONS = (
     "Tell me a short story.",
     "What is 3 plus 4?",
@@ -111,8 +112,8 @@ async def _run(sessions: int, turns: int, ttl_s: float) -> Report:
 async def _store_conversation(
     folder: Path, redis: RedisProcess, turns: int
 ) -> tuple[Snapshot, int]:
-    """Store a real conversation. Returns its copy in the store once it is parked, and its size in
-    bytes."""
+    """Hold a conversation with a real server and disconnect. Returns its copy in the store once it
+    is parked, and the size of that copy in bytes."""
     server = start_continuo(folder, "serve", "--port", "0", "--no-web", "--store", redis.url)
     try:
         url = await server.wait_for_output(r"Listening on +(\S+)")
@@ -139,7 +140,8 @@ async def _store_conversation(
 
 
 async def _read_settled_memory(redis: RedisProcess) -> int:
-    """Read Redis's memory in bytes once the buffers of the writes are released."""
+    """Return the bytes of memory that Redis uses, less the buffers of clients and append-only file,
+    once the figure is stable."""
     readings: list[int] = []
     async with redis.client() as client:
         while (
@@ -154,14 +156,15 @@ async def _read_settled_memory(redis: RedisProcess) -> int:
 
 
 class _ParkingLoad:
-    """Parks copies of a session, and sweeps them when their deadline has passed."""
+    """Parks copies of `template`, each for `ttl_s` seconds, and sweeps those whose deadline has
+    passed."""
 
     def __init__(self, store: Store, template: Snapshot, ttl_s: float) -> None:
         self._store = store
         self._template = template
         self._ttl_s = ttl_s
         self._deadlines: dict[str, float] = {}
-        """Deadline by session id, on the monotonic clock."""
+        """Deadline by session id, in seconds of the monotonic clock."""
         self.lateness_s: list[float] = []
 
     async def park(self, count: int) -> None:
@@ -192,7 +195,8 @@ class _ParkingLoad:
         self._deadlines[new.id] = time.monotonic() + self._ttl_s
 
     async def sweep(self, count: int) -> None:
-        """Sweep like a gateway until `count` sessions are removed."""
+        """Sweep at the interval of a gateway until `count` sessions are removed, and record the
+        lateness of each removal."""
         while len(self.lateness_s) < count:
             await asyncio.sleep(Limits().sweep_interval_s)
             async for removed in sweep_overdue(self._store):

@@ -40,7 +40,7 @@ class Process:
         return self._process.pid
 
     async def wait_for_output(self, pattern: str) -> str:
-        """Wait until the output matches `pattern`. Returns the first group.
+        """Wait until the output matches the regular expression. Returns the first group.
 
         Raises RuntimeError if the process ends before, TimeoutError after START_S_MAX.
         """
@@ -61,7 +61,8 @@ class Process:
         self._process.wait()
 
     def stop(self) -> None:
-        """Stop the process with SIGINT, then SIGKILL after 10 s; nothing if it has ended."""
+        """Stop the process with SIGINT, and with SIGKILL if it has not ended after 10 s. No effect
+        if it has already ended."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -98,7 +99,7 @@ class RedisProcess:
         return Redis(host="127.0.0.1", port=self.port, retry=Retry(NoBackoff(), 0))
 
     async def start(self) -> None:
-        """Start the server and wait until its file is loaded and it replies."""
+        """Start the server and wait until it has loaded its append-only file and replies."""
         self._process = Process(self._folder, *self._command)
         async with asyncio.timeout(START_S_MAX), self.client() as client:
             while not await _is_responding(client):

@@ -3,9 +3,9 @@
     S   6.8 M parameters   hidden 256,  6 layers,  8 query and 4 KV heads of 32
     M   100 M parameters   hidden 768, 10 layers, 12 query and 4 KV heads of 64
 
-Only ids matter here, not text. Each id is one character, so that decoded output encodes to the same
-ids. Greedy output varies, so that two ways of serving the models can be compared by their ids; with
-a tied head or small weights a random model would repeat one id.
+Each id is one character, so that decoded output encodes to the same ids. Greedy output varies, so
+that two ways of serving a model can be compared by their ids; with a tied head or small weights a
+random model would repeat one id.
 """
 
 import contextlib
@@ -24,9 +24,10 @@ CACHE_FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / 
 CONTEXT = 131_072
 VOCAB_SIZE = 4096
 WEIGHT_STDDEV = 0.05
-"""Standard deviation of the weights."""
+"""Standard deviation of the random weights."""
 RECIPE_VERSION = 3
-"""Part of a cached checkpoint's name; increment it with every change of the recipe."""
+"""Suffix of a cached checkpoint's folder. Increment it with every change to the generation of
+checkpoints."""
 
 _OTHER_LETTERS = [chr(ord("\u4e00") + n) for n in range(VOCAB_SIZE - 96)]
 ID_OF_LETTER = {
@@ -35,7 +36,7 @@ ID_OF_LETTER = {
         (_OTHER_LETTERS[0], "\n", *map(chr, range(32, 127)), *_OTHER_LETTERS[1:])
     )
 }
-"""Id of each character. The first one ends a turn."""
+"""Id of each character. Id 0, the first, ends a turn."""
 
 MODEL_SIZES: dict[str, dict[str, int]] = {
     "S": {
@@ -58,7 +59,7 @@ MODEL_SIZES: dict[str, dict[str, int]] = {
 
 
 def ensure_checkpoint(name: str) -> Path:
-    """Return the folder of checkpoint `S` or `M`, and generate it unless it is cached."""
+    """Return the folder of checkpoint `S` or `M`. Generates the checkpoint unless it is cached."""
     path = CACHE_FOLDER / f"{name}-{RECIPE_VERSION}"
     if not path.exists():
         CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,8 @@ def ensure_checkpoint(name: str) -> Path:
 
 
 def save_checkpoint(shape: Mapping[str, int], path: Path) -> None:
-    """Save a checkpoint of this shape; deterministic."""
+    """Generate a checkpoint with these sizes (fields of Qwen3Config) and save it to the folder
+    `path`. Deterministic."""
     save_tokenizer(path)
     _save_weights(shape, path)
 
@@ -95,7 +97,7 @@ def _save_weights(shape: Mapping[str, int], path: Path) -> None:
 
 
 def save_tokenizer(path: Path) -> None:
-    """Save the tokenizer and its chat template."""
+    """Save the tokenizer and its chat template to the folder `path`."""
     tokenizer = Tokenizer(BPE(ID_OF_LETTER, []))
     tokenizer.decoder = Fuse()
     tokenizer.save(str(path / "tokenizer.json"))

@@ -1,6 +1,7 @@
-"""Cheap WebSocket clients, as they share the machine with the server under measurement.
+"""WebSocket clients that use little CPU time, because they share the machine with the server under
+measurement.
 
-A frame is parsed only as far as a figure needs it.
+Frames are parsed only as far as the figures require.
 """
 
 import asyncio
@@ -15,14 +16,15 @@ from continuo.bench.gateway_server import API_KEY
 from continuo.bench.scripted_engine import FIRST_TICK_ID, lateness_s
 
 OnFrame = Callable[[bytes, float], None]
-"""Called with (payload, time of arrival on the monotonic clock)."""
+"""Callback for each frame: (payload, time of arrival in seconds of the monotonic clock)."""
 
 _DELTA = re.compile(rb'"delta":"([^"]*)"')
 _TEXT, _PING, _PONG = 0x81, 0x89, 0x8A
 
 
 class WebSocketClient(asyncio.Protocol):
-    """A minimal WebSocket client. Its masking key is zero, so that masking costs nothing."""
+    """A minimal WebSocket client of /v1/realtime. Its masking key is zero, so that masking costs
+    nothing."""
 
     def __init__(self, on_frame: OnFrame, query: str = "") -> None:
         self.on_frame = on_frame
@@ -35,7 +37,10 @@ class WebSocketClient(asyncio.Protocol):
 
     @classmethod
     async def connect(cls, port: int, on_frame: OnFrame, query: str = "") -> "WebSocketClient":
-        """Connect and wait for the first frame. Raises OSError."""
+        """Connect to a port of the loopback interface and wait for the first frame. Raises OSError.
+
+        `query`: query parameters besides `model`, each with a leading `&`.
+        """
         loop = asyncio.get_running_loop()
         _, client = await loop.create_connection(lambda: cls(on_frame, query), "127.0.0.1", port)
         await client.connected
@@ -102,7 +107,7 @@ class WebSocketClient(asyncio.Protocol):
 
 
 def token_lateness_s(delta: bytes, rate: float, now_s: float) -> list[float]:
-    """Compute the lateness of each token in a delta."""
+    """Return the lateness of each token in a `response.output_text.delta` event, in seconds."""
     found = _DELTA.search(delta)
     assert found is not None, delta
     ticks = [
@@ -112,7 +117,7 @@ def token_lateness_s(delta: bytes, rate: float, now_s: float) -> list[float]:
 
 
 class LatenessRecorder:
-    """Receives one long response and records the lateness of its tokens."""
+    """Callback of a client that receives one long response: records the lateness of its tokens."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -129,7 +134,7 @@ class LatenessRecorder:
 
 
 class EventWaiter:
-    """Receives events and waits for the next one of a given type."""
+    """Callback of a client that queues its events, and waits for the next one of a given type."""
 
     def __init__(self) -> None:
         self._received: asyncio.Queue[tuple[bytes, float]] = asyncio.Queue()
@@ -138,8 +143,8 @@ class EventWaiter:
         self._received.put_nowait((payload, now))
 
     async def wait_for(self, kind: str) -> tuple[bytes, float]:
-        """Return the next event of type `kind`, and its time of arrival. Earlier events are
-        discarded; an error event raises RuntimeError."""
+        """Return the next event of type `kind`, and its time of arrival. Events before it are
+        discarded. Raises RuntimeError if one of them is an error event."""
         prefix = b'{"type":"' + kind.encode() + b'"'
         while True:
             payload, at_s = await self._received.get()

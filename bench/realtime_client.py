@@ -1,4 +1,4 @@
-"""A Realtime client of a real server that can lose its connection and resume."""
+"""A client of the Realtime API that can lose its connection and resume its session."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ class RealtimeClient:
         self.socket = socket
         self.session_id = ""
         self.response_text = ""
-        """Text of the current response so far."""
+        """Text received of the latest response."""
         self._last_event_id = ""
 
     @classmethod
@@ -30,7 +30,7 @@ class RealtimeClient:
         await self.socket.wait_closed()
 
     async def resume(self, url: str) -> EventDict:
-        """Resume the session. Returns `session.resume` of the server's event.
+        """Resume the session. Returns the field `session.resume` of the server's `session.updated`.
 
         Raises OSError or WebSocketException while no gateway accepts the connection.
         """
@@ -45,7 +45,7 @@ class RealtimeClient:
         await self.receive_until("conversation.item.added")
 
     async def create_response(self, **response: Any) -> None:
-        """Request a response; its text is collected in `response_text`."""
+        """Request a response with these fields; its text is collected in `response_text`."""
         self.response_text = ""
         await self.send(type="response.create", response=response)
 
@@ -61,7 +61,8 @@ class RealtimeClient:
         return event
 
     async def receive_until(self, kind: str) -> EventDict:
-        """Receive until the next event of type `kind`. An error event raises RuntimeError."""
+        """Return the next event of type `kind`. Raises RuntimeError if an error event is received
+        before."""
         while (event := await self.receive())["type"] != kind:
             if event["type"] == "error":
                 raise RuntimeError(event["error"]["message"])

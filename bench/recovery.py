@@ -1,14 +1,15 @@
-"""Time to recovery after a fault, with the bundled model; each fault `--times` times.
+"""Seconds to recovery after a fault, with the bundled model; `--times` repetitions of each fault.
 
-engine-kill     the engine's process is killed during a response: until the next token. The engine
-                loads its model and prefills the conversation again
-gateway-kill    the gateway is killed during a response: until its client has resumed on another
-                one. The finished response equals that without a fault
-redis-restart   Redis is killed and restarted: from its first reply until an append is accepted
+engine-kill     The engine process is killed during a response. Measured from the kill until the
+                next token: the engine loads its model and prefills the conversation again.
+gateway-kill    The gateway is killed during a response. Measured from the kill until the client has
+                resumed on another gateway.
+redis-restart   Redis is killed and restarted. Measured from its first reply until a gateway accepts
+                an append.
 
-For comparison with the first, the startup time of each engine.
-
-Clients retry every 20 ms. Everything runs on one machine.
+After engine-kill and gateway-kill, the text of the response must equal that without a fault. The
+startup time of each engine is reported for comparison with engine-kill. Clients retry every 20 ms.
+Everything runs on one machine.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from continuo.bench.report import Report, ReportRow, median
 STORY = "Tell me a short story."
 LONG_RESPONSE = {"max_output_tokens": 300, "ignore_eos": True}
 DELTAS_BEFORE_FAULT = 20
-"""Deltas received before the fault."""
+"""Number of text deltas that the client receives before the fault."""
 RETRY_S = 0.02
 DOWNTIME_S = 1.0
 
@@ -62,16 +63,17 @@ def run(options: argparse.Namespace) -> Report:
 
 
 class Stack:
-    """An engine, gateways and a Redis server."""
+    """The processes under test: an engine, gateways and a Redis server."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.redis = RedisProcess(folder)
         self._engine: Process
         self.startup_s = 0.0
-        """From the start of the engine until it accepts gateways."""
+        """Seconds from the start of the engine until it accepts gateways."""
         self.load_s = 0.0
-        """The part of it that the engine reports for its model; imports come before."""
+        """Seconds of `startup_s` in which the model was loaded, as the engine reports; does not
+        include Python imports."""
         self._gateways: dict[str, Process] = {}
 
     async def start(self) -> None:
@@ -95,7 +97,7 @@ class Stack:
         self._gateways.pop(url).kill()
 
     def kill_engine(self) -> None:
-        """Kill the process with the model; its parent restarts it."""
+        """Kill the engine process; its parent, `continuo engine`, restarts it."""
         (child,) = self._engine.children()
         os.kill(child, signal.SIGKILL)
 
@@ -128,7 +130,8 @@ async def measure_engine_kill(stack: Stack, times: int) -> list[float]:
         received_s = [killed_s]
         while (await client.receive())["type"] != "response.done":
             received_s.append(time.monotonic())
-        # Events in flight still arrive; the longest gap ends with the next token.
+        # Events in flight arrive after the kill; the longest gap between events ends with the next
+        # token of the restarted engine.
         _, next_s = max(pairwise(received_s), key=lambda pair: pair[1] - pair[0])
         spent.append(next_s - killed_s)
         _check_same_text(client.response_text, expected)
@@ -207,7 +210,7 @@ async def _connect_with_question(url: str) -> RealtimeClient:
 
 
 async def _get_undisturbed_text(client: RealtimeClient) -> str:
-    """Return the text of the response without a fault."""
+    """Return the text of the response to the conversation so far, generated without a fault."""
     await client.create_response(conversation="none", **LONG_RESPONSE)
     await client.receive_until("response.done")
     return client.response_text

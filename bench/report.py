@@ -1,4 +1,4 @@
-"""The report of a benchmark: a table to read, and the same as JSON."""
+"""The report of a benchmark, as a printed table and as JSON."""
 
 import json
 import os
@@ -16,12 +16,13 @@ ReportRow = Mapping[str, Cell]
 
 @dataclass
 class Report:
-    """Figures of a benchmark: `rows` become a table; the JSON also has the `facts`."""
+    """Figures of a benchmark. `rows` are in the table and in the JSON, `notes` only below the
+    table, `facts` only in the JSON."""
 
     title: str
     rows: Sequence[ReportRow]
     rows_key: str = "rows"
-    """Name of the list of rows in the JSON."""
+    """Key of the list of rows in the JSON."""
     notes: Sequence[str] = ()
     facts: Mapping[str, object] = field(default_factory=dict[str, object])
 
@@ -70,7 +71,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the percentile by nearest rank."""
+    """Return the value at `percent` (0 to 100) of the sorted values, without interpolation."""
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
 

@@ -1,12 +1,12 @@
 """A gateway with many live sessions is killed; all of them resume on another gateway.
 
-Each session requests one response. When the gateway is killed, the sessions opened last are in the
-middle of it (`in_an_answer` is their number); those of the others have ended, as opening takes time
-and a response ends after --tokens at --rate. Each client reconnects at once, then every 100 ms or
-so. Measured: time until each session is resumed, and whether its text equals that of the same
-request on the other gateway, without a fault. The engine is scripted: each id it draws is a digest
-of all ids before it, so that a lost, duplicated or misplaced id changes the text. Redis, engine,
-gateways and clients share one machine.
+Each session requests one response of --tokens tokens at --rate tokens a second. As opening all
+sessions takes time, the responses of those opened first may have ended when the gateway is killed;
+`in_an_answer` is the number of responses still active then. Each client reconnects at once, and
+retries every 100 ms or so. Measured: time from the kill until each session is resumed, and whether
+the text of its response equals that of the same request on the other gateway, without a fault. The
+engine is scripted: each id it draws is a digest of all ids before it, so that a lost, duplicated or
+misplaced id changes the text. Redis, engine, gateways and clients share one machine.
 """
 
 import argparse
@@ -31,9 +31,9 @@ from continuo.bench.raw_websocket_clients import WebSocketClient
 from continuo.bench.report import Report, median, percentile
 
 QUESTION_COUNT = 20
-"""Different questions; each is also asked on the other gateway, for the expected text."""
+"""Number of different questions. Each is also asked on the other gateway, for the expected text."""
 CONCURRENT_OPENS = 32
-"""Sessions opened at the same time."""
+"""Maximum number of sessions that are being opened at the same time."""
 RETRY_S = 0.1
 RESUME_S_MAX = 60.0
 CONNECTION_ERRORS = (OSError, TimeoutError)
@@ -143,13 +143,14 @@ async def _measure_storm(
 
 
 class ResumingClient:
-    """Requests one response and receives all of it, resuming if its gateway is lost."""
+    """A client that requests one response and receives all of it, and resumes its session once when
+    its gateway is lost."""
 
     def __init__(self, question: int, tokens: int) -> None:
         self.question = question
         self.text = ""
         self.resume_mode = ""
-        """How the session was resumed: `exact` or `snapshot`; "" until then."""
+        """How the session was resumed: `exact` or `snapshot`; empty if not yet."""
         self.resumed_s = 0.0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tokens = tokens
@@ -171,7 +172,8 @@ class ResumingClient:
             await self._response_created.wait()
 
     async def resume(self, port: int) -> None:
-        """Wait until the connection is lost, then resume. Stops retrying after RESUME_S_MAX."""
+        """Wait until the connection is lost, then resume the session on the gateway at `port`.
+        Stops retrying after RESUME_S_MAX, which leaves `resume_mode` empty."""
         await self._socket.disconnected.wait()
         until_s = time.monotonic() + RESUME_S_MAX
         while not self.resume_mode and time.monotonic() < until_s:
@@ -193,7 +195,7 @@ class ResumingClient:
             case "session.updated" if "resume" in event["session"]:
                 self.resume_mode, self.resumed_s = event["session"]["resume"]["resumed"], now_s
                 if self.resume_mode == "snapshot":
-                    self.text = ""  # deltas are sent again from the beginning
+                    self.text = ""  # the server sends all deltas again
             case "conversation.item.added":
                 self._item_added.set()
             case "response.created":

@@ -2,15 +2,15 @@
 
 Usage: python -m continuo.bench.scripted_engine SCHEME FD FOLDER RATE TRACE
 
-The engine is real except for its device, which computes nothing and ends each step at its next
-tick, RATE ticks a second of the monotonic clock; at rate 0, at once. SCHEME is the meaning of the
-ids drawn, and of the socket FD:
+The engine is real except for its device, which computes nothing. The monotonic clock ticks RATE
+times a second; each step ends at the next tick, or at once if RATE is 0. FOLDER is the checkpoint,
+for its tokenizer. SCHEME determines the ids drawn and the kind of socket FD:
 
-ticks     the number of the tick at which the id was drawn, from which a client can compute the
-          lateness of each token; FD is a connected socket with the only client. When each turn was
-          received, and when its first id was sent, is written to the file TRACE
-context   a digest of all ids before, so that a lost, duplicated or misplaced id changes the text;
-          FD is a listening socket for any number of clients
+ticks     Each id encodes the tick at which it was drawn, so that a client can compute the lateness
+          of each token. FD is a connected socket to the only client. The times at which each turn
+          was received and its first id was sent are written to the file TRACE.
+context   Each id is a digest of all ids before it, so that a lost, duplicated or misplaced id
+          changes the text. FD is a listening socket for any number of clients.
 """
 
 import asyncio
@@ -47,19 +47,20 @@ PAGE_COUNT, PAGE_SIZE = 65_536, 16
 CONTEXT = 8192
 ROWS_MAX = 4096
 FIRST_TICK_ID, TICK_ID_COUNT = 256, 3840
-"""Ids that encode a tick; in the models of bench/ they are not ASCII characters."""
+"""The ids that encode a tick, modulo their count: FIRST_TICK_ID and the TICK_ID_COUNT - 1 after it.
+In the tokenizer of the benchmark models, none is an ASCII character."""
 
 
 class TimedStep(NamedTuple):
-    """A step, and the tick at which it ends."""
+    """The result of a step, and the number of the tick at which the step ends."""
 
     result: BatchResult
     tick: int
 
 
 class TimedRunner(Runner[TimedStep]):
-    """Returns the number of the present tick as the id of each row. Runs one step ahead like a GPU,
-    beside the engine's loop."""
+    """A device whose steps end at ticks and draw ids that encode the tick. Works asynchronously to
+    the engine's loop, one step ahead, like a GPU."""
 
     steps_ahead = 1
 
@@ -88,12 +89,13 @@ class TimedRunner(Runner[TimedStep]):
         return ticket.result
 
     def _number_rows(self, batch: Batch) -> Iterable[int]:
-        """Return a number for each row, from which its id is derived."""
+        """Return a number for each row of the batch; the row's id is derived from it."""
         return itertools.repeat(self._tick, len(batch.rows))
 
 
 class TimedDigestRunner(TimedRunner):
-    """Draws a digest of all ids before; keeps digests in place of KV."""
+    """A device whose steps end at ticks and draw a digest of all earlier ids of the sequence. Keeps
+    digests in place of KV."""
 
     steps_ahead = 0  # a step needs the ids of the previous one
 
@@ -120,7 +122,8 @@ class TimedDigestRunner(TimedRunner):
 
 
 def lateness_s(tick: int, rate: float, now_s: float) -> float:
-    """Return the time since the latest tick whose number is `tick` modulo TICK_ID_COUNT."""
+    """Return the seconds from the tick of an id until `now_s`: from the latest tick whose number,
+    modulo TICK_ID_COUNT, is `tick`. At most TICK_ID_COUNT / rate."""
     last = math.floor(now_s * rate)
     return now_s - (last - (last - tick) % TICK_ID_COUNT) / rate
 

@@ -1,13 +1,13 @@
 """Turn latency of long sessions: 4 sessions x 300 turns, 16 ids in and 8 out, greedy, three modes.
 
-    no_session   the whole context is resent each turn, its KV found in the radix tree
-    regular      a session that can be edited: only the new ids are sent, every turn is published
-    streaming    a session that owns its pages: only the new ids, no tree walk, nothing published
+    no_session   the whole context is resent each turn; its KV is found in the radix tree
+    regular      a session that can be edited: only new ids are sent; every turn is published
+    streaming    a session that owns its pages: only new ids are sent; the radix tree is not used
 
-Client wall clock per turn. The first turn of each session is left out; `all` is the mean over the
-others, `last10` over the last ten of each session. "Outside the model" is the wall clock less the
-device's busy time during the turn, for any session. The modes alternate, run by run; figures are
-medians over the runs.
+Measured: wall clock of the client per turn. The first turn of each session is left out; `all` is
+the mean over the others, `last10` over the last ten of each session. "Outside the model" is the
+wall clock less the time in which the device was busy during the turn, for whichever session. The
+modes alternate, run by run; figures are medians over the runs.
 """
 
 import argparse
@@ -76,7 +76,8 @@ def resolve_checkpoint(name: str) -> Path:
 
 
 def make_engine_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Make settings with twice the pages that all sessions need, so that none are evicted."""
+    """Return the options of EngineConfig, with twice the pages that all sessions need, so that none
+    are evicted."""
     context = options.turns * (IDS_IN + IDS_OUT) + 64
     return {
         "dtype": options.dtype,
@@ -91,7 +92,7 @@ async def _run(options: argparse.Namespace) -> Report:
     runs: dict[str, list[TurnTimings]] = {mode: [] for mode in MODES}
     prompts: live_engine.Prompts = []
     for number, mode in itertools.product(range(options.runs), MODES):
-        # A new engine for each run, whose radix tree is empty.
+        # Each run has a new engine, whose radix tree is empty.
         async with live_engine.run_engine(folder, **settings) as engine:
             vocabulary = engine.ready.vocab_size
             prompts = live_engine.random_prompts(
@@ -120,7 +121,8 @@ async def _run(options: argparse.Namespace) -> Report:
 async def measure(
     engine: EngineClient, mode: str, prompts: live_engine.Prompts, scope: str
 ) -> TurnTimings:
-    """Run sessions concurrently, one client each; `scope` keeps runs from sharing KV."""
+    """Run all turns of `prompts`, with one client per session, concurrently. `scope`: a cache scope
+    of its own for each run, so that runs do not share KV."""
     sessions = await asyncio.gather(*(_run_session(engine, mode, p, scope) for p in prompts))
     return TurnTimings.from_sessions(list(sessions))
 
@@ -153,9 +155,11 @@ async def _run_session(
 async def _measure_websocket(
     options: argparse.Namespace, folder: Path, settings: dict[str, Any]
 ) -> dict[str, list[TurnTimings]]:
-    """Measure through `continuo serve` and its Realtime WebSocket, with texts of 13 characters,
-    which are 31 ids with the template of the benchmark models. The server's sessions are
-    streaming."""
+    """Measure modes no_session and streaming through the Realtime WebSocket of `continuo serve`.
+
+    Each turn sends a text of 13 characters, which the chat template of the benchmark models makes
+    31 ids. Returns the runs by mode.
+    """
     settings = settings | {
         name: 2 * settings[name] for name in ("max_model_len", "num_gpu_blocks_override")
     }
@@ -184,7 +188,8 @@ def summarize(mode: str, through: str, runs: list[TurnTimings]) -> ReportRow:
 
 
 def compute_ratios(rows: list[ReportRow]) -> dict[str, float]:
-    """Divide the figures of each mode by those of streaming."""
+    """Divide each figure in milliseconds by that of mode streaming with the same `through`. Returns
+    the ratios by description."""
     ratios: dict[str, float] = {}
     row_of = {(r["through"], r["mode"]): r for r in rows}
     for (through, mode), row in row_of.items():

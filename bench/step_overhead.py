@@ -1,8 +1,8 @@
-"""Time per decode step of scheduler, cache and batch building, on a null device.
+"""Time that scheduler, cache and batch building take per decode step and turn, on a null device.
 
-Two tables in one: decode steps of N sequences; and turns (16 ids in, 8 out) with a history of H
-ids, of a streaming session, whose cost must not depend on H, and of a regular one, which publishes
-each turn. Turns of the two alternate.
+Measured: decode steps of N sequences; and turns (16 ids in, 8 out) after a history of H ids, of a
+streaming session, whose time must not depend on H, and of a regular session, which publishes each
+turn. Turns of the two sessions alternate.
 """
 
 import argparse
@@ -55,7 +55,8 @@ class _EngineHarness:
         self.steps = 0
 
     def step(self) -> float:
-        """Run one step. Returns the seconds outside the device; 0 if no step was needed."""
+        """Run one step. Returns the seconds spent outside the device, or 0 if no step was
+        needed."""
         start_s = time.perf_counter()
         plan = self.loop.prepare_step()
         if plan is None:
@@ -69,8 +70,7 @@ class _EngineHarness:
         return launch_s - start_s + time.perf_counter() - collected_s
 
     def drain(self) -> float:
-        """Run steps until every turn has its tokens. Returns the seconds not spent in the
-        device."""
+        """Run steps until none is needed any more. Returns the seconds spent outside the device."""
         total = 0.0
         while spent := self.step():
             total += spent

@@ -1,4 +1,4 @@
-"""Timings and outputs of a run of many turns."""
+"""Timings and outputs of all turns of a benchmark run."""
 
 import itertools
 import statistics
@@ -8,18 +8,20 @@ from typing import Any
 
 @dataclass
 class TurnTimings:
-    """Seconds of each turn except the first, [session][turn], and all outputs, [session]."""
+    """Timings of all turns but the first of each session, in seconds, as [session][turn]; and the
+    outputs of all turns, as [session]."""
 
     wall_s: list[list[float]]
     outside_model_s: list[list[float]]
-    """Wall clock less the device's busy time during the turn; may cover only some sessions."""
+    """Wall clock of each turn less the busy time of the device during it; possibly for only some of
+    the sessions."""
     outputs: list[list[Any]]
 
     @classmethod
     def from_sessions(
         cls, sessions: "list[tuple[list[float], list[float], list[Any]]]"
     ) -> "TurnTimings":
-        """Build from (wall, outside model, outputs) of each session, without the first turn."""
+        """Build from (`wall_s`, `outside_model_s`, `outputs`) of all turns of each session."""
         return cls(
             [x[0][1:] for x in sessions], [x[1][1:] for x in sessions], [x[2] for x in sessions]
         )
@@ -29,5 +31,8 @@ class TurnTimings:
         return statistics.fmean(itertools.chain.from_iterable(kept)) * 1e3
 
     def flatness(self, rows: list[list[float]]) -> float:
-        """Return the mean of the last ten turns over that of turns 2 to 11."""
+        """Return the mean of the last ten turns divided by the mean of turns 2 to 11.
+
+        `rows`: `wall_s` or `outside_model_s`.
+        """
         return self.mean_ms(rows, 10) / self.mean_ms([row[:10] for row in rows])

@@ -1,14 +1,16 @@
 """Competitors on the workload of session-latency: same weights, ids, threads and clients.
 
-    transformers      resend                generate on the whole context, no cache
-                      session-cache         generate with a DynamicCache per session
-                      continuous-batching   the whole context resent, its pages found by prefix
-    llama-cpp-python  resend                Llama.generate on the whole context, prefix cached
-                      resend-slots          a slot per session, prefix cached, slots batched
-                      slots                 the same, but only the new ids are sent
+    transformers      resend                generate() on the whole context, without a cache
+                      session-cache         generate() with a DynamicCache per session
+                      continuous-batching   whole context resent; KV pages shared by prefix
+    llama-cpp-python  resend                Llama.generate() on the whole context, prefix cached
+                      resend-slots          whole context resent to a slot per session, prefix
+                                            cached, slots batched
+                      slots                 the same, but only new ids are sent
 
-A competitor runs in a process of its own, in the first environment that has its modules: the
-interpreter named by CONTINUO_PEERS_PYTHON, that of Continuo, or `.venv-peers` in its root.
+A competitor runs in a process of its own, with the first Python interpreter that has the modules
+which it requires: that named by CONTINUO_PEERS_PYTHON, that of Continuo, or that of `.venv-peers`
+in the root of the repository.
 """
 
 import dataclasses
@@ -27,16 +29,18 @@ from continuo.bench.competitors.workload import Ids, Prompts, Workload, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 3600.0
-"""A mode that takes longer is stopped; its finished turns are reported."""
+"""Time limit of one mode, in seconds. No turn begins after it; the finished turns are reported."""
 GRACE_S = 600.0
-"""Extra time for loading, and for the turns in flight when the limit is reached."""
+"""Time beyond the limit after which the process is killed: for loading, and for the turns in flight
+when the limit is reached."""
 
 Outputs = list[list[Ids]]
-"""[session][turn] -> the ids generated."""
+"""The ids generated in each turn: outputs[session][turn]."""
 
 
 class Competitor(NamedTuple):
-    """A mode of another server; `module` is the program of its process."""
+    """A mode of another engine. `module`: the Python module that its process runs;
+    `required_modules`: the packages that the module imports."""
 
     name: str
     mode: str
@@ -92,15 +96,16 @@ HOW_TO_INSTALL = {
 
 @dataclasses.dataclass(frozen=True)
 class CompetitorResult:
-    """Client wall clock per turn in milliseconds, without the first turn; None if there is no
-    figure, for the reason in `note`."""
+    """Client wall clock per turn in milliseconds, without the first turn: means over all turns and
+    over the last ten of each session. None if it could not be measured; `note` has the reason."""
 
     name: str
     mode: str
     mean_all_ms: float | None
     mean_last10_ms: float | None
     has_equal_outputs: bool | None
-    """Whether the ids equal those expected, or those of the first competitor that ran."""
+    """Whether the generated ids equal the expected ones, or without these, the ids of the first
+    competitor that ran. None: not compared."""
     note: str
     outputs: Outputs | None = dataclasses.field(default=None, repr=False)
 
@@ -119,10 +124,10 @@ def measure(  # noqa: PLR0913 - the size of a workload, all by keyword
     expected: Outputs | None = None,
     limit_s: float = LIMIT_S,
 ) -> list[CompetitorResult]:
-    """Run `prompts[session][turn]` on each competitor.
+    """Run `prompts[session][turn]` on each selected competitor, one after another.
 
-    `names` selects competitors ("transformers") or modes ("transformers resend"); None: all.
-    `dtype` auto: the dtype that Continuo uses for this model on a CPU.
+    `names`: competitors ("transformers") or modes ("transformers resend"); None: all. `dtype` auto:
+    the dtype that Continuo uses for this model on a CPU. `expected`: the outputs to compare with.
     """
     assert len(prompts) == sessions, "one list of turns for each session"
     assert all(len(ids) == ids_in for session in prompts for ids in session)
@@ -143,12 +148,12 @@ def measure(  # noqa: PLR0913 - the size of a workload, all by keyword
 
 
 def find_interpreter(required_modules: Sequence[str]) -> Path | None:
-    """Find the first environment that has all these modules. Returns None if there is none."""
+    """Return the first Python interpreter that has all these modules. Returns None if none has."""
     configured = os.environ.get("CONTINUO_PEERS_PYTHON")
     preferred = [Path(configured)] if configured else []
     script = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
     for python in [*preferred, Path(sys.executable), ROOT / ".venv-peers" / "bin" / "python"]:
-        # -I: a folder of the current directory must not be taken for a package.
+        # -I: folders of the current directory must not be importable as packages.
         if (
             python.exists()
             and not subprocess.run(
@@ -193,7 +198,7 @@ def _run(competitor: Competitor, job: Workload, expected: Outputs | None) -> Com
 
 
 def _run_process(python: Path, module: str, job: Workload) -> WorkloadResult:
-    """Run the competitor in its own process and process group. Raises _CompetitorError."""
+    """Run a workload in a process and process group of its own. Raises _CompetitorError."""
     env = dict(os.environ, PYTHONPATH=str(ROOT), TRANSFORMERS_VERBOSITY="error")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         env[name] = str(job.threads)
@@ -223,7 +228,7 @@ def _run_process(python: Path, module: str, job: Workload) -> WorkloadResult:
 
 
 class _CompetitorError(Exception):
-    """A competitor's process that failed or exceeded its time."""
+    """Raised when a competitor's process fails or exceeds its time."""
 
 
 def _result_without_figures(competitor: Competitor, note: str) -> CompetitorResult:
@@ -231,7 +236,7 @@ def _result_without_figures(competitor: Competitor, note: str) -> CompetitorResu
 
 
 def _auto_dtype(folder: Path) -> str:
-    # Imported here, because the environment of a competitor may lack what the engine imports.
+    # Imported here, because the environment of a competitor may lack the packages of the engine.
     from continuo.engine.device.build import CPU_FP32_PARAMETERS_MAX  # noqa: PLC0415
 
     return "float32" if count_parameters(folder) <= CPU_FP32_PARAMETERS_MAX else "bfloat16"
@@ -243,9 +248,8 @@ def _mean_ms(rows: Sequence[Sequence[float]]) -> float:
 
 
 def _first_difference(outputs: Outputs, expected: Outputs) -> int | None:
-    """Find the first turn in which the ids of any session differ. Returns None if none does.
-
-    Turns that only one of the two has are not compared.
+    """Return the index of the first turn in which the ids of any session differ. Returns None if
+    all are equal. Turns that only `outputs` or only `expected` has are not compared.
     """
     differences = [
         next((turn for turn, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)

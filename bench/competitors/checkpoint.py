@@ -1,4 +1,4 @@
-"""Read the weights of a checkpoint with numpy alone, from one safetensors file, bf16 included."""
+"""Read the weights of a checkpoint from `model.safetensors`, including bf16, with only numpy."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 def count_parameters(folder: Path) -> int:
-    """Count the weights."""
+    """Return the number of parameters of a checkpoint."""
     total = 0
     for entry in _read_header(folder)[0].values():
         count = 1
@@ -34,7 +34,8 @@ def iterate_tensors(folder: Path) -> "Iterator[tuple[str, Any]]":
 
 
 def _read_header(folder: Path) -> tuple[dict[str, Any], int]:
-    """Read the header, and the offset at which the data begins."""
+    """Return the header of the safetensors file (dtype, shape and offsets by tensor name), and the
+    offset in the file at which the tensor data begins."""
     with (folder / "model.safetensors").open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))

@@ -1,4 +1,4 @@
-"""The process of competitor llama-cpp-python: its Llama class, and slots on llama.cpp itself."""
+"""The process of competitor llama-cpp-python: its class Llama, and slots by llama.cpp's C API."""
 
 import tempfile
 from collections import deque
@@ -35,10 +35,10 @@ def run(job: Workload) -> WorkloadResult:
 
 
 class _ResendGenerator:
-    """Runs Llama.generate on the whole context.
+    """Runs Llama.generate() on the whole context of a session.
 
-    A Llama keeps the KV of its last context only and reuses the common prefix, so each session has
-    a Llama of its own.
+    A Llama keeps only the KV of its last context, whose common prefix it reuses. So each session
+    has a Llama of its own.
     """
 
     def __init__(self, path: Path, job: Workload) -> None:
@@ -69,7 +69,11 @@ def _create_llama(path: Path, job: Workload) -> Any:
 
 
 class _Slot:
-    """A session's sequence; `cached` are the ids whose KV is in the context."""
+    """The state of one session, which is a sequence of the llama.cpp context.
+
+    `context`: all ids of the session; `cached`: its first ids, whose KV is computed; `output`: ids
+    generated in the current turn.
+    """
 
     def __init__(self) -> None:
         self.context: Ids = []
@@ -79,7 +83,8 @@ class _Slot:
 
 
 class _SlotBackend:
-    """A llama.cpp context with a sequence per session; a step computes the owed ids of all."""
+    """A llama.cpp context with a sequence per session. Each step computes ids of all active
+    sessions whose KV is missing, up to BATCH_TOKENS_MAX."""
 
     def __init__(self, path: Path, job: Workload, *, resend: bool) -> None:
         self._model = llama_cpp.llama_model_load_from_file(
@@ -103,8 +108,8 @@ class _SlotBackend:
             self._keep_prefix(session, list(slot.context))
 
     def _keep_prefix(self, session: int, sent: Ids) -> None:
-        """Keep the KV of the slot as far as it is a prefix of the ids sent, as a server does that
-        receives whole contexts."""
+        """Make `sent` the context of a session, as a server does that receives whole contexts: keep
+        the KV of the common prefix, except that of the last id, and discard the other KV."""
         slot = self._slots[session]
         kept = 0
         for old, new in zip(slot.cached, sent, strict=False):
@@ -134,7 +139,8 @@ class _SlotBackend:
         return ended
 
     def _fill_batch(self) -> deque[tuple[int, int]]:
-        """Fill the batch with owed ids. Returns the sessions that draw an id, with their rows."""
+        """Fill the batch with ids whose KV is missing. Returns (session, row of the batch) for each
+        session that draws an id in this step."""
         batch, row = self._batch, 0
         sampled: deque[tuple[int, int]] = deque()
         for session, slot in enumerate(self._slots):

@@ -1,4 +1,4 @@
-"""The process of competitor transformers: `generate`, and continuous batching."""
+"""The process of competitor transformers: `generate()`, and continuous batching."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ from continuo.bench.competitors.workload import (
 )
 
 PAGE_SIZE = 32
-"""Tokens per page of continuous batching; the tail of a context after its last full page is
-computed again."""
+"""Tokens per KV page of continuous batching. Only full pages are shared: the tokens of a context
+after its last full page are computed again each turn."""
 POOL_HEADROOM = 3
-"""Size of the page pool of continuous batching, as a multiple of what all sessions need at their
-end. A pool that just holds them evicts prefixes that are needed again, and whole contexts are
-recomputed."""
+"""Size of the page pool of continuous batching, as a multiple of the pages that all sessions need
+at their last turn. A pool of just these pages evicts prefixes that are needed again, so that whole
+contexts are recomputed."""
 BATCH_TOKENS_MAX = 512
 
 
@@ -47,7 +47,8 @@ def run(job: Workload) -> WorkloadResult:
 
 
 class _Generator:
-    """Runs generate() on the whole context, with the session's KV cache if `keep_cache`."""
+    """Runs generate() on the whole context of a session; `keep_cache`: with a KV cache per
+    session."""
 
     def __init__(self, model: Any, job: Workload, *, keep_cache: bool) -> None:
         self._model = model
@@ -77,7 +78,8 @@ class _Generator:
 
 
 class _ContinuousBatching:
-    """Continuous batching; without sessions, so the context is resent and full pages are shared."""
+    """Runs continuous batching. It has no sessions: each turn resends the whole context, and full
+    KV pages are shared by prefix."""
 
     def __init__(self, model: Any, job: Workload) -> None:
         generation = GenerationConfig(

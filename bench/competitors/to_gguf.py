@@ -2,8 +2,8 @@
 
 Usage: python -m continuo.bench.competitors.to_gguf IN OUT.
 
-The values are those of the checkpoint; bf16 is kept or widened to fp32. The token list is that of
-the tokenizer; its merges are left out, as the benchmark uses ids only.
+The weights keep their values; bf16 is kept or widened to fp32. The token list is that of the
+tokenizer; its merges are left out, because the benchmark uses only ids.
 """
 
 import json
@@ -36,8 +36,8 @@ LAYER_TENSOR_NAMES = {
 
 
 def convert(folder: Path, path: Path, dtype: str) -> None:
-    """Convert a checkpoint. `dtype`: float32 or bfloat16; vectors (norms) are always fp32, which
-    llama.cpp requires."""
+    """Convert the checkpoint in `folder` to the GGUF file `path`. `dtype`: float32 or bfloat16 for
+    matrices; vectors (norms) are always fp32, as llama.cpp requires."""
     config = json.loads((folder / "config.json").read_text())
     assert config["model_type"] == "qwen3", f"not a Qwen3 model: {config['model_type']}"
     kinds = gguf.GGMLQuantizationType
@@ -55,7 +55,7 @@ def convert(folder: Path, path: Path, dtype: str) -> None:
 
 
 def tensor_name(name: str) -> str:
-    """Map a tensor's name: model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight."""
+    """Return a tensor's GGUF name: model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight."""
     if name in MODEL_TENSOR_NAMES:
         return MODEL_TENSOR_NAMES[name]
     number, _, inner = name.removeprefix("model.layers.").partition(".")
@@ -85,7 +85,7 @@ def _add_tokens(writer: Any, folder: Path, config: dict[str, Any]) -> None:
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
-    # The list must not be empty; this merge never applies to text.
+    # The list of merges must not be empty; this merge never applies, as no text is tokenized.
     writer.add_token_merges([f"{tokens[-2]} {tokens[-1]}"])
     writer.add_eos_token_id(config.get("eos_token_id") or 0)
     writer.add_add_bos_token(False)

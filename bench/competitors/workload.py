@@ -1,7 +1,8 @@
-"""The clients of a competitor: one per session, each sends a turn when the previous one has ended.
+"""The clients of a competitor: one per session, each sends a turn when its previous one has ended.
 
-Standard library only, as this runs in the competitor's process and environment. The clients share
-one thread: a turn waits in the competitor's own queue, so its wall clock is that of a real client.
+Uses only the standard library, because it runs in the competitor's process and environment. The
+clients share one thread. A turn's wall clock includes its time in the competitor's queue, like that
+of a real client.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 Ids = list[int]
 Prompts = list[list[Ids]]
-"""[session][turn] -> the ids to append."""
+"""The ids to append in each turn: prompts[session][turn]."""
 
 
 class Workload(NamedTuple):
@@ -27,14 +28,14 @@ class Workload(NamedTuple):
 
     @property
     def context_max(self) -> int:
-        """Ids of the longest context at the end of a session."""
+        """The number of ids of the longest session after its last turn."""
         return max(sum(len(ids) + self.ids_out for ids in session) for session in self.prompts)
 
 
 class WorkloadResult(NamedTuple):
     version: str
     seconds: list[list[float]]
-    """[session][turn]"""
+    """Client wall clock of each turn: seconds[session][turn]."""
     outputs: list[list[Ids]]
 
 
@@ -44,12 +45,14 @@ class CompetitorBackend(Protocol):
         ...
 
     def step(self) -> list[tuple[int, Ids]]:
-        """Work for a while. Returns (session, ids generated) of the turns that ended."""
+        """Compute until at least one step is done. Returns (session, ids generated) of each turn
+        that has ended; may be empty."""
         ...
 
 
 class SequentialBackend:
-    """A competitor that runs one turn at a time, in FIFO order."""
+    """Runs one turn at a time, in FIFO order. `generate`: appends ids to a session and returns the
+    ids generated."""
 
     def __init__(self, generate: Callable[[int, Ids], Ids]) -> None:
         self._generate = generate
@@ -64,7 +67,7 @@ class SequentialBackend:
 
 
 def run_workload(backend: CompetitorBackend, job: Workload, version: str) -> WorkloadResult:
-    """Run all turns of all sessions; no turn begins after the time limit."""
+    """Run all turns of all sessions; no turn begins after the time limit of the workload."""
     sessions = range(len(job.prompts))
     result = WorkloadResult(version, [[] for _ in sessions], [[] for _ in sessions])
     start_s: dict[int, float] = {}
@@ -88,6 +91,7 @@ def run_workload(backend: CompetitorBackend, job: Workload, version: str) -> Wor
 
 
 def serve_stdin(run: Callable[[Workload], WorkloadResult]) -> None:
-    """Run the workload on standard input; print the result as the last line of standard output."""
+    """Read a workload as JSON from standard input, run it, and print the result as JSON in the last
+    line of standard output."""
     job = Workload(*json.load(sys.stdin))
     print("\n" + json.dumps(run(job)))

@@ -1,1 +1,1 @@
-"""The process: command line, settings, the web application, who may enter, what is logged."""
+"""The server process: command line, settings, web application, authentication and logging."""

@@ -1,6 +1,6 @@
 """`continuo chat`: a conversation in the terminal, over the Realtime API.
 
-A thread waits for lines, so that the event loop is free to receive events. In a terminal, Ctrl-C
+A thread reads input lines, so that the event loop is free to receive events. In a terminal, Ctrl-C
 cancels the response and Ctrl-D quits; with piped input only the responses are printed. A lost
 connection is resumed, even in the middle of a word.
 """
@@ -26,7 +26,7 @@ from continuo.realtime.errors import SetupError
 
 _INPUT_PROMPT = "you> "
 _RECONNECT_TIMEOUT_S = 10.0
-"""Timeout of reconnecting to a restarted server, or to another one in its place."""
+"""Time after which the client stops trying to reconnect to a restarted or replaced server."""
 _RECONNECT_INTERVAL_S = 0.2
 _RESUMABLE_CLOSE_CODES = (None, 1001, 1006, 1011, 1012, 1013)
 """Close codes after which a session can be resumed. None: the connection closed without one."""
@@ -77,7 +77,7 @@ class ReceivedItem(msgspec.Struct, frozen=True):
 
 
 class ReceivedEvent(msgspec.Struct, frozen=True):
-    """The fields of server events that a chat uses."""
+    """A server event, with only the fields that the chat uses."""
 
     type: str
     event_id: str = ""
@@ -89,9 +89,9 @@ class ReceivedEvent(msgspec.Struct, frozen=True):
 
 
 class InputLines:
-    """The lines of the user, from terminal or pipe.
+    """Reads the user's lines from the terminal or a pipe, each on demand, in a thread of its own.
 
-    The thread is a daemon, so that the process can exit while it waits for a line.
+    The thread is a daemon, so that the process can exit while a read is blocked.
     """
 
     def __init__(self, *, is_terminal: bool) -> None:
@@ -109,7 +109,7 @@ class InputLines:
     def _read(self) -> None:
         if self._is_terminal:
             with contextlib.suppress(ImportError):
-                importlib.import_module("readline")  # input() has line editing with it
+                importlib.import_module("readline")  # gives input() line editing
         while True:
             self._wanted.acquire()
             line = self._read_line()
@@ -136,17 +136,19 @@ class ChatClient:
         self._is_terminal = is_terminal
         self._is_responding = False
         self._session_id = ""
-        """Empty: no session to resume."""
+        """Id of the session; empty until the server has sent it."""
         self._resume_token: str | None = None
         self._last_event_id = ""
         self._pending_event: dict[str, Any] | None = None
-        """The request without an outcome yet. It is idempotent by its event_id."""
+        """The last request, until its outcome arrives; sent again after a resume. Its `event_id` is
+        its idempotency key."""
         self._is_response_announced = False
         """Whether `response.created` of the pending request has arrived."""
         self._received, self._shown = "", ""
-        """Text of the response as received, and as printed. A snapshot repeats the former."""
+        """Text of the current response as received, and as printed. After a snapshot, the text is
+        received again from its beginning."""
         self._last_item_text = ""
-        """Text of the last complete assistant item."""
+        """Text of the last assistant item received."""
 
     async def connect(self) -> None:
         """Connect. Raises the exceptions of `websockets.connect`."""
@@ -205,15 +207,15 @@ class ChatClient:
             self._is_responding = False
 
     async def _send_pending(self, event: dict[str, Any]) -> None:
-        """Send a request that has an outcome: now, or after a reconnect."""
+        """Send a request and keep it in `_pending_event`, to be sent again after a reconnect."""
         self._pending_event = event | {"event_id": _new_id("event")}
         with contextlib.suppress(ConnectionClosed):
             await self._send(self._pending_event)
 
     async def _wait_for_outcome(self) -> int:
-        """Wait until the item is added or the response has ended, and print the response meanwhile.
+        """Wait for the outcome of the pending request: the item added, or the response ended.
 
-        Returns the exit status.
+        Prints the response as it arrives. Returns the exit status: 1 after an error, else 0.
         """
         async for event in self._events():
             match event:
@@ -235,7 +237,7 @@ class ChatClient:
                 case ReceivedEvent(
                     type="error", error=ReceivedError(code="response_already_created")
                 ):
-                    # The response has ended while the client was disconnected.
+                    # The response ended while the client was disconnected.
                     if self._is_responding and self._received != self._shown:
                         self._show(self._last_item_text)
                         print(flush=True)
@@ -249,8 +251,8 @@ class ChatClient:
         return 1
 
     def _show(self, text: str) -> None:
-        """Print the part of `text` that is not printed yet; all of it on a new line if the printed
-        text differs."""
+        """Print what `text`, the response so far, adds to the printed text; if it does not begin
+        with the printed text, print all of it on a new line."""
         self._received = text
         if self._shown.startswith(text):
             return
@@ -274,7 +276,8 @@ class ChatClient:
             yield event
 
     async def _reconnect(self, cause: ConnectionClosed) -> None:
-        """Resume the session, at whichever server has it now. Raises `cause` if that fails."""
+        """Resume the session through the same URL, possibly on another server. Raises `cause` if
+        its close code rules that out, or after _RECONNECT_TIMEOUT_S."""
         code = cause.rcvd.code if cause.rcvd else None
         if not self._session_id or code not in _RESUMABLE_CLOSE_CODES:
             raise cause
@@ -293,7 +296,8 @@ class ChatClient:
             raise cause from None
 
     async def _on_resumed(self, resume: ReceivedResume) -> None:
-        """Send the pending request again, unless its response is replayed exactly."""
+        """Note the session's id and resume token. If the session was resumed, send the pending
+        request again, unless the server replays the events of its response."""
         self._session_id = resume.session_id
         self._resume_token = resume.token or self._resume_token
         if resume.resumed is None or self._pending_event is None:
@@ -309,8 +313,8 @@ class ChatClient:
         await self._socket.send(msgspec.json.encode(event).decode())
 
     async def _wait_unless_closed(self, line: "asyncio.Future[str | None] | Any") -> str | None:
-        """Return the next line. Raises ConnectionClosed if the connection is lost and not
-        resumed."""
+        """Return the result of `line`, the next line of input; meanwhile, resume the session if its
+        connection is lost. Raises ConnectionClosed if that fails."""
         waiting = asyncio.ensure_future(line)
         try:
             while not waiting.done():
@@ -367,7 +371,8 @@ def _new_id(kind: str) -> str:
 
 @contextlib.contextmanager
 def _restored_terminal() -> Generator[None]:
-    """Restore the terminal settings: on exit, `readline` may still be waiting for a line."""
+    """Restore the terminal settings on exit, because `readline` changes them while it waits for a
+    line."""
     if not sys.stdin.isatty():
         yield
         return

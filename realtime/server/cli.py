@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _build_parser()
     try:
         if argv[:1] == ["bench"]:
-            return _run_bench(argv[1:])  # it parses its own options, --help too
+            return _run_bench(argv[1:])  # bench parses its own options, also --help
         arguments = parser.parse_args(argv)
         match arguments.command:
             case "serve":

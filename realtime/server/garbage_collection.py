@@ -1,10 +1,10 @@
 """Garbage collection in small pieces.
 
 A full collection visits every object: with ten thousand sessions it stops every stream for a
-quarter of a second. So once a second the young objects are collected, and the surviving ones are
-frozen: no later collection visits them. Frozen objects are freed by their reference counts, like
-all others. A connection or a session that has ended must therefore be in no reference cycle, which
-the tests of both prove with the collector off.
+quarter of a second. So once a second the young objects are collected, and the survivors are frozen
+(`gc.freeze`): no later collection visits them. Frozen objects are freed by their reference counts
+only. A connection or session that has ended must therefore be in no reference cycle; the tests of
+both prove that with the collector off.
 """
 
 import asyncio
@@ -12,14 +12,16 @@ import ctypes
 import gc
 
 COLLECTION_THRESHOLDS = (4_000, 20, 25)
-"""Thresholds of `gc`: allocations before a collection of generation 0, and collections of one
-generation before one of the next. At 20,000 allocations generation 0 alone took up to 50 ms on a
-busy machine; at 250 so did the objects that half a million frames of sessions had left behind."""
+"""Arguments of `gc.set_threshold`: allocations before a collection of generation 0, and collections
+of one generation before one of the next. With a first value of 20,000, a collection of generation 0
+took up to 50 ms on a busy machine; with a last value of 250, so did a collection of the objects
+that half a million frames had left behind."""
 FREEZE_INTERVAL_S = 1.0
 
 
 async def collect_garbage() -> None:
-    """Collect garbage until cancelled. Objects of the startup are frozen at once."""
+    """Freeze the objects that exist now; then collect and freeze every FREEZE_INTERVAL_S until
+    cancelled."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
@@ -30,12 +32,13 @@ async def collect_garbage() -> None:
 
 
 LARGE_BLOCK_BYTES = 1024 * 1024
-"""Freed blocks from this size on are returned to the system. By default, glibc raises this bound to
-32 MiB with the first large message that is freed, and keeps up to 270 MiB after many at once."""
+"""Minimum size of freed blocks that glibc returns to the system. By default, glibc raises this
+threshold up to 32 MiB once a large message is freed; after many large messages at the same time,
+the process then kept up to 270 MiB."""
 
 
 _M_MMAP_THRESHOLD = -3
-"""Number of the `mallopt` parameter in malloc.h of glibc."""
+"""Number of the `mallopt` parameter M_MMAP_THRESHOLD in glibc's malloc.h."""
 
 
 def return_large_blocks() -> None:

@@ -40,17 +40,14 @@ class RedactingFormatter(logging.Formatter):
 
 
 def _is_server_record(record: logging.LogRecord) -> bool:
-    """Return whether a record is about the server, not about the fault of a client.
-
-    A client that sends invalid UTF-8 is closed with 1007; one that is refused never completes its
-    handshake.
-    """
+    """Return False for the two uvicorn messages that only report the fault of a client: invalid
+    UTF-8 (closed with 1007), and a refused connection, whose handshake is never completed."""
     return not record.getMessage().startswith(_CLIENT_ERROR_PREFIXES)
 
 
 class LoggedWarning(msgspec.Struct, frozen=True):
     at: float
-    """Unix time."""
+    """Unix time in seconds."""
     level: str
     message: str
 

@@ -54,8 +54,8 @@ def internal_error_response(_request: Request, _error: Exception) -> Response:
 def authenticate(
     authenticator: Authenticator, connection: HTTPConnection
 ) -> Credentials | Response:
-    """Accept any key: for conversations, and for requests about a client's own sessions. Returns
-    the error response otherwise."""
+    """Return the credentials of a request, for endpoints that accept full keys and client secrets
+    alike. Returns the error response if the request is denied."""
     credentials = authenticator.authenticate(connection.headers)
     if isinstance(credentials, Denied):
         return error_response(credentials.status, credentials.code, credentials.message)
@@ -65,7 +65,8 @@ def authenticate(
 def authenticate_full_key(
     authenticator: Authenticator, connection: HTTPConnection
 ) -> Credentials | Response:
-    """Accept only full keys, not client secrets. Returns the error response otherwise."""
+    """Return the credentials of a request with a full key. Returns the error response if the
+    request is denied, or has a client secret."""
     credentials = authenticate(authenticator, connection)
     is_ephemeral = isinstance(credentials, Credentials) and credentials.is_ephemeral
     return ephemeral_key_response() if is_ephemeral else credentials

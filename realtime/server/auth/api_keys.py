@@ -17,7 +17,7 @@ def default_tenant_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 def read_keys_file(path: Path) -> dict[str, str]:
-    """Return the tenants by key. Raises SetupError, whose message never contains a key."""
+    """Return the tenants by API key. Raises SetupError, whose message never contains a key."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

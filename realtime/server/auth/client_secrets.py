@@ -1,9 +1,9 @@
 """Client secrets: short-lived keys for browsers, valid only for conversations with given settings.
 
-A server without a shared secret keeps them in memory, by hash, until they expire. Gateways with a
-shared secret put the claims into the key and sign them with an HMAC of that secret, so that each
-accepts the keys of all. Sessions outlive their client secret, and can be resumed with the resume
-token alone.
+A server without a shared secret (`--secret-file`) keeps client secrets in memory, by hash, until
+they expire. Gateways with a shared secret put tenant, settings and expiry into the client secret
+and sign them with an HMAC, so that each gateway accepts the client secrets of all. Sessions outlive
+their client secret, and can be resumed with the resume token alone.
 """
 
 import base64
@@ -24,7 +24,7 @@ from continuo.realtime.registry.access import Credentials
 SECRET_PREFIX = "ek_"
 """SDKs accept only keys with this prefix in a browser."""
 _SECRETS_MAX = 100_000
-"""Limit of unexpired secrets in memory."""
+"""Maximum number of unexpired client secrets in memory."""
 
 
 class MintedSecret(msgspec.Struct, frozen=True):
@@ -36,7 +36,8 @@ class ClientSecrets(Protocol):
     """Mints and verifies client secrets."""
 
     def mint(self, tenant: str, settings: GenerationSettings, ttl_s: int) -> MintedSecret:
-        """Create a client secret of a tenant. Raises Refusal if that is not possible."""
+        """Create a client secret of a tenant, valid for `ttl_s` seconds. Raises Refusal if there
+        are too many, or if it would be too long."""
         ...
 
     def find(self, value: str) -> Credentials | None:
@@ -57,7 +58,7 @@ class InMemorySecrets:
         self._secrets: dict[bytes, _StoredSecret] = {}
 
     def mint(self, tenant: str, settings: GenerationSettings, ttl_s: int) -> MintedSecret:
-        """Create a client secret. Raises Refusal if there are too many."""
+        """Create a client secret. Raises Refusal if _SECRETS_MAX unexpired ones exist."""
         now = self._clock()
         if len(self._secrets) >= _SECRETS_MAX:
             self._secrets = {
@@ -91,28 +92,27 @@ class _SignedClaims(msgspec.Struct, frozen=True, array_like=True):
     settings: GenerationSettings
     expires_at: int
     nonce: str = ""
-    """Makes every secret unique. Empty: minted by an older release, which could mint the same
-    secret twice."""
+    """Random text that makes every client secret unique. Empty: minted by an older release, which
+    could mint the same client secret twice."""
 
 
 _claims_decoder = msgspec.json.Decoder(_SignedClaims)
 _MAC_BYTES = 32
 _NONCE_BYTES = 12
-"""96 random bits, so that all secrets of a deployment differ."""
+"""Random bytes of a nonce; 96 bits, so that all client secrets of a deployment differ."""
 _VALUE_CHARS_MAX = 8 * 1024
-"""Limit of a signed secret, which must fit into a header."""
+"""Maximum length of a signed client secret, which must fit into an HTTP header."""
 
 
 class SignedSecrets:
-    """Client secrets that carry their claims: signed, so that no one can change them, but not
-    encrypted."""
+    """Client secrets that contain their claims, signed against changes but not encrypted."""
 
     def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
         self._key = hmac.digest(secret, b"client secrets", "sha256")
         self._clock = clock
 
     def mint(self, tenant: str, settings: GenerationSettings, ttl_s: int) -> MintedSecret:
-        """Create a client secret. Raises Refusal if it is too long for a header."""
+        """Create a client secret. Raises Refusal if it would exceed _VALUE_CHARS_MAX."""
         expires_at = int(self._clock()) + ttl_s
         claims = _SignedClaims(tenant, settings, expires_at, secrets.token_urlsafe(_NONCE_BYTES))
         body = zlib.compress(msgspec.json.encode(claims))
@@ -136,7 +136,7 @@ class SignedSecrets:
         except ValueError:
             return None
         if _encode(signed) != text:
-            return None  # base64 has several spellings of the last character
+            return None  # base64 can encode the same bytes with different last characters
         mac, body = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(body)):
             return None

@@ -1,7 +1,8 @@
-"""Authentication of a request: by its key, a bearer token or a subprotocol, and by its Origin.
+"""Authentication of requests by API key and Origin.
 
-Cookies are ignored. Browsers always send an Origin; only our own page, pages of this machine and
-those of the allowed origins are accepted, whatever key they send.
+The key is a bearer token or is in a WebSocket subprotocol; cookies are ignored. A request with an
+Origin, which browsers always send, is accepted only from the server's own page, from pages of
+loopback hosts and from the allowed origins, whatever its key.
 """
 
 import hmac
@@ -20,14 +21,14 @@ _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """A failed authentication, as an HTTP error."""
+    """The HTTP error that a request with a failed authentication gets."""
 
     status: int
     code: str
     message: str
     accepts_resume_token: bool = False
-    """Whether a resume token may replace the key: the request has none, or a client secret that is
-    invalid or expired."""
+    """Whether a resume token may replace the key: True if the request has no key, or an invalid or
+    expired client secret."""
 
 
 class Authenticator:
@@ -36,13 +37,14 @@ class Authenticator:
     def __init__(
         self, keys: Mapping[str, str], origins: frozenset[str], secrets: ClientSecrets
     ) -> None:
-        """`keys`: tenants by key. Empty: no key is required, and all clients are one tenant."""
+        """`keys`: tenants by API key; empty: no key is required, and all clients are one tenant.
+        `origins`: web origins to accept, in lower case."""
         self._keys = [(key.encode(), tenant) for key, tenant in keys.items()]
         self._origins = origins
         self._secrets = secrets
 
     def authenticate(self, headers: Headers) -> Denied | Credentials:
-        """Return the credentials of a request, or why it is denied."""
+        """Return the credentials of a request, or Denied if its Origin or key is not accepted."""
         origin = headers.get("origin")
         allowed = origin is None or self._is_origin_allowed(origin, headers.get("host", ""))
         if not allowed:
@@ -86,7 +88,8 @@ class Authenticator:
             return False
         if parts.scheme not in ("http", "https"):
             return False
-        # Our own page. Without keys a host name proves nothing, because of DNS rebinding.
+        # The server's own page has the Origin that the Host header names. If no key is required,
+        # only an IP address proves that: a host name could be the result of DNS rebinding.
         is_own_page = parts.netloc.lower() == host.lower() and (
             bool(self._keys) or _is_address(name)
         )
@@ -102,7 +105,7 @@ def _is_address(name: str) -> bool:
 
 
 def offered_subprotocols(headers: Headers) -> list[str]:
-    """Return the subprotocols that a client offers."""
+    """Return the WebSocket subprotocols that a client offers."""
     return [
         token.strip()
         for line in headers.getlist("sec-websocket-protocol")

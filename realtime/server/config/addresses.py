@@ -1,4 +1,4 @@
-"""Addresses of the form HOST:PORT, as options have them."""
+"""Addresses of the form HOST:PORT, as given in options."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,8 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, option: str = "an address") -> "Address":
-        """Parse HOST:PORT; an empty host is 0.0.0.0. Raises SetupError."""
+        """Parse HOST:PORT; an empty host means 0.0.0.0. Raises SetupError, whose message names
+        `option`."""
         host, colon, port = text.strip().rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
             raise SetupError(f"{option} {text}: expected HOST:PORT, as 127.0.0.1:8100")

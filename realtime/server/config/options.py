@@ -1,7 +1,7 @@
 """Options of `continuo serve`, `gateway` and `engine`: from the command line, else the environment,
 else a TOML file.
 
-All options are in one table. Names are vLLM's where it has the same option.
+`OPTIONS` lists all of them. Options that vLLM also has bear vLLM's names.
 """
 
 import argparse
@@ -284,13 +284,14 @@ COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "gateway": ("server", "store", "engines", "link", "process"),
     "engine": ("model", "engine", "host", "link", "process"),
 }
-"""The groups of options that each command takes."""
+"""Groups of options that each command accepts."""
 _EXTRA_OPTIONS = {"engine": ("ssl-certfile", "ssl-keyfile", "store")}
 _EXCLUDED_OPTIONS = {"engine": ("served-model-name",)}
 
 
 def add_options(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of a command. Environment and file may also hold those of other commands."""
+    """Add the options of `command` to its parser. Unlike the command line, the environment and the
+    TOML file may also contain options of other commands."""
     for group, title in _GROUPS.items():
         section = parser.add_argument_group(title)
         for option in OPTIONS:
@@ -312,7 +313,8 @@ def _accepts(command: str, option: Option) -> bool:
 def merge_sources(
     arguments: Mapping[str, object], environ: Mapping[str, str]
 ) -> dict[str, OptionValue]:
-    """Return the options that are set, each from its first source. Raises SetupError."""
+    """Return the options that are set, by key: from the command line (`arguments`), else the
+    environment, else the TOML file. Raises SetupError."""
     file = arguments.get("config") or environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
     found = _from_file(Path(str(file))) if file else {}
     found |= _from_environment(environ)
@@ -345,7 +347,7 @@ def _add(add: Callable[..., object], option: Option) -> None:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, OptionValue]:
-    """Return the options of the environment; lists are separated by commas."""
+    """Return the options that environment variables set, by key; lists are separated by commas."""
     found: dict[str, OptionValue] = {}
     for option in OPTIONS:
         text = environ.get(option.environment_variable)

@@ -32,7 +32,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     tenants: dict[str, str] = {}
-    """Tenant by API key. Empty: no key is required."""
+    """Names of tenants by API key. Empty: no key is required."""
     allowed_origins: frozenset[str] = frozenset()
     ssl_certfile: str | None = None
     """PEM file. None: no TLS."""
@@ -63,7 +63,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     listen: Address = DEFAULT_LISTEN
     advertise: Address | None = None
-    """Address announced to gateways. None: that of `listen`."""
+    """Address announced to gateways. None: the address of `listen`."""
     secret_file: str | None = None
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None

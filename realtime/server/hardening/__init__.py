@@ -1,1 +1,1 @@
-"""Limits on the memory and time of a peer before its request is complete."""
+"""Limits on the memory and time that a client may take before its request is complete."""

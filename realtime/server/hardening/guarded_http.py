@@ -1,9 +1,9 @@
-"""HTTP connections of uvicorn, with a bound on what each may keep open.
+"""HTTP connections of uvicorn, with bounds on unfinished requests.
 
-half a request                  aborted: head after HEAD_TIMEOUT_S, body after BODY_TIMEOUT_S
-an endless head, or trailers    refused with 414 or 431 at a bound of bytes and of lines
-unfinished requests over budget the largest is refused with 503 (`incoming_budget`)
-input after a refusal           read and discarded for LINGER_S, at most LINGER_BYTES_MAX
+request that stays incomplete     aborted: head after HEAD_TIMEOUT_S, body after BODY_TIMEOUT_S
+head or trailers over a limit     refused with 414 or 431, by bytes and by lines
+unfinished requests over budget   the largest is refused with 503 (`incoming_budget`)
+input after a refusal             read and discarded for LINGER_S, at most LINGER_BYTES_MAX
 """
 
 import asyncio
@@ -42,23 +42,24 @@ from continuo.realtime.server.hardening.read_turns import ReadTurns
 HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
 REQUEST_LINE_BYTES_MAX = 16 * 1024
-"""Target of a request; URLs of browsers are shorter. Over it 414."""
+"""Maximum bytes of the request target, else 414; URLs of browsers are shorter."""
 HEADERS_BYTES_MAX = 64 * 1024
-"""Names and values of all header lines, trailers included. Over it 431."""
+"""Maximum bytes of all header lines of a request, trailers included; else 431."""
 HEADERS_MAX = http11.MAX_NUM_HEADERS
-"""Header lines, trailers included: as many as `websockets` takes in an upgrade. Over it 431."""
+"""Maximum number of header lines of a request, trailers included, else 431; the same limit as that
+of `websockets` for an upgrade."""
 PIPELINED_REQUESTS_MAX = 16
-"""Requests that wait for the response to an earlier one; browsers and SDKs do not pipeline. Over
-it 503."""
+"""Maximum number of requests of a connection that wait for the response to an earlier one, else
+503; browsers and SDKs do not pipeline."""
 RETRY_AFTER_S = 2
 
 
 class _ParserStopped(Exception):
-    """Ends the run of a parser whose request has been refused."""
+    """Raised in a parser callback to stop parsing after the request is refused."""
 
 
 class _TurnwiseFlow(TurnwiseReader, FlowControl):
-    """Flow control of an HTTP connection."""
+    """uvicorn's flow control of an HTTP connection, with read turns."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -74,7 +75,8 @@ class _TurnwiseFlow(TurnwiseReader, FlowControl):
 
 
 class _CycleTransport:
-    """The part of the transport that a request and its response use."""
+    """The transport as uvicorn's RequestResponseCycle uses it: `write`, and `close` replaced by
+    another function."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write = transport.write
@@ -82,31 +84,33 @@ class _CycleTransport:
 
 
 class GuardedHttp(Lingerer, HttpToolsProtocol):
-    """HTTP with a deadline for each request, for the first from the connection on; with a bound on
-    its head, and one on the bytes of all unfinished requests together."""
+    """An HTTP connection with a deadline for each request (the first one counts from the
+    connection), a bound on its head, and a budget for the bytes of all unfinished requests of the
+    server."""
 
     incoming_budget: ClassVar[IncomingBudget]
     read_turns: ClassVar[ReadTurns]
     first_read_turns: ClassVar[ReadTurns]
-    """Turns of new connections."""
+    """Read turns of new connections, before their first read."""
     url = b""
     _timeout: asyncio.TimerHandle | None = None
     _head_share: IncomingShare | None = None
-    """The charge for a head, set while it is under way."""
+    """Share of the incoming budget that `_head_bytes` are charged to; None while they are 0."""
     _head_bytes = 0
-    """Bytes of the head, the trailers or the framing of chunks being read; restarts whenever the
-    parser completes one."""
+    """Bytes read of an unfinished head, trailer section or chunk header; 0 whenever the parser has
+    completed one."""
     _header_bytes = 0
     _refusal: bytes | None = None
-    """The last response of this connection. Input that follows its cause is discarded."""
+    """The encoded error response after which the connection closes; further input is discarded.
+    None: no request was refused. Empty: close without an error response."""
     _current_cycle: RequestResponseCycle | None = None
-    """The request of the present response of the application, or of the last one."""
+    """The request that the application is responding to, or has responded to last."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self.flow = self._flow = _TurnwiseFlow(transport)
         self._arm(HEAD_TIMEOUT_S)
-        # uvloop starts to read when this method returns, so a pause in it would be undone.
+        # uvloop starts to read when this method returns, which would undo a pause made here.
         self.loop.call_soon(self._flow.wait_for_turn, self.first_read_turns)
 
     def data_received(self, data: bytes) -> None:
@@ -122,7 +126,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         if self.parser is None or self.transport.is_closing():
             return
         if self._timeout is None and self._is_answered:
-            self._arm(HEAD_TIMEOUT_S)  # line ends before a request are not reported by the parser
+            self._arm(HEAD_TIMEOUT_S)  # the parser does not report empty lines before a request
         self._head_bytes += len(part)
         super().data_received(part)
         if self._refusal is None and (self._head_bytes or self._head_share is not None):
@@ -140,7 +144,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         if self._head_share is not None:
             self._head_share.charge(size)
         if not size:
-            self._head_share = None  # it refers to this object
+            self._head_share = None  # breaks a reference cycle: the share refers to this object
 
     def send_400_response(self, msg: str) -> None:
         if self._refusal is None:
@@ -179,7 +183,8 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         super().on_headers_complete()
 
     def _check_upgrade(self) -> None:
-        """Refuse a head that `websockets`, which parses it again, would refuse."""
+        """Refuse an upgrade with a line over the limit of `websockets`, which parses the head
+        again."""
         limit = http11.MAX_LINE_LENGTH
         if len(b"GET " + self.url + b" HTTP/1.1\r\n") > limit:
             message = f"The request line of a WebSocket upgrade is over {limit:,} bytes."
@@ -197,7 +202,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         self._head_bytes = 0
         super().on_body(body)
         if self._is_answered:
-            return  # the body of an upgrade, or a body that is not read
+            return  # the body of an upgrade, or one that the application no longer reads
         share = self._body_share()
         share.charge(share.unfinished_bytes + len(body))
         if self._refusal is not None:
@@ -223,21 +228,21 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         self._disarm()
         self._charge_head(0)
         super().handle_websocket_upgrade()
-        self.parser = None  # it refers to this object
+        self.parser = None  # breaks a reference cycle: the parser refers to this object
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._current_cycle = cycle
         transport = _CycleTransport(self.transport, self._close_after_response)
-        cycle.transport = transport  # type: ignore[assignment]  # it has the two methods in use
+        cycle.transport = transport  # type: ignore[assignment]  # uvicorn uses only these two methods
         super()._start_asgi_task(cycle, partial(_run_and_release, app))
 
     def _close_after_response(self) -> None:
-        """Close the connection after a response. If the body of the request has not arrived, its
-        rest is discarded for a while: unread, it would reset the connection."""
+        """Close the connection after a response. If the request's body is still arriving, use a
+        lingering close: unread input would reset the connection."""
         cycle = self._current_cycle
         unread = cycle is not None and cycle.response_complete and cycle.more_body
         if unread and not self.transport.is_closing():
-            self._refusal = b""  # sent when the response is complete, as any other
+            self._refusal = b""  # on_response_complete starts the lingering close
         else:
             self.transport.close()
 
@@ -245,12 +250,13 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
 
     @property
     def _is_answered(self) -> bool:
-        """Whether the request that the parser read last has its response, or there is none yet."""
+        """Whether the response to the request parsed last is complete. Returns True if no request
+        has been parsed."""
         cycle = cast("RequestResponseCycle | None", self.cycle)
         return cycle is None or cycle.response_complete
 
     def _refuse_and_stop(self, status: int, code: str, message: str) -> NoReturn:
-        """Refuse the request under way. Raises _ParserStopped, which ends the run of the parser."""
+        """Refuse the request being parsed. Raises _ParserStopped, which stops the parser."""
         self._refuse(status, code, message)
         raise _ParserStopped
 
@@ -260,7 +266,8 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         self._refuse(503, "server_busy", message)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """Refuse the request under way, after the responses before it, and close the connection."""
+        """Refuse the request being parsed: once earlier responses of the connection are complete,
+        send an error response and close the connection."""
         if self._refusal is not None or self.transport.is_closing():
             return
         kind = "server_error" if status == 503 else "invalid_request_error"
@@ -274,7 +281,12 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
             self._send_refusal()
 
     def _can_send_refusal(self) -> bool:
-        """Whether the refusal may be written now: no response is owed before it."""
+        """Prepare to send the refusal, and return whether it can be sent now.
+
+        Returns False if responses to earlier requests must be sent first, or if the refused
+        request's own response has begun. Otherwise the application sees a disconnect of the refused
+        request if it is already running.
+        """
         if self._is_answered:
             return True
         cycle = self.cycle
@@ -314,7 +326,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         for cycle, _ in self.pipeline:
             release_share(cycle.scope)
         self.pipeline.clear()
-        self.cycle = self._current_cycle = None  # type: ignore[assignment]  # uvicorn: never None; they refer to this object
+        self.cycle = self._current_cycle = None  # type: ignore[assignment]  # uvicorn declares it never None; cycles refer to this object
 
     def _arm(self, seconds: float) -> None:
         self._disarm()

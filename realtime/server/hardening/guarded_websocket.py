@@ -1,10 +1,10 @@
-"""WebSocket connections of uvicorn, with a bound on what each may keep open.
+"""WebSocket connections of uvicorn, with bounds on unfinished messages.
 
-half a message                  closed after MESSAGE_TIMEOUT_S, or at a bound of fragments
-unfinished messages over budget the largest is closed with 1013 (`incoming_budget`)
-input after our close frame     read and discarded for LINGER_S, at most LINGER_BYTES_MAX
-session ended, client does      aborted: unsent bytes would hold the socket
-not read
+message that stays incomplete     closed after MESSAGE_TIMEOUT_S
+message of too many fragments     closed over FRAGMENTS_MAX
+unfinished messages over budget   connection of the largest closed with 1013 (`incoming_budget`)
+input after our close frame       read and discarded for LINGER_S, at most LINGER_BYTES_MAX
+session ended, client not reading aborted, because unsent bytes would keep the socket open
 """
 
 import asyncio
@@ -35,20 +35,22 @@ from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.transport.socket import PING_EXTENSION, SEND_NOW_EXTENSION
 
 MESSAGE_TIMEOUT_S = 60.0
-"""Time from the first byte of a message to its last, while the server reads. Over it close
-1008."""
+"""Maximum time in seconds for an incomplete message to become complete, else close 1008. The time
+restarts after the server has paused reading."""
 FRAGMENTS_MAX = 1024
-"""Fragments of one message; with more, each must carry FRAGMENT_BYTES_MEAN. Over it close 1008."""
+"""Maximum fragments of one message, else close 1008; one more is allowed for each
+FRAGMENT_BYTES_MEAN bytes of the message."""
 FRAGMENT_BYTES_MEAN = 64
-"""A smaller fragment takes less memory than the object that holds it."""
+"""Bytes per fragment above which the payload takes more memory than the object that holds it."""
 UNCHARGED_BYTES = 4 * 1024
-"""Bytes of a connection that are not charged, so that ordinary messages cost no bookkeeping."""
+"""Connections with at most so many waiting bytes are not charged to the incoming budget, so that
+ordinary messages cost no bookkeeping."""
 _MEDIUM_FRAME_HEAD, _LONG_FRAME_HEAD = struct.Struct("!BBH"), struct.Struct("!BBQ")
-"""Heads of frames, by how their size is written."""
+"""Layouts of the head of a frame whose payload length has 16 bits, and 64 bits."""
 CORKED_BYTES_MAX = 64 * 1024
-"""With more bytes corked, they are written at once."""
+"""Maximum bytes of a connection's corked frames; over it, they are written at once."""
 PING_BEAT_S = 0.25
-"""Pings are sent at multiples of it."""
+"""Pings of all connections are sent at multiples of this time on the event loop's clock."""
 _PING_PAYLOAD = b"are you there?"
 _INVALID_UPGRADE = (
     400,
@@ -58,30 +60,33 @@ _INVALID_UPGRADE = (
 
 
 class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
-    """A WebSocket with a deadline for each message, and bounds on its fragments and on the bytes of
-    all unfinished messages together."""
+    """A WebSocket connection with a deadline for each message, a bound on its fragments, and a
+    budget for the bytes of all unfinished messages of the server."""
 
     message_bytes_max: ClassVar[Mapping[str, int]] = {}
-    """Limits by path, where they differ from the configured one."""
+    """Maximum message bytes by path, where they differ from uvicorn's `ws_max_size`."""
     corked_sockets: ClassVar[list["GuardedWebSocket"]] = []
-    """Connections with frames to write at the end of this round of the event loop: together, which
-    wakes a reader of many once. Each server has its own list."""
+    """Connections with corked frames, which are written together at the end of this round of the
+    event loop, so that a process that reads many of them wakes once. Each server has its own
+    list."""
     _corked_frames: bytes = b""
     incoming_budget: ClassVar[IncomingBudget]
     read_turns: ClassVar[ReadTurns]
     _share: IncomingShare | None = None
-    """Set while more than UNCHARGED_BYTES wait for the rest of their message, or for the
-    application."""
+    """Share of the incoming budget; set while the bytes of incomplete, queued and received messages
+    exceed UNCHARGED_BYTES."""
     _queued_message_bytes: "deque[int]"
-    """Bytes of each whole message that is queued for the application."""
+    """Size of each complete message that is queued for the application, in bytes."""
     _queued_bytes = 0
-    """Their sum."""
+    """Sum of `_queued_message_bytes`."""
     _received_bytes = 0
-    """Bytes of the message that the application is handling: until it receives again."""
+    """Size of the message that the application received last, in bytes; 0 once it has called
+    `receive` for the next one."""
     _deadline: asyncio.TimerHandle | None = None
-    """Set while a message is under way and the server reads."""
+    """Timer of MESSAGE_TIMEOUT_S; set while a message is incomplete and reading is not paused."""
     _pong: bytes = b""
-    """The pong to the last ping, kept while the peer does not read."""
+    """The encoded pong to the client's last ping, to be sent once the client reads again. Empty:
+    none."""
     _is_lingering = False
     _ping_result: "asyncio.Future[bool] | None" = None
 
@@ -104,7 +109,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         frames: Sequence[bytes],
         is_binary: bool,  # noqa: FBT001 - an ASGI extension is called by position
     ) -> bool:
-        """Send frames if that needs no waiting and cannot raise. Returns False if it would."""
+        """Cork frames, to be written at the end of this round of the event loop. Returns False,
+        without effect, if the connection is not open or its send buffer is full."""
         if not (self.writable.is_set() and self.handshake_complete and self._is_open):
             return False
         if not self._corked_frames:
@@ -145,7 +151,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         super().shutdown()
 
     def ping(self) -> "asyncio.Future[bool]":
-        """Send a ping. The future resolves to True at the pong, to False if the connection ends."""
+        """Send a ping. The future resolves to True when the pong arrives, to False if the
+        connection is closed."""
         self._ping_result = self.loop.create_future()
         if self._is_open:
             self.conn.send_ping(_PING_PAYLOAD)
@@ -161,7 +168,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             super().handle_pong(event)
 
     def handle_ping(self) -> None:
-        """Send a pong; only to the last ping while the client does not read (RFC 6455, 5.5.3)."""
+        """Send the pong to a ping. While the client does not read, keep only the latest pong for
+        later (RFC 6455, 5.5.3)."""
         pongs = self.conn.data_to_send()
         if self.writable.is_set():
             self.transport.write(b"".join(pongs))
@@ -182,7 +190,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
 
     def _break_reference_cycles(self) -> None:
         """Break the reference cycles between the connection, its parser and their exceptions, so
-        that the bytes are freed at once."""
+        that buffered input is freed at once."""
         self.conn.parser.close()
         self.conn.parser_exc = None
         self.conn.reader.buffer = bytearray()
@@ -193,8 +201,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self._ping_result.set_result(is_answered)
 
     def schedule_ping(self) -> None:
-        """Send pings at a beat common to all connections: thousands of pings, and of pongs, wake
-        the process a few times a second."""
+        """Schedule the next keepalive ping at a multiple of PING_BEAT_S, common to all connections,
+        so that thousands of pings and pongs wake the process only a few times a second."""
         due_s = self.loop.time() + max(0.0, (self.ping_interval or 0.0) - self.last_ping_rtt)
         beat_s = math.ceil(due_s / PING_BEAT_S) * PING_BEAT_S
         self.ping_timer = self.loop.call_at(beat_s, self.send_keepalive_ping)
@@ -227,8 +235,9 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         return FRAGMENTS_MAX + (self.conn.current_size or 0) // FRAGMENT_BYTES_MEAN
 
     def _read_head(self, head: bytes) -> None:
-        """Parse the head that GuardedHttp has read. If `websockets` refuses it, send its response,
-        which uvicorn leaves out, or a 400 if it has none."""
+        """Parse the head of the upgrade request, which GuardedHttp has read. If `websockets`
+        refuses it, send the response of `websockets`, which uvicorn does not send, or a 400 if
+        there is none; then close."""
         super().data_received(head)
         if not self.handshake_initiated:
             refusal = b"".join(self.conn.data_to_send())
@@ -240,7 +249,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     # ------------------------------------------------------------ accounting
 
     def _update_charge(self) -> None:
-        """Charge the bytes that wait, and arm or disarm the deadline of the message under way."""
+        """Charge incomplete, queued and received messages to the incoming budget; start or cancel
+        the timer of an incomplete message."""
         if self.disconnected or self._is_lingering:
             return
         unfinished = len(self.conn.reader.buffer) + (self.conn.current_size or 0)
@@ -253,7 +263,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
                 return
         elif self._share is not None:
             self._share.release()
-            self._share = None  # it refers to this object
+            self._share = None  # breaks a reference cycle: the share refers to this object
         if self.read_paused or not (unfinished or self.frames):
             if self._deadline is not None:
                 self._disarm()
@@ -263,13 +273,14 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     def send_receive_event_to_app(self) -> None:
         size = sum(map(len, self.frames))
         super().send_receive_event_to_app()
-        self._disarm()  # the next message has a time of its own
+        self._disarm()  # the next message gets a timer of its own
         if not self.close_sent:
             self._queued_message_bytes.append(size)
             self._queued_bytes += size
 
     async def receive(self) -> ASGIReceiveEvent:
-        """Return the next message. The application has finished with the one before."""
+        """Return the next message. The call means that the application has finished with the
+        previous one, whose bytes are released from the budget."""
         self._received_bytes = 0
         if self._share is not None:
             self._update_charge()
@@ -289,7 +300,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self._disarm()
         if self._share is not None:
             self._share.release()
-            self._share = None  # it refers to this object
+            self._share = None  # breaks a reference cycle: the share refers to this object
 
     def _disarm(self) -> None:
         if self._deadline is not None:
@@ -318,15 +329,16 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self.transport.abort()
 
     def handle_parser_exception(self) -> None:
-        """Close after a frame that is too long, not masked or not UTF-8: send the close code, close
-        the sending side, and read on for a while."""
+        """Close the connection after an invalid frame (too long, not masked, not UTF-8) or a
+        message over a limit: send the close frame, close the sending side, and discard input for
+        LINGER_S."""
         assert self.conn.close_sent is not None, "the parser has a close code"
         self._release_charge()
         code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self._is_lingering = self.close_sent = True
         self.frames = []
-        # While this timer runs the end of the session does not close the socket.
+        # While this timer is set, uvicorn does not close the socket at the end of the session.
         self.close_timer = self.loop.call_later(LINGER_S, self.transport.abort)
         self._write_last(b"".join(self.conn.data_to_send()))
         self.read_paused = False
@@ -334,13 +346,14 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
-        self.scope.get("extensions", {}).clear()  # they refer to this object
+        self.scope.get("extensions", {}).clear()  # breaks reference cycles with this object
         if not self.writable.is_set():
             self.transport.abort()
 
 
 def frame_head(size: int, *, is_binary: bool) -> bytes:
-    """The head of an unfragmented frame from a server, text or binary (RFC 6455, 5.2)."""
+    """Encode the head of an unfragmented frame of a server, text or binary, with a payload of
+    `size` bytes (RFC 6455, 5.2)."""
     first = 0x82 if is_binary else 0x81
     if size < 126:
         return bytes((first, size))

@@ -9,24 +9,25 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from continuo.realtime.server.hardening.read_turns import ReadTurns
 
 SLICE_BYTES = 16 * 1024
-"""Bytes that a parser is fed at once. A read of the event loop, up to 256 KiB, has room for 14,000
-requests or 43,000 empty frames, and limits are checked between slices."""
+"""Maximum bytes passed to a parser at once. Limits are checked between slices, as one read of the
+event loop, up to 256 KiB, can contain 14,000 requests or 43,000 empty frames."""
 LINGER_S = 2.0
-"""Time for which input is still read and discarded after the last response."""
+"""Time in seconds for which input is read and discarded after the last response."""
 LINGER_BYTES_MAX = 64 * 1024 * 1024
 
 
 class TurnwiseReader:
-    """Mixin of a flow control that waits for a read turn after a large read."""
+    """Mixin of a flow control or protocol that waits for a read turn after a large read."""
 
     transport: asyncio.Transport
     read_paused: bool
-    """Whether the application accepts no more yet."""
+    """Whether uvicorn has paused reading, because the application has not consumed earlier
+    input."""
     _waits = False
-    """Whether the connection waits for its turn."""
+    """Whether reading is paused until this connection's read turn."""
 
     def _wait(self, turns: ReadTurns) -> None:
-        """Pause reading until the next turn."""
+        """Pause reading until this connection's next read turn."""
         if not self._waits and not self.transport.is_closing():
             self._waits = True
             self.transport.pause_reading()
@@ -37,43 +38,45 @@ class TurnwiseReader:
         self._read_on()
 
     def _read_on(self) -> None:
-        """Resume reading unless the application or the turn forbids it."""
+        """Resume reading, unless uvicorn has paused it, a read turn is pending, or the connection
+        is closing."""
         if not (self.read_paused or self._waits or self.transport.is_closing()):
             self.transport.resume_reading()
 
 
 class Lingerer:
-    """Mixin of a protocol with a lingering close: after its last response, it discards input.
+    """Mixin of a protocol with a lingering close: after the last response, input is discarded.
 
-    A socket that is closed with bytes unread is reset, and the reset discards what the client has
-    not read yet, including the last response. So input is read for LINGER_S more.
+    If a socket is closed with unread input, the connection is reset, and the reset discards data
+    that the client has not read yet, including the last response. So input is read for LINGER_S
+    more.
     """
 
     transport: asyncio.Transport
     _lingered_bytes = 0
 
     def _write_last(self, response: bytes) -> None:
-        """Send the last response and close the sending side."""
+        """Send `response` and close the sending side of the connection."""
         self.transport.write(response)
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
     def _discard_input(self, part: bytes) -> None:
-        """Discard input. Aborts the connection over LINGER_BYTES_MAX."""
+        """Count and discard input. Aborts the connection if the total exceeds LINGER_BYTES_MAX."""
         self._lingered_bytes += len(part)
         if self._lingered_bytes > LINGER_BYTES_MAX:
             self.transport.abort()
 
 
 def slices(data: bytes) -> Sequence[bytes]:
-    """The bytes of a read in parts of at most SLICE_BYTES."""
+    """Split the bytes of a read into slices of at most SLICE_BYTES."""
     if len(data) <= SLICE_BYTES:
         return (data,)
     return [data[start : start + SLICE_BYTES] for start in range(0, len(data), SLICE_BYTES)]
 
 
 def encode_last_response(response: Response) -> bytes:
-    """Encode an HTTP response after which the connection closes."""
+    """Encode an HTTP/1.1 response with `Connection: close`."""
     headers = [*response.raw_headers, (b"connection", b"close")]
     lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
     return STATUS_LINE[response.status_code] + lines + b"\r\n" + bytes(response.body)

@@ -1,31 +1,34 @@
-"""Incoming budget: a bound on the bytes of messages and bodies that are not handled yet.
+"""Incoming budget: a bound on the bytes of messages and bodies that the application still needs.
 
-A connection charges bytes when they arrive, never a length that is only announced. The bytes are
-released when the application has finished with the message, or when the connection is lost. Over
-the budget the share with the most unfinished bytes is refused, so that small messages are accepted
-while large ones fill the budget. Pure.
+A connection charges bytes when they arrive, never by an announced length. The bytes are released
+when the application has finished with the message, or when the connection is lost. If the budget is
+exceeded, the share with the most unfinished bytes is refused, so that small messages are accepted
+while large ones fill the budget. Performs no I/O.
 """
 
 from collections.abc import Callable, Mapping
 from typing import cast
 
 SHARE_EXTENSION = "continuo.incoming"
-"""ASGI extension: the `IncomingShare` that the body of a request is charged to."""
+"""Name of the ASGI extension that holds the IncomingShare of a request's body."""
 
 
 class IncomingShare:
-    """The bytes of one message or body. `refuse` closes its connection; the bytes are released."""
+    """The bytes that one connection has charged for a message or body. `refuse` is called if this
+    share is refused, after its bytes are released; it closes the connection."""
 
     def __init__(self, budget: "IncomingBudget", refuse: Callable[[], None]) -> None:
         self._budget = budget
         self._refuse = refuse
         self.unfinished_bytes = 0
-        """Bytes of a message whose end has not arrived."""
+        """Bytes charged for messages whose end has not arrived."""
         self.charged_bytes = 0
-        """Bytes charged, including those of whole messages that the application still reads."""
+        """Total bytes charged: `unfinished_bytes`, and complete messages that the application has
+        not finished with."""
 
     def charge(self, unfinished: int, whole: int = 0) -> None:
-        """Replace the charge of this share. May refuse this share, or others."""
+        """Set the charge of this share to `unfinished` bytes of incomplete and `whole` bytes of
+        complete messages. If the budget is exceeded, shares are refused, maybe this one."""
         held = unfinished + whole
         if held != self.charged_bytes or unfinished != self.unfinished_bytes:
             self._budget.charge(self, unfinished, held)
@@ -39,13 +42,13 @@ class IncomingShare:
 
 
 class IncomingBudget:
-    """The shares of one server process."""
+    """The incoming budget of one server process, and its shares."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.charged_bytes = 0
         self.refused_count = 0
-        """Shares refused since the start."""
+        """Number of shares refused since the start of the process."""
         self._unfinished: dict[IncomingShare, None] = {}
 
     def charge(self, share: IncomingShare, unfinished: int, charged: int) -> None:
@@ -65,7 +68,8 @@ def _unfinished_bytes_of(share: IncomingShare) -> int:
 
 
 def share_of(scope: Mapping[str, object]) -> IncomingShare | None:
-    """Return the share that the body of a request is charged to. Returns None if there is none."""
+    """Return the share that the body of a request is charged to. Returns None if nothing is
+    charged."""
     return _extensions(scope).get(SHARE_EXTENSION)
 
 

@@ -1,14 +1,14 @@
-"""Read turns: how much large input the event loop handles before it serves other connections.
+"""Read turns: a limit on the large input that the event loop handles before other work.
 
-A read takes up to 256 KiB, which holds hundreds of messages, and hundreds of connections may be
-readable at the same time. A connection whose last read was large waits for its turn before the next
-one; so does a connection whose next message is queued before the application receives it.
-TURNS_PER_ROUND of them continue in one round, in order of arrival; a connection that sends little
-never waits. After a round as much time is left to other work as the round took: a small request
-needs about ten iterations of the event loop, and would wait in each of them for a round of reads.
+One read returns up to 256 KiB, which can contain hundreds of messages, and hundreds of connections
+may be readable at the same time. So a connection whose last read was large waits for a read turn
+before its next read, and an application waits for one before it receives a message that is already
+queued. Each round grants TURNS_PER_ROUND turns, in order of arrival; a connection that sends little
+never waits. After a round, the next one is delayed by the time that the round took: a small request
+needs about ten iterations of the event loop, and would otherwise wait for a round of reads in each.
 
-New connections have turns of their own before their first read, for a hundred of them at once take
-0.1 s to read, authenticate and open, and behind large input they would wait long.
+New connections wait for turns of their own before their first read: to read, authenticate and open
+a hundred connections takes 0.1 s, and behind large input they would wait long.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from collections.abc import Callable
 from functools import partial
 
 TURNS_PER_ROUND = 2
-"""Turns in a round: about 5 ms of the largest reads."""
+"""Turns granted per round; a round of the largest reads takes about 5 ms."""
 NEW_CONNECTIONS_PER_ROUND = 8
-"""About 3 ms of requests and upgrades."""
+"""Turns granted per round to new connections; a round of requests and upgrades takes about 3 ms."""
 
 
 class ReadTurns:
-    """The connections of one server process that wait for their turn to read."""
+    """The queue of connections of one server process that wait for a read turn."""
 
     def __init__(self, per_round: int = TURNS_PER_ROUND) -> None:
         self._per_round = per_round
@@ -31,12 +31,12 @@ class ReadTurns:
         self._scheduled = False
 
     def call_in_turn(self, callback: Callable[[], None]) -> None:
-        """Queue `callback` and call it in its turn."""
+        """Queue `callback`, and call it when its turn is granted."""
         self._waiting.append(callback)
         self._schedule()
 
     async def wait(self) -> None:
-        """Wait until this reader may read."""
+        """Wait until a turn is granted to the caller."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call_in_turn(partial(_resolve, turn))
         await turn
@@ -52,7 +52,8 @@ class ReadTurns:
             return
         for _ in range(min(self._per_round, len(self._waiting))):
             self._waiting.popleft()()
-        # What these connections have sent is read before the next iteration of the event loop.
+        # The event loop reads these connections' input before the next iteration, so _end_round
+        # measures these reads.
         loop = asyncio.get_running_loop()
         loop.call_soon(self._end_round, loop.time())
 

@@ -1,8 +1,8 @@
 """The web application. Clients that hold resources are disconnected (see also `hardening`):
 
-stops reading       dropped by the kernel, USER_TIMEOUT_MS after the first unacknowledged byte
-is silent           pinged every PING_S, dropped after PING_S without a pong
-sends too much      refused up to twice the frame limit, closed with 1009 above
+client stops reading   dropped by the kernel, USER_TIMEOUT_MS after the first unacknowledged byte
+client is silent       pinged every PING_S seconds, dropped after PING_S without a pong
+frame over its limit   refused if at most twice the limit, else the connection is closed with 1009
 """
 
 import time

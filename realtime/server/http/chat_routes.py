@@ -1,6 +1,7 @@
-"""POST /v1/chat/completions: JSON, or chunks (`stream`).
+"""POST /v1/chat/completions: responds with JSON, or with chunks as server-sent events (`stream`).
 
-Nothing is stored but KV, which the tenant's next request reuses as far as its prefix is the same.
+Requests and responses are not stored. Their KV stays cached: a later request of the same tenant
+reuses the KV of a common prefix.
 """
 
 from collections.abc import AsyncGenerator

@@ -1,11 +1,12 @@
-"""The page for browsers: the built files of web/, held in memory with their compressed form.
+"""The web pages: the built files of web/, held in memory, plain and compressed.
 
-    GET /          the page          GET /admin    the server, for its operator
-    GET /assets/…  files of both: named by content hash, so cached for ever
+    GET /          the page for conversations
+    GET /admin     the page for operators
+    GET /assets/…  files of both pages, named by content hash and therefore cached for ever
 
-Both pages need no key, because they contain no data; a client secret sent with /admin is refused
-there, as in the requests of that page. The Content-Security-Policy permits no other source. If the
-files were not built, a page explains how to build them.
+Neither page needs a key, because they contain no data. A client secret sent with GET /admin is
+refused, as it is by the API requests of that page. The Content-Security-Policy permits only files
+and connections of this server. If the files were not built, a page explains how to build them.
 """
 
 import gzip
@@ -48,7 +49,7 @@ class _Asset(msgspec.Struct, frozen=True):
 
 
 class Page:
-    """Routes of the web pages and their files."""
+    """Routes of the web pages and their files, which are read from `folder` once."""
 
     def __init__(
         self, folder: Path = ASSETS_DIR, authenticator: Authenticator | None = None

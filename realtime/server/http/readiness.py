@@ -1,11 +1,11 @@
-"""Readiness gate: the ASGI application in front of the real one, with the health endpoints.
+"""Readiness gate: the ASGI application in front of the web application, with health endpoints.
 
-    GET /health/live     this process runs its event loop
-    GET /health/ready    new sessions are accepted: engine and store are available, and the server
-                         is not draining; /ready is the same
+    GET /health/live     200 if this process runs its event loop
+    GET /health/ready    200 if new sessions are accepted (engine and store are available, and the
+                         server is not draining), else 503; /ready is the same
 
-The endpoints need no key and reveal nothing of the model or its sessions. Other requests are held
-for a while until model and store are ready, and refused while the server is draining.
+The endpoints need no key and reveal nothing of the model or its sessions. Other requests wait until
+model and store are loaded, at most STARTUP_WAIT_S_MAX, and are refused while the server drains.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket
 from continuo.realtime.server import replies
 
 STARTUP_WAIT_S_MAX = 30.0
-"""How long a request is held for the first engine; then 503."""
+"""Maximum time that a request waits for the server to start; then the response is 503."""
 RETRY_AFTER_S = 2.0
 HEALTH_PATHS = ("/health/live", "/health/ready", "/ready")
 
@@ -50,14 +50,14 @@ class ReadinessGate:
         self._wait_s_max = wait_s_max
 
     def set_app(self, app: Starlette, engines: EngineReadiness, store: StoreReadiness) -> None:
-        """Pass requests on to `app` from now on."""
+        """Forward requests to `app` from now on; report the readiness of `engines` and `store`."""
         self._app, self._engines, self._store = app, engines, store
         self.state = app.state
         self._app_set.set()
 
     @property
     def status(self) -> str:
-        """`ready`, or why the server is not."""
+        """`ready`, or the reason why not: `draining`, `starting`, `no_engine` or `no_store`."""
         if self.is_draining:
             return "draining"
         if self._engines is None or self._store is None:

@@ -3,8 +3,8 @@
     WS  /v1/realtime?model=NAME     a session (OpenAI Realtime, text)
         &fork=SESSION&at=ITEM[&resume_token=TOKEN]                      a fork after an item
         &session_id=SESSION&last_event_id=EVENT[&resume_token=TOKEN]    a resumed session
-    GET /v1/models                  the served models
-    GET /health                     this process is alive; whether its engine is
+    GET /v1/models[/NAME]           the served models
+    GET /health                     whether this process responds; `engine`: `up` or `restarting`
 
 Only /health needs no key. A session may be resumed with its resume token alone: without a key, or
 with a client secret that has expired.
@@ -71,7 +71,8 @@ class RealtimeRoutes:
         connection = Connection(
             socket, self._registry, self._limits, name, credentials, session_request, codec
         )
-        # Refusals are events: the SDKs would retry an HTTP error five times before they report it.
+        # A refusal is sent as an event: the SDKs retry an HTTP error five times before they report
+        # it.
         if isinstance(authenticated, Refusal):
             await connection.refuse(authenticated)
         elif self._served_models.find(name) is None:
@@ -82,9 +83,10 @@ class RealtimeRoutes:
     async def _authenticate(
         self, websocket: WebSocket, session_request: ForkRequest | ResumeRequest | None
     ) -> Credentials | Denied | Refusal:
-        """Check the key, or the resume token in its place.
+        """Return the credentials of the key or, if a resume token may replace it, of that token.
 
-        A wrong token is refused like an unknown session, before any other check.
+        Returns Denied without a valid key or a token; a Refusal if the token is wrong, the same as
+        for an unknown session.
         """
         authenticated = self._authenticator.authenticate(websocket.headers)
         if not isinstance(authenticated, Denied) or not authenticated.accepts_resume_token:

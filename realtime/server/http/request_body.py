@@ -9,17 +9,19 @@ from continuo.realtime.transport import run_paced
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Read a body of at most `limit` bytes that is not too complex to decode. Raises Refusal."""
+    """Return the body of a request. Raises Refusal if it is over `limit` bytes, incomplete, or too
+    complex to decode."""
     try:
         body = await _read_whole(request, limit)
         await run_paced(check_body_complexity(body, "body"))
     finally:
-        release_share(request.scope)  # the caller decodes the body at once
+        release_share(request.scope)  # no longer charged: the caller decodes the body at once
     return body
 
 
 async def _read_whole(request: Request, limit: int) -> bytes:
-    """Read the whole body. Raises Refusal, before a byte is read if Content-Length is too long."""
+    """Read the whole body. Raises Refusal if it is incomplete or over `limit` bytes; if
+    Content-Length is over the limit, before reading."""
     body = bytearray()
     try:
         _check_size(_content_length(request), limit)
@@ -37,6 +39,7 @@ def _check_size(size: int, limit: int) -> None:
 
 
 def _content_length(request: Request) -> int:
-    """The Content-Length of the request. Returns 0 without one; the parser accepts only numbers."""
+    """Return the Content-Length of the request, or 0 without one. The HTTP parser has refused any
+    value that is not a number."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isdecimal() else 0

@@ -1,11 +1,11 @@
 """Routes of the Responses API.
 
-    WS     /v1/responses                 responses in stream queues
-    POST   /v1/responses                 one response: JSON, or events (`stream`)
+    WS     /v1/responses                 create responses, queued by `stream_id`
+    POST   /v1/responses                 create a response: JSON, or events (`stream`)
     GET    /v1/responses/ID              a stored or active response; `stream` for its events,
                                          `starting_after` for those after a sequence number
-    DELETE /v1/responses/ID
-    POST   /v1/responses/ID/cancel
+    DELETE /v1/responses/ID              delete a response
+    POST   /v1/responses/ID/cancel       cancel an active response
 
 A response belongs to its tenant: the id of another tenant's response is refused like an unknown id.
 """
@@ -140,7 +140,7 @@ class ResponsesRoutes:
 
 
 async def _events(event_stream: EventStream, after: int) -> AsyncGenerator[bytes, None]:
-    """Yield the events after the sequence number `after`."""
+    """Yield the encoded server-sent events whose sequence number is over `after`."""
     encoder = Encoder()
     async with aclosing(event_stream.follow()) as events:
         async for event in events:
@@ -160,7 +160,8 @@ def _not_found(response_id: str) -> Refusal:
 
 
 def _number(request: Request, name: str) -> int | None:
-    """Return a sequence number of the query. Returns None without it. Raises Refusal."""
+    """Return the sequence number in query parameter `name`. Returns None if the parameter is
+    missing. Raises Refusal if it is invalid."""
     text = request.query_params.get(name)
     if text is None or (text.isascii() and text.isdigit() and len(text) < 16):
         return None if text is None else int(text)

@@ -1,12 +1,13 @@
 """Routes of sessions and client secrets.
 
     POST   /v1/realtime/client_secrets   mint a client secret, with the settings of its sessions
-    GET    /v1/realtime/sessions/ID      status of a session, with the place of its KV
+    GET    /v1/realtime/sessions/ID      status of a session, and where its KV is held
     DELETE /v1/realtime/sessions/ID      end a session
 
-A session is found in this process, on another gateway, or in the store only. It belongs to its
-tenant: the id of another tenant's session is refused like an unknown id. So is, for a client
-secret, the id of a session that did not begin under it, unless its `resume_token` is in the query.
+The session may be in this process, on another gateway, or in the store only. It belongs to its
+tenant: the id of another tenant's session is refused like an unknown id. A client secret gives
+access only to sessions created with it, or to a session whose `resume_token` is in the query; other
+ids are refused like unknown ids.
 """
 
 from typing import Annotated, Literal
@@ -35,14 +36,14 @@ from continuo.realtime.server.http.request_body import read_body
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
-    """Lifetime of a client secret, as on the wire."""
+    """Lifetime of a client secret in a request: `seconds` from its creation."""
 
     anchor: Literal["created_at"] = "created_at"
     seconds: Annotated[int, Meta(ge=10, le=7200)] = 600
 
 
 class ClientSecretIn(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of a request for a client secret."""
+    """Body of `POST /v1/realtime/client_secrets`."""
 
     expires_after: ExpiresAfter | None = None
     session: SessionIn | None = None
@@ -133,7 +134,7 @@ class SessionRoutes:
 
 
 def access_of(credentials: Credentials, request: Request) -> Access:
-    """Return the access of a request: its key, and `resume_token` in its query."""
+    """Return the access that a request proves: by its key, and by `resume_token` in its query."""
     return Access.of(credentials, request.query_params.get("resume_token"))
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events, and responses to clients that may disconnect while they are generated."""
+"""Server-sent events, and the cancellation of work whose client disconnects."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
@@ -13,13 +13,14 @@ T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
-    """Raised when the client has disconnected, so that no response can be sent."""
+    """Raised when the client disconnects before its response is complete."""
 
 
 class SSEResponse(Response):
-    """A response that sends each chunk as soon as it is available.
+    """A streaming response that sends each chunk of a generator as soon as it is available.
 
-    Closes the generator when the client disconnects, or does not receive a chunk for `send_s_max`.
+    Closes the generator when the client disconnects, or when the send of a chunk takes longer than
+    `send_s_max` seconds.
     """
 
     media_type = "text/event-stream"
@@ -60,7 +61,7 @@ class SSEResponse(Response):
 
 
 async def run_until_disconnect(request: Request, work: Awaitable[T]) -> T:
-    """Return the result of `work`. If the client disconnects first, cancels it and raises
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise
     ClientDisconnected."""
     working = asyncio.ensure_future(work)
     disconnected = asyncio.create_task(_wait_for_disconnect(request.receive))

@@ -1,11 +1,11 @@
-"""Statistics of the server, for the page and for operators; read only, and with a key.
+"""Statistics of the server, for the web pages and for operators; read only.
 
     GET /v1/stats                 engine, gateway process and recent warnings
-    GET /v1/realtime/sessions     the tenant's sessions, newest first
+    GET /v1/realtime/sessions     the tenant's sessions in this process, newest first
 
-Every tenant may read the totals of the engine, but not with a client secret; warnings are shown
-only if all keys belong to one tenant. A client secret lists the sessions that began under it, or
-the one whose `resume_token` is in the query.
+Both need a key. /v1/stats refuses client secrets; any tenant may read the totals of the engine, but
+warnings are included only if all keys belong to one tenant. With a client secret, the list contains
+only sessions created with it, or the session whose `resume_token` is in the query.
 """
 
 import asyncio
@@ -26,9 +26,10 @@ from continuo.realtime.server.http.session_routes import access_of
 from continuo.realtime.server.logging_setup import LoggedWarning, RecentWarnings
 
 ENGINE_TIMEOUT_S = 2.0
-"""Timeout of the engine's report; without it, the engine counts as unavailable."""
+"""Timeout of the request for the engine's statistics; after it, the engine counts as
+unavailable."""
 LISTED_SESSIONS_MAX = 200
-"""Sessions in one list."""
+"""Maximum number of sessions in a list; `has_more` says whether more exist."""
 
 
 class ServerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +43,9 @@ class ServerStats(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     up_s: float
     sessions: int
-    """Open sessions of this process."""
+    """Number of sessions in this process."""
     engine: EngineStats | None
-    """Report of the engine. None: it is unavailable, and may be restarting."""
+    """Statistics of the engine. None: the engine is unavailable; it may be restarting."""
     warnings: tuple[LoggedWarning, ...]
 
 
@@ -109,7 +110,7 @@ class StatsRoutes:
             async with asyncio.timeout(ENGINE_TIMEOUT_S):
                 infos = {info.session: info for info in await self._engine.list_sessions()}
         except (EngineError, TimeoutError):
-            pass  # without the reports, KV counts as lost
+            pass  # a session without a report of the engine is listed with its KV as lost
         data = [
             {"id": session.id, "object": "realtime.session", **session.status_from(infos).fields()}
             for session in sessions[: -LISTED_SESSIONS_MAX - 1 : -1]

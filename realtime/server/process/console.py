@@ -8,7 +8,8 @@ from continuo.realtime.server.config.settings import DEFAULT_PORT, GatewaySettin
 
 
 class LoadProgress:
-    """Prints each stage of loading once, when it begins; in a terminal, also its progress."""
+    """Callback that prints each stage of loading once, when it begins; in a terminal, prints its
+    percentage too, updated in place."""
 
     def __init__(self) -> None:
         self._stage = ""

@@ -1,7 +1,7 @@
 """Discovery of the engines of a gateway: those configured, and those announced in Redis.
 
-The engine process does not know Redis: its parent process announces it. Discovery only finds the
-engines; the router assigns sessions to them, by their load reports.
+The engine process does not use Redis: its parent process announces it. Discovery only finds the
+engines; the router assigns sessions to them, by the load that they report over their links.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from continuo.realtime.store.redis.client import RedisClient
 log = logging.getLogger(__name__)
 
 ANNOUNCE_INTERVAL_S = 1.0
-"""Interval of announcements, and of lookups by gateways."""
+"""Interval of announcements by engines, and of lookups by gateways."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -42,7 +42,10 @@ class Announcement(msgspec.Struct, frozen=True):
 async def announce(
     engine: EngineClient, address: Address, store: str | None
 ) -> AsyncGenerator[None]:
-    """Announce an engine while it is ready, so that gateways find it. Raises SetupError."""
+    """Announce an engine at `address` to gateways while it is ready and not draining.
+
+    `store`: URL of the Redis; None: no announcement. Raises SetupError.
+    """
     if store is None:
         yield
         return
@@ -60,7 +63,11 @@ async def announce(
 async def discover_engines(
     configured: Iterable[Address], security: LinkSecurity, store: str | None
 ) -> AsyncGenerator[EngineClient]:
-    """Connect to the configured and the announced engines, ready or not. Raises SetupError."""
+    """Yield a client that connects to the configured and the announced engines; does not wait until
+    they are ready.
+
+    `store`: URL of the Redis with announcements; None: configured engines only. Raises SetupError.
+    """
     engine = EngineClient()
     fixed = set(configured)
     for address in fixed:
@@ -114,7 +121,8 @@ async def _withdraw(address: Address, redis: RedisClient) -> None:
 async def _discover(
     engine: EngineClient, configured: set[Address], security: LinkSecurity, redis: RedisClient
 ) -> None:
-    """Add and remove announced engines. While Redis is unavailable, the engines found remain."""
+    """Add each announced engine; remove it once it is neither announced nor responsive. While Redis
+    is unavailable, nothing changes."""
     known: set[Address] = set()
     while True:
         found = await _try_call(redis, partial(redis.run_script, "engines", (keys.ENGINES_KEY,)))
@@ -132,8 +140,8 @@ async def _discover(
 
 
 async def _try_call(redis: RedisClient, call: Callable[[], Awaitable[Any]]) -> Any:
-    """Return the reply of Redis. Returns None if Redis is unavailable, which the health probe logs
-    once."""
+    """Return the reply of Redis. Returns None if Redis is unavailable; logged at debug level only,
+    because the health probe logs each outage once."""
     try:
         async with redis.bounded():
             return await call()

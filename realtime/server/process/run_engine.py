@@ -1,8 +1,9 @@
 """`continuo engine`: an engine alone, for gateways in other processes.
 
-The engine process is a child of this one. It accepts gateways on a socket that outlives it, and is
-restarted when it dies. SIGTERM drains: new work is refused, running turns finish within a grace,
-and the gateways attach their sessions to other engines.
+The engine process is a child of this process and is restarted when it dies. The socket on which it
+accepts gateways belongs to this process and stays open meanwhile. SIGTERM drains: new work is
+refused, running turns may finish within `--drain-grace-s`, and the gateways attach their sessions
+to other engines.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """`continuo serve` and `continuo gateway`, from binding the port to shutdown.
 
-SIGTERM drains: new connections are refused, and active responses finish within a grace; a session
-is closed with 1012 as soon as it has no active response. SIGINT does not wait for responses. A
-second signal exits at once. Signals in quick succession count as one, because `make` repeats a
-signal that its process group has received.
+SIGTERM drains: new connections are refused, and active responses may finish within
+`--drain-grace-s`; the connection of a session is closed with 1012 as soon as the session has no
+active response. SIGINT does not wait for responses. A second signal exits at once. Signals in quick
+succession count as one, because `make` repeats a signal that its process group has received.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ async def _run(settings: GatewaySettings, source: EngineSource) -> int:
 
 @asynccontextmanager
 async def _opened_store(settings: GatewaySettings) -> AsyncGenerator[Store]:
-    """Open the store, and close it at the end. Raises SetupError."""
+    """Yield the opened store, and close it on exit. Raises SetupError."""
     url = "sqlite://:memory:" if settings.store == "memory" else settings.store
     try:
         store = await open_store(url, settings.durability)
@@ -111,7 +111,8 @@ async def _opened_store(settings: GatewaySettings) -> AsyncGenerator[Store]:
 
 
 def _with_model_name(settings: GatewaySettings, engine: EngineClient) -> GatewaySettings:
-    """Serve under the engines' model name unless names are configured."""
+    """Return the settings with the model name of the engines as served name, unless served names
+    are configured."""
     if settings.served_model_name:
         return settings
     return msgspec.structs.replace(settings, served_model_name=(engine.ready.model,))

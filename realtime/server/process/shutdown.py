@@ -10,17 +10,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SIGNAL_MERGE_S = 0.1
-"""Signals within this time count as one."""
+"""Time after the first signal within which further signals are ignored, in seconds."""
 IDLE_S = 0.5
-"""Time after the last response in which its end is written."""
+"""Time without a turn after which the process counts as idle: enough to write the end of the last
+response."""
 
 
 class ShutdownSignals:
-    """SIGINT and SIGTERM: the first requests a shutdown, a second exits at once."""
+    """Handles SIGINT and SIGTERM: the first signal requests a shutdown, a second one exits at
+    once."""
 
     def __init__(self) -> None:
         self.is_graceful = False
-        """Whether active responses may finish: the signal was SIGTERM."""
+        """Whether active responses may finish, because the first signal was SIGTERM."""
         self._requested = asyncio.Event()
         self._requested_s = 0.0
         loop = asyncio.get_running_loop()
@@ -41,7 +43,7 @@ class ShutdownSignals:
         await self._requested.wait()
 
     async def run_unless_stopped(self, work: Coroutine[None, None, T]) -> T | None:
-        """Return the result of `work`. Returns None if a signal comes first, which cancels it."""
+        """Return the result of `work`. If a signal arrives first, cancel `work` and return None."""
         working, stopping = asyncio.create_task(work), asyncio.create_task(self.wait())
         try:
             await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -55,7 +57,7 @@ class ShutdownSignals:
 
 
 async def wait_until_idle(turn_count: Callable[[], int], grace_s: float) -> None:
-    """Wait until there has been no turn for IDLE_S, at most for `grace_s`."""
+    """Wait until `turn_count()` has been 0 for IDLE_S, at most `grace_s` seconds."""
     now_s = quiet_since_s = time.monotonic()
     end_s = now_s + grace_s
     while now_s < end_s and now_s - quiet_since_s < IDLE_S:

@@ -23,13 +23,14 @@ from continuo.realtime.server.hardening.read_turns import NEW_CONNECTIONS_PER_RO
 from continuo.realtime.server.http.readiness import ReadinessGate
 
 PING_S = 20.0
-"""Interval of WebSocket pings, and the timeout of the pong."""
+"""Interval of WebSocket pings, and the timeout of each pong, in seconds."""
 USER_TIMEOUT_MS = 20_000
-"""TCP_USER_TIMEOUT: a connection is dropped when sent data is not acknowledged for so long."""
+"""TCP_USER_TIMEOUT: the kernel drops a connection whose sent data stays unacknowledged for this
+time."""
 SHUTDOWN_S = 5
-"""Timeout of a graceful shutdown of uvicorn."""
+"""Timeout of uvicorn's graceful shutdown, in seconds."""
 BACKLOG = 2048
-"""Connections that may wait to be accepted."""
+"""Maximum number of connections that wait to be accepted."""
 
 
 def bind(host: str, port: int, option: str = "--host") -> socket.socket:
@@ -55,7 +56,7 @@ def bind(host: str, port: int, option: str = "--host") -> socket.socket:
 
 
 def port_unavailable(host: str, port: int, error: OSError) -> SetupError:
-    """Return the setup error of a port that cannot be listened on."""
+    """Return the SetupError that explains why listening on a port failed."""
     reason = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
         reason = "the port is in use by another process; choose another with --port"
@@ -85,7 +86,8 @@ def _websocket_protocol(
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn without signal handlers, which calls `on_listening` when it accepts connections."""
+    """A uvicorn server without signal handlers; calls `on_listening` once it accepts
+    connections."""
 
     def __init__(
         self,
