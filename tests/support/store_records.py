@@ -1,4 +1,4 @@
-"""Short constructors of the records that tests of the store use."""
+"""Constructors with default values for the records that tests of the store use."""
 
 import secrets
 from typing import Any
