@@ -41,7 +41,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 def write_tiny_model(folder: Path) -> Path:
-    """Write a checkpoint folder with `tiny_tokenizer` and stop id 0 ('a'), no weights. Returns it."""
+    """Write a checkpoint folder of `tiny_tokenizer`, with stop id 0 and no weights. Returns it."""
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
