@@ -460,8 +460,8 @@ def one_word_turn(
 ) -> Turn:
     """Make an exchange in which the model must answer a question in one word.
 
-    `known`: facts that the user has told, with their values. If `told_by_system`, the system
-    message demands one word, so that the user does not.
+    `known`: facts that the user has stated, with their values. `told_by_system`: the system message
+    demands one word, so that the user does not.
     """
     ask, word, slots = _one_word_question(rng, known, held_out=held_out)
     share = 1.0 if told_by_system else rng.random()

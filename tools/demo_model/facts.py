@@ -21,7 +21,8 @@ class Kind:
 
     ``clauses`` state the fact and can be joined by "and"; ``direct`` and ``indirect`` are direct
     and indirect questions for it; ``said`` is the model's clause, as in "your name is {v}";
-    ``unknown`` completes "You have not told me …". ``draw`` draws a value of the fact.
+    ``unknown`` is the object in the model's answer to a question for a fact never stated. ``draw``
+    draws a value of the fact.
     """
 
     key: str

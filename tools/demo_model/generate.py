@@ -112,8 +112,8 @@ def mixed_plan(rng: random.Random) -> Plan:
 
 
 class Talk:
-    """State of a conversation while it is generated: the facts that the user has told so far
-    (`known`, by key) and the user's typing style."""
+    """State of a conversation while it is generated: the facts that the user has stated so far
+    (`known`, by the key of their kind) and the user's typing style."""
 
     def __init__(self, rng: random.Random, tools: list[toolcalls.Tool], *, held_out: bool) -> None:
         self.rng = rng

@@ -32,10 +32,10 @@ _SHORT = {
 
 @dataclass(frozen=True)
 class Style:
-    """One person's way of typing.
+    """Way of typing of one person.
 
     `lower`: no capital letters; `bare`: no final punctuation mark; `short` and `typo`: probability
-    that a word is abbreviated, and that it is misspelt.
+    that a word with a usual abbreviation is abbreviated, and that a longer word is misspelt.
     """
 
     lower: bool = False

@@ -1,4 +1,4 @@
-"""Turns with short stories of at least a hundred words, coherent from the first line to the last."""
+"""Turns with short stories of at least a hundred words, coherent from beginning to end."""
 
 import random
 

@@ -302,7 +302,7 @@ _ALSO = ("and [in|what about|how about|for] {v}?", "[what|how] about {v}?", "and
 
 
 def also_turn(rng: random.Random, style: Style, tool: Tool, *, held_out: bool) -> Turn:
-    """Make a turn of a short question after one that needed the same tool, as in "and in Paris?"."""
+    """Make a turn of a short follow-up, such as "And in Paris?", that needs the same tool again."""
     value = style.value(_value(rng, tool.family, held_out=held_out))
     user = typed(rng, style, rng.choice(_ALSO), {"v": value})
     return _called(rng, tool, user, {tool.argument or "": value}, value, held_out=held_out)

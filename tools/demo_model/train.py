@@ -30,7 +30,7 @@ CHECKPOINT_EVERY_S = 180.0
 
 @dataclass(frozen=True)
 class Row:
-    """One conversation as ids, and for each id whether the model learns to output it."""
+    """Conversation as ids, and for each id whether the model learns to output it."""
 
     ids: list[int]
     learned: list[bool]
@@ -117,8 +117,7 @@ def tensors(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Workers:
-    """One of `count` processes that train together: its rank, and its exchange of tensors with the
-    others."""
+    """Training process of rank `rank` of `count`, and its exchange of tensors with the others."""
 
     def __init__(self, rank: int, count: int) -> None:
         self.rank = rank
