@@ -18,8 +18,8 @@ settings.load_profile("untimed")
 SLOW_MARKS = ("torch", "process", "redis", "browser", "slow")
 """Marks of tests that `make quick` skips; pyproject.toml describes each mark."""
 MARKED_FILE = re.compile(rf"^pytestmark = .*\b({'|'.join(SLOW_MARKS)})\b", re.MULTILINE)
-"""Pattern of a test file that has a slow mark as a whole. `make quick` does not even import such a
-file, because importing torch alone takes seconds."""
+"""Pattern that finds, in the source of a test file, a slow mark for the whole file. `make quick`
+does not even import such a file, because importing torch alone takes seconds."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

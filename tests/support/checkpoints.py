@@ -117,7 +117,7 @@ def sentencepiece_tokenizer(special: Sequence[str], *, legacy: bool = True) -> T
 def write_checkpoint(
     folder: Path, tokenizer: Tokenizer, template: str | None = None, **config: Any
 ) -> Path:
-    """Write a checkpoint folder without weights and config.json. Returns `folder`.
+    """Write the tokenizer and the chat template of a checkpoint into `folder`. Returns `folder`.
 
     `template`: chat template; `config`: fields of tokenizer_config.json.
     """

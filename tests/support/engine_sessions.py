@@ -8,7 +8,7 @@ from tests.support.digest_runner import VOCABULARY, oracle
 
 
 def prompt_ids(length: int, seed: int = 0) -> list[int]:
-    """Make ids that differ by seed, so that sessions share no prefix by accident."""
+    """Make `length` ids that differ by `seed`, so that sessions share no prefix by accident."""
     return [(seed * 31 + n * (seed % 7 + 1) + n // 5) % VOCABULARY for n in range(length)]
 
 

@@ -1,5 +1,5 @@
-"""EngineHarness: an engine client and a real engine core in one process, on a fake device, joined
-by a real socket."""
+"""EngineHarness: an engine client and a real engine core on a fake device, in one process and
+connected by a real socket."""
 
 import asyncio
 import contextlib

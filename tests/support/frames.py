@@ -104,7 +104,10 @@ class RawWebSocket:
             return None
 
     async def receive_event(self) -> dict[str, Any]:
-        """Receive the next text frame as JSON; pings before it are answered."""
+        """Receive the next text frame as JSON, and answer pings before it.
+
+        Raises AssertionError if the connection closes first.
+        """
         while (received := await self.receive()) is not None:
             if received.opcode == PING:
                 await self.send(encode_frame(received.payload, PONG))

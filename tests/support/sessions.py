@@ -85,7 +85,7 @@ class SessionDriver:
         await self.session.execute(CreateSessionResponse(settings=settings, **more))
 
     async def wait_response(self) -> Response:
-        """Wait for the end of the next response. Returns that response."""
+        """Wait for the end of the next response not waited for yet. Returns that response."""
         self._ended_responses += 1
         event = await self.recorder.wait_for(ResponseEnded, self._ended_responses)
         assert isinstance(event, ResponseEnded)

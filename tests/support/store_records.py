@@ -1,4 +1,4 @@
-"""Constructors with default values for the records that tests of the store use."""
+"""Short helpers that make and write the records that tests of the store use."""
 
 import secrets
 from typing import Any

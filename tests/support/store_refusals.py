@@ -12,7 +12,7 @@ RedisCommand = tuple[str, ...]
 class StoreFailure(NamedTuple):
     name: str
     logged_cause: str
-    """Text expected in the one line that the gateway logs about the failure."""
+    """Text expected in the one log line about the failure."""
     start_commands: tuple[RedisCommand, ...]
     stop_commands: tuple[RedisCommand, ...]
 

@@ -54,8 +54,7 @@ TIMING_SENSITIVE = (
 )
 """Path prefixes of tests that run an engine in real time. A failure counts only if it repeats."""
 TEST_S_MAX = 30
-"""Time limit of one test in seconds. A test that exceeds it hangs; the bug then counts as caught.
-"""
+"""Time limit of one test in seconds. If a test exceeds the limit, the bug counts as caught."""
 RUN_S_MAX = 600
 
 
@@ -63,7 +62,8 @@ class MutantResult(TypedDict):
     digest: str
     """Digest of the file with the bug in it."""
     caught_by: str | None
-    """Path of the first test that failed; None if all passed."""
+    """First test that failed, or a text that says what exceeded its time limit; None if all tests
+    passed."""
     seconds: float
     on: str
     """Date of the run."""
@@ -163,8 +163,10 @@ def first_failure(tree: Path) -> str | None:
 
 
 def run_tests(tree: Path, *tests: str) -> str | None:
-    """Run tests in the copy `tree`, by default TESTS. Returns the first test that failed, or None
-    if all passed."""
+    """Run tests in the copy `tree`, by default TESTS.
+
+    Returns the first test that failed, a text if a time limit was exceeded, or None if all passed.
+    """
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     command += ["-p", "tools.mutation.quick", "--hypothesis-seed=1", "-W", "ignore"]
     command += [f"--timeout={TEST_S_MAX}", "--tb=no", "--show-capture=no", *(tests or TESTS)]
