@@ -1,4 +1,4 @@
-"""Fixtures and options of all tests, and the selection of `make quick`."""
+"""Fixtures and options of all tests, and the selection of tests for `make quick`."""
 
 import asyncio
 import re
@@ -16,9 +16,10 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 SLOW_MARKS = ("torch", "process", "redis", "browser", "slow")
-"""Marks of tests that `make quick` leaves out; pyproject.toml says what each means."""
+"""Marks of tests that `make quick` skips; pyproject.toml describes each mark."""
 MARKED_FILE = re.compile(rf"^pytestmark = .*\b({'|'.join(SLOW_MARKS)})\b", re.MULTILINE)
-"""A file with such a mark is not imported by `make quick`: torch alone takes seconds."""
+"""Pattern that finds, in the source of a test file, a slow mark for the whole file. `make quick`
+does not even import such a file, because importing torch alone takes seconds."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,7 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _refuse_slow_work(event: str, arguments: tuple[object, ...]) -> None:
-    """Fail a test that needs what `make quick` does without, so that it gets its mark."""
+    """Audit hook of `make quick`: raise if a test without a slow mark starts a process or imports
+    torch or transformers. The error names the missing mark."""
     if event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
         raise RuntimeError("mark this test `process`: it starts a process")
     if event == "import" and arguments[0] in ("torch", "transformers"):
@@ -52,7 +54,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that use a Redis, and leave out what `make quick` does without."""
+    """Mark the tests that use Redis; with --quick, deselect all tests that have a slow mark."""
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}  # pyright: ignore
         if "redis" in (*getattr(item, "fixturenames", ()), *map(str, parameters.values())):
@@ -66,11 +68,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run tests on uvloop, as gateway and engine run."""
+    """Run async tests on uvloop, the event loop of gateway and engine."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint folder with a tokenizer of one id per letter, and no weights."""
+    """Checkpoint folder without weights, whose tokenizer has one id per letter."""
     return write_tiny_model(tmp_path_factory.mktemp("letters"))

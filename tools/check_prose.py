@@ -3,8 +3,8 @@
 Usage: python tools/check_prose.py [FILE ...]
 
 A docstring begins with an imperative or a noun phrase: its first word is not a pronoun. Words that
-make persons of machines, or that have no meaning in the trade, are refused anywhere. Exceptions,
-each `FILE: TEXT OF THE LINE`, stand in tools/prose_exceptions.txt; one that is not needed any more
+make persons of machines, or that have no meaning in the trade, are refused anywhere. Exceptions are
+lines `FILE: TEXT OF THE LINE` in tools/prose_exceptions.txt; an exception that matches no finding
 is an error too. Subjects of commits after BASE have at most 72 characters.
 """
 
@@ -22,9 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 EXCEPTIONS = ROOT / "tools" / "prose_exceptions.txt"
 CHECKED = ("engine", "realtime", "bench", "tools", "tests")
 UNCHECKED = ("tools/check_prose.py", "tools/demo_model/")
-"""The rules themselves, and the training recipe."""
+"""Prefixes of paths that are not checked: this file, which names the refused words, and the
+training recipe of the demo model."""
 BASE = "c807a00f5d84"
-"""Subjects of older commits are as they are."""
+"""Commit since which the length of commit subjects is checked."""
 SUBJECT_CHARS_MAX = 72
 
 FIRST_WORDS = re.compile(
@@ -49,7 +50,7 @@ class Finding(NamedTuple):
 
 
 def findings_of(file: str, source: str) -> Iterator[Finding]:
-    """Yield what breaks a rule in one Python file."""
+    """Yield every breach of a rule in `source`, the text of the Python file `file`."""
     for line, text in docstrings(ast.parse(source)):
         first = text.strip().splitlines()[0] if text.strip() else ""
         if FIRST_WORDS.match(first):
@@ -89,7 +90,7 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def checked_files() -> list[str]:
-    """The tracked Python files that are checked, relative to the repository."""
+    """List the tracked Python files to check, relative to the repository."""
     listed = subprocess.run(
         ("git", "ls-files", "--", *(f"{folder}/*.py" for folder in CHECKED)),
         cwd=ROOT,
@@ -101,7 +102,10 @@ def checked_files() -> list[str]:
 
 
 def long_subjects() -> list[str]:
-    """The subjects of commits since BASE that are too long; none where BASE is not fetched."""
+    """List the subjects of commits since BASE that are too long.
+
+    Returns an empty list if BASE is not in the clone.
+    """
     log = subprocess.run(
         ("git", "log", "--no-merges", "--format=%s", f"{BASE}..HEAD"),
         cwd=ROOT,
@@ -113,7 +117,10 @@ def long_subjects() -> list[str]:
 
 
 def main(files: list[str]) -> int:
-    """Print every finding. Returns 1 if there is one, else 0."""
+    """Check `files` and print every finding. Returns the exit status: 1 if anything is found.
+
+    Without `files`, check all files, the exceptions and the subjects of commits.
+    """
     excepted = set(EXCEPTIONS.read_text("utf-8").splitlines()) if EXCEPTIONS.exists() else set()
     used: set[str] = set()
     problems: list[str] = []

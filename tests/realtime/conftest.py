@@ -32,11 +32,12 @@ TEMPLATE = (
 
 
 def chat_folder(folder: Path, *, bytes: bool = False, endless: bool = False) -> Path:
-    """Write a tokenizer with one id per character, in which id 0 ends a message, into `folder`.
+    """Write a checkpoint folder without weights: tokenizer, chat template, stop id. Returns it.
 
-    The vocabulary is that of the null device. With `bytes`, further ids follow, one for every
-    remaining byte; with `endless`, so do the special tokens, and the null device, which draws no
-    such id, never ends a message.
+    The tokenizer has one id per character, in the ids 0 to VOCABULARY - 1 that the null device
+    draws; id 0 ends a message. `bytes` adds ids for the remaining byte values. `endless` gives the
+    special tokens the highest ids instead of the lowest: the null device draws none of these, so
+    that a message never ends.
     """
     characters = "\n " + string.ascii_letters + string.digits + ".,:;!?'\"-_+*/=()[]{}<>|@#"
     spelled = [character.replace(" ", "Ġ").replace("\n", "Ċ") for character in characters]

@@ -1,4 +1,4 @@
-"""Reference paged attention, one token at a time in fp64, and batches to compare on."""
+"""Reference implementation of paged attention (fp64, one token at a time), and test batches."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ BATCH_SHAPES = {
 
 
 def make_batch(rows: list[tuple[int, int]], page_size: int) -> tuple[Batch, int]:
-    """Make a batch of rows of (tokens in KV, new tokens) over scrambled pages.
+    """Make a batch from rows of (tokens in KV, new tokens), with pages in random order.
 
-    Returns the batch and the number of pages of its pool.
+    Returns the batch and the number of pages that its KV pool must have.
     """
     tables = [-(-(start + count) // page_size) for start, count in rows]
     total = sum(tables) + 3
@@ -64,7 +64,8 @@ def reference_attention(
 
 
 def filled_pool(made: Batch, pages: int, page_size: int, shape: KVShape, like: Tensor) -> KVPool:
-    """Make a pool with random entries in the slots of the batch; all other slots are NaN."""
+    """Make a KV pool with random entries in the slots that batch `made` uses, and NaN in all
+    others."""
     pool = KVPool([shape], pages, page_size, like)
     pool.keys[0].fill_(math.nan)
     pool.values[0].fill_(math.nan)

@@ -8,7 +8,7 @@ import pytest
 
 
 def create_certificate(folder: Path) -> tuple[Path, Path]:
-    """Create a certificate. Returns the PEM files of the certificate and its key."""
+    """Create a certificate in `folder`. Returns the PEM files of the certificate and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed (Debian: apt-get install openssl)")
     folder.mkdir(exist_ok=True)

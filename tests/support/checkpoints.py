@@ -1,4 +1,4 @@
-"""Small tokenizers of the real kinds, trained here, and checkpoint folders with them."""
+"""Small tokenizers like those of well-known model families, and checkpoint folders with them."""
 
 import atexit
 import json
@@ -40,7 +40,10 @@ QWEN_SPLIT = (
 
 
 def byte_level_tokenizer(special: Sequence[str], ordinary: Sequence[str] = ()) -> Tokenizer:
-    """Byte-level BPE as of GPT-2, Qwen and Llama 3. `ordinary`: added, non-special tokens."""
+    """Train a small byte-level BPE tokenizer like those of GPT-2, Qwen and Llama 3.
+
+    `special` and `ordinary`: special and other tokens to add to the vocabulary.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -60,8 +63,12 @@ def byte_level_tokenizer(special: Sequence[str], ordinary: Sequence[str] = ()) -
 
 
 def sentencepiece_tokenizer(special: Sequence[str], *, legacy: bool = True) -> Tokenizer:
-    """BPE like that of Llama 2 and Mistral: spaces as ▁, unknown characters as bytes. `legacy` puts
-    a ▁ before every piece of text between special tokens, otherwise only before the first."""
+    """Train a small BPE tokenizer like those of Llama 2 and Mistral, with spaces as ▁ and unknown
+    characters as bytes.
+
+    `legacy` puts a ▁ before each stretch of text between special tokens, otherwise only before the
+    first. `special`: special tokens to add to the vocabulary.
+    """
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     trainer = trainers.BpeTrainer(
@@ -110,7 +117,10 @@ def sentencepiece_tokenizer(special: Sequence[str], *, legacy: bool = True) -> T
 def write_checkpoint(
     folder: Path, tokenizer: Tokenizer, template: str | None = None, **config: Any
 ) -> Path:
-    """Write the text files of a checkpoint; `config`: the content of tokenizer_config.json."""
+    """Write the tokenizer and the chat template of a checkpoint into `folder`. Returns `folder`.
+
+    `template`: chat template; `config`: fields of tokenizer_config.json.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -175,7 +185,8 @@ FAMILIES: dict[str, tuple[Callable[[], Tokenizer], dict[str, str]]] = {
         {"bos_token": "<s>", "eos_token": "</s>"},
     ),
 }
-"""For each template in templates/: its kind of tokenizer, and tokenizer_config.json."""
+"""Model families by name: the maker of the tokenizer, and the fields of tokenizer_config.json. The
+chat template of each is `templates/<name>.jinja`."""
 
 
 FAMILY_NAMES = (*FAMILIES, BUNDLED_MODEL)
@@ -183,7 +194,10 @@ FAMILY_NAMES = (*FAMILIES, BUNDLED_MODEL)
 
 @cache
 def family_folder(name: str) -> Path:
-    """Checkpoint folder of a family, deleted when the tests end, or of the bundled model."""
+    """Return the checkpoint folder of a family of FAMILIES or of the bundled model.
+
+    The folder of a family is temporary: it is written on the first call and deleted at exit.
+    """
     if name == BUNDLED_MODEL:
         return Path(engine.__file__).parent / "bundled" / BUNDLED_MODEL
     folder = Path(tempfile.mkdtemp(prefix="continuo-text-"))

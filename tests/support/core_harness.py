@@ -1,4 +1,4 @@
-"""CoreHarness: the parts of the engine core without sockets, threads or time.
+"""CoreHarness: an engine core without sockets, threads and real time.
 
 A test applies commands, launches and collects single steps, and reads the events. Steps and tokens
 can be counted exactly, because the clock `now` stands still until the test advances it.
@@ -50,7 +50,8 @@ class CoreHarness:
         scheduler: type[Scheduler] = Scheduler,
         vocabulary: int = VOCABULARY,
     ) -> None:
-        """`vocabulary`: number of valid input ids; only the first VOCABULARY are drawn."""
+        """`vocabulary`: number of valid input ids; the null device draws only ids below
+        VOCABULARY."""
         limit = min(max_model_len, pages * page_size)
         geometry = Geometry(pages, page_size, limit, vocabulary, batched_tokens, 0, host_pages)
         self.runner = DigestRunner(geometry)
@@ -62,7 +63,8 @@ class CoreHarness:
         self._loop = EngineLoop(self.runner, self.cache, self.scheduler, self.counters)
         self._in_flight: deque[tuple[PreparedStep, BatchResult | Exception]] = deque()
         self._pages: deque[list[bytes]] = deque()
-        """Pages of the rows in flight, which must not change until the step is collected."""
+        """Page tables of the rows of each step in flight, copied at launch; a table must not change
+        until its step is collected."""
         self._n = 0
         self.sessions = Sessions(
             self.cache,
@@ -105,13 +107,13 @@ class CoreHarness:
         return self.apply(CloseSession(self.next_number(), session, keep_prefix))
 
     def apply(self, command: LoopCommand) -> CommandDone:
-        """Apply a command that must take effect at once. Returns its reply."""
+        """Apply a command and assert that it is neither refused nor deferred. Returns its reply."""
         reply = self.submit(command)
         assert isinstance(reply, CommandDone), reply
         return reply
 
     def expect_refusal(self, command: LoopCommand) -> CommandRefused:
-        """Apply a command that must be refused at once. Returns the refusal."""
+        """Apply a command and assert that it is refused at once. Returns the refusal."""
         reply = self.submit(command)
         assert isinstance(reply, CommandRefused), reply
         return reply
@@ -131,7 +133,10 @@ class CoreHarness:
     # ---- steps ----------------------------------------------------------------------------
 
     def launch(self) -> PreparedStep | None:
-        """Plan a step and run it on the device; its result takes effect in `collect`."""
+        """Plan a step and run it on the null device; its result takes effect in `collect`.
+
+        Returns None if no row can run.
+        """
         step = self._loop.prepare_step()
         if step is None:
             return None
@@ -169,8 +174,10 @@ class CoreHarness:
         return step
 
     def run(self, *, ahead: int = 0, steps_max: int = 2000) -> int:
-        """Run steps until no sequence owes tokens, with `ahead` steps launched in advance. Returns
-        the number of launched steps."""
+        """Run steps until no sequence owes tokens. Returns the number of launched steps.
+
+        `ahead`: number of earlier steps that may still be in flight when a step is launched.
+        """
         launched = 0
         while True:
             step = self.launch()
@@ -197,12 +204,12 @@ class CoreHarness:
         return [event for event in self.events if isinstance(event, kind)]
 
     def turn_ids(self, session: str, turn: str = "turn") -> list[int]:
-        """Collect all output ids of a turn."""
+        """Return the ids that a turn has output so far."""
         pieces = [e for e in self.events_of(TurnTokens) if (e.session, e.turn) == (session, turn)]
         return [id for piece in pieces for id in piece.ids]
 
     def turn_end(self, session: str, turn: str = "turn") -> TurnEnded:
-        """Return the end of a turn, of which exactly one must exist."""
+        """Return the TurnEnded event of a turn. Raises ValueError unless exactly one exists."""
         (end,) = [e for e in self.events_of(TurnEnded) if (e.session, e.turn) == (session, turn)]
         return end
 

@@ -1,8 +1,9 @@
-"""python -m tests.support.deadly_boot START: an engine process that some ids kill.
+"""python -m tests.support.deadly_boot START: an engine process that certain token ids kill.
 
-The null device kills the process as soon as a step reads one of the ids in the environment variable
-DEADLY_IDS (comma-separated). If DEADLY_WAY is `lose`, the device raises instead, in this and every
-later step of the process.
+The null device kills the process as soon as a step reads one of the token ids in the environment
+variable DEADLY_IDS (comma-separated). If DEADLY_WAY is `lose`, the device raises instead, in that
+step and in all later ones. DEADLY_AHEAD is the number of steps that run ahead. START is explained
+in engine/server/process.py.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""python -m tests.support.digest_boot START: the engine process on the null device.
+"""python -m tests.support.digest_boot START: an engine process on the null device.
 
-The model is a folder with a tokenizer. Everything but the device is real: the process can be
-restarted, awaited, stopped and killed like one with a model, and is ready within a second.
+The model folder needs only a tokenizer. Everything but the device is real: the process can be
+restarted, stopped and killed like one that computes a model, and is ready within a second. START
+is explained in engine/server/process.py.
 """
 
 import os
@@ -15,7 +16,7 @@ from continuo.engine.wire.messages import EngineReady
 from tests.support.digest_runner import VOCABULARY, DigestRunner, make_engine_ready
 
 STEP_S = float(os.environ.get("DIGEST_STEP_S", "0.002"))
-"""Duration of a step, so that a fault can occur during a response."""
+"""Duration of each step in seconds: long enough for a fault to occur during a response."""
 GEOMETRY = Geometry(2048, 4, 4000, VOCABULARY, 64, 0, 0)
 
 

@@ -1,4 +1,5 @@
-"""python -m tests.support.digest_host engine …: `continuo` with engines on the null device."""
+"""python -m tests.support.digest_host COMMAND …: `continuo` whose engine processes run on the null
+device."""
 
 import sys
 

@@ -1,7 +1,8 @@
-"""Null device: a Runner whose KV entries are digests of all ids before, and determine its output.
+"""Null device: a Runner whose KV entry of a token is the digest of all ids up to that token.
 
-If a page is lost, wrongly shared, overwritten or copied too late, the chain of digests breaks and
-the drawn ids differ from those of `oracle`, which is computed from the ids alone.
+The digest of the last token determines the id that is drawn next. If a page is lost, wrongly
+shared, overwritten or copied too late, the chain of digests breaks, and the drawn ids differ from
+those that `oracle` computes without any KV.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ def extend_digest(past: Digest, id: int) -> Digest:
 
 
 def draw_id(past: Digest, sample: SampleParams) -> int:
-    """Draw the id that `past` determines, or the next id that the mask allows.
+    """Draw the id that the digest `past` determines; if the mask forbids it, the next allowed one.
 
     Returns -1 if the mask allows no id.
     """
@@ -52,7 +53,11 @@ def oracle(
     stop_ids: Sequence[int] = (),
     matcher: GrammarMatcher | None = None,
 ) -> list[int]:
-    """Compute the greedy continuation of `ids`: the output after one fresh prefill."""
+    """Compute the greedy continuation of `ids` on the null device, from the ids alone.
+
+    Returns up to `count` ids; the first of `stop_ids` ends the output and is included. `matcher`:
+    grammar that the output must follow.
+    """
     past = b""
     for id in ids:
         past = extend_digest(past, id)
@@ -82,13 +87,13 @@ def apply_moves(
 
 
 def compute_logprobs(past: Digest, id: int, count: int) -> Logprobs:
-    """Compute log probabilities that depend on all ids before, like the drawn id."""
+    """Make up log probabilities of the drawn id and `count` others from the digest `past`."""
     drawn = -past[0] / 32
     return Logprobs(drawn, [((id + n) % VOCABULARY, drawn - n) for n in range(count)])
 
 
 def make_engine_ready(geometry: Geometry, folder: str, incarnation: str) -> EngineReady:
-    """Make the ready message of an engine on this device."""
+    """Make the EngineReady message of an engine on the null device, with model folder `folder`."""
     return EngineReady(
         folder=folder,
         model="test",
@@ -108,9 +113,9 @@ def make_engine_ready(geometry: Geometry, folder: str, incarnation: str) -> Engi
 class DigestRunner(Runner[BatchResult]):
     """Runner of the null device.
 
-    A test may choose step numbers that raise, ids that raise in every step that reads them, ids
-    whose logits are NaN, and the duration `step_s` of a step. `run_until_near_end` reports for two
-    of three steps that worker threads can finish them alone.
+    A test may set `failing_steps` (numbers of steps that raise), `raising_ids` (ids that make each
+    step that reads them raise), `nan_ids` (ids after which the logits are not finite) and `step_s`
+    (seconds that `collect` takes). Two of three calls of `run_until_near_end` return True.
     """
 
     def __init__(self, geometry: Geometry, *, step_s: float = 0.0) -> None:
@@ -172,7 +177,7 @@ class DigestRunner(Runner[BatchResult]):
         return self.near_end_calls % 3 > 0
 
     def discard(self, ticket: BatchResult) -> None:
-        """Overwrite the KV of a cancelled step: its content is undefined."""
+        """Overwrite the KV that a cancelled step wrote, as its content is undefined by contract."""
         del ticket
         self.discarded_steps += 1
         size = self._geometry.page_size

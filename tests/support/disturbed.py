@@ -11,9 +11,10 @@ RETRACT_EVERY = 3
 
 
 class DisturbedScheduler(Scheduler):
-    """Retract a turn before every third step, and evict pages of idle sessions.
+    """Scheduler that, before every third step, retracts a random turn and evicts pages of idle
+    sessions.
 
-    The oldest turn is never retracted, as in the real scheduler. With steps ahead, the scheduler
+    The oldest turn is never retracted, as in the real scheduler. If steps run ahead, the scheduler
     first waits for the steps in flight, because a turn in flight cannot be retracted.
     """
 

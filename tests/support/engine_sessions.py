@@ -1,4 +1,4 @@
-"""CheckedSession: an engine session whose token log and outputs are compared with the oracle."""
+"""CheckedSession: an engine session whose token log and outputs are compared with `oracle`."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from tests.support.digest_runner import VOCABULARY, oracle
 
 
 def prompt_ids(length: int, seed: int = 0) -> list[int]:
-    """Make ids that differ by seed, so that sessions share no prefix by accident."""
+    """Make `length` ids that differ by `seed`, so that sessions share no prefix by accident."""
     return [(seed * 31 + n * (seed % 7 + 1) + n // 5) % VOCABULARY for n in range(length)]
 
 
@@ -29,7 +29,7 @@ class CheckedSession:
     async def run_turn(
         self, ids: Sequence[int], count: int, sampling: Sampling | None = None
     ) -> TurnEnded:
-        """Run a whole turn; its output must be that of one fresh prefill of the log."""
+        """Append `ids`, generate `count` ids and compare the output with the oracle."""
         await self.append(ids)
         turn = await self.engine.generate(self.session, sampling or Sampling(max_tokens=count))
         return await self.check_turn(turn, count)
@@ -39,7 +39,7 @@ class CheckedSession:
         assert await self.engine.append(self.session, ids) == len(self.token_ids)
 
     async def check_turn(self, turn: TurnStream, count: int) -> TurnEnded:
-        """Receive a turn of `count` ids and compare the output with the oracle."""
+        """Receive a whole turn and compare its `count` output ids with the oracle."""
         output = await collect_ids(turn)
         assert output == oracle(self.token_ids, count)
         assert turn.ended is not None
@@ -52,7 +52,10 @@ class CheckedSession:
     async def run_cancelled_turn(
         self, ids: Sequence[int], after: int, *, drop: bool = False
     ) -> TurnEnded:
-        """Run an unbounded turn and cancel it after `after` ids; `drop`: discard its output."""
+        """Append `ids`, run an unbounded turn and cancel it when `after` ids have been received.
+
+        `drop`: let the engine discard the output of the turn.
+        """
         await self.append(ids)
         turn = await self.engine.generate(self.session, Sampling())
         output: list[int] = []
@@ -77,7 +80,11 @@ async def check_completion(engine: EngineClient, ids: Sequence[int], count: int)
 
 
 async def is_healthy(engine: EngineClient, *, sessions: int) -> bool:
-    """Whether every page has one owner; asserts that no step and no audit has failed."""
+    """Whether the free, shared and leased pages add up to all pages.
+
+    Asserts the number of sessions and that no step or audit has failed; without sessions, also that
+    no page is leased and no turn is active.
+    """
     stats = await engine.stats()
     assert stats.sessions == sessions
     assert (stats.failed_steps, stats.failed_audits) == (0, 0)

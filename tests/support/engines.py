@@ -1,5 +1,5 @@
-"""EngineHarness: an engine client and a real engine core in one process, on a fake device, joined
-by a real socket."""
+"""EngineHarness: an engine client and a real engine core on a fake device, in one process and
+connected by a real socket."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 def write_tiny_model(folder: Path) -> Path:
-    """Write a checkpoint folder with that tokenizer; its stop id is 0, 'a'."""
+    """Write a checkpoint folder of `tiny_tokenizer`, with stop id 0 and no weights. Returns it."""
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -54,9 +54,9 @@ RunnerFactory = Callable[[], Runner[Any]]
 
 
 class EngineHarness:
-    """Engine whose loop runs in this process, with its parts open to the test.
+    """Engine whose loop runs in the test's process, so that a test can reach its parts.
 
-    `kill` ends the engine like a crash; the engine client then launches another.
+    `kill` ends the engine like a crash; the engine client then calls `launch` for another.
     """
 
     engine: EngineClient
@@ -78,16 +78,16 @@ class EngineHarness:
         self.launch_count = 0
         self.config = EngineConfig()
         self.launch_allowed = asyncio.Event()
-        """While cleared, launches wait."""
+        """Event that `launch` waits for; set unless a test clears it."""
         self.launch_allowed.set()
         self._listener: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._files: dict[str, str | None] = {}
         self.exit_stack = contextlib.AsyncExitStack()
-        """Resources closed with the harness, after the engine."""
+        """Resources that `close` releases after the engine has stopped."""
 
     async def launch(self) -> socket.socket:
-        """Launch a fresh loop on a fresh device. Returns the client's end of its socket."""
+        """Start a new engine core with a new runner. Returns the socket of the engine client."""
         await self._end()
         await self.launch_allowed.wait()
         self.launch_count += 1
@@ -117,7 +117,8 @@ class EngineHarness:
         return client_socket
 
     def _on_ended(self, running: "asyncio.Task[None]") -> None:
-        """Stop the engine client if the loop has crashed, so that no caller waits for a reply."""
+        """Stop the engine client if the engine's loop has crashed, so that no caller waits
+        forever."""
         if not running.cancelled() and running.exception() is not None:
             self._stopping = asyncio.create_task(self.engine.stop())
 
@@ -143,7 +144,10 @@ class EngineHarness:
         certificate: Path | None = None,
         key: Path | None = None,
     ) -> int:
-        """Listen for other clients, also after later launches. Returns the port."""
+        """Listen on a TCP port for further clients. Engines launched later use the same port.
+
+        Returns the port.
+        """
         self._listener = socket.create_server(("127.0.0.1", 0))
         files = (str(file) if file else None for file in (secret_file, certificate, key))
         self._files = dict(zip(("secret_file", "ssl_certfile", "ssl_keyfile"), files, strict=True))
@@ -158,7 +162,7 @@ class EngineHarness:
         self._server = await listen(listening, self.clients, ready)
 
     async def wait_until_empty(self) -> None:
-        """Wait until the engine has no session. Raises TimeoutError."""
+        """Wait until the engine has no session. Raises TimeoutError after 20 s."""
         async with asyncio.timeout(20):
             while await self.engine.list_sessions():
                 await asyncio.sleep(POLL_S)
@@ -188,7 +192,7 @@ class EngineHarness:
 async def running_engine(
     folder: Path, make: RunnerFactory, *, rows: int = 8, scheduler: type[Scheduler] = Scheduler
 ) -> AsyncIterator[EngineHarness]:
-    """Run an engine; each launch gets a new runner from `make`."""
+    """Run an engine and its client; `make` creates the runner of each launch."""
     bench = EngineHarness(folder, make, rows, scheduler)
     bench.engine = EngineClient(bench.launch)
     await bench.engine.connect()
@@ -214,7 +218,7 @@ def digest_engine(
 ) -> contextlib.AbstractAsyncContextManager[EngineHarness]:
     """Run an engine on the null device.
 
-    `vocabulary`: number of valid input ids; only the first VOCABULARY are drawn.
+    `vocabulary`: number of valid input ids; the null device draws only ids below VOCABULARY.
     """
     limit = min(max_model_len, pages * page_size)
     geometry = Geometry(

@@ -28,8 +28,8 @@ def encode_frame(
 ) -> bytes:
     """Encode a frame of RFC 6455, or an invalid one.
 
-    `length`: the claimed length, whatever the payload; `wide`: the size in bytes, 2 or 8, of the
-    extended length field, even where a shorter one would do.
+    `length`: payload length to claim in the header, even if wrong; `wide`: size in bytes (2 or 8)
+    of the extended length field, even if the length would fit into a shorter one.
     """
     data = payload.encode() if isinstance(payload, str) else payload
     claimed = len(data) if length is None else length
@@ -64,7 +64,7 @@ def upgrade_request(path: str = "/v1/realtime", **headers: str) -> bytes:
 
 
 class RawWebSocket:
-    """TCP connection after the WebSocket upgrade."""
+    """WebSocket client that sends and receives raw frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -104,7 +104,10 @@ class RawWebSocket:
             return None
 
     async def receive_event(self) -> dict[str, Any]:
-        """Receive the next text frame as JSON; pings before it are answered."""
+        """Receive the next text frame as JSON, and answer pings before it.
+
+        Raises AssertionError if the connection closes first.
+        """
         while (received := await self.receive()) is not None:
             if received.opcode == PING:
                 await self.send(encode_frame(received.payload, PONG))
@@ -119,7 +122,8 @@ class RawWebSocket:
         return event
 
     async def wait_close_code(self) -> int:
-        """Receive until the close. Returns its code, 1005 without a code, 1006 without a frame."""
+        """Receive until the connection closes. Returns the code of the close frame: 1005 if the
+        frame has none, 1006 if the stream ends without a close frame."""
         while (received := await self.receive()) is not None:
             if received.opcode == CLOSE:
                 return int.from_bytes(received.payload[:2], "big") if received.payload else 1005

@@ -1,7 +1,8 @@
-"""ReferenceTokenLog: a slow, obvious model of a session's token log, in which each id has its turn.
+"""ReferenceTokenLog: a slow, simple model of a session's token log that stores the turn of each id.
 
-The oracle of engine/wire/token_log.py and engine/wire/turn_tree.py. The log is updated from the
-engine's events, in their order, and copied whole; turn ids must be unique.
+Tests compare engine/wire/token_log.py and engine/wire/turn_tree.py with this model. A test updates
+the model from the engine's events, in their order; each update copies the whole log. Turn ids must
+be unique.
 """
 
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from continuo.engine.wire.messages import AppendIds
 
 class LogEntry(NamedTuple):
     id: int | None
-    """Token id; None marks the beginning of the turn."""
+    """Token id; None if the entry is the marker of the beginning of `turn`."""
     turn: str | None
     """Turn that generated the id; None for an appended id."""
 
@@ -21,7 +22,7 @@ class ReferenceTokenLog:
         self.entries = items or []
         self.finished_turns: dict[str, list[LogEntry]] = {}
         self.entries_before_turn: list[LogEntry] | None = None
-        """Entries before the running turn; None if no turn is running."""
+        """Entries at the beginning of the running turn; None if no turn is running."""
 
     @property
     def ids(self) -> list[int]:
@@ -76,7 +77,7 @@ class ReferenceTokenLog:
         self.entries_before_turn = None
 
     def _erase(self, turn: str | None) -> None:
-        """Erase a turn and all turns after its end; None: all turns."""
+        """Remove a finished turn and all turns that continue from its end; None: all turns."""
         prefix = self.finished_turns[turn] if turn is not None else []
         for name, items in list(self.finished_turns.items()):
             if items[: len(prefix)] == prefix:
@@ -88,7 +89,7 @@ def _ids(items: list[LogEntry]) -> list[int]:
 
 
 def _until(items: list[LogEntry], to: int) -> list[LogEntry]:
-    """Keep the first `to` ids, and the markers of turns that begin directly after them."""
+    """Return the first `to` ids, with the markers of turns that begin directly after them."""
     kept: list[LogEntry] = []
     for item in items:
         to -= item.id is not None
@@ -99,7 +100,8 @@ def _until(items: list[LogEntry], to: int) -> list[LogEntry]:
 
 
 def _before(items: list[LogEntry], turn: str) -> list[LogEntry]:
-    """Keep the entries up to the end of the turn before `turn`."""
+    """Return the entries up to the end of the last turn before `turn`, without ids appended in
+    between."""
     items = items[: items.index(LogEntry(None, turn))]
     while items and items[-1].turn is None:
         items = items[:-1]

@@ -1,4 +1,4 @@
-"""Real `continuo` processes, and a Realtime client of them."""
+"""Real `continuo` processes, and a client of their Realtime API."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ CLI_MODULE = "continuo.realtime.server.cli"
 
 
 class Process:
-    """A process of `continuo COMMAND …` and its output."""
+    """Process of `continuo COMMAND …`, with the output read so far in `output`."""
 
     def __init__(
         self, *arguments: str, env: dict[str, str] | None = None, module: str = CLI_MODULE
@@ -46,7 +46,10 @@ class Process:
         return self._process.pid
 
     def wait_for_output(self, pattern: str) -> str:
-        """Read the output up to a line that matches. Returns the first group of the match."""
+        """Read the output up to a line that matches `pattern`. Returns the match's first group.
+
+        Raises AssertionError if the process exits first.
+        """
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.output += line
@@ -64,7 +67,8 @@ class Process:
             self.output += line
 
     def children(self) -> list[int]:
-        """Return the child processes: of an engine or `serve`, the process with the model."""
+        """Return the pids of the child processes. The child of `engine` or `serve` is the engine
+        process, which runs the model."""
         tasks = Path(f"/proc/{self.pid}/task")
         listed = [(task / "children").read_text() for task in tasks.iterdir()]
         return [int(pid) for pids in listed for pid in pids.split()]
@@ -101,7 +105,7 @@ def running_process(*arguments: str, env: dict[str, str] | None = None) -> Itera
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process runs, whatever its parent; a zombie does not."""
+    """Whether a process, not necessarily a child, is running. A zombie is not running."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -131,7 +135,7 @@ def read_gateway_url(gateway: Process) -> str:
 
 
 async def http_status(url: str, path: str, within_s: float = 10) -> int:
-    """GET a path of the gateway with this WebSocket URL. Returns the HTTP status."""
+    """Request a path of the gateway whose WebSocket URL is `url`. Returns the HTTP status."""
     http_url = re.sub(r"^ws(.*)/v1/realtime$", r"http\1", url) + path
 
     def fetch_status() -> int:
@@ -163,7 +167,8 @@ class RealtimeClient:
 
     @property
     def resume_query(self) -> str:
-        """Query string of a connection that resumes the session after the last event."""
+        """Query string for a new connection that resumes the session after the last event
+        received."""
         return f"session_id={self.session_id}&last_event_id={self.last_event['event_id']}"
 
     async def wait_created(self) -> None:
@@ -191,7 +196,7 @@ class RealtimeClient:
         await self.socket.send(json.dumps(event))
 
     async def start_response(self, **response: Any) -> None:
-        """Request a response; its text is collected in `text`."""
+        """Request a response. `receive` collects its text deltas in `text`."""
         self.text = ""
         await self.send(type="response.create", response=response)
 
@@ -200,7 +205,8 @@ class RealtimeClient:
             await self.wait_for(lambda event: event["type"] == "response.output_text.delta")
 
     async def wait_close_code(self) -> int:
-        """Receive until the server closes. Returns its close code, 1006 if there is none."""
+        """Receive until the connection closes. Returns the server's close code, 1006 if the server
+        sent no close frame."""
         try:
             while True:
                 await self.receive()
@@ -218,7 +224,7 @@ class RealtimeClient:
 
 
 LONG_RESPONSE = {"max_output_tokens": 300, "ignore_eos": True}
-"""Settings of a response during which a fault can occur."""
+"""Settings of a response that takes long enough for a fault to occur while it is generated."""
 
 
 async def connect_client(url: str) -> AsyncIterator[RealtimeClient]:

@@ -55,7 +55,7 @@ class RedisProcess:
 
     def _spawn(self) -> None:
         assert REDIS_SERVER is not None
-        atexit.register(self.kill)  # even if the test does not stop it
+        atexit.register(self.kill)  # in case the test does not stop the server
         options = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
         quiet = ("--save", "", "--logfile", str(self.folder / "log"), "--daemonize", "no")
         command = [REDIS_SERVER, *self._config, *options, *quiet, *self._options]
@@ -90,7 +90,8 @@ class RedisProcess:
         return self._log.stat().st_size
 
     def truncate_append_log(self, length: int) -> None:
-        """Truncate the append-only file of a stopped Redis, as after a crash of its machine."""
+        """Truncate the append-only file of a stopped Redis to `length` bytes, like a crash of its
+        machine."""
         assert self._process is None
         with self._log.open("r+b") as log:
             log.truncate(length)

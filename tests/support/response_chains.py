@@ -32,7 +32,10 @@ class ResponsesClient:
         return events
 
     async def create_response(self, text: str | None = None, /, **fields: Any) -> JsonEvent:
-        """Create a response and receive its events, numbered from 0. Returns the final response."""
+        """Create a response with input `text` and receive its events. Returns the final response.
+
+        Asserts that the events are numbered from 0.
+        """
         if text is not None:
             fields["input"] = text
         await self.send(**{"max_output_tokens": 4, **fields})
@@ -41,7 +44,8 @@ class ResponsesClient:
         return events[-1]["response"]
 
     async def expect_error(self, kind: str = "response.create", **fields: Any) -> JsonEvent:
-        """Send an event that must be refused. Returns the error; the connection stays open."""
+        """Send an event and assert that the server answers with an error. Returns the error event;
+        the connection stays open."""
         await self.send(kind, **fields)
         event = await self.receive()
         assert event["type"] == "error", event

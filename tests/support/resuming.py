@@ -1,4 +1,4 @@
-"""ResumingClient: a client of a connection without a network that resumes its session."""
+"""ResumingClient: a client without a network that disconnects and resumes its session."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ JsonEvent = dict[str, Any]
 
 
 class ResumingClient:
-    """Client that records received events and resumes after the last of them."""
+    """Client that records the events it receives and resumes its session after the last of them."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -45,7 +45,10 @@ class ResumingClient:
         await asyncio.wait_for(self.run_task, 20)
 
     def receive(self, count: int | None = None) -> None:
-        """Receive the first `count` frames that the server has sent; the others are lost."""
+        """Receive the first `count` events that the server has sent on this connection, or all.
+
+        The other events are lost.
+        """
         self.received += self.socket.sent[:count]
 
     def send_message(self, name: str, text: str) -> None:
@@ -66,7 +69,10 @@ async def connect_client(registry: Registry) -> ResumingClient:
 
 
 def normalized_events(events: list[JsonEvent]) -> list[str]:
-    """Normalize events to lines: without event ids and resume results, with deltas joined."""
+    """Serialize events to JSON lines that are the same with and without disconnections.
+
+    Event ids and the results of resumes are left out; consecutive text deltas are joined.
+    """
     lines: list[str] = []
     for event in events:
         event = {key: value for key, value in event.items() if key != "event_id"}

@@ -4,14 +4,14 @@ from continuo.engine.core.schedule import Scheduler, StepLoad, StepPlan
 from continuo.engine.core.sequence import Sequence
 
 RETRACT_EVERY = 3
-"""Number of steps from one retraction to the next, as in the test kit of the reference."""
+"""Number of steps from one retraction to the next, as in SGLang's test kit."""
 
 
 class RetractingScheduler(Scheduler):
-    """Retract every decoding turn before each third step.
+    """Scheduler that retracts every decoding turn before each third step.
 
-    With steps ahead, the scheduler first waits for the steps in flight, because a turn in flight
-    cannot be retracted. A turn in prefill is not retracted, or it might never end.
+    If steps run ahead, the scheduler first waits for the steps in flight, because a turn in flight
+    cannot be retracted. A turn in prefill is not retracted, because it might then never end.
     """
 
     steps = 0

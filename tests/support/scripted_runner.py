@@ -1,4 +1,4 @@
-"""Device whose turns output scripted texts, whatever the prompt."""
+"""Null device whose turns output given texts, regardless of the prompt."""
 
 import itertools
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from tests.support.digest_runner import Digest, DigestRunner, extend_digest
 
 
 class ScriptedRunner(DigestRunner):
-    """Runner whose n-th turn outputs the n-th text, in a cycle, and then a stop id.
+    """Runner whose n-th turn outputs the n-th of `outputs`, and then a stop id.
 
-    `read` holds all input ids in order.
+    After the last of `outputs`, the first is used again. `read_ids` holds all input ids in order.
     """
 
     def __init__(self, geometry: Geometry, text: ModelText, outputs: Sequence[str]) -> None:
@@ -19,7 +19,8 @@ class ScriptedRunner(DigestRunner):
         self._text = text
         self._outputs = itertools.cycle(outputs)
         self._turns: dict[Digest, tuple[str, list[int]]] = {}
-        """Text of a turn and the ids drawn so far, by the digest of all ids before the next."""
+        """Text of a turn and its ids drawn so far; the key is the digest of all ids of the sequence
+        before the next draw."""
         self.read_ids: list[int] = []
 
     def launch(self, batch: Batch) -> BatchResult:
@@ -39,7 +40,8 @@ class ScriptedRunner(DigestRunner):
         return id
 
     def _draw_allowed(self, output: str, drawn: list[int], mask: TokenMask) -> int:
-        """Draw the allowed id that covers most of the remaining output."""
+        """Draw the allowed id that covers most of the remaining output text; after the end of the
+        text, a stop id."""
         bits = mask.compute_bitmask()
         ids = [id for id in range(8 * len(bits)) if bits[id >> 3] >> (id & 7) & 1]
         if self._decode(drawn) == output:

@@ -19,7 +19,7 @@ from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness
 
 SLOW_STEP_S = 0.01
-"""Duration of a step of a slow device."""
+"""Duration in seconds of a step if a test needs a slow device."""
 
 
 class EventRecorder:
@@ -36,7 +36,7 @@ class EventRecorder:
         self._new.set()
 
     async def wait_for(self, kind: type[ConversationEvent], count: int = 1) -> ConversationEvent:
-        """Wait for the `count`th event of a type."""
+        """Wait until `count` events of a type have been emitted. Returns the last of these."""
         while True:
             found = [event for event in self.events if type(event) is kind]
             if len(found) >= count:
@@ -64,12 +64,17 @@ class SessionDriver:
         return name
 
     def expected_ids(self, tokens: int) -> list[int]:
-        """Compute the response that a fresh prefill of the conversation gives."""
+        """Compute with the oracle the ids of a response of up to `tokens` ids to the current
+        conversation."""
         prompt, header = self.session.conversation.render_header()
         return oracle(prompt.ids() + header, tokens, stop_ids=[0])
 
     async def create_response(self, tokens: int | None = 6, **more: Any) -> None:
-        """Create a response; None: one with slow steps, which is still open when a test acts."""
+        """Create a response of at most `tokens` output tokens.
+
+        With None, the response is unbounded and its steps are slow, so that it is still in progress
+        when the test acts.
+        """
         if tokens is None:
             self.engine_harness.runner.step_s = SLOW_STEP_S
         settings = GenerationSettings(
@@ -80,7 +85,7 @@ class SessionDriver:
         await self.session.execute(CreateSessionResponse(settings=settings, **more))
 
     async def wait_response(self) -> Response:
-        """Wait for the end of the next response."""
+        """Wait for the end of the next response not waited for yet. Returns that response."""
         self._ended_responses += 1
         event = await self.recorder.wait_for(ResponseEnded, self._ended_responses)
         assert isinstance(event, ResponseEnded)
@@ -91,7 +96,7 @@ class SessionDriver:
         return list(spans[0].sampled_ids or ()) if spans else []
 
     async def run_turn(self, tokens: int = 6) -> Response:
-        """Run one response, which must be that of a fresh prefill."""
+        """Run one response of up to `tokens` ids and compare these with the oracle."""
         expected = self.expected_ids(tokens)
         await self.create_response(tokens)
         response = await self.wait_response()
@@ -107,7 +112,7 @@ _STORES: WeakKeyDictionary[EngineHarness, Store] = WeakKeyDictionary()
 
 
 async def shared_store(bench: EngineHarness) -> Store:
-    """Open the in-memory store that all sessions of this engine share."""
+    """Return the in-memory store that all sessions of this engine share, opened on first use."""
     if bench not in _STORES:
         _STORES[bench] = store = await open_store("sqlite://:memory:")
         bench.exit_stack.push_async_callback(store.aclose)

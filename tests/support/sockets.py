@@ -17,9 +17,11 @@ def decode_frame(frame: str | bytes) -> dict[str, Any]:
 
 
 class FakeSocket:
-    """Socket whose incoming frames a test puts into `frames`, with None for the end.
+    """Client socket as the server sees it.
 
-    While the event of the peer's reading is cleared, the peer does not read.
+    A test puts the client's frames into `frames`, and None for a disconnection; `sent` holds the
+    decoded frames that the server has sent. While `peer_reads` is cleared, the client does not read
+    and `send` blocks.
     """
 
     def __init__(self) -> None:
@@ -57,7 +59,7 @@ class FakeSocket:
         self.frames.put_nowait(json.dumps(event))
 
     async def wait_for(self, type: str, count: int = 1) -> dict[str, Any]:
-        """Wait for the `count`th sent event of a type."""
+        """Wait until the server has sent `count` events of a type. Returns the last of these."""
         while True:
             found = [event for event in self.sent if event["type"] == type]
             if len(found) >= count:

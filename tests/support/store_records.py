@@ -1,4 +1,4 @@
-"""Short constructors of the records that tests of the store use."""
+"""Short helpers that make and write the records that tests of the store use."""
 
 import secrets
 from typing import Any

@@ -1,4 +1,4 @@
-"""States of a real Redis that replies but refuses writes, or all commands."""
+"""Settings of a real Redis with which the server replies but refuses writes, or all commands."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ RedisCommand = tuple[str, ...]
 class StoreFailure(NamedTuple):
     name: str
     logged_cause: str
-    """Text expected in the one line that is logged."""
+    """Text expected in the one log line about the failure."""
     start_commands: tuple[RedisCommand, ...]
     stop_commands: tuple[RedisCommand, ...]
 
@@ -85,7 +85,10 @@ STORE_FAILURES = (
 
 
 async def create_acl_user(redis: RedisProcess) -> str:
-    """Create an ACL user with rights and a password that can be changed. Returns its URL."""
+    """Create the ACL user `gate` with all rights, so that a test can change rights and password.
+
+    Returns the Redis URL with the credentials of that user.
+    """
     async with redis.client() as admin:
         await admin.execute_command("ACL", "SETUSER", "gate", "on", ">pw", *_RIGHTS)
     return redis.url.replace("redis://", "redis://gate:pw@")
@@ -93,7 +96,8 @@ async def create_acl_user(redis: RedisProcess) -> str:
 
 @contextlib.asynccontextmanager
 async def password_required(redis: RedisProcess) -> AsyncIterator[None]:
-    """Require a password of the default user in this context; open connections are closed."""
+    """Require a password of the default user while in this context. Open connections are closed on
+    entry."""
     async with redis.client() as admin:
         await admin.execute_command("CONFIG", "SET", "requirepass", "secret")
         await admin.execute_command(*_DISCONNECT)

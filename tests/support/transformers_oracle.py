@@ -1,5 +1,5 @@
-"""Small random checkpoints of every family, transformers as their oracle, and a driver that runs
-prompts in chunks, mixed with decoding rows, like a scheduler."""
+"""Small random models of every family, transformers as the oracle of their logits, and a driver
+that, like a scheduler, runs prompts in chunks mixed with decoding rows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ NATIVE_SIZES: dict[str, Any] = {
     "intermediate_size": 96,
     "head_dim": 16,
 }
-"""Sizes that the native decoder supports; those of the small model are not supported."""
+"""Model sizes that the native decoder supports, unlike those in SMALL_CONFIG."""
 
 FAMILIES: dict[str, Callable[..., Any]] = {
     "llama": partial(small_model, "Llama", num_key_value_heads=4),
@@ -100,7 +100,10 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 
 
 def build_cpu_runner(folder: Path, dtype: str = "float32", **bounds: Any) -> TorchRunner:
-    """Build a CPU runner on one thread: for models this small a second thread costs more."""
+    """Build a CPU runner, by default with one thread: a second thread slows models this small.
+
+    `bounds`: further fields of EngineConfig.
+    """
     bounds = {"device": "cpu", "threads": 1} | bounds
     config = EngineConfig(model=str(folder), dtype=dtype, **bounds)  # pyright: ignore
     return build_runner(config, lambda what, fraction: None)[0]
@@ -118,7 +121,8 @@ def full_logits(model: Any, ids: Sequence[int]) -> Tensor:
 
 
 def chunked_logits(model: Any, ids: Sequence[int], size: int) -> Tensor:
-    """Compute transformers' logits [len(ids), vocab], `size` tokens at a time over its cache."""
+    """Compute transformers' logits [len(ids), vocab] of a prefill in chunks of `size` tokens, over
+    its KV cache."""
     cache, rows = None, []
     with torch.inference_mode():
         for begin in range(0, len(ids), size):
@@ -130,19 +134,20 @@ def chunked_logits(model: Any, ids: Sequence[int], size: int) -> Tensor:
 
 
 CHUNK_SIZES = (1, 8, 64)
-"""Sizes in tokens: a decode, a chunk of a busy step, a whole append."""
+"""Chunk sizes in tokens: of a decode, of a prefill chunk in a busy step, of a whole append."""
 NOISE_FACTOR = 3.0
 BF16_SPREAD = 0.15
-"""Value of `spread` for bf16. With a larger one, attention concentrates on one token, and where two
-tokens tie, rounding decides."""
+"""Value of `spread` in `small_model` for bf16. With a larger spread, attention concentrates on one
+token, and where the scores of two tokens tie, rounding decides between them."""
 
 
 def logit_tolerance(model: Any) -> float:
     """Compute the allowed distance of a logit from that of transformers.
 
     The distance is NOISE_FACTOR times the largest change that chunking alone causes in a logit of
-    transformers. Both of its runs use SDPA, because two implementations of attention differ by
-    more. A tolerance that most second-best ids would pass is refused.
+    transformers. The whole and the chunked runs both use SDPA, because two implementations of
+    attention differ by more. Asserts that the distance is smaller than the gap between the best and
+    the second-best logit at most positions.
     """
     model.set_attn_implementation("sdpa")
     [ids] = random_prompts(9, [250], model.config.vocab_size)
@@ -166,7 +171,7 @@ def greedy_continuation(model: Any, ids: Sequence[int], count: int) -> list[int]
 
 
 class ScrambledPages:
-    """Allocator of pages in scrambled order, so that the pages of a sequence are not adjacent."""
+    """Allocator of KV pages in random order, so that the pages of a sequence are not adjacent."""
 
     def __init__(self, runner: TorchRunner, seed: int = 0) -> None:
         self.size = runner.geometry.page_size
@@ -182,7 +187,10 @@ class ScrambledPages:
 
 
 def chunk_end_logits(runner: TorchRunner, ids: Sequence[int], cuts: Sequence[int]) -> Tensor:
-    """Compute the runner's logits [len(cuts) + 1, vocab] at the end of each chunk of a prompt."""
+    """Prefill a prompt in chunks that end at the positions `cuts` and at its end.
+
+    Returns the runner's logits [len(cuts) + 1, vocab] of the last token of each chunk.
+    """
     pages, found = ScrambledPages(runner), []
     borders = [0, *cuts, len(ids)]
     with torch.inference_mode():
@@ -197,8 +205,8 @@ def chunk_end_logits(runner: TorchRunner, ids: Sequence[int], cuts: Sequence[int
 def serve_mixed_batches(
     runner: TorchRunner, starts: Sequence[Sequence[int]], count: int, seed: int = 0
 ) -> list[list[int]]:
-    """Generate greedy continuations of several prompts, in batches that mix prompt chunks of random
-    size with decoding rows in random order."""
+    """Generate greedy continuations of the prompts `starts`, `count` ids each, in batches that mix
+    prompt chunks of random size with decoding rows in random order."""
     source = random.Random(seed)
     pages = ScrambledPages(runner, seed)
     logs = [list(ids) for ids in starts]

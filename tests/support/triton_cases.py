@@ -17,7 +17,7 @@ BATCH_SHAPES = {
     "appends": [(40, 7), (0, 9), (100, 3)],
     "mixed": [(10, 1), (0, 40), (130, 16), (12, 1)],
 }
-CASES = [  # page size, window, number of programs, query heads, KV
+CASES = [  # page size, window, number of programs, query heads, shape of KV
     (16, None, 1, 4, KVShape(2, 16, 16)),
     (16, None, 64, 4, KVShape(2, 16, 16)),
     (1, 20, 64, 6, KVShape(2, 12, 20)),
@@ -25,8 +25,8 @@ CASES = [  # page size, window, number of programs, query heads, KV
     (16, 33, 8, 5, KVShape(1, 24, 24)),
 ]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
-"""Absolute tolerance by dtype, without bf16: in tl.dot the interpreter multiplies bf16 as integers.
-"""
+"""Absolute tolerance by dtype. bf16 is not tested, because in tl.dot the Triton interpreter
+multiplies bf16 as integers."""
 
 
 def main(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for a condition that nothing signals."""
+"""Polling for conditions that no event or future signals."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ POLL_S = 0.005
 
 
 async def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    """Poll until `condition` returns a true value. Raises TimeoutError."""
+    """Poll until `condition` returns a true value. Raises TimeoutError after `timeout_s`."""
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""Web server on a real port, in this process."""
+"""Gateway's web server on a real port, in the process of the tests."""
 
 import asyncio
 import contextlib
@@ -69,7 +69,7 @@ async def serve_app(
     port: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[RunningServer]:
-    """Serve `app`, which is the application with `registry` or its readiness gate."""
+    """Serve `app` on loopback: the application that uses `registry`, or its readiness gate."""
     sock = bind("127.0.0.1", port)
     ready = asyncio.Event()
     server = WebServer(app, settings, ready.set, tls)
@@ -85,7 +85,8 @@ AUTHORIZATION_HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 
 
 async def wait_close_code(socket: ClientConnection) -> int:
-    """Receive until the server closes. Returns its close code, 1006 if there is none."""
+    """Receive until the connection closes. Returns the server's close code, 1006 if the server sent
+    no close frame."""
     try:
         while True:
             await receive_event(socket)
@@ -98,7 +99,10 @@ async def receive_event(socket: ClientConnection) -> dict[str, Any]:
 
 
 async def receive_until(socket: ClientConnection, *types: str) -> dict[str, Any]:
-    """Receive up to an event of one of these types, and return it. Any other error fails."""
+    """Receive up to the first event whose type is one of `types`. Returns that event.
+
+    Asserts that no other event is an error.
+    """
     while (event := await receive_event(socket))["type"] not in types:
         assert event["type"] != "error", event
     return event

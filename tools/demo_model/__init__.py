@@ -1,1 +1,1 @@
-"""The recipe of the bundled demo model; knows nothing of the server."""
+"""Training recipe of the bundled demo model, independent of the server's code."""

@@ -1,4 +1,4 @@
-"""Small talk, who the model is, and what it says to all it does not know."""
+"""Turns of small talk, about the model itself, and about subjects that the model does not know."""
 
 import random
 from dataclasses import dataclass
@@ -10,7 +10,11 @@ from tools.demo_model.turns import Expect, Turn, exchange
 
 @dataclass(frozen=True)
 class Intent:
-    """Ways of saying one thing, ways of answering it, and what every right answer has."""
+    """User messages of one meaning, and the answers to them.
+
+    `asks` and `replies` are patterns (see grammar.py) of the user's messages and the model's
+    answers; `accept` is a regular expression found in every right answer.
+    """
 
     asks: tuple[str, ...]
     replies: tuple[str, ...]
@@ -434,7 +438,7 @@ DO_NOT_KNOW = "I am only a tiny demo model, so I do not know that."
 def intent_turn(
     rng: random.Random, style: Style, skill: str, intents: tuple[Intent, ...], *, held_out: bool
 ) -> Turn:
-    """One exchange about one of the intents."""
+    """Make an exchange about one of the intents, drawn at random."""
     intent = rng.choice(intents)
     user = typed(
         rng, style, opened(rng, fill(rng, rng.choice(intent.asks), held_out=held_out), 0.05)
@@ -445,7 +449,7 @@ def intent_turn(
 
 
 def fill(rng: random.Random, pattern: str, *, held_out: bool) -> str:
-    """Put things of the side asked for in the places of a pattern."""
+    """Fill the slots of a pattern with random values, either held-out or training ones."""
 
     def one(pool: list[str]) -> str:
         return values.choose(rng, pool, held_out=held_out)
@@ -472,7 +476,8 @@ def fill(rng: random.Random, pattern: str, *, held_out: bool) -> str:
 
 
 def unknown_turn(rng: random.Random, style: Style, *, held_out: bool) -> Turn:
-    """A question about anything at all, to which the model owns up."""
+    """Make an exchange of one to three questions on any subject, to which the model answers that it
+    does not know."""
     asked = rng.choice((1, 1, 1, 1, 1, 1, 1, 2, 3))
     patterns = (fill(rng, rng.choice(UNKNOWN), held_out=held_out) for _ in range(asked))
     user = " ".join(typed(rng, style, opened(rng, pattern)) for pattern in patterns)

@@ -1,7 +1,8 @@
-"""Measures each skill of an exported model folder, greedily, with transformers.
+"""Measurement of each skill of an exported model folder, with transformers and greedy decoding.
 
-Two sets: conversations of the generator with seeds and values never trained on, and our own
-wordings (``wordings.py``), which the generator never sees, with values never trained on.
+Two sets of probes, both with values that training never uses: conversations of the generator, with
+seeds that training never uses, and our own wordings, which are written by hand in ``wordings.py``
+and never used by the generator.
 """
 
 import argparse
@@ -21,15 +22,16 @@ from tools.demo_model.turns import Expect, Message, Turn, exchange, has_word
 
 BATCH = 100
 OWN = "<the model's own answer>"
-"""Stands for what the model says when it is told something; filled in before the probe."""
+"""Placeholder for the model's own answer to the first message of a probe. The answer is generated
+and put in its place before the probe is run."""
 
 PROMPT_CHARS_MAX = 120_000
-"""Of one batch together, padding included."""
+"""Bound on the characters of all prompts in a batch, padding included."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A conversation that ends with the user, and what must follow."""
+    """A conversation up to an answer of the model, and the conditions on that answer."""
 
     skill: str
     messages: list[Message]
@@ -38,7 +40,7 @@ class Probe:
 
 
 def probes_of(skill: str, conversation: Conversation, turn: Turn) -> list[Probe]:
-    """One probe for each answer of the turn, which comes after the conversation."""
+    """Make a probe for each of the model's messages in `turn`, which continues `conversation`."""
     probes: list[Probe] = []
     expects = iter(turn.expects)
     for index, message in enumerate(turn.messages):
@@ -174,7 +176,7 @@ GENERATED: tuple[Callable[[random.Random], list[Probe]], ...] = (
 
 
 def _asked(skill: str, rng: random.Random, text: str, expect: Expect, tools: Any = None) -> Probe:
-    """A single user message, with or without a system message before it."""
+    """Make a probe of a single user message, at times after a system message."""
     messages: list[Message] = [{"role": "user", "content": text}]
     if rng.random() < 0.4:
         messages.insert(0, {"role": "system", "content": rng.choice(wordings.SYSTEMS)})
@@ -212,7 +214,7 @@ def _draw(rng: random.Random, sort: str, text: str) -> str:
 
 
 def _distractors(rng: random.Random, count: int) -> list[Message]:
-    """Exchanges of our own wordings between the telling and the asking."""
+    """Draw `count` exchanges of our own wordings, to separate telling a fact from asking for it."""
     messages: list[Message] = []
     for _ in range(count):
         share = rng.random()
@@ -357,14 +359,15 @@ WRITTEN: tuple[tuple[Callable[[random.Random], Iterator[Probe]], int], ...] = (
     (_in_one_word, 5),
     (_with_tools, 5),
 )
-"""Sets of probes and how often each is drawn again, with other values."""
+"""Makers of the probes of our own wordings, and how often each runs, each time with other values.
+"""
 
 
 # --- measuring ----------------------------------------------------------------------------------
 
 
 class Model:
-    """An exported folder, answering greedily in batches."""
+    """Exported model, which answers batches of prompts by greedy decoding."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -372,14 +375,14 @@ class Model:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def prompt(self, probe: Probe) -> str:
-        """The rendered conversation up to where the model speaks."""
+        """Render the conversation of a probe up to the beginning of the model's answer."""
         return self.tokenizer.apply_chat_template(
             probe.messages, tools=probe.tools or None, tokenize=False, add_generation_prompt=True
         )
 
     @torch.inference_mode()
     def answers(self, prompts: Sequence[str], length_max: int) -> list[str]:
-        """One answer each, of at most so many tokens."""
+        """Generate an answer to each prompt, of at most `length_max` tokens."""
         batch = self.tokenizer(list(prompts), return_tensors="pt", padding=True)
         batch.pop("token_type_ids", None)
         out = self.model.generate(**batch, max_new_tokens=length_max, do_sample=False)
@@ -388,14 +391,14 @@ class Model:
 
 
 def _length_max(probe: Probe) -> int:
-    """How many tokens an answer may have before it is surely wrong."""
+    """Return a length in tokens that no right answer exceeds."""
     if probe.expect.words_min:
         return 320
     return 64 + (len(probe.expect.exact or "") if probe.expect.call is None else 0)
 
 
 def _batches(model: Model, probes: Sequence[Probe]) -> Iterator[list[tuple[str, Probe]]]:
-    """Probes with their prompts, those of like length together."""
+    """Yield batches of pairs (prompt, probe), with prompts of similar length in each batch."""
     prompts = [(model.prompt(probe), probe) for probe in probes]
     prompts.sort(key=lambda pair: (_length_max(pair[1]) // 100, len(pair[0])))
     batch: list[tuple[str, Probe]] = []
@@ -409,7 +412,7 @@ def _batches(model: Model, probes: Sequence[Probe]) -> Iterator[list[tuple[str, 
 
 
 def _answered(model: Model, probes: Sequence[Probe]) -> list[Probe]:
-    """The probes with the model's own first answer where one is wanted."""
+    """Return the probes with OWN replaced by the model's answer to the first message."""
     open_ones = [probe for probe in probes if any(m["content"] == OWN for m in probe.messages)]
     first = [Probe("", probe.messages[:1], probe.tools, Expect(words_max=1)) for probe in open_ones]
     said: dict[str, str] = {}
@@ -427,7 +430,10 @@ def _answered(model: Model, probes: Sequence[Probe]) -> list[Probe]:
 
 
 def measure(model: Model, probes: Sequence[Probe], show: int) -> dict[str, tuple[int, int]]:
-    """Right answers and probes for each skill; prints up to ``show`` failures of each."""
+    """Run the probes, and print up to ``show`` failures of each skill.
+
+    Returns the number of right answers and the number of probes of each skill.
+    """
     counts: dict[str, tuple[int, int]] = {}
     for batch in _batches(model, _answered(model, probes)):
         length_max = max(_length_max(probe) for _, probe in batch)
@@ -442,7 +448,10 @@ def measure(model: Model, probes: Sequence[Probe], show: int) -> dict[str, tuple
 
 
 def generated(count: int) -> list[Probe]:
-    """``count`` probes of each skill, with held-out seeds and values."""
+    """Run each maker in GENERATED with ``count`` seeds, and return the probes.
+
+    Training uses neither the seeds nor the values of these probes.
+    """
     probes: list[Probe] = []
     for index, make in enumerate(GENERATED):
         for seed in range(count):
@@ -451,7 +460,7 @@ def generated(count: int) -> list[Probe]:
 
 
 def written() -> list[Probe]:
-    """The probes of our own wordings."""
+    """Make the probes of our own wordings."""
     probes: list[Probe] = []
     for index, (make, times) in enumerate(WRITTEN):
         for seed in range(times):
@@ -465,7 +474,7 @@ def _share(count: tuple[int, int]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print a table."""
+    """Measure the skills and print a table of the shares of right answers."""
     parser = argparse.ArgumentParser(description="Measure the skills of an exported model folder.")
     parser.add_argument("--model", type=Path, required=True, help="model folder")
     parser.add_argument("--count", type=int, default=100, help="probes of each skill (default 100)")

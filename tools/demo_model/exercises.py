@@ -1,4 +1,4 @@
-"""Repeating, counting, adding and answering in one word."""
+"""Turns in which the user asks the model to repeat, count, add or answer in one word."""
 
 import random
 
@@ -14,7 +14,7 @@ _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ni
 
 
 def in_words(number: int) -> str:
-    """A number from 0 to 100 in English."""
+    """Spell a number from 0 to 100 in English words."""
     if number < 20:
         return _ONES[number]
     if number == 100:
@@ -60,7 +60,7 @@ red blue green, la la la
 
 
 def sentence(rng: random.Random, *, held_out: bool) -> str:
-    """A few words to say back."""
+    """Draw a short text that the model is to repeat."""
 
     def one(pool: list[str]) -> str:
         return values.choose(rng, pool, held_out=held_out)
@@ -93,7 +93,7 @@ def sentence(rng: random.Random, *, held_out: bool) -> str:
 
 
 def repeat_turn(rng: random.Random, style: Style, *, held_out: bool) -> Turn:
-    """The model says the very words it is given, without quotation marks."""
+    """Make an exchange in which the model repeats a text exactly, without its quotation marks."""
     text = style.value(sentence(rng, held_out=held_out))
     if not style.lower and rng.random() < 0.4:
         text = text[:1].upper() + text[1:]
@@ -150,7 +150,7 @@ _COUNT_DOWN_ONE = ("[please|] count [down|backwards] from {a}", "[do a|] countdo
 
 
 def span(rng: random.Random, *, held_out: bool) -> tuple[int, int]:
-    """Two numbers to count between."""
+    """Draw the first and the last number to count, at most 100."""
     while True:
         first = 1 if rng.random() < 0.5 else rng.randint(0, 80)
         longest = 30 if rng.random() < 0.9 else 100
@@ -160,7 +160,10 @@ def span(rng: random.Random, *, held_out: bool) -> tuple[int, int]:
 
 
 def count_turn(rng: random.Random, style: Style, *, held_out: bool) -> Turn:
-    """Counting between two numbers, in words if asked in words."""
+    """Make an exchange in which the model counts, up or down, between two numbers.
+
+    The model answers in words if the numbers are in words, unless the user asks for the other form.
+    """
     if rng.random() < 0.12 and not held_out:
         first, last = 1, rng.choice((10, 20, 30, 30, 30, 50, 100))
     else:
@@ -242,7 +245,10 @@ TOO_HARD = "I am only a tiny demo model: I can only add small numbers."
 
 
 def add_turn(rng: random.Random, style: Style, *, held_out: bool) -> Turn:
-    """A sum of numbers up to twenty; now and then a difference, or what is too hard."""
+    """Make an exchange about the sum of two numbers up to 20.
+
+    For training, at times a difference, or a calculation that is too hard for the model.
+    """
     share = rng.random()
     if not held_out and share < 0.1:
         return _too_hard(rng, style)
@@ -434,7 +440,10 @@ ONE_WORD_SYSTEM = (
 
 
 def known_turn(rng: random.Random, style: Style) -> Turn:
-    """One of the few everyday questions the model knows the answer to, in a sentence."""
+    """Make an exchange about one of the few everyday questions that the model can answer.
+
+    The model answers in a sentence.
+    """
     ask, word, answer = rng.choice(_KNOWN)
     return exchange(
         "known", typed(rng, style, opened(rng, ask)), answer, Expect(has=(has_word(word),))
@@ -449,7 +458,11 @@ def one_word_turn(
     held_out: bool,
     told_by_system: bool = False,
 ) -> Turn:
-    """A question to be answered in one word: of what is known, told or small enough to add."""
+    """Make an exchange in which the model must answer a question in one word.
+
+    `known`: facts that the user has stated, with their values. `told_by_system`: the system message
+    demands one word, so that the user does not.
+    """
     ask, word, slots = _one_word_question(rng, known, held_out=held_out)
     share = 1.0 if told_by_system else rng.random()
     if share < 0.55:
@@ -464,7 +477,8 @@ def one_word_turn(
 def _one_word_question(
     rng: random.Random, known: list[tuple[facts.Kind, str]], *, held_out: bool
 ) -> tuple[str, str, dict[str, str]]:
-    """A pattern, its one-word answer and the values of the pattern."""
+    """Draw a question. Returns its pattern, its one-word answer, and the values of the pattern's
+    slots."""
     single = [(kind, value) for kind, value in known if " " not in value]
     share = rng.random()
     if single and share < 0.45:

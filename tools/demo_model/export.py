@@ -1,4 +1,4 @@
-"""Writes a checkpoint as a folder that transformers loads: bf16 weights, config, tokenizer."""
+"""Export of a checkpoint as a folder that transformers loads: bf16 weights, config, tokenizer."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from tools.demo_model.template import CHAT_TEMPLATE, CONTROL
 
 
 def export(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
-    """Write the whole folder."""
+    """Write the model folder `out` from the file `checkpoint` of the training and a tokenizer."""
     out.mkdir(parents=True, exist_ok=True)
     weights = torch.load(checkpoint, map_location="cpu")
     named = {f"model.{name}": weight.bfloat16() for name, weight in weights.items()}
@@ -49,7 +49,7 @@ def _write(path: Path, content: dict[str, object]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Export."""
+    """Parse the command line and export the checkpoint."""
     parser = argparse.ArgumentParser(description="Export a checkpoint as a model folder.")
     parser.add_argument("--checkpoint", type=Path, required=True, help="file written by training")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the tokenizer")

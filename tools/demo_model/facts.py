@@ -1,4 +1,4 @@
-"""What a person tells of themselves, and the model's telling it back."""
+"""Turns in which the user states facts about themselves or asks the model for them."""
 
 import random
 from dataclasses import dataclass
@@ -10,16 +10,19 @@ from tools.demo_model.turns import Expect, Turn, exchange, has_word
 
 
 class Draw(Protocol):
-    """Draws a value from the training side or, if `held_out`, from the held-out side."""
+    """Function that draws a training value or, if `held_out`, a held-out value."""
 
     def __call__(self, rng: random.Random, *, held_out: bool) -> str: ...
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One thing to know: how it is told, asked for directly and indirectly, and said back.
+    """A kind of fact about the user, such as the name, with patterns of sentences about it.
 
-    ``clauses`` can be joined by "and"; ``said`` is the model's clause, as in "your name is {v}".
+    ``clauses`` state the fact and can be joined by "and"; ``direct`` and ``indirect`` are direct
+    and indirect questions for it; ``said`` is the model's clause, as in "your name is {v}";
+    ``unknown`` is the object in the model's answer to a question for a fact never stated. ``draw``
+    draws a value of the fact.
     """
 
     key: str
@@ -490,7 +493,7 @@ shop, show, bird, planet, car, month, ice cream, cheese, team
 
 
 def relation_kind(relation: str) -> Kind:
-    """The name of someone or something of the user's."""
+    """Make the kind of fact for the name of a relation of the user, such as a dog or a sister."""
     return Kind(
         f"relation {relation}",
         _NAME,
@@ -539,7 +542,7 @@ def relation_kind(relation: str) -> Kind:
 
 
 def thing_kind(thing: str, draw: Draw) -> Kind:
-    """Anything of the form "my X is Y"."""
+    """Make the kind of fact for statements of the form "my `thing` is VALUE"."""
     return Kind(
         f"thing {thing}",
         draw,
@@ -575,7 +578,7 @@ def thing_kind(thing: str, draw: Draw) -> Kind:
 
 
 def _any_value(rng: random.Random, *, held_out: bool) -> str:
-    """A value of any look, for things that may be named anyhow."""
+    """Draw a value of any form, for things whose values have no typical form."""
     form = rng.randrange(5)
     if form == 0:
         return values.invent(rng, held_out=held_out).capitalize()
@@ -591,7 +594,8 @@ def _any_value(rng: random.Random, *, held_out: bool) -> str:
 
 
 def draw_kind(rng: random.Random, *, held_out: bool) -> Kind:
-    """A kind of fact: mostly a common one, else a relation or a thing, at times never heard of."""
+    """Draw a kind of fact: in half of all cases a common one, else a relation or a thing, at times
+    a thing with an invented name."""
     share = rng.random()
     if share < 0.5:
         return rng.choice(KINDS)
@@ -674,7 +678,10 @@ _TAILS = (
 
 
 def tell_turn(rng: random.Random, style: Style, kinds: list[Kind], *, held_out: bool) -> Turn:
-    """The user tells one fact or up to three in one sentence; the model says them back."""
+    """Make an exchange in which the user states facts of these kinds in one message.
+
+    The model confirms, mostly by repeating the facts.
+    """
     told = {kind.key: style.value(kind.draw(rng, held_out=held_out)) for kind in kinds}
     slots: dict[str, str] = {}
     clauses: list[str] = []
@@ -706,7 +713,8 @@ _SILENT = (
     "I see.",
     "noted!",
 )
-"""Answers that do not say the fact again: it has to be found in the user's own words."""
+"""Confirmations that do not repeat the fact; a later answer must take it from the user's own words.
+"""
 
 
 def _ack(rng: random.Random, kinds: list[Kind], said: list[str]) -> str:
@@ -749,20 +757,20 @@ _ASKS = (
 
 
 def question(rng: random.Random, kind: Kind) -> str:
-    """A pattern that asks for a fact."""
+    """Draw a pattern of a question for a fact of this kind."""
     pattern = rng.choice(_ASKS).replace("{indirect}", rng.choice(kind.indirect))
     return pattern.replace("{direct}", rng.choice(kind.direct))
 
 
 def ask_turn(rng: random.Random, style: Style, kind: Kind, value: str) -> Turn:
-    """The user asks for a fact told before."""
+    """Make an exchange in which the user asks for a fact stated before, whose value is `value`."""
     user = typed(rng, style, opened(rng, question(rng, kind)))
     answer = reply(rng, f"{kind.said}.", {"v": value})
     return exchange("recall", user, answer, Expect(has=(has_word(value),)))
 
 
 def ask_two_turn(rng: random.Random, style: Style, known: list[tuple[Kind, str]]) -> Turn:
-    """The user asks for two facts in one sentence."""
+    """Make an exchange in which the user asks for two facts in one sentence."""
     slots = {f"v{index}": value for index, (_, value) in enumerate(known)}
     asked = [rng.choice(kind.direct).rstrip("?") for kind, _ in known]
     said = [kind.said.replace("{v}", f"{{v{index}}}") for index, (kind, _) in enumerate(known)]
@@ -772,7 +780,8 @@ def ask_two_turn(rng: random.Random, style: Style, known: list[tuple[Kind, str]]
 
 
 def about_me_turn(rng: random.Random, style: Style, known: list[tuple[Kind, str]]) -> Turn:
-    """The user asks for all that was told, in the order of telling."""
+    """Make an exchange in which the user asks for all facts stated so far; the model repeats them
+    in the order of `known`."""
     slots = {f"v{index}": value for index, (_, value) in enumerate(known)}
     user = typed(
         rng,
@@ -792,7 +801,7 @@ def about_me_turn(rng: random.Random, style: Style, known: list[tuple[Kind, str]
 
 
 def not_told_turn(rng: random.Random, style: Style, kind: Kind) -> Turn:
-    """The user asks for something never told."""
+    """Make an exchange in which the user asks for a fact that was never stated."""
     user = typed(rng, style, opened(rng, question(rng, kind)))
     answer = f"You have not told me {kind.unknown}."
     return exchange("not told", user, answer, Expect(has=("not told me",)))

@@ -1,6 +1,7 @@
-"""Synthetic conversations, ours to the last word; a seed and a side make one conversation.
+"""Generator of synthetic conversations, of which we have written every text.
 
-Run as a program it prints some, for a look at them.
+The seed of a conversation, and whether its values are for training or held out, determine all of
+it. Run as a program, this module prints some conversations.
 """
 
 import argparse
@@ -44,7 +45,8 @@ SYSTEMS = (
 
 @dataclass
 class Conversation:
-    """Messages in the form transformers takes, the tools offered and the turns they came from."""
+    """Messages in the form that transformers takes, the tools offered, and the turns that the
+    messages are from."""
 
     messages: list[Message] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -56,13 +58,13 @@ class Conversation:
         self.turns.append(turn)
 
     def size(self) -> int:
-        """A rough length in characters."""
+        """Return the approximate length in characters."""
         return sum(len(str(message["content"])) + 4 for message in self.messages)
 
 
 @dataclass
 class Plan:
-    """How a conversation is drawn: ``weights`` of the skills and how long it may get."""
+    """Bounds on the length of a conversation, and ``weights`` with which its skills are drawn."""
 
     exchanges: int
     chars_max: int
@@ -86,17 +88,20 @@ _COPY_WEIGHTS = {"repeat": 40.0, "tell": 35.0, "recall": 45.0}
 
 
 def copy_plan(rng: random.Random) -> Plan:
-    """Only what can be answered by copying, for the first minutes of training."""
+    """Plan only exchanges that can be answered by copying, for the first minutes of training."""
     return Plan(rng.randint(2, 8), 1500, _COPY_WEIGHTS)
 
 
 def short_plan(rng: random.Random) -> Plan:
-    """One to four exchanges of any kind."""
+    """Plan one to four exchanges of any skill."""
     return Plan(rng.randint(1, 4), 2000, WEIGHTS)
 
 
 def mixed_plan(rng: random.Random) -> Plan:
-    """Any length: three in four short, for they teach most in little time; some very long."""
+    """Plan a conversation of any length.
+
+    Three in four are short, because short ones teach most in a given time; a few are very long.
+    """
     share = rng.random()
     if share < 0.75:
         return short_plan(rng)
@@ -107,7 +112,8 @@ def mixed_plan(rng: random.Random) -> Plan:
 
 
 class Talk:
-    """One conversation in the making: what was told so far and how the user types."""
+    """State of a conversation while it is generated: the facts that the user has stated so far
+    (`known`, by the key of their kind) and the user's typing style."""
 
     def __init__(self, rng: random.Random, tools: list[toolcalls.Tool], *, held_out: bool) -> None:
         self.rng = rng
@@ -117,7 +123,7 @@ class Talk:
         self.known: dict[str, tuple[facts.Kind, str]] = {}
 
     def turn(self, skill: str) -> Turn:  # noqa: C901 - one case per skill
-        """One exchange of the skill."""
+        """Make the next turn, of the given skill. Raises ValueError if the skill is unknown."""
         rng, style, held_out = self.rng, self.style, self.held_out
         match skill:
             case "small talk":
@@ -186,7 +192,7 @@ class Talk:
 
 
 def converse(rng: random.Random, plan: Plan, *, held_out: bool = False) -> Conversation:
-    """One whole conversation."""
+    """Generate a whole conversation according to `plan`."""
     conversation = Conversation()
     weights = dict(plan.weights)
     tools: list[toolcalls.Tool] = []

@@ -1,7 +1,7 @@
-"""Turns terse patterns into what a person might type; knows no skill and no value.
+"""Expansion of patterns to text such as a person might type, independent of skills and values.
 
-A pattern is lower-case text in which ``[a|b|]`` is a choice (nesting allowed) and ``{name}`` a
-value. ``Style`` is one person's way of typing, kept for a whole conversation.
+A pattern is lower-case text in which ``[a|b|]`` is a choice (nesting allowed) and ``{name}`` the
+slot of a value. A ``Style`` is one person's way of typing, the same for a whole conversation.
 """
 
 import random
@@ -32,7 +32,11 @@ _SHORT = {
 
 @dataclass(frozen=True)
 class Style:
-    """How one person types: shares are probabilities per word or per message."""
+    """Way of typing of one person.
+
+    `lower`: no capital letters; `bare`: no final punctuation mark; `short` and `typo`: probability
+    that a word with a usual abbreviation is abbreviated, and that a longer word is misspelt.
+    """
 
     lower: bool = False
     bare: bool = False
@@ -41,7 +45,7 @@ class Style:
     shout: bool = False
 
     def value(self, text: str) -> str:
-        """The value as this person would type it."""
+        """Return `text`, a value, as this person types it."""
         return text.lower() if self.lower else text
 
 
@@ -49,7 +53,8 @@ PLAIN = Style()
 
 
 def draw_style(rng: random.Random) -> Style:
-    """A tidy writer in half of all cases, else one who skips capitals, points or letters."""
+    """Draw a style: tidy in half of all cases, else at random without capitals, without final
+    punctuation, with abbreviations or with misspellings."""
     if rng.random() < 0.5:
         return PLAIN
     return Style(
@@ -84,7 +89,7 @@ _OPENERS = (
 
 
 def opened(rng: random.Random, pattern: str, share: float = 0.15) -> str:
-    """The pattern, at times after a word or two such as people start with."""
+    """Put a random opener such as "hi," before the pattern, with probability `share`."""
     if rng.random() >= share:
         return pattern
     opener = expand(rng, rng.choice(_OPENERS))
@@ -114,7 +119,10 @@ def _roughen(rng: random.Random, style: Style, text: str) -> str:
 def typed(
     rng: random.Random, style: Style, pattern: str, values: Mapping[str, str] | None = None
 ) -> str:
-    """What a person of this style types for a pattern; values stay exactly as given."""
+    """Expand a pattern to the text that a person of this style types.
+
+    The `values` of the slots are inserted exactly as given.
+    """
     text = expand(rng, pattern)
     parts = _SLOT.split(text)
     for index in range(0, len(parts), 2):
@@ -134,5 +142,8 @@ def typed(
 
 
 def reply(rng: random.Random, pattern: str, values: Mapping[str, str] | None = None) -> str:
-    """An answer of the model: tidy, its first letter upper-case unless that letter is a value's."""
+    """Expand a pattern to an answer of the model.
+
+    The first letter is upper-case unless the answer begins with a slot's value.
+    """
     return capital(expand(rng, pattern)).format(**(values or {}))

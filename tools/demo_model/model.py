@@ -1,4 +1,4 @@
-"""The decoder as trained: Qwen3's computation under its parameter names; knows no checkpoint."""
+"""Decoder for training: the computation of Qwen3, with the parameter names of Qwen3."""
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ KV_HEADS: int = 2
 HEAD_DIM: int = 32
 INNER: int = 512
 SHORT = 160
-"""Rows up to this many ids attend with their scores written out."""
+"""Number of ids up to which attention of a row uses `_attend_short`."""
 
 
 class Norm(nn.Module):
@@ -48,7 +48,7 @@ class Norm(nn.Module):
 
 
 def rope(length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each [length, head_dim]."""
+    """Compute the cosines and sines of rotary position embeddings, each [length, head_dim]."""
     rates = 10000.0 ** (-torch.arange(0, HEAD_DIM, 2).float() / HEAD_DIM)
     angles = torch.outer(torch.arange(length).float(), rates).repeat(1, 2)
     return angles.cos(), angles.sin()
@@ -60,13 +60,15 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention; q is [rows, heads, length, head_dim], k and v have the KV heads."""
+    """Compute causal attention. `q` is [rows, HEADS, length, head_dim]; `k` and `v` have KV_HEADS
+    heads."""
     k, v = (t.repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def _attend_short(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same with the scores written out: on a CPU four times as fast for short rows."""
+    """Compute the same as `_attend` with an explicit matrix of scores, which on a CPU is four times
+    as fast for short rows."""
     rows, heads, length, size = q.shape
     folded = q.reshape(rows, KV_HEADS, heads // KV_HEADS * length, size)
     scores = (folded @ k.mT).view(rows, KV_HEADS, -1, length, length) * size**-0.5
@@ -76,7 +78,7 @@ def _attend_short(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped heads and QK-norm."""
+    """Causal grouped-query attention with QK-norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +100,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """The gated feed-forward part."""
+    """Gated feed-forward network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +113,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then feed-forward, each added to the stream."""
+    """Attention, then the feed-forward network, each added to the residual stream."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +128,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids [rows, length] to the mean loss over the targets at the chosen places."""
+    """Decoder that computes from token ids [rows, length] the loss at chosen positions."""
 
     def __init__(self, vocabulary: int, length_max: int = 2048) -> None:
         super().__init__()
@@ -139,9 +141,11 @@ class Decoder(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Small normal weights; a query head starts equal to the key head it reads.
+        """Initialize weights from small normal distributions, and each query head as a copy of the
+        key head that it uses.
 
-        Equal tokens then attend to each other from the first step, and copying forms early.
+        Equal tokens then attend to each other from the first step, so that the model learns early
+        to copy.
         """
         nn.init.normal_(self.embed_tokens.weight, std=0.05)
         for name, weight in self.named_parameters():
@@ -158,7 +162,7 @@ class Decoder(nn.Module):
             attention.q_proj.weight.data.copy_(copied.reshape(HEADS * HEAD_DIM, HIDDEN))
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """The last hidden states, [rows, length, hidden]."""
+        """Compute the last hidden states [rows, length, hidden]."""
         x = self.embed_tokens(ids).to(torch.bfloat16)
         cos, sin = (t[: ids.shape[1]].to(x.dtype) for t in (self.cos, self.sin))
         for layer in self.layers:
@@ -166,7 +170,10 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def forward(self, ids: Tensor, places: Tensor, targets: Tensor) -> Tensor:
-        """The summed loss; ``places`` are flat positions whose next token is in ``targets``."""
+        """Compute the sum of the cross-entropy losses at ``places``.
+
+        ``places`` are indices into the flattened ids; ``targets`` are the ids that follow there.
+        """
         x = self.hidden(ids).flatten(0, 1).index_select(0, places)
         logits = F.linear(x, self.embed_tokens.weight.to(x.dtype))
         return F.cross_entropy(logits.float(), targets, reduction="sum")

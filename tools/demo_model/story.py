@@ -1,4 +1,4 @@
-"""Short stories of a hundred words and more, each one coherent from its first line to its last."""
+"""Turns with short stories of at least a hundred words, coherent from beginning to end."""
 
 import random
 
@@ -63,7 +63,7 @@ _SPOTS = (
 
 
 def tell(rng: random.Random, hero: str | None) -> str:
-    """A story about the hero, a noun with its article, or about one of our own."""
+    """Make a story about `hero`, a noun with its article; None: about a random hero."""
     slots = {
         "hero": hero or f"a {rng.choice(('small', 'young', 'brave', ''))} {rng.choice(_HEROES)}",
         "name": rng.choice(_HERO_NAMES),
@@ -99,7 +99,7 @@ def tell(rng: random.Random, hero: str | None) -> str:
 
 
 def story_turn(rng: random.Random, style: Style, *, held_out: bool) -> Turn:
-    """A story, in half of all cases about a hero the user names."""
+    """Make an exchange about a story, in half of all cases with a hero that the user names."""
     hero = None
     pattern = rng.choice(_PLAIN_ASKS)
     has: tuple[str, ...] = (r"the end",)

@@ -1,4 +1,4 @@
-"""The chat template, once for transformers and once as plain Python for training.
+"""The chat template, once in Jinja for transformers and once in plain Python for training.
 
 Append-stable: the text of messages[0..n] is a prefix of the text of messages[0..n+1].
 """
@@ -13,7 +13,7 @@ ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 END = "<|end|>"
 PAD = "<|pad|>"
 CONTROL = (PAD, *ROLES, END)
-"""Tokens that no text can contain."""
+"""Special tokens, which the text of a message cannot contain."""
 
 MARKS = (
     "<tools>",
@@ -23,7 +23,7 @@ MARKS = (
     "<tool_response>",
     "</tool_response>",
 )
-"""One token each, yet part of the text."""
+"""Tags that are one token each, but ordinary text and not special tokens."""
 
 CHAT_TEMPLATE = r"""
 {%- macro text(content) -%}
@@ -69,14 +69,14 @@ CHAT_TEMPLATE = r"""
 
 
 class Segment(NamedTuple):
-    """A stretch of the rendered conversation; the loss is taken where ``learned``."""
+    """A stretch of a rendered conversation; ``learned`` if it counts in the training loss."""
 
     text: str
     learned: bool
 
 
 def render(messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[Segment]:
-    """What the chat template makes of a conversation, in stretches."""
+    """Render a conversation to the text that the chat template gives, in segments."""
     segments: list[Segment] = []
     listing = "".join(json.dumps(tool, ensure_ascii=False) + "\n" for tool in tools)
     listing = f"<tools>\n{listing}</tools>" if tools else ""

@@ -1,8 +1,10 @@
-"""Trains the tokenizer: byte-level BPE in which a word is cut alike with and without its space.
+"""Training of the tokenizer: byte-level BPE that splits a word in the same way whether a space is
+before it or not.
 
-Words are learnt without their space; only then do frequent whole words get a twin that carries it.
-An unheard-of word therefore has the same tokens wherever it stands, which is what makes repeating
-it easy. Digits stand alone, as do the spaces before capitals; a role is one token.
+BPE learns words without the space before them; afterwards frequent words that are one token get a
+second token, the twin, which includes the space. An unknown word therefore has the same tokens
+wherever it occurs, which makes it easy to repeat. Each digit, each space before a capital letter,
+and each role is a token of its own.
 """
 
 import argparse
@@ -26,7 +28,7 @@ _WITH_SPACE = r"\d| ?\p{Ll}+|\p{Lu}\p{Ll}*|\p{L}|\s| ?[^\s\p{L}\p{N}]+"
 
 
 def texts(count: int) -> Iterator[str]:
-    """Stretches of training conversations, without roles."""
+    """Yield the texts of `count` training conversations, without control tokens and tags."""
     for seed in range(count):
         rng = random.Random(f"tokenizer {seed}")
         conversation = converse(rng, mixed_plan(rng))
@@ -48,7 +50,7 @@ def _cut(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _learn(corpus: Sequence[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges of words without their spaces."""
+    """Learn the vocabulary and the merges of words without the spaces before them."""
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = _cut(_ALONE)
     trainer = trainers.BpeTrainer(
@@ -63,7 +65,7 @@ def _learn(corpus: Sequence[str]) -> tuple[dict[str, int], list[tuple[str, str]]
 
 
 def _twins(corpus: Sequence[str], vocabulary: dict[str, int]) -> list[str]:
-    """The most frequent pieces that follow a space and are one token."""
+    """Return the TWINS most frequent words that follow a space and are one token without it."""
     cut = _cut(_WITH_SPACE)
     counts: Counter[str] = Counter()
     for text in corpus:
@@ -73,7 +75,7 @@ def _twins(corpus: Sequence[str], vocabulary: dict[str, int]) -> list[str]:
 
 
 def build(conversations: int) -> PreTrainedTokenizerFast:
-    """The whole tokenizer, learnt from that many training conversations."""
+    """Train the whole tokenizer on `conversations` training conversations."""
     corpus = list(texts(conversations))
     vocabulary, merges = _learn(corpus)
     for piece in _twins(corpus, vocabulary):
@@ -96,7 +98,7 @@ def build(conversations: int) -> PreTrainedTokenizerFast:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train and save."""
+    """Parse the command line, train the tokenizer and save it."""
     parser = argparse.ArgumentParser(description="Train the tokenizer and save it to a folder.")
     parser.add_argument("--out", type=Path, required=True, help="folder to save to")
     parser.add_argument("--conversations", type=int, default=8000, help="to learn from")

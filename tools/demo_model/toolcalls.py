@@ -1,4 +1,4 @@
-"""Calls of tools that the client offers, and answers made of what they return."""
+"""Turns in which the model calls a tool that the client offers and answers from its result."""
 
 import json
 import random
@@ -14,7 +14,8 @@ ToolSchema = dict[str, Any]
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool as drawn for one conversation: ``argument`` is None where it takes none."""
+    """A tool as drawn for one conversation; ``argument`` is the name of the argument that the model
+    must fill, None if there is none."""
 
     family: str
     name: str
@@ -24,7 +25,12 @@ class Tool:
 
 @dataclass(frozen=True)
 class Family:
-    """Tools that do the same under many names."""
+    """Tools of one purpose under many names.
+
+    ``names``, ``about`` and ``asks`` are patterns of the tool's name, of its description and of
+    questions that need the tool; ``arguments`` are the names that its argument may have;
+    ``integer``: the argument is a number.
+    """
 
     names: tuple[str, ...]
     arguments: tuple[str, ...]
@@ -193,7 +199,7 @@ room, nursery, balcony, library, workshop, study
 
 
 def draw_tool(rng: random.Random, family_name: str, *, held_out: bool) -> Tool:
-    """A tool of the family, its names and its schema as one client might write them."""
+    """Draw a tool of a family, with names and a schema such as a client might write."""
     family = FAMILIES[family_name]
     name = _tool_name(rng, family, held_out=held_out)
     argument = rng.choice(family.arguments) if family.arguments else None
@@ -239,7 +245,7 @@ def _described(rng: random.Random, argument: str) -> str:
 
 
 def draw_tools(rng: random.Random, *, held_out: bool) -> list[Tool]:
-    """One to three tools of different families, the weather most often."""
+    """Draw one to three tools of different families, of which weather is the most frequent."""
     families = ["weather"] if rng.random() < 0.6 else []
     others = [name for name in FAMILIES if name != "weather"]
     count = rng.choice((0, 0, 1, 2)) if families else rng.choice((1, 1, 2))
@@ -268,9 +274,10 @@ def _value(rng: random.Random, family: str, *, held_out: bool) -> str:
 def tool_turn(
     rng: random.Random, style: Style, tool: Tool, home: str | None = None, *, held_out: bool
 ) -> Turn:
-    """A question that needs the tool, the call, what it returns and the answer.
+    """Make a turn of a question that needs the tool, the call, its result and the answer.
 
-    With ``home`` the user asks about the place where they said that they live.
+    With ``home``, the city that the user has named as home before, the question is about the
+    weather there and does not name the city.
     """
     family = FAMILIES[tool.family]
     if home is not None:
@@ -295,7 +302,7 @@ _ALSO = ("and [in|what about|how about|for] {v}?", "[what|how] about {v}?", "and
 
 
 def also_turn(rng: random.Random, style: Style, tool: Tool, *, held_out: bool) -> Turn:
-    """ "And in Paris?" right after a question to the same tool."""
+    """Make a turn of a short follow-up, such as "And in Paris?", that needs the same tool again."""
     value = style.value(_value(rng, tool.family, held_out=held_out))
     user = typed(rng, style, rng.choice(_ALSO), {"v": value})
     return _called(rng, tool, user, {tool.argument or "": value}, value, held_out=held_out)
@@ -328,7 +335,10 @@ def _called(
 def _returned(
     rng: random.Random, family: str, value: str, *, held_out: bool
 ) -> tuple[str, str, tuple[str, ...]]:
-    """What a tool returns, the answer made of it and what that answer must have."""
+    """Draw the result of a tool call.
+
+    Returns the result, the model's answer made from it, and the words that the answer must have.
+    """
     share = rng.random()
     if share < 0.06:
         error = rng.choice(
@@ -408,7 +418,10 @@ def _weather(rng: random.Random, value: str, *, held_out: bool) -> tuple[str, st
 
 
 def _anything(rng: random.Random, *, held_out: bool) -> tuple[str, str, tuple[str, ...]]:
-    """A result of any look is read out: its text, or its pairs."""
+    """Draw a result of any form, whose text or key-value pairs the answer repeats.
+
+    Returns the same as `_returned`.
+    """
     if rng.random() < 0.4:
         words = [
             values.invent(rng, held_out=held_out),
@@ -448,7 +461,8 @@ def _anything(rng: random.Random, *, held_out: bool) -> tuple[str, str, tuple[st
 
 
 def unfit_turn(rng: random.Random, style: Style, tools: list[Tool], *, held_out: bool) -> Turn:
-    """A question for a tool that is not there."""
+    """Make an exchange in which the user asks for a tool that is not offered, and the model answers
+    that it does not know."""
     here = {tool.family for tool in tools}
     family = FAMILIES[rng.choice([name for name in FAMILIES if name not in here])]
     user = typed(

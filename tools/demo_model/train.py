@@ -1,7 +1,7 @@
-"""Trains the demo model from nothing within a time given beforehand, however busy the machine.
+"""Training of the demo model from scratch within a given time, however busy the machine is.
 
-Every schedule is a function of the share of the time that has passed, so training always ends in
-time and with a learning rate of nought; a checkpoint is written every few minutes.
+Every schedule is a function of the share of the given time that has passed. Training therefore
+always ends on time, with a learning rate of 0. A checkpoint is written every few minutes.
 """
 
 import argparse
@@ -30,14 +30,14 @@ CHECKPOINT_EVERY_S = 180.0
 
 @dataclass(frozen=True)
 class Row:
-    """One conversation as ids, and for each id whether the model is to learn to say it."""
+    """Conversation as ids, and for each id whether the model learns to output it."""
 
     ids: list[int]
     learned: list[bool]
 
 
 def plan_at(share: float, rng: random.Random) -> Plan:
-    """What is learnt when this share of the time has passed."""
+    """Draw the plan of a training conversation when `share` of the training time has passed."""
     if share < COPYING_UNTIL:
         return copy_plan(rng)
     if share < SHORT_UNTIL:
@@ -46,13 +46,14 @@ def plan_at(share: float, rng: random.Random) -> Plan:
 
 
 def rate_at(share: float, step: int) -> float:
-    """The factor on the learning rates: a short rise, a plateau, a line down to nought."""
+    """Return the factor on the learning rates: a warm-up of 40 steps, a plateau, and from the share
+    DECAY_FROM of the time a linear decay to 0."""
     rise = min(1.0, (step + 1) / 40)
     return rise * min(1.0, (1.0 - share) / (1.0 - DECAY_FROM))
 
 
 class Rows:
-    """Batches of conversations of about equal length, each of about ``tokens`` ids."""
+    """Source of batches of about ``tokens`` ids, each of conversations of similar length."""
 
     ROUND = 32
 
@@ -73,7 +74,10 @@ class Rows:
         return Row(ids[:LENGTH_MAX], learned[:LENGTH_MAX])
 
     def batches(self, share: float) -> list[list[Row]]:
-        """``ROUND`` batches, from short rows to long ones; small ones while copying forms."""
+        """Make ``ROUND`` batches, ordered from short rows to long ones.
+
+        Until COPYING_UNTIL the batches have half the size.
+        """
         tokens = self.tokens // 2 if share < COPYING_UNTIL else self.tokens
         batches: list[list[Row]] = []
         while len(batches) < self.ROUND:
@@ -97,7 +101,8 @@ class Rows:
 
 
 def tensors(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids [rows, length], flat places whose next token is learnt, and those next tokens."""
+    """Convert rows to tensors: the ids [rows, length], the indices into the flattened ids whose
+    next id is learnt, and those next ids."""
     length = max(len(row.ids) for row in rows)
     ids = torch.zeros(len(rows), length, dtype=torch.long)
     places: list[int] = []
@@ -112,7 +117,7 @@ def tensors(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Workers:
-    """The processes that train together: what one of them knows of the others."""
+    """Training process of rank `rank` of `count`, and its exchange of tensors with the others."""
 
     def __init__(self, rank: int, count: int) -> None:
         self.rank = rank
@@ -121,17 +126,20 @@ class Workers:
             distributed.init_process_group("gloo", rank=rank, world_size=count)
 
     def sum(self, values: Tensor) -> None:
-        """Replace values by their sum over all workers."""
+        """Replace `values` by their sum over all workers."""
         if self.count > 1:
             distributed.all_reduce(values)
 
     def share(self, values: Tensor) -> Tensor:
-        """The part of a stack that is this worker's to compute; all parts are of equal size."""
+        """Return the part of a stack of matrices that this worker computes.
+
+        The stack is padded, so that all parts have equal size.
+        """
         missing = -len(values) % self.count
         return functional.pad(values, (0, 0, 0, 0, 0, missing)).chunk(self.count)[self.rank]
 
     def gather(self, part: Tensor) -> Tensor:
-        """The whole stack, padding included, from everyone's parts."""
+        """Collect the parts of all workers to the whole stack, padding included."""
         if self.count == 1:
             return part
         parts = [torch.empty_like(part) for _ in range(self.count)]
@@ -140,9 +148,10 @@ class Workers:
 
 
 class Muon:
-    """Momentum whose step is made orthogonal (Newton-Schulz), for matrices of equal shape at once.
+    """Muon optimizer: momentum whose update is made orthogonal by Newton-Schulz iterations.
 
-    Each worker does its part of every stack.
+    Matrices of equal shape are updated together, as a stack. Each worker computes its part of every
+    stack.
     """
 
     def __init__(self, weights: Sequence[nn.Parameter], rate: float, workers: Workers) -> None:
@@ -156,7 +165,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
-        """One step at ``factor`` times the rate; gradients are cleared."""
+        """Update the weights at ``factor`` times the learning rate, and clear the gradients."""
         for group, momentum in zip(self.groups, self.momenta, strict=True):
             gradient = torch.stack([weight.grad for weight in group if weight.grad is not None])
             momentum.lerp_(gradient, 0.05)
@@ -170,7 +179,7 @@ class Muon:
 
 
 def _orthogonal(x: Tensor) -> Tensor:
-    """The nearest orthogonal matrices, about; x is [count, rows, columns]."""
+    """Approximate the nearest orthogonal matrices. `x` is [count, rows, columns]."""
     wide = x.shape[1] <= x.shape[2]
     y = (x if wide else x.mT).bfloat16()
     y = y / (y.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -181,7 +190,7 @@ def _orthogonal(x: Tensor) -> Tensor:
 
 
 class Trainer:
-    """A model, its two optimisers and a clock, in one of the workers."""
+    """Training in one worker: the model, its two optimizers, and the time that has passed."""
 
     def __init__(
         self, model: Decoder, rows: Rows, workers: Workers, seconds: float, out: Path
@@ -203,7 +212,7 @@ class Trainer:
         self.seen = 0.0
 
     def run(self, start: float) -> None:
-        """Train until the time is up, as if the share ``start`` of it had passed."""
+        """Train until the time is up. The share ``start`` of the time counts as passed already."""
         self.began -= start * self.seconds
         self.passed = start
         recent = 0.0
@@ -228,7 +237,10 @@ class Trainer:
             print(f"{told} ({speed:.0f} tokens/s)", flush=True)
 
     def _step(self, batch: Sequence[Row]) -> float:
-        """One step of all workers on all their batches: the mean loss over all learnt ids."""
+        """Run a training step on this worker's batch together with those of all other workers.
+
+        Returns the mean loss over the learnt ids of all batches.
+        """
         ids, places, targets = tensors(batch)
         with torch.autocast("cpu", torch.bfloat16):
             loss = self.model(ids, places, targets)
@@ -254,7 +266,7 @@ class Trainer:
         return total / count
 
     def save(self) -> None:
-        """Write the weights, whole or not at all."""
+        """Write the weights to a file, atomically. Only the worker of rank 0 writes."""
         self.saved = time.monotonic()
         if self.workers.rank == 0:
             partial = self.out.with_suffix(".part")
@@ -263,7 +275,7 @@ class Trainer:
 
 
 def _work(rank: int, options: argparse.Namespace) -> None:
-    """What one worker does."""
+    """Run the worker of this rank until training ends."""
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     workers = Workers(rank, options.workers)
@@ -279,7 +291,7 @@ def _work(rank: int, options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train."""
+    """Parse the command line and train, with one process per worker."""
     parser = argparse.ArgumentParser(description="Train the demo model within a given time.")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the tokenizer")
     parser.add_argument("--out", type=Path, required=True, help="checkpoint file to write")

@@ -1,4 +1,5 @@
-"""One exchange of a conversation and what a right answer to it is; knows no wording."""
+"""Types of the turns of a conversation and of the conditions on right answers, independent of
+wordings."""
 
 import json
 import re
@@ -6,17 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
-"""A chat message in the form ``transformers`` chat templates take."""
+"""A chat message in the form that chat templates of ``transformers`` take."""
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Expect:
-    """What an answer must be; every field that is set must hold.
+    """Conditions on a right answer; every field that is set must hold.
 
-    ``exact`` ignores letter case and a closing mark; ``has`` are regular expressions, found
-    anywhere; ``call`` is the tool call as ``{"name": ..., "arguments": ...}``.
+    ``exact``: the text, up to letter case and final punctuation; ``has``: regular expressions, each
+    found anywhere in the answer; ``call``: the tool call ``{"name": ..., "arguments": ...}``. If
+    ``call`` is set, nothing else is checked; otherwise the answer must not contain a call.
     """
 
     exact: str | None = None
@@ -26,7 +28,7 @@ class Expect:
     call: dict[str, Any] | None = None
 
     def holds(self, answer: str) -> bool:
-        """Whether an answer is right."""
+        """Whether `answer` meets the conditions."""
         if self.call is not None:
             return _call_of(answer) == self.call
         if "<tool_call>" in answer:
@@ -53,9 +55,10 @@ def _call_of(answer: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Turn:
-    """A user message and all that follows until the model has answered it.
+    """A user message and all messages up to the model's final answer, tool calls included.
 
-    ``expects`` has one entry for each assistant message, in order.
+    ``expects`` has one entry for each assistant message, in order; ``told`` has the values of the
+    facts that the user states in this turn, by the key of their kind.
     """
 
     skill: str
@@ -65,11 +68,11 @@ class Turn:
 
 
 def exchange(skill: str, user: str, answer: str, expect: Expect) -> Turn:
-    """The plain case: one message each way."""
+    """Make a turn of one message of the user and one answer of the model."""
     messages = ({"role": "user", "content": user}, {"role": "assistant", "content": answer})
     return Turn(skill, messages, (expect,))
 
 
 def has_word(value: str) -> str:
-    """A pattern for a value that stands alone, as in ``Expect.has``."""
+    """Return a regular expression for ``Expect.has`` that finds `value` as a whole word."""
     return rf"(?<!\w){re.escape(value)}(?!\w)"

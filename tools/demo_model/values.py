@@ -1,6 +1,8 @@
-"""The things conversations are about, each either for training or held out; knows no wording.
+"""Values that conversations are about, each either for training or held out for evaluation;
+independent of wordings.
 
-Which side a value is on follows from its spelling alone, so no list has to be kept in two copies.
+The spelling of a value alone determines whether the value is held out, so that no list has to be
+kept in two copies.
 """
 
 import functools
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 
 
 def listed(text: str) -> list[str]:
-    """The items of a text with commas between them."""
+    """Split a text at its commas into items."""
     return [" ".join(item.split()) for item in text.split(",")]
 
 
@@ -165,12 +167,12 @@ _CODAS = [
 
 @functools.cache
 def is_held_out(value: str) -> bool:
-    """Whether a value belongs to evaluation; about one in seven does."""
+    """Whether a value is for evaluation and not for training; about one in seven is."""
     return zlib.crc32(value.lower().encode()) % 7 == 0
 
 
 def choose(rng: random.Random, pool: Sequence[str], *, held_out: bool) -> str:
-    """One value of the pool from the side asked for."""
+    """Draw a value of the pool, either from the held-out ones or from the others."""
     return rng.choice([value for value in pool if is_held_out(value) == held_out])
 
 
@@ -180,7 +182,7 @@ def _syllables(rng: random.Random, count: tuple[int, int]) -> str:
 
 
 def _scraps(rng: random.Random) -> str:
-    """Scraps of real words in a row: they use tokens that whole words hide."""
+    """Join fragments of real words, to get tokens that do not occur in whole words."""
     word = ""
     for _ in range(rng.randint(1, 3)):
         source = rng.choice(rng.choice((NOUNS, ADJECTIVES, VERBS, NAMES, CITIES))).lower()
@@ -190,7 +192,11 @@ def _scraps(rng: random.Random) -> str:
 
 
 def invent(rng: random.Random, syllables: tuple[int, int] = (1, 3), *, held_out: bool) -> str:
-    """A word nobody uses, lower-case, of three to fourteen letters."""
+    """Invent a lower-case word of 3 to 14 letters.
+
+    `syllables`: the least and the greatest number of syllables, unless the word is made of
+    fragments of real words.
+    """
     while True:
         word = _scraps(rng) if rng.random() < 0.35 else _syllables(rng, syllables)
         if 3 <= len(word) <= 14 and is_held_out(word) == held_out:
@@ -198,7 +204,10 @@ def invent(rng: random.Random, syllables: tuple[int, int] = (1, 3), *, held_out:
 
 
 def number(rng: random.Random, low: int, high: int, *, held_out: bool) -> str:
-    """A number in digits, from the side asked for; one in three has few different digits."""
+    """Draw a number in digits, either held out or for training.
+
+    About three in ten of those with several digits use at most two different digits.
+    """
     while True:
         text = str(rng.randint(low, high))
         if len(text) > 1 and rng.random() < 0.3:

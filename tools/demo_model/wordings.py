@@ -1,6 +1,6 @@
-"""The evaluation's own wordings, written by hand; the generator never sees this file.
+"""Wordings for the evaluation, written by hand and never used by the generator.
 
-Where a wording needs a value, ``{v}`` takes one that training never saw.
+The slots of a wording, such as ``{v}``, take values that training never uses.
 """
 
 SMALL_TALK: tuple[tuple[str, str], ...] = (
@@ -197,7 +197,7 @@ UNKNOWN: tuple[str, ...] = (
 )
 
 TOLD: tuple[tuple[str, str, str], ...] = (
-    # (sort of value, how it is told, how it is asked for)
+    # (kind of value, message that states the fact, question for the fact)
     ("name", "Hi! My name is {v}.", "What's my name?"),
     ("name", "hey, i'm {v}", "do you remember what i'm called?"),
     ("name", "You may call me {v}", "Could you say my name?"),
@@ -251,7 +251,7 @@ TOLD: tuple[tuple[str, str, str], ...] = (
 )
 
 TWO_TOLD: tuple[tuple[str, str, str, str, str, str], ...] = (
-    # (first sort, second sort, how both are told, question, question, which is told first)
+    # (kind of {a}, kind of {b}, message that states both, question for {a}, question for {b}, "")
     (
         "name",
         "city",

@@ -43,18 +43,18 @@ TESTS = (
     "tests/reference/test_stress_kit.py",
     "tests/engine/client/test_engine_client_machine.py",
 )
-"""Tests to run, the fastest first."""
+"""Tests that run against each bug, the fastest first."""
 EXAMPLES = 60
-"""Examples of each state machine."""
+"""Number of examples that hypothesis runs of each state machine."""
 TIMING_SENSITIVE = (
     "engine/client/test_engine_client",
     "engine/client/test_streaming_sessions",
     "engine/core/test_idle_audit",
     "reference/test_stress_kit",
 )
-"""Tests with a real loop in real time; a failure of one must repeat to count."""
+"""Path prefixes of tests that run an engine in real time. A failure counts only if it repeats."""
 TEST_S_MAX = 30
-"""A test that takes longer counts as a hang, which catches the bug."""
+"""Time limit of one test in seconds. If a test exceeds the limit, the bug counts as caught."""
 RUN_S_MAX = 600
 
 
@@ -62,7 +62,8 @@ class MutantResult(TypedDict):
     digest: str
     """Digest of the file with the bug in it."""
     caught_by: str | None
-    """The first test that failed; None if all passed."""
+    """First test that failed, or a text that says what exceeded its time limit; None if all tests
+    passed."""
     seconds: float
     on: str
     """Date of the run."""
@@ -162,7 +163,10 @@ def first_failure(tree: Path) -> str | None:
 
 
 def run_tests(tree: Path, *tests: str) -> str | None:
-    """Run tests. Returns the first that failed, or None if all passed."""
+    """Run tests in the copy `tree`, by default TESTS.
+
+    Returns the first test that failed, a text if a time limit was exceeded, or None if all passed.
+    """
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     command += ["-p", "tools.mutation.quick", "--hypothesis-seed=1", "-W", "ignore"]
     command += [f"--timeout={TEST_S_MAX}", "--tb=no", "--show-capture=no", *(tests or TESTS)]

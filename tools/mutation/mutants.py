@@ -1,6 +1,7 @@
-"""The planted bugs, as textual replacements.
+"""The planted bugs, as textual replacements in source files.
 
-Each must apply exactly once; where the code has changed so that it does not, it must be updated.
+The old text of each replacement must occur exactly once in its file. If the code has changed so
+that it does not, the bug must be updated.
 """
 
 from pathlib import Path
@@ -19,14 +20,18 @@ LOOP = "engine/core/loop.py"
 
 
 class Mutant(NamedTuple):
-    """A planted bug: what it breaks, its file, and (old, new) texts."""
+    """A planted bug: a name that describes it, the path of its file, and pairs of old and new
+    text."""
 
     name: str
     path: str
     changes: tuple[tuple[str, str], ...]
 
     def mutate(self, text: str) -> str:
-        """Return the file's text with the bug in it. Raises ValueError if it does not apply."""
+        """Return `text`, the content of the file, with the bug in it.
+
+        Raises ValueError unless each old text occurs exactly once.
+        """
         for old, new in self.changes:
             if text.count(old) != 1:
                 places = f"{self.path} has {text.count(old)} places for this bug, not one"

@@ -1,4 +1,4 @@
-"""A pytest plugin: state machines search for a failure, but do not shrink it."""
+"""Pytest plugin: hypothesis searches for a failure, but does not shrink the failing example."""
 
 from hypothesis import Phase, settings
 
