@@ -107,7 +107,8 @@ class WebSocketClient(asyncio.Protocol):
 
 
 def token_lateness_s(delta: bytes, rate: float, now_s: float) -> list[float]:
-    """Return the lateness of each token in a `response.output_text.delta` event, in seconds."""
+    """Compute how late each token of a `response.output_text.delta` event is at `now_s`, in
+    seconds, against a schedule of `rate` tokens a second."""
     found = _DELTA.search(delta)
     assert found is not None, delta
     ticks = [

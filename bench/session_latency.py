@@ -188,8 +188,8 @@ def summarize(mode: str, through: str, runs: list[TurnTimings]) -> ReportRow:
 
 
 def compute_ratios(rows: list[ReportRow]) -> dict[str, float]:
-    """Divide each figure in milliseconds by that of mode streaming with the same `through`. Returns
-    the ratios by description."""
+    """Divide each figure in milliseconds by that of mode streaming over the same interface
+    (`through`: engine or server). Returns the ratios, each named after what was divided."""
     ratios: dict[str, float] = {}
     row_of = {(r["through"], r["mode"]): r for r in rows}
     for (through, mode), row in row_of.items():

@@ -15,7 +15,7 @@ from tests.support.engines import write_tiny_model
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-SLOW_MARKS = ("torch", "process", "redis", "browser", "slow")
+SLOW_MARKS = ("torch", "process", "redis", "server", "browser", "slow")
 """Marks of tests that `make quick` skips; pyproject.toml describes each mark."""
 MARKED_FILE = re.compile(rf"^pytestmark = .*\b({'|'.join(SLOW_MARKS)})\b", re.MULTILINE)
 """Pattern that finds, in the source of a test file, a slow mark for the whole file. `make quick`
@@ -54,11 +54,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that use Redis; with --quick, deselect all tests that have a slow mark."""
+    """Mark tests by their fixtures, and leave out what `make quick` does without."""
     for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}  # pyright: ignore
-        if "redis" in (*getattr(item, "fixturenames", ()), *map(str, parameters.values())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+        if "redis" in fixtures or "redis" in map(str, parameters):
             item.add_marker("redis")
+        if "running" in fixtures:
+            item.add_marker("server")
     if config.getoption("quick"):
         slow = [item for item in items if any(map(item.get_closest_marker, SLOW_MARKS))]
         config.hook.pytest_deselected(items=slow)

@@ -162,8 +162,8 @@ class EngineConnection:
         self._link.send_all(commands)
 
     async def run_with_restarts(self) -> None:
-        """Connect, and reconnect after each loss, until the backoff is exhausted or `close` is
-        called."""
+        """Connect, and after each loss reconnect, which starts the process of an own engine again,
+        until the backoff is exhausted or `close` is called."""
         delays = self._backoff()
         while not self._is_closed:
             if self.is_connected:

@@ -1,4 +1,5 @@
-"""Subprocess that runs the engine; started again after it has died."""
+"""Subprocess that runs the engine. `EngineConnection.run_with_restarts` starts it again after its
+death."""
 
 import asyncio
 import contextlib

@@ -233,9 +233,9 @@ def _sort_top_candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _pick(ids: Tensor, exact: Tensor, probs: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
     """Pick one candidate per row.
 
-    ids [M, K]: the first K candidates; exact [M]: whether they are exact; probs [M, vocab]; params
-    [M, 5] float64: temperature, top_k, top_p, min_p, uniform. Returns the drawn ids [M], and flags
-    [M] whether K candidates sufficed to determine each of them.
+    ids [M, K]: the K most probable ids, in order; exact [M]: whether no tie makes them ambiguous;
+    probs [M, vocab]; params [M, 5] float64: temperature, top_k, top_p, min_p, uniform. Returns the
+    drawn ids [M], and flags [M] whether K candidates sufficed to determine each of them.
     """
     _, top_k, top_p, min_p, uniform = params[:, :, None].unbind(1)  # each [M, 1]
     vocab, count = probs.shape[1], ids.shape[1]

@@ -258,7 +258,9 @@ class ToolParser:
         return self._scanner.has_ended
 
     def _read_after_call(self) -> bool:
-        """Parse the text after a call: its closing marker, the next call of a list, or text."""
+        """Parse the text after a call: its closing marker, the next call of a list, or text.
+
+        Returns False if that depends on text still to come."""
         stripped = self._unread.lstrip()
         if not stripped:
             return False

@@ -252,10 +252,10 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
 
     def truncate_item(self, item: MessageItem, text: ModelText) -> "Conversation":
         """Replace the item that has the id of `item`. The text of `item` is a prefix of the old
-        text. In a response, the sampled tokens that lie within the prefix are kept, and the other
-        items are rendered.
+        text. If the item was sampled, the tokens that lie within the prefix are kept; further items
+        of the same response are rendered from their text.
 
-            sampled  ├─ tokens within the prefix ─┼─ other characters of the prefix, encoded again
+            prefix  ├─ sampled tokens that end within it ─┼─ its last characters, encoded again ─┤
         """
         if self._is_out_of_window(item.id):
             items = (item if other.id == item.id else other for other in self.out_of_window)

@@ -74,7 +74,8 @@ class EventLog:
         """Output of the responses being generated, by response number (the offset of their
         start)."""
         self._response_numbers: dict[str, int] = {}
-        """Response numbers of the responses being generated, by response id."""
+        """The number of each response being generated, which is the offset of the event that
+        started it, by response id."""
         self._ahead: dict[int, tuple[ResponseProgress, int]] = {}
         """Responses, by number, of which the client has seen more than this gateway has, because
         they were generated elsewhere and are being generated again. Each with the position up to
@@ -356,8 +357,8 @@ class _Replay:
         return ahead
 
     def _add_item_before(self, event: ConversationEvent, offset: int) -> None:
-        """Add the output of the open response that contains the item after which `event` adds
-        another, if any: the client must receive that item first."""
+        """If `event` adds an item after one that an open response is generating, add the output of
+        that response first: the client must know the earlier item."""
         previous = _previous_item_of(event)
         response = self._response_of_item.get(previous or "", -1)
         if response in self._reached and self._is_covered(response):

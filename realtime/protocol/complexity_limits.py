@@ -10,7 +10,7 @@ from continuo.realtime.errors import BadFrame
 from continuo.realtime.limits import BODY_ESCAPES_MAX, BODY_VALUES_MAX
 
 SLICE_CHARS = 256 * 1024
-"""Size of a slice, in characters of a str or in bytes."""
+"""Characters of a str, or bytes, that are counted before other tasks of the event loop may run."""
 
 
 def check_body_complexity(data: str | bytes, label: str) -> Iterator[None]:

@@ -228,7 +228,8 @@ class UnitOfWork:
             self._emit(events)
 
     def resume_response(self, checkpoint: ResponseCheckpoint, inputs: StoredRequest) -> None:
-        """Record a stored response whose generation resumes in this process."""
+        """Add a stored response, whose generation resumes in this process, to the open ones and
+        to the event log. Writes nothing to the store."""
         self.checkpoints[checkpoint.id] = checkpoint
         self.event_log.start_response(checkpoint.id, inputs.number)
 

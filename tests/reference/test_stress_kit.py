@@ -41,6 +41,8 @@ from tests.support.engine_sessions import (
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.retracting import RetractingScheduler
 
+pytestmark = pytest.mark.slow
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "chunk-512": {"page_size": 1, "pages": 2_200, "batched_tokens": 512},
     "chunk-512-ahead": {

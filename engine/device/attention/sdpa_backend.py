@@ -90,7 +90,10 @@ class RowGroup:
         self.folded_masks: dict[int, Tensor | None] = {}
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """Attend: query [n * C, heads, dim] -> [n * C, heads, value_dim]."""
+        """Compute attention for the C new tokens of each of the n rows.
+
+        query [n * C, heads, dim]; keys, values: the page pool of one layer. Returns
+        [n * C, heads, value_dim]."""
         key, value = self._gather(keys), self._gather(values)  # [n, kv_heads, L, dim]
         tokens, heads, dim = query.shape
         count, kv_heads = tokens // self.row_count, keys.shape[1]

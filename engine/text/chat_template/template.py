@@ -460,7 +460,8 @@ def _find_last_question(history: Sequence[ChatMessage]) -> tuple[int, int | None
 
 
 def _omits_messages(past: Sequence[ChatMessage], new: ChatMessage) -> bool:
-    """Whether a short view applies when `new` is added to `past`, and leaves messages out."""
+    """Whether `new` can be added to `past` with only its last few messages rendered (the short
+    view), so that messages are left out."""
     return new.role != "user" and _short_view(past, *_find_last_question(past)) is not None
 
 

@@ -108,8 +108,9 @@ class ChunkedEncoder:
     ) -> tuple[_CutPoint | None, list[int]]:
         """Encode one chunk of a text of `chars` characters.
 
-        Returns the cut, relative to the chunk, and the ids before the cut; (None, []) if the chunk
-        has no verified cut. Raises TooLong.
+        Returns the last position of the chunk at which it can be cut without a change of ids, and
+        the ids before it; (None, []) if there is no such position. Raises TooLong if the ids so far
+        exceed the limit.
         """
         prefix = self._anchor if is_continuation and self._anchor is not None else ""
         encoding = self._raw.encode_batch([prefix + chunk], add_special_tokens=False)[0]

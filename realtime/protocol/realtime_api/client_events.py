@@ -72,7 +72,8 @@ class SessionIn(GenerationSettingsIn, frozen=True, kw_only=True):
     type: Literal["realtime"]
     model: object = None
     include: object = UNSET
-    """Extension: a list with `response.interrupted`. Other values are accepted and ignored."""
+    """Extension: a list. With `response.interrupted` in it the client gets that event when
+    the engine is lost during a response; other values are accepted and ignored."""
     tracing: object = None
     truncation: Literal["auto", "disabled"] | RetentionIn | UnsetType | None = UNSET
 

@@ -13,6 +13,8 @@ from tests.support.engine_sessions import collect_ids
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
 

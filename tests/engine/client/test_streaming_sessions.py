@@ -16,6 +16,8 @@ from tests.support.digest_runner import oracle
 from tests.support.engine_sessions import collect_ids
 from tests.support.engines import digest_engine
 
+pytestmark = pytest.mark.slow
+
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
 

@@ -45,6 +45,8 @@ from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engine_sessions import collect_ids
 from tests.support.engines import EngineHarness, digest_engine
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [1, 2, 3]
 BAD_IDS = [VOCABULARY, 1 << 30, 1 << 33, 1 << 70, -1]
 BAD_KINDS: list[Any] = [[1.5], [True], ["1"], [None], "abc", 7, None, [[1]]]

@@ -24,6 +24,8 @@ from tests.support.engines import EngineHarness
 from tests.support.sessions import SessionDriver, user_message
 from tests.support.web_servers import API_KEY, RunningServer, receive_event, serve_harness
 
+pytestmark = pytest.mark.slow
+
 Event = dict[str, Any]
 HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 TOO_LONG = "x" * 4_801

@@ -23,6 +23,8 @@ from tests.support.resuming import ResumingClient
 from tests.support.sessions import EventRecorder
 from tests.support.web_servers import RunningServer, serve_harness, wait_close_code
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["gates"]
 LIMITS = Limits(liveness_timeout_s=0.3)
 

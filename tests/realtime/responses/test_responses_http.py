@@ -23,6 +23,8 @@ from tests.support.response_chains import (
 )
 from tests.support.web_servers import RunningServer, serve_harness
 
+pytestmark = pytest.mark.slow
+
 TENANTS = {"key-one": "acme", "key-two": "umbrella"}
 LIMITS = Limits(response_frame_bytes_max=4000)
 LONG: JsonEvent = {"input": "hello", "ignore_eos": True, "max_output_tokens": 300}

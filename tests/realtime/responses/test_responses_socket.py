@@ -22,6 +22,8 @@ from tests.support.response_chains import (
 )
 from tests.support.web_servers import RunningServer, serve_harness, wait_close_code
 
+pytestmark = pytest.mark.slow
+
 TENANTS = {"key-one": "acme", "key-two": "umbrella"}
 TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
 

@@ -23,6 +23,8 @@ from tests.support.response_chains import (
 from tests.support.scripted_runner import ScriptedRunner
 from tests.support.web_servers import API_KEY, serve_harness
 
+pytestmark = pytest.mark.slow
+
 ROME, OSLO = '{"city": "Rome"}', '{"city": "Oslo"}'
 OBJECT = '{{"name": "get_weather", "arguments": {}}}'
 HERMES = ("", "<tool_call>\n" + OBJECT + "\n</tool_call>", "\n", "")

@@ -10,6 +10,8 @@ from tests.support.engines import EngineHarness
 from tests.support.resuming import JsonEvent, ResumingClient
 from tests.support.sessions import create_registry
 
+pytestmark = pytest.mark.slow
+
 COMMANDS: dict[str, dict[str, object]] = {
     "an item without an id": {
         "type": "conversation.item.create",

@@ -40,6 +40,8 @@ from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.sessions import SessionDriver, event_type_names, open_session, user_message
 
+pytestmark = pytest.mark.slow
+
 
 async def test_events_of_a_turn_are_emitted_in_order(talk: SessionDriver) -> None:
     await talk.add_message("hello")
