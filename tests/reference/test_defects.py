@@ -6,15 +6,15 @@
  4  retract frees nothing                        test_4_…: alone, and a pool for two serves six
  5  idle sessions hold all rows                  test_5_…
  6  no cap, no admission, no eviction            test_6_…: a pool for three serves thirty. The cap
-                                                 is the gateway's (`sessions_max` of
+                                                 is the gateway's (`connected_sessions_max` of
                                                  realtime/limits.py), tested by
                                                  realtime/transport/test_connection.py::
-                                                 test_too_many_sessions_are_sent_away
+                                                 test_connection_over_the_session_limit_is_refused
  7  timeout from submission, mid-turn            test_7_…: both kinds of session
  8  a turn lands where its history is not        test_8_…: a fresh engine is sent the log first.
                                                  For the loss of one of several engines:
                                                  engine/server/test_several_gateways.py::
-                                                 test_sessions_of_a_lost_engine_go_on_elsewhere
+                                                 test_sessions_of_a_lost_engine_move_to_another_engine
  9  KV of another adapter or salt is reused      test_9_…: a session's scope is fixed when it is
                                                  opened, and its forks inherit it; no adapters
 10  logprob_start_len silently ignored           test_10_…: log-probabilities of outputs are the
