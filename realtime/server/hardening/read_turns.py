@@ -50,12 +50,13 @@ class ReadTurns:
         self._scheduled = bool(self._waiting)
         if not self._scheduled:
             return
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
         for _ in range(min(self._per_round, len(self._waiting))):
             self._waiting.popleft()()
         # The event loop reads these connections' input before the next iteration, so _end_round
         # measures these reads.
-        loop = asyncio.get_running_loop()
-        loop.call_soon(self._end_round, loop.time())
+        loop.call_soon(self._end_round, started_s)
 
     def _end_round(self, started_s: float) -> None:
         loop = asyncio.get_running_loop()

@@ -1,6 +1,7 @@
 """Read turns: few connections with much to read are served per round of the event loop."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -22,6 +23,25 @@ async def test_few_turns_run_per_round_in_the_order_of_requests() -> None:
         rounds.append(len(taken))
     assert taken == [0, 1, 2, 3, 4]
     assert [count for count in dict.fromkeys(rounds) if count] == [2, 4, 5]
+
+
+async def test_other_work_gets_as_much_time_as_a_round_took() -> None:
+    """A small request takes several iterations of the event loop: all fit between two rounds."""
+    turns, taken = ReadTurns(per_round=1), list[int]()
+
+    def read_much(number: int) -> None:
+        time.sleep(0.05)
+        taken.append(number)
+
+    for number in range(2):
+        turns.call_in_turn(lambda number=number: read_much(number))
+    while not taken:
+        await asyncio.sleep(0)
+    iterations = 0
+    while taken == [0]:
+        await asyncio.sleep(0)
+        iterations += 1
+    assert iterations >= 20
 
 
 async def test_turn_requested_within_a_turn_runs_in_the_next_round() -> None:
