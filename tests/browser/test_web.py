@@ -13,6 +13,8 @@ import pytest
 
 from continuo.realtime.server.http.page import ASSETS_DIR
 
+pytestmark = pytest.mark.browser
+
 WEB = Path(__file__).parents[2] / "web"
 CHROMIUM = os.environ.get("CONTINUO_CHROMIUM", "/usr/bin/chromium")
 

@@ -51,111 +51,111 @@ KINDS = pytest.mark.parametrize("streaming", [True, False])
 
 
 def start_turn(
-    desk: CoreHarness, session: str, prompt: list[int], count: int, streaming: bool = True
+    core: CoreHarness, session: str, prompt: list[int], count: int, streaming: bool = True
 ) -> None:
-    desk.open(session, streaming=streaming)
-    desk.append(session, list(prompt))
-    desk.generate(session, count)
+    core.open(session, streaming=streaming)
+    core.append(session, list(prompt))
+    core.generate(session, count)
 
 
 @KINDS
 @AHEAD
 def test_1_rejected_request_does_not_unlock_the_session(streaming: bool, ahead: int) -> None:
-    desk, prompt = CoreHarness(), [1, 2, 3, 9]
-    start_turn(desk, "s", prompt, 12, streaming=streaming)
-    desk.step()
+    core, prompt = CoreHarness(), [1, 2, 3, 9]
+    start_turn(core, "s", prompt, 12, streaming=streaming)
+    core.step()
     queued = [
-        desk.submit(Generate(desk.next_number(), "s", f"queued {n}", Sampling(max_tokens=1)))
+        core.submit(Generate(core.next_number(), "s", f"queued {n}", Sampling(max_tokens=1)))
         for n in range(QUEUED_TURNS_MAX)
     ]
     assert queued == [None] * QUEUED_TURNS_MAX
     for n in range(3):
-        before = list(desk.sequence("s").ids), desk.sequence("s").turn
-        refused = desk.expect_refusal(Generate(desk.next_number(), "s", f"third {n}", Sampling()))
+        before = list(core.sequence("s").ids), core.sequence("s").turn
+        refused = core.expect_refusal(Generate(core.next_number(), "s", f"third {n}", Sampling()))
         assert (refused.code, refused.field) == ("busy", "turn")
-        assert desk.expect_refusal(AppendIds(desk.next_number(), "s", [1000])).code == "bad_request"
+        assert core.expect_refusal(AppendIds(core.next_number(), "s", [1000])).code == "bad_request"
         if streaming:
             assert (
-                desk.expect_refusal(AppendIds(desk.next_number(), "s", [7, 7], offset=1)).field
+                core.expect_refusal(AppendIds(core.next_number(), "s", [7, 7], offset=1)).field
                 == "offset"
             )
-        assert desk.submit(AppendIds(desk.next_number(), "s", [7, 7, 7])) is None, (
+        assert core.submit(AppendIds(core.next_number(), "s", [7, 7, 7])) is None, (
             "the append waits and rewrites nothing"
         )
-        assert (list(desk.sequence("s").ids), desk.sequence("s").turn) == before
-        desk.step()
-    desk.run(ahead=ahead)
+        assert (list(core.sequence("s").ids), core.sequence("s").turn) == before
+        core.step()
+    core.run(ahead=ahead)
     output = oracle(prompt, 12)
-    assert desk.turn_ids("s") == output
+    assert core.turn_ids("s") == output
     log = prompt + output
     for n in range(QUEUED_TURNS_MAX):
-        assert desk.turn_ids("s", f"queued {n}") == oracle(log, 1)
-        log += desk.turn_ids("s", f"queued {n}")
-    assert list(desk.sequence("s").ids) == log + [7] * 9
-    assert len(desk.events_of(TurnEnded)) == 1 + QUEUED_TURNS_MAX
+        assert core.turn_ids("s", f"queued {n}") == oracle(log, 1)
+        log += core.turn_ids("s", f"queued {n}")
+    assert list(core.sequence("s").ids) == log + [7] * 9
+    assert len(core.events_of(TurnEnded)) == 1 + QUEUED_TURNS_MAX
 
 
 @KINDS
 @AHEAD
 def test_2_retraction_does_not_commit_an_unfinished_turn(streaming: bool, ahead: int) -> None:
     """No other turn replaces the retracted one, and it ends once, as if never retracted."""
-    desk, prompt = CoreHarness(), prompt_ids(21)
-    start_turn(desk, "s", prompt, 12, streaming=streaming)
+    core, prompt = CoreHarness(), prompt_ids(21)
+    start_turn(core, "s", prompt, 12, streaming=streaming)
     for _ in range(6):
-        desk.step()
-    sequence = desk.sequence("s")
-    partial_length = len(desk.turn_ids("s"))
+        core.step()
+    sequence = core.sequence("s")
+    partial_length = len(core.turn_ids("s"))
     assert 0 < partial_length < 12
-    desk.scheduler.retract(sequence)
+    core.scheduler.retract(sequence)
     assert not sequence.lease.pages
-    assert list(sequence.ids) == prompt + desk.turn_ids("s"), "a retraction changes no history"
-    assert desk.submit(AppendIds(desk.next_number(), "s", [7, 7])) is None
-    assert desk.submit(Generate(desk.next_number(), "s", "next", Sampling(max_tokens=3))) is None
-    assert not desk.events_of(TurnEnded)
-    desk.run(ahead=ahead)
-    assert desk.turn_ids("s") == oracle(prompt, 12)
-    end = desk.turn_end("s")
+    assert list(sequence.ids) == prompt + core.turn_ids("s"), "a retraction changes no history"
+    assert core.submit(AppendIds(core.next_number(), "s", [7, 7])) is None
+    assert core.submit(Generate(core.next_number(), "s", "next", Sampling(max_tokens=3))) is None
+    assert not core.events_of(TurnEnded)
+    core.run(ahead=ahead)
+    assert core.turn_ids("s") == oracle(prompt, 12)
+    end = core.turn_end("s")
     assert (end.prompt_tokens, end.output_tokens, end.length) == (21, 12, 33)
-    assert desk.turn_ids("s", "next") == oracle([*prompt, *desk.turn_ids("s"), 7, 7], 3)
-    assert desk.turn_end("s", "next").prompt_tokens == 35
+    assert core.turn_ids("s", "next") == oracle([*prompt, *core.turn_ids("s"), 7, 7], 3)
+    assert core.turn_end("s", "next").prompt_tokens == 35
 
 
 def test_3_append_with_replace_needs_no_turn() -> None:
-    desk = CoreHarness()
-    desk.open("s", streaming=False)
+    core = CoreHarness()
+    core.open("s", streaming=False)
     for turn in "abc":
-        desk.append("s", prompt_ids(5))
-        desk.generate("s", 3, turn)
-        desk.run()
-    assert desk.append("s", [8, 8], replace=True).length == 2
-    desk.generate("s", 4, "d")
-    desk.run()
-    assert desk.turn_ids("s", "d") == oracle([8, 8], 4)
+        core.append("s", prompt_ids(5))
+        core.generate("s", 3, turn)
+        core.run()
+    assert core.append("s", [8, 8], replace=True).length == 2
+    core.generate("s", 4, "d")
+    core.run()
+    assert core.turn_ids("s", "d") == oracle([8, 8], 4)
     for erased in "abc":
         assert (
-            desk.expect_refusal(AppendIds(desk.next_number(), "s", [1], after=erased)).field
+            core.expect_refusal(AppendIds(core.next_number(), "s", [1], after=erased)).field
             == "after"
         )
-    assert desk.append("s", [1], after="d").length == 7
+    assert core.append("s", [1], after="d").length == 7
 
 
 def test_4_retraction_frees_every_page() -> None:
-    desk = CoreHarness(pages=32)
+    core = CoreHarness(pages=32)
     for name in ("a", "b"):
-        start_turn(desk, name, prompt_ids(20, seed=ord(name)), 8)
+        start_turn(core, name, prompt_ids(20, seed=ord(name)), 8)
     for _ in range(5):
-        desk.step()
-    page_count = len(desk.sequence("b").lease.pages)
-    available, unreferenced = desk.cache.available_pages(), desk.cache.tree.unreferenced
-    private = desk.sequence("b").lease.private_pages
+        core.step()
+    page_count = len(core.sequence("b").lease.pages)
+    available, unreferenced = core.cache.available_pages(), core.cache.tree.unreferenced
+    private = core.sequence("b").lease.private_pages
     assert private > 0
-    desk.scheduler.retract(desk.sequence("b"))
-    assert desk.cache.available_pages() == available + private
-    assert desk.cache.tree.unreferenced == unreferenced + page_count - private
-    assert desk.sequence("b").committed == 0
-    desk.run()
-    assert desk.turn_ids("a") == oracle(prompt_ids(20, seed=ord("a")), 8)
-    assert desk.turn_ids("b") == oracle(prompt_ids(20, seed=ord("b")), 8)
+    core.scheduler.retract(core.sequence("b"))
+    assert core.cache.available_pages() == available + private
+    assert core.cache.tree.unreferenced == unreferenced + page_count - private
+    assert core.sequence("b").committed == 0
+    core.run()
+    assert core.turn_ids("a") == oracle(prompt_ids(20, seed=ord("a")), 8)
+    assert core.turn_ids("b") == oracle(prompt_ids(20, seed=ord("b")), 8)
 
 
 @KINDS
@@ -165,35 +165,35 @@ def test_4_pool_for_two_sessions_serves_six_at_once(
     streaming: bool, ahead: int, host_pages: int
 ) -> None:
     """Six turns at once, each of which fills half of the pool."""
-    desk, names = CoreHarness(pages=16, host_pages=host_pages, batched_tokens=64), "abcdef"
+    core, names = CoreHarness(pages=16, host_pages=host_pages, batched_tokens=64), "abcdef"
     logs = {name: prompt_ids(8, seed=ord(name)) for name in names}
     for name in names:
-        desk.open(name, streaming=streaming)
-        desk.append(name, list(logs[name]))
+        core.open(name, streaming=streaming)
+        core.append(name, list(logs[name]))
     for name in names:
-        desk.generate(name, 24)
-    desk.run(ahead=ahead)
+        core.generate(name, 24)
+    core.run(ahead=ahead)
     for name in names:
-        assert desk.turn_ids(name) == oracle(logs[name], 24)
-        assert desk.turn_end(name).reason == "length"
-    assert desk.scheduler.retractions > 0
-    assert not desk.scheduler.turns
+        assert core.turn_ids(name) == oracle(logs[name], 24)
+        assert core.turn_end(name).reason == "length"
+    assert core.scheduler.retractions > 0
+    assert not core.scheduler.turns
 
 
 @AHEAD
 def test_5_idle_sessions_hold_no_rows(ahead: int) -> None:
-    desk = CoreHarness(pages=400, rows=4)
+    core = CoreHarness(pages=400, rows=4)
     logs = {f"s{n}": prompt_ids(6, seed=n) for n in range(40)}
     for turn in ("first", "second"):
         for name, log in logs.items():
             if turn == "first":
-                desk.open(name)
-                desk.append(name, list(log))
-            desk.generate(name, 3, turn)
-        desk.run(ahead=ahead)
+                core.open(name)
+                core.append(name, list(log))
+            core.generate(name, 3, turn)
+        core.run(ahead=ahead)
         for name, log in logs.items():
-            assert desk.turn_ids(name, turn) == oracle(log, 3)
-            log += desk.turn_ids(name, turn)
+            assert core.turn_ids(name, turn) == oracle(log, 3)
+            log += core.turn_ids(name, turn)
 
 
 @KINDS
@@ -203,55 +203,55 @@ def test_6_pool_for_three_sessions_serves_thirty_in_turns(
     streaming: bool, ahead: int, host_pages: int
 ) -> None:
     """Thirty idle sessions, each with a history that fills a third of the pool, run turns."""
-    desk = CoreHarness(pages=30, host_pages=host_pages, batched_tokens=64)
+    core = CoreHarness(pages=30, host_pages=host_pages, batched_tokens=64)
     logs = {f"s{n}": prompt_ids(32, seed=n) for n in range(30)}
     for turn in range(2):
         for name, log in logs.items():
             if not turn:
-                desk.open(name, streaming=streaming)
-                desk.append(name, list(log))
-            desk.generate(name, 3, str(turn))
-            desk.run(ahead=ahead)
-            assert desk.turn_ids(name, str(turn)) == oracle(log, 3)
-            log += desk.turn_ids(name, str(turn))
+                core.open(name, streaming=streaming)
+                core.append(name, list(log))
+            core.generate(name, 3, str(turn))
+            core.run(ahead=ahead)
+            assert core.turn_ids(name, str(turn)) == oracle(log, 3)
+            log += core.turn_ids(name, str(turn))
             if turn:
                 residency = "host" if host_pages == 400 else "recomputed"
-                assert desk.turn_end(name, "1").residency == residency
-    assert desk.cache.evicted_pages > 0
+                assert core.turn_end(name, "1").residency == residency
+    assert core.cache.evicted_pages > 0
 
 
 @KINDS
 def test_7_idle_timeout_counts_from_the_end_of_a_turn(streaming: bool) -> None:
-    desk = CoreHarness()
-    desk.open("s", timeout_s=10.0, streaming=streaming)
-    desk.append("s", prompt_ids(5))
-    desk.generate("s", 8)
+    core = CoreHarness()
+    core.open("s", timeout_s=10.0, streaming=streaming)
+    core.append("s", prompt_ids(5))
+    core.generate("s", 8)
     for _ in range(4):
-        desk.step()
-        desk.advance_clock(60.0)
-    assert desk.sequence("s").turn, "a turn of six timeouts continues"
-    desk.run()
-    assert desk.turn_ids("s") == oracle(prompt_ids(5), 8)
-    desk.advance_clock(9.9)
-    assert desk.append("s", [1]).length == 14, "the append restarts the timeout"
-    desk.advance_clock(9.9)
-    assert not desk.events_of(SessionExpired)
-    desk.advance_clock(0.2)
-    assert desk.events_of(SessionExpired) == [SessionExpired("s")]
-    assert desk.cache.leased_pages == 0
-    assert desk.expect_refusal(AppendIds(desk.next_number(), "s", [1])).code == "unknown_session"
+        core.step()
+        core.advance_clock(60.0)
+    assert core.sequence("s").turn, "a turn of six timeouts continues"
+    core.run()
+    assert core.turn_ids("s") == oracle(prompt_ids(5), 8)
+    core.advance_clock(9.9)
+    assert core.append("s", [1]).length == 14, "the append restarts the timeout"
+    core.advance_clock(9.9)
+    assert not core.events_of(SessionExpired)
+    core.advance_clock(0.2)
+    assert core.events_of(SessionExpired) == [SessionExpired("s")]
+    assert core.cache.leased_pages == 0
+    assert core.expect_refusal(AppendIds(core.next_number(), "s", [1])).code == "unknown_session"
 
 
 def test_7_session_with_a_queued_turn_does_not_expire() -> None:
-    desk = CoreHarness()
-    desk.open("s", timeout_s=10.0)
-    desk.append("s", prompt_ids(5))
-    desk.generate("s", 4)
-    assert desk.submit(Generate(desk.next_number(), "s", "next", Sampling(max_tokens=4))) is None
-    desk.advance_clock(100.0)
-    desk.run()
-    assert desk.turn_end("s", "next").reason == "length"
-    assert not desk.events_of(SessionExpired)
+    core = CoreHarness()
+    core.open("s", timeout_s=10.0)
+    core.append("s", prompt_ids(5))
+    core.generate("s", 4)
+    assert core.submit(Generate(core.next_number(), "s", "next", Sampling(max_tokens=4))) is None
+    core.advance_clock(100.0)
+    core.run()
+    assert core.turn_end("s", "next").reason == "length"
+    assert not core.events_of(SessionExpired)
 
 
 async def test_8_turn_has_its_history_on_a_restarted_engine(letters: Path) -> None:
@@ -266,25 +266,25 @@ async def test_8_turn_has_its_history_on_a_restarted_engine(letters: Path) -> No
 
 @AHEAD
 def test_9_kv_of_another_cache_scope_is_not_reused(ahead: int) -> None:
-    desk, prompt = CoreHarness(pages=200), prompt_ids(40)
+    core, prompt = CoreHarness(pages=200), prompt_ids(40)
     for scope in ("adapter a", "adapter b"):
-        desk.open(scope, scope=scope)
-        desk.append(scope, list(prompt))
-        desk.generate(scope, 3)
-        desk.run(ahead=ahead)
-        assert desk.turn_end(scope).cached_tokens == 0
-        before = desk.runner.token_count
-        desk.fork(scope, f"fork of {scope}")
-        desk.close(scope)
+        core.open(scope, scope=scope)
+        core.append(scope, list(prompt))
+        core.generate(scope, 3)
+        core.run(ahead=ahead)
+        assert core.turn_end(scope).cached_tokens == 0
+        before = core.runner.token_count
+        core.fork(scope, f"fork of {scope}")
+        core.close(scope)
         for session in (f"fork of {scope}", f"new in {scope}"):
             if session.startswith("new"):
-                desk.open(session, scope=scope)
-                desk.append(session, list(prompt))
-            desk.generate(session, 3)
-            desk.run(ahead=ahead)
-        assert desk.runner.token_count - before < len(prompt), "KV is reused within a scope"
-    assert desk.runner.token_count >= 2 * len(prompt)
-    scopes = {desk.sequence(f"fork of adapter {x}").lease.scope for x in "ab"}
+                core.open(session, scope=scope)
+                core.append(session, list(prompt))
+            core.generate(session, 3)
+            core.run(ahead=ahead)
+        assert core.runner.token_count - before < len(prompt), "KV is reused within a scope"
+    assert core.runner.token_count >= 2 * len(prompt)
+    scopes = {core.sequence(f"fork of adapter {x}").lease.scope for x in "ab"}
     assert scopes == {"adapter a", "adapter b"}
 
 
@@ -306,33 +306,33 @@ async def test_10_log_probabilities_are_equal_in_every_mode(letters: Path) -> No
 @AHEAD
 def test_11_host_tier_keeps_kv_of_idle_sessions(ahead: int) -> None:
     """Only the last id of a session's history is computed again."""
-    desk = CoreHarness(pages=12, host_pages=40)
+    core = CoreHarness(pages=12, host_pages=40)
     logs = {name: prompt_ids(30, seed=ord(name)) for name in "abc"}
     for name in logs:
-        desk.open(name)
-        desk.append(name, list(logs[name]))
-        desk.run(ahead=ahead)
-    assert desk.cache.host_tier.used_pages > 0
+        core.open(name)
+        core.append(name, list(logs[name]))
+        core.run(ahead=ahead)
+    assert core.cache.host_tier.used_pages > 0
     for name, log in logs.items():
-        before = desk.runner.token_count
-        desk.generate(name, 2)
-        desk.run(ahead=ahead)
-        assert desk.turn_ids(name) == oracle(log, 2)
-        assert desk.runner.token_count - before <= 2 + ahead
-        assert desk.turn_end(name).residency == "host"
-        assert desk.turn_end(name).cached_tokens == 29
+        before = core.runner.token_count
+        core.generate(name, 2)
+        core.run(ahead=ahead)
+        assert core.turn_ids(name) == oracle(log, 2)
+        assert core.runner.token_count - before <= 2 + ahead
+        assert core.turn_end(name).residency == "host"
+        assert core.turn_end(name).cached_tokens == 29
 
 
 def test_12_audit_detects_faults_while_sessions_are_open() -> None:
     """The audit detects planted faults while one turn runs and another session is idle."""
     for fault in range(5):
-        desk = CoreHarness()
-        start_turn(desk, "idle", prompt_ids(30), 3)
-        desk.run()
-        start_turn(desk, "busy", prompt_ids(30, seed=1), 9)
+        core = CoreHarness()
+        start_turn(core, "idle", prompt_ids(30), 3)
+        core.run()
+        start_turn(core, "busy", prompt_ids(30, seed=1), 9)
         for _ in range(4):
-            desk.step()
-        cache, lease = desk.cache, desk.sequence("idle").lease
+            core.step()
+        cache, lease = core.cache, core.sequence("idle").lease
         match fault:
             case 0:
                 cache.pool.release([lease.pages[-1]])
@@ -352,27 +352,27 @@ def test_12_audit_detects_faults_while_sessions_are_open() -> None:
 @AHEAD
 def test_output_of_turns_does_not_depend_on_retractions(streaming: bool, ahead: int) -> None:
     """Turns are retracted before every third step; some of them are cancelled."""
-    desk = CoreHarness(scheduler=RetractingScheduler)
+    core = CoreHarness(scheduler=RetractingScheduler)
     names = "abcd"
     logs = {name: prompt_ids(9, seed=ord(name)) for name in names}
     for name in names:
-        desk.open(name, streaming=streaming)
-        desk.append(name, list(logs[name]))
+        core.open(name, streaming=streaming)
+        core.append(name, list(logs[name]))
     for round in range(3):
         for name in names:
-            desk.generate(name, 7, str(round))
+            core.generate(name, 7, str(round))
         for _ in range(4):
-            desk.step()
-        desk.apply(CancelTurn(desk.next_number(), "a", drop=bool(round % 2)))
-        desk.run(ahead=ahead)
+            core.step()
+        core.apply(CancelTurn(core.next_number(), "a", drop=bool(round % 2)))
+        core.run(ahead=ahead)
         for name in names:
-            output = desk.turn_ids(name, str(round))
+            output = core.turn_ids(name, str(round))
             assert output == oracle(logs[name], 7)[: len(output)]
             kept = [] if name == "a" and round % 2 else output
             logs[name] += kept
-            assert list(desk.sequence(name).ids) == logs[name]
+            assert list(core.sequence(name).ids) == logs[name]
             assert name == "a" or len(output) == 7
-    assert desk.scheduler.retractions > 9
+    assert core.scheduler.retractions > 9
 
 
 async def test_session_continues_after_an_abandoned_turn_stream(letters: Path) -> None:
@@ -390,10 +390,10 @@ async def test_session_continues_after_an_abandoned_turn_stream(letters: Path) -
 
 
 def test_refused_rewind_or_append_leaves_the_log_unchanged() -> None:
-    desk = CoreHarness()
-    start_turn(desk, "s", prompt_ids(6), 3)
-    desk.run()
-    desk.expect_refusal(RewindSession(desk.next_number(), "s", 10))
-    desk.expect_refusal(AppendIds(desk.next_number(), "s", [1], after="turn"))
-    assert len(desk.events_of(CommandRefused)) == 2
-    assert desk.append("s", [4]).length == 10
+    core = CoreHarness()
+    start_turn(core, "s", prompt_ids(6), 3)
+    core.run()
+    core.expect_refusal(RewindSession(core.next_number(), "s", 10))
+    core.expect_refusal(AppendIds(core.next_number(), "s", [1], after="turn"))
+    assert len(core.events_of(CommandRefused)) == 2
+    assert core.append("s", [4]).length == 10

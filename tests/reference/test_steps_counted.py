@@ -30,10 +30,10 @@ class CountedTree(RadixTree):
         return super().insert(scope, parent, key, page)
 
 
-def advance(desk: CoreHarness, ahead: int) -> None:
-    launched = desk.launch()
-    if launched is None or desk.steps_in_flight > ahead:
-        desk.collect()
+def advance(core: CoreHarness, ahead: int) -> None:
+    launched = core.launch()
+    if launched is None or core.steps_in_flight > ahead:
+        core.collect()
 
 
 @AHEAD
@@ -42,43 +42,43 @@ def test_short_turns_do_not_wait_for_a_long_cold_prompt(ahead: int, chunk: int) 
     """No head-of-line blocking: each of seven short turns (16 tokens in, 4 out) takes at most one
     step more than alone, and the prompt ends.
     """
-    desk = CoreHarness(pages=DEEP // 16 + 60, page_size=16, batched_tokens=chunk)
-    desk.open("deep")
-    desk.append("deep", prompt_ids(DEEP, seed=3))
-    desk.generate("deep", 1)
-    advance(desk, ahead)
+    core = CoreHarness(pages=DEEP // 16 + 60, page_size=16, batched_tokens=chunk)
+    core.open("deep")
+    core.append("deep", prompt_ids(DEEP, seed=3))
+    core.generate("deep", 1)
+    advance(core, ahead)
     alone = 4 + ahead
     for n in range(7):
         name = f"short {n}"
-        desk.open(name)
-        desk.append(name, prompt_ids(16, seed=n + 10))
-        desk.generate(name, 4)
+        core.open(name)
+        core.append(name, prompt_ids(16, seed=n + 10))
+        core.generate(name, 4)
         steps = 0
-        while not desk.has_turn_ended(name):
-            advance(desk, ahead)
+        while not core.has_turn_ended(name):
+            advance(core, ahead)
             steps += 1
         assert steps <= alone + 1
-        assert desk.turn_ids(name) == oracle(prompt_ids(16, seed=n + 10), 4)
+        assert core.turn_ids(name) == oracle(prompt_ids(16, seed=n + 10), 4)
         if chunk == 64:
-            assert not desk.has_turn_ended("deep"), "the short turns end first"
-    desk.run(ahead=ahead)
-    assert desk.turn_ids("deep") == oracle(prompt_ids(DEEP, seed=3), 1)
+            assert not core.has_turn_ended("deep"), "the short turns end first"
+    core.run(ahead=ahead)
+    assert core.turn_ids("deep") == oracle(prompt_ids(DEEP, seed=3), 1)
 
 
 def test_long_prompts_are_prefilled_at_the_same_rate() -> None:
     """Three prompts: none waits until another is done."""
-    desk = CoreHarness(pages=400, page_size=16, batched_tokens=96)
+    core = CoreHarness(pages=400, page_size=16, batched_tokens=96)
     for n in range(3):
-        desk.open(f"deep {n}")
-        desk.append(f"deep {n}", prompt_ids(960, seed=n))
-        desk.generate(f"deep {n}", 2)
+        core.open(f"deep {n}")
+        core.append(f"deep {n}", prompt_ids(960, seed=n))
+        core.generate(f"deep {n}", 2)
     for _ in range(15):
-        desk.step()
-    committed = [desk.sequence(f"deep {n}").committed for n in range(3)]
+        core.step()
+    committed = [core.sequence(f"deep {n}").committed for n in range(3)]
     assert committed == [480, 480, 480]
-    desk.run()
+    core.run()
     for n in range(3):
-        assert desk.turn_ids(f"deep {n}") == oracle(prompt_ids(960, seed=n), 2)
+        assert core.turn_ids(f"deep {n}") == oracle(prompt_ids(960, seed=n), 2)
 
 
 @AHEAD
@@ -88,23 +88,23 @@ def test_cost_of_a_turn_does_not_grow_with_the_history(page_size: int, ahead: in
     many steps and creates as many tree nodes, and none walks the tree. SGLang allows a factor of
     1.15.
     """
-    desk = CoreHarness(pages=4_096 // page_size, page_size=page_size, batched_tokens=512)
-    tree = desk.cache.tree = CountedTree(page_size)
-    desk.open("s")
+    core = CoreHarness(pages=4_096 // page_size, page_size=page_size, batched_tokens=512)
+    tree = core.cache.tree = CountedTree(page_size)
+    core.open("s")
     log: list[int] = []
     costs: set[tuple[int, ...]] = set()
     for turn in range(150):
-        before = desk.runner.token_count, desk.counters.steps, tree.size, tree.walks
-        desk.append("s", prompt_ids(16, seed=turn))
+        before = core.runner.token_count, core.counters.steps, tree.size, tree.walks
+        core.append("s", prompt_ids(16, seed=turn))
         log += prompt_ids(16, seed=turn)
-        desk.generate("s", 8, str(turn))
-        desk.run(ahead=ahead)
-        log += desk.turn_ids("s", str(turn))
-        after = desk.runner.token_count, desk.counters.steps, tree.size, tree.walks
+        core.generate("s", 8, str(turn))
+        core.run(ahead=ahead)
+        log += core.turn_ids("s", str(turn))
+        after = core.runner.token_count, core.counters.steps, tree.size, tree.walks
         if turn:
             costs.add(tuple(b - a for a, b in zip(before, after, strict=True)))
         else:
             assert tree.walks > 0
     assert costs == {(1 + 16 + 7, 8, 0, 0)}
     assert log[-8:] == oracle(log[:-8], 8)
-    assert desk.turn_end("s", "149").cached_tokens == 149 * 24 - 1
+    assert core.turn_end("s", "149").cached_tokens == 149 * 24 - 1

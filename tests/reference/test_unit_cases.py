@@ -57,11 +57,11 @@ def page_count(tokens: int, page_size: int) -> int:
 
 
 def desk_with_turn(session: str, prompt: list[int], count: int, **options: Any) -> CoreHarness:
-    desk = CoreHarness(**options)
-    desk.open(session)
-    desk.append(session, list(prompt))
-    desk.generate(session, count)
-    return desk
+    core = CoreHarness(**options)
+    core.open(session)
+    core.append(session, list(prompt))
+    core.generate(session, count)
+    return core
 
 
 # ---- refused and cancelled turns -------------------------------------------------------------
@@ -69,19 +69,19 @@ def desk_with_turn(session: str, prompt: list[int], count: int, **options: Any) 
 
 @SIZES
 def test_refused_commands_keep_pages_and_log(page_size: int) -> None:
-    desk = desk_with_turn("s", prompt_ids(20), 5, page_size=page_size, max_model_len=40)
-    desk.run()
-    sequence = desk.sequence("s")
+    core = desk_with_turn("s", prompt_ids(20), 5, page_size=page_size, max_model_len=40)
+    core.run()
+    sequence = core.sequence("s")
     before = (list(sequence.ids), list(sequence.lease.pages), sequence.committed)
     for command in (
-        AppendIds(desk.next_number(), "s", prompt_ids(30)),
-        AppendIds(desk.next_number(), "s", [1], offset=3),
-        AppendIds(desk.next_number(), "s", [1], drop_previous_output=True),
-        AppendIds(desk.next_number(), "s", [1], replace=True),
-        RewindSession(desk.next_number(), "s", 26),
-        ForkSession(desk.next_number(), "s", "child", 26),
+        AppendIds(core.next_number(), "s", prompt_ids(30)),
+        AppendIds(core.next_number(), "s", [1], offset=3),
+        AppendIds(core.next_number(), "s", [1], drop_previous_output=True),
+        AppendIds(core.next_number(), "s", [1], replace=True),
+        RewindSession(core.next_number(), "s", 26),
+        ForkSession(core.next_number(), "s", "child", 26),
     ):
-        desk.expect_refusal(command)
+        core.expect_refusal(command)
     assert (list(sequence.ids), list(sequence.lease.pages), sequence.committed) == before
 
 
@@ -89,43 +89,43 @@ def test_refused_commands_keep_pages_and_log(page_size: int) -> None:
 @AHEAD
 def test_first_turn_cancelled_and_rewound_leaves_no_pages(page_size: int, ahead: int) -> None:
     prompt = prompt_ids(20)
-    desk = desk_with_turn("s", prompt, 30, page_size=page_size, batched_tokens=8)
+    core = desk_with_turn("s", prompt, 30, page_size=page_size, batched_tokens=8)
     for _ in range(4):
-        desk.step()
-    desk.apply(CancelTurn(desk.next_number(), "s", drop=True))
-    assert desk.rewind("s", 0).length == 0
-    sequence = desk.sequence("s")
+        core.step()
+    core.apply(CancelTurn(core.next_number(), "s", drop=True))
+    assert core.rewind("s", 0).length == 0
+    sequence = core.sequence("s")
     assert (list(sequence.ids), list(sequence.lease.pages), sequence.committed) == ([], [], 0)
-    assert desk.cache.leased_pages == 0
-    desk.append("s", prompt[:9])
-    desk.generate("s", 3, "next")
-    desk.run(ahead=ahead)
-    assert desk.turn_ids("s", "next") == oracle(prompt[:9], 3)
-    assert desk.turn_end("s", "next").prompt_tokens == 9
+    assert core.cache.leased_pages == 0
+    core.append("s", prompt[:9])
+    core.generate("s", 3, "next")
+    core.run(ahead=ahead)
+    assert core.turn_ids("s", "next") == oracle(prompt[:9], 3)
+    assert core.turn_end("s", "next").prompt_tokens == 9
 
 
 @SIZES
 @AHEAD
 def test_later_turn_cancelled_with_drop_keeps_its_prompt_and_kv(page_size: int, ahead: int) -> None:
     """SGLang frees the pages of all 65 tokens; this engine keeps them."""
-    desk = desk_with_turn("s", prompt_ids(40), 12, page_size=page_size, pages=200)
-    desk.run(ahead=ahead)
-    log = prompt_ids(40) + desk.turn_ids("s")
-    desk.append("s", prompt_ids(13, seed=1))
-    desk.generate("s", 100, "second")
+    core = desk_with_turn("s", prompt_ids(40), 12, page_size=page_size, pages=200)
+    core.run(ahead=ahead)
+    log = prompt_ids(40) + core.turn_ids("s")
+    core.append("s", prompt_ids(13, seed=1))
+    core.generate("s", 100, "second")
     for _ in range(5):
-        desk.step()
-    desk.apply(CancelTurn(desk.next_number(), "s", drop=True))
+        core.step()
+    core.apply(CancelTurn(core.next_number(), "s", drop=True))
     log += prompt_ids(13, seed=1)
-    assert list(desk.sequence("s").ids) == log
-    assert desk.sequence("s").committed == len(log) == 65
-    before = desk.runner.token_count
-    desk.append("s", [5, 6])
-    desk.generate("s", 2, "third")
-    desk.run(ahead=ahead)
-    assert desk.turn_ids("s", "third") == oracle([*log, 5, 6], 2)
-    assert desk.runner.token_count - before <= 2 + 1 + ahead
-    assert desk.turn_end("s", "third").cached_tokens == 65
+    assert list(core.sequence("s").ids) == log
+    assert core.sequence("s").committed == len(log) == 65
+    before = core.runner.token_count
+    core.append("s", [5, 6])
+    core.generate("s", 2, "third")
+    core.run(ahead=ahead)
+    assert core.turn_ids("s", "third") == oracle([*log, 5, 6], 2)
+    assert core.runner.token_count - before <= 2 + 1 + ahead
+    assert core.turn_end("s", "third").cached_tokens == 65
 
 
 # ---- pages of uncommitted tokens -------------------------------------------------------------
@@ -150,13 +150,13 @@ def test_commit_of_fewer_tokens_releases_the_tail_pages(page_size: int) -> None:
 @SIZES
 @AHEAD
 def test_turn_ended_by_length_holds_no_page_beyond_its_kv(page_size: int, ahead: int) -> None:
-    desk = desk_with_turn("s", prompt_ids(26), 12, page_size=page_size)
-    desk.run(ahead=ahead)
-    sequence = desk.sequence("s")
+    core = desk_with_turn("s", prompt_ids(26), 12, page_size=page_size)
+    core.run(ahead=ahead)
+    sequence = core.sequence("s")
     assert len(sequence.ids) == 38
     assert sequence.committed == 37, "the last id's KV is not computed when a turn ends by length"
     assert len(sequence.lease.pages) == page_count(37, page_size)
-    assert desk.turn_end("s").output_tokens == 12
+    assert core.turn_end("s").output_tokens == 12
 
 
 @SIZES
@@ -165,23 +165,23 @@ def test_step_in_flight_beyond_a_stop_id_is_discarded(page_size: int) -> None:
     prompt = prompt_ids(26)
     output = oracle(prompt, 12)
     stop = output[4]
-    desk = CoreHarness(page_size=page_size, batched_tokens=64)
-    desk.open("s")
-    desk.append("s", list(prompt))
-    desk.apply(Generate(desk.next_number(), "s", "turn", Sampling(max_tokens=12, stop_ids=(stop,))))
-    steps = desk.run(ahead=1)
+    core = CoreHarness(page_size=page_size, batched_tokens=64)
+    core.open("s")
+    core.append("s", list(prompt))
+    core.apply(Generate(core.next_number(), "s", "turn", Sampling(max_tokens=12, stop_ids=(stop,))))
+    steps = core.run(ahead=1)
     expected = output[: output.index(stop) + 1]
-    assert desk.turn_ids("s") == expected
-    assert desk.turn_end("s").reason == "stop"
+    assert core.turn_ids("s") == expected
+    assert core.turn_end("s").reason == "stop"
     assert steps == len(expected) + 1, "one more step was launched"
-    sequence = desk.sequence("s")
+    sequence = core.sequence("s")
     assert list(sequence.ids) == prompt + expected
     assert sequence.committed == len(sequence.ids), "the KV of the stop id is kept"
     assert len(sequence.lease.pages) == page_count(sequence.committed, page_size)
-    desk.append("s", [3])
-    desk.generate("s", 3, "next")
-    desk.run(ahead=1)
-    assert desk.turn_ids("s", "next") == oracle([*prompt, *expected, 3], 3)
+    core.append("s", [3])
+    core.generate("s", 3, "next")
+    core.run(ahead=1)
+    assert core.turn_ids("s", "next") == oracle([*prompt, *expected, 3], 3)
 
 
 # ---- token sharing -------------------------------------------------------------------------
@@ -189,14 +189,14 @@ def test_step_in_flight_beyond_a_stop_id_is_discarded(page_size: int) -> None:
 
 def test_turns_of_a_session_share_one_array_of_ids() -> None:
     """A turn extends the array of ids and copies no earlier id."""
-    desk = desk_with_turn("s", prompt_ids(10), 3)
-    desk.run()
-    sequence = desk.sequence("s")
+    core = desk_with_turn("s", prompt_ids(10), 3)
+    core.run()
+    sequence = core.sequence("s")
     ids = sequence.ids
     for turn in range(4):
-        desk.append("s", [turn])
-        desk.generate("s", 3, str(turn))
-        desk.run()
+        core.append("s", [turn])
+        core.generate("s", 3, str(turn))
+        core.run()
         assert sequence.ids is ids is sequence.log.ids
     assert isinstance(ids, array)
     assert len(ids) == 13 + 16
@@ -204,22 +204,22 @@ def test_turns_of_a_session_share_one_array_of_ids() -> None:
 
 @AHEAD
 def test_session_continues_after_turns_cancelled_midway(ahead: int) -> None:
-    desk = desk_with_turn("s", prompt_ids(10), 4)
-    desk.run(ahead=ahead)
-    log = prompt_ids(10) + desk.turn_ids("s")
+    core = desk_with_turn("s", prompt_ids(10), 4)
+    core.run(ahead=ahead)
+    log = prompt_ids(10) + core.turn_ids("s")
     for attempt in range(2):
-        desk.append("s", [attempt, 8])
-        desk.generate("s", 50, f"aborted {attempt}")
+        core.append("s", [attempt, 8])
+        core.generate("s", 50, f"aborted {attempt}")
         for _ in range(4):
-            desk.step()
-        desk.apply(CancelTurn(desk.next_number(), "s", f"aborted {attempt}", drop=False))
-        log += [attempt, 8, *desk.turn_ids("s", f"aborted {attempt}")]
-        desk.append("s", [9])
-        desk.generate("s", 3, f"next {attempt}")
-        desk.run(ahead=ahead)
-        assert desk.turn_ids("s", f"next {attempt}") == oracle([*log, 9], 3)
-        log += [9, *desk.turn_ids("s", f"next {attempt}")]
-    assert list(desk.sequence("s").ids) == log
+            core.step()
+        core.apply(CancelTurn(core.next_number(), "s", f"aborted {attempt}", drop=False))
+        log += [attempt, 8, *core.turn_ids("s", f"aborted {attempt}")]
+        core.append("s", [9])
+        core.generate("s", 3, f"next {attempt}")
+        core.run(ahead=ahead)
+        assert core.turn_ids("s", f"next {attempt}") == oracle([*log, 9], 3)
+        log += [9, *core.turn_ids("s", f"next {attempt}")]
+    assert list(core.sequence("s").ids) == log
 
 
 # ---- idle timeouts ---------------------------------------------------------------------------
@@ -241,15 +241,15 @@ REJECTED: dict[str, Callable[[int], LoopCommand]] = {
 
 @pytest.mark.parametrize("rejected", REJECTED)
 def test_refused_command_does_not_restart_the_idle_timeout(rejected: str) -> None:
-    desk = CoreHarness(max_model_len=100)
+    core = CoreHarness(max_model_len=100)
     for name in ("s", "full"):
-        desk.open(name, timeout_s=10.0)
-        desk.append(name, prompt_ids(100 if name == "full" else 20))
-    desk.run()
-    desk.advance_clock(6.0)
-    desk.expect_refusal(REJECTED[rejected](desk.next_number()))
-    desk.advance_clock(6.0)
-    assert {event.session for event in desk.events_of(SessionExpired)} == {"s", "full"}
+        core.open(name, timeout_s=10.0)
+        core.append(name, prompt_ids(100 if name == "full" else 20))
+    core.run()
+    core.advance_clock(6.0)
+    core.expect_refusal(REJECTED[rejected](core.next_number()))
+    core.advance_clock(6.0)
+    assert {event.session for event in core.events_of(SessionExpired)} == {"s", "full"}
 
 
 ACCEPTED: dict[str, Callable[[int], LoopCommand]] = {
@@ -263,83 +263,83 @@ ACCEPTED: dict[str, Callable[[int], LoopCommand]] = {
 
 @pytest.mark.parametrize("accepted", ACCEPTED)
 def test_accepted_command_restarts_the_idle_timeout(accepted: str) -> None:
-    desk = CoreHarness()
-    desk.open("s", timeout_s=10.0)
-    desk.append("s", prompt_ids(20))
-    desk.run()
-    desk.advance_clock(6.0)
-    desk.apply(ACCEPTED[accepted](desk.next_number()))
-    desk.run()
-    desk.advance_clock(6.0)
-    assert not desk.events_of(SessionExpired)
-    desk.advance_clock(5.0)
-    assert "s" in {event.session for event in desk.events_of(SessionExpired)}
+    core = CoreHarness()
+    core.open("s", timeout_s=10.0)
+    core.append("s", prompt_ids(20))
+    core.run()
+    core.advance_clock(6.0)
+    core.apply(ACCEPTED[accepted](core.next_number()))
+    core.run()
+    core.advance_clock(6.0)
+    assert not core.events_of(SessionExpired)
+    core.advance_clock(5.0)
+    assert "s" in {event.session for event in core.events_of(SessionExpired)}
 
 
 def test_busy_session_expires_only_after_its_turn_ended() -> None:
-    desk = CoreHarness()
+    core = CoreHarness()
     for name, streaming in (("regular", False), ("streaming", True), ("empty", True)):
-        desk.open(name, streaming=streaming, timeout_s=5.0)
+        core.open(name, streaming=streaming, timeout_s=5.0)
         if name != "empty":
-            desk.append(name, prompt_ids(8))
-            desk.generate(name, 4)
-    desk.step()
-    desk.advance_clock(6.0)
-    assert [event.session for event in desk.events_of(SessionExpired)] == ["empty"]
-    desk.run()
-    desk.advance_clock(6.0)
-    assert {event.session for event in desk.events_of(SessionExpired)} == {
+            core.append(name, prompt_ids(8))
+            core.generate(name, 4)
+    core.step()
+    core.advance_clock(6.0)
+    assert [event.session for event in core.events_of(SessionExpired)] == ["empty"]
+    core.run()
+    core.advance_clock(6.0)
+    assert {event.session for event in core.events_of(SessionExpired)} == {
         "regular",
         "streaming",
         "empty",
     }
-    assert desk.cache.leased_pages == 0
+    assert core.cache.leased_pages == 0
 
 
 def test_close_waits_for_the_step_in_flight() -> None:
     """Pages are released, and the close is confirmed, when the step that writes them returns."""
-    desk = desk_with_turn("s", prompt_ids(8), 20)
-    desk.step()
-    desk.launch()
-    closing = CloseSession(desk.next_number(), "s")
-    assert desk.submit(closing) is None
-    assert desk.turn_end("s").reason == "cancelled"
-    assert desk.expect_refusal(AppendIds(desk.next_number(), "s", [1])).code == "unknown_session"
-    assert desk.cache.leased_pages > 0
-    desk.collect()
-    assert CommandDone(closing.n, 9) in desk.events
-    assert desk.cache.leased_pages == 0
+    core = desk_with_turn("s", prompt_ids(8), 20)
+    core.step()
+    core.launch()
+    closing = CloseSession(core.next_number(), "s")
+    assert core.submit(closing) is None
+    assert core.turn_end("s").reason == "cancelled"
+    assert core.expect_refusal(AppendIds(core.next_number(), "s", [1])).code == "unknown_session"
+    assert core.cache.leased_pages > 0
+    core.collect()
+    assert CommandDone(closing.n, 9) in core.events
+    assert core.cache.leased_pages == 0
 
 
 # ---- queued turns cancelled, turns cancelled repeatedly ----------------------------------------
 
 
 def test_queued_turn_is_cancelled_and_the_running_one_ends() -> None:
-    desk = desk_with_turn("s", prompt_ids(8), 6)
-    queued = Generate(desk.next_number(), "s", "queued", Sampling(max_tokens=4))
-    assert desk.submit(queued) is None
-    desk.apply(CancelTurn(desk.next_number(), "s", "queued"))
-    assert [(e.n, e.code) for e in desk.events_of(CommandRefused)] == [(queued.n, "cancelled")]
-    desk.run()
-    assert desk.turn_ids("s") == oracle(prompt_ids(8), 6)
-    assert [end.turn for end in desk.events_of(TurnEnded)] == ["turn"]
+    core = desk_with_turn("s", prompt_ids(8), 6)
+    queued = Generate(core.next_number(), "s", "queued", Sampling(max_tokens=4))
+    assert core.submit(queued) is None
+    core.apply(CancelTurn(core.next_number(), "s", "queued"))
+    assert [(e.n, e.code) for e in core.events_of(CommandRefused)] == [(queued.n, "cancelled")]
+    core.run()
+    assert core.turn_ids("s") == oracle(prompt_ids(8), 6)
+    assert [end.turn for end in core.events_of(TurnEnded)] == ["turn"]
 
 
 @AHEAD
 def test_turn_cancelled_repeatedly_is_cancelled_once(ahead: int) -> None:
-    desk = desk_with_turn("s", prompt_ids(8), 20)
-    desk.step()
-    desk.launch()
-    lengths = [desk.apply(CancelTurn(desk.next_number(), "s", "turn")).length for _ in range(3)]
+    core = desk_with_turn("s", prompt_ids(8), 20)
+    core.step()
+    core.launch()
+    lengths = [core.apply(CancelTurn(core.next_number(), "s", "turn")).length for _ in range(3)]
     assert len(set(lengths)) == 1
-    desk.collect()
-    assert desk.apply(CancelTurn(desk.next_number(), "s", "turn")).length == lengths[0]
-    assert desk.turn_end("s").reason == "cancelled"
-    log = prompt_ids(8) + desk.turn_ids("s")
-    desk.generate("s", 3, "next")
-    desk.apply(CancelTurn(desk.next_number(), "s", "turn"))
-    desk.run(ahead=ahead)
-    assert desk.turn_ids("s", "next") == oracle(log, 3), (
+    core.collect()
+    assert core.apply(CancelTurn(core.next_number(), "s", "turn")).length == lengths[0]
+    assert core.turn_end("s").reason == "cancelled"
+    log = prompt_ids(8) + core.turn_ids("s")
+    core.generate("s", 3, "next")
+    core.apply(CancelTurn(core.next_number(), "s", "turn"))
+    core.run(ahead=ahead)
+    assert core.turn_ids("s", "next") == oracle(log, 3), (
         "a late cancellation does not cancel the next turn"
     )
 
@@ -353,39 +353,39 @@ def test_turn_cancelled_repeatedly_is_cancelled_once(ahead: int) -> None:
 def test_output_after_a_retraction_equals_that_without(
     page_size: int, ahead: int, step: int
 ) -> None:
-    desk = desk_with_turn("s", prompt_ids(20), 6, page_size=page_size)
+    core = desk_with_turn("s", prompt_ids(20), 6, page_size=page_size)
     for _ in range(step):
-        if not desk.has_turn_ended("s"):
-            desk.step()
-    if not desk.has_turn_ended("s"):
-        desk.scheduler.retract(desk.sequence("s"))
-        desk.cache.audit()
-    desk.run(ahead=ahead)
-    assert desk.turn_ids("s") == oracle(prompt_ids(20), 6)
-    end = desk.turn_end("s")
+        if not core.has_turn_ended("s"):
+            core.step()
+    if not core.has_turn_ended("s"):
+        core.scheduler.retract(core.sequence("s"))
+        core.cache.audit()
+    core.run(ahead=ahead)
+    assert core.turn_ids("s") == oracle(prompt_ids(20), 6)
+    end = core.turn_end("s")
     assert (end.reason, end.prompt_tokens, end.output_tokens) == ("length", 20, 6)
 
 
 @SIZES
 @AHEAD
 def test_five_rewinds_keep_kv_before_them_and_leak_no_page(page_size: int, ahead: int) -> None:
-    desk = desk_with_turn("s", prompt_ids(30), 8, page_size=page_size)
-    desk.run(ahead=ahead)
-    log = prompt_ids(30) + desk.turn_ids("s")
+    core = desk_with_turn("s", prompt_ids(30), 8, page_size=page_size)
+    core.run(ahead=ahead)
+    log = prompt_ids(30) + core.turn_ids("s")
     for turn in range(5):
         length = len(log) - 3 - turn
-        before = desk.runner.token_count
-        assert desk.rewind("s", length).length == length
-        assert desk.sequence("s").committed == length, "a rewind keeps all KV before it"
+        before = core.runner.token_count
+        assert core.rewind("s", length).length == length
+        assert core.sequence("s").committed == length, "a rewind keeps all KV before it"
         log = [*log[:length], turn, 7]
-        desk.append("s", [turn, 7])
-        desk.generate("s", 6, str(turn))
-        desk.run(ahead=ahead)
-        assert desk.turn_ids("s", str(turn)) == oracle(log, 6)
-        assert desk.turn_end("s", str(turn)).cached_tokens == length
-        assert desk.runner.token_count - before <= 2 + 5 + ahead
-        log += desk.turn_ids("s", str(turn))
-        assert len(desk.sequence("s").lease.pages) == page_count(len(log) - 1, page_size)
-    desk.close("s", keep_prefix=False)
-    assert desk.cache.leased_pages == 0
-    assert desk.cache.tree.unreferenced == desk.cache.tree.size
+        core.append("s", [turn, 7])
+        core.generate("s", 6, str(turn))
+        core.run(ahead=ahead)
+        assert core.turn_ids("s", str(turn)) == oracle(log, 6)
+        assert core.turn_end("s", str(turn)).cached_tokens == length
+        assert core.runner.token_count - before <= 2 + 5 + ahead
+        log += core.turn_ids("s", str(turn))
+        assert len(core.sequence("s").lease.pages) == page_count(len(log) - 1, page_size)
+    core.close("s", keep_prefix=False)
+    assert core.cache.leased_pages == 0
+    assert core.cache.tree.unreferenced == core.cache.tree.size

@@ -2,11 +2,13 @@
 
 import asyncio
 import atexit
+import contextlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,16 @@ class RedisProcess:
             self._process.send_signal(signal.SIGCONT)
             self._process.wait(20)
             self._process = None
+
+
+@contextlib.asynccontextmanager
+async def running_redis(folder: Path, *options: str) -> AsyncIterator[RedisProcess]:
+    process = RedisProcess(folder, *options)
+    await process.start()
+    try:
+        yield process
+    finally:
+        process.stop()
 
 
 def free_port() -> int:

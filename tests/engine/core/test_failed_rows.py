@@ -28,25 +28,25 @@ def prompts(length: int) -> list[list[int]]:
 
 
 def desk_with(logs: list[list[int]], pages: int = 1024, batched_tokens: int = 512) -> CoreHarness:
-    desk = CoreHarness(
+    core = CoreHarness(
         pages=pages, batched_tokens=batched_tokens, rows=SESSIONS, vocabulary=BAD + 1
     )
     for n, log in enumerate(logs):
-        desk.open(f"s{n}")
-        desk.append(f"s{n}", list(log))
-    return desk
+        core.open(f"s{n}")
+        core.append(f"s{n}", list(log))
+    return core
 
 
-def check(desk: CoreHarness, logs: list[list[int]], bad: int, reason: str = "length") -> None:
+def check(core: CoreHarness, logs: list[list[int]], bad: int, reason: str = "length") -> None:
     """Check that only the turn of row `bad` failed, and that all other outputs are unaffected."""
     for n, log in enumerate(logs):
         if n != bad:
-            assert desk.turn_end(f"s{n}").reason == reason
-            assert desk.turn_ids(f"s{n}") == oracle(log, IDS)
-    end = desk.turn_end(f"s{bad}")
+            assert core.turn_end(f"s{n}").reason == reason
+            assert core.turn_ids(f"s{n}") == oracle(log, IDS)
+    end = core.turn_end(f"s{bad}")
     assert end.reason == "failed"
     assert end.error == "RuntimeError: the device is on fire"
-    assert desk.turn_ids(f"s{bad}") == oracle(logs[bad], end.output_tokens)
+    assert core.turn_ids(f"s{bad}") == oracle(logs[bad], end.output_tokens)
 
 
 def run(
@@ -56,11 +56,11 @@ def run(
     pages: int = 1024,
     batched_tokens: int = 512,
 ) -> tuple[CoreHarness, int]:
-    desk = desk_with(logs, pages, batched_tokens)
-    desk.runner.raising_ids = raising
+    core = desk_with(logs, pages, batched_tokens)
+    core.runner.raising_ids = raising
     for n in range(len(logs)):
-        desk.generate(f"s{n}", IDS)
-    return desk, desk.run(ahead=ahead)
+        core.generate(f"s{n}", IDS)
+    return core, core.run(ahead=ahead)
 
 
 @AHEAD
@@ -70,12 +70,12 @@ def test_bad_prompt_fails_only_its_own_turn(ahead: int, bad: int, length: int) -
     logs = prompts(length)
     logs[bad][length // 2] = BAD
     _, undisturbed = run(logs, ahead, set())
-    desk, steps = run(logs, ahead, {BAD})
-    check(desk, logs, bad)
-    assert desk.turn_end(f"s{bad}").output_tokens == 0
+    core, steps = run(logs, ahead, {BAD})
+    check(core, logs, bad)
+    assert core.turn_end(f"s{bad}").output_tokens == 0
     if not ahead:
         assert steps <= undisturbed + EXTRA_STEPS_MAX
-        assert desk.counters.failed_steps == HALVINGS + 1
+        assert core.counters.failed_steps == HALVINGS + 1
 
 
 @AHEAD
@@ -83,8 +83,8 @@ def test_bad_prompt_fails_only_its_own_turn(ahead: int, bad: int, length: int) -
 def test_bad_id_in_a_late_prefill_chunk_fails_only_its_own_turn(ahead: int, bad: int) -> None:
     logs = prompts(60)
     logs[bad][55] = BAD
-    desk, _ = run(logs, ahead, {BAD}, batched_tokens=128)
-    check(desk, logs, bad)
+    core, _ = run(logs, ahead, {BAD}, batched_tokens=128)
+    check(core, logs, bad)
 
 
 @AHEAD
@@ -97,59 +97,59 @@ def test_bad_drawn_id_fails_only_its_own_turn(ahead: int, bad: int) -> None:
     )
     raising = oracle(logs[bad], IDS)[4]
     _, undisturbed = run(logs, ahead, set())
-    desk, steps = run(logs, ahead, {raising})
-    check(desk, logs, bad)
-    assert desk.turn_ids(f"s{bad}")[-1] == raising
+    core, steps = run(logs, ahead, {raising})
+    check(core, logs, bad)
+    assert core.turn_ids(f"s{bad}")[-1] == raising
     if not ahead:
         assert steps <= undisturbed + EXTRA_STEPS_MAX
-        assert desk.counters.failed_steps == HALVINGS + 1
+        assert core.counters.failed_steps == HALVINGS + 1
 
 
 @AHEAD
 def test_two_bad_rows_fail_only_their_own_turns(ahead: int) -> None:
     logs = prompts(5)
     logs[3][2] = logs[4][2] = BAD
-    desk, _ = run(logs, ahead, {BAD})
+    core, _ = run(logs, ahead, {BAD})
     for n, log in enumerate(logs):
-        assert desk.turn_end(f"s{n}").reason == ("failed" if n in (3, 4) else "length")
-        assert n in (3, 4) or desk.turn_ids(f"s{n}") == oracle(log, IDS)
+        assert core.turn_end(f"s{n}").reason == ("failed" if n in (3, 4) else "length")
+        assert n in (3, 4) or core.turn_ids(f"s{n}") == oracle(log, IDS)
 
 
 @AHEAD
 @pytest.mark.parametrize("failed", range(8))
 def test_transient_step_failure_fails_no_turn(ahead: int, failed: int) -> None:
     logs = prompts(40)
-    desk = desk_with(logs, batched_tokens=128)
-    desk.runner.failing_steps = {failed, failed + 1}
+    core = desk_with(logs, batched_tokens=128)
+    core.runner.failing_steps = {failed, failed + 1}
     for n in range(SESSIONS):
-        desk.generate(f"s{n}", IDS)
-    desk.run(ahead=ahead)
-    assert desk.counters.failed_steps >= 2
+        core.generate(f"s{n}", IDS)
+    core.run(ahead=ahead)
+    assert core.counters.failed_steps >= 2
     for n, log in enumerate(logs):
-        assert desk.turn_ids(f"s{n}") == oracle(log, IDS)
+        assert core.turn_ids(f"s{n}") == oracle(log, IDS)
 
 
 @AHEAD
 def test_bad_append_without_a_turn_fails_no_other_turn(ahead: int) -> None:
     logs = prompts(12)
     logs[2][6] = BAD
-    desk = desk_with(logs)
-    desk.runner.raising_ids = {BAD}
+    core = desk_with(logs)
+    core.runner.raising_ids = {BAD}
     for n in range(SESSIONS):
         if n != 2:
-            desk.generate(f"s{n}", IDS)
-    desk.run(ahead=ahead)
+            core.generate(f"s{n}", IDS)
+    core.run(ahead=ahead)
     for n, log in enumerate(logs):
-        assert n == 2 or desk.turn_ids(f"s{n}") == oracle(log, IDS)
-    failed = desk.counters.failed_steps
-    desk.generate("s2", IDS)
-    desk.run(ahead=ahead)
-    assert desk.turn_end("s2").reason == "failed"
-    assert desk.counters.failed_steps <= failed + 1 + ahead, "a known suspect runs alone at once"
-    desk.rewind("s2", 6)
-    desk.generate("s2", IDS, "next")
-    desk.run(ahead=ahead)
-    assert desk.turn_ids("s2", "next") == oracle(logs[2][:6], IDS)
+        assert n == 2 or core.turn_ids(f"s{n}") == oracle(log, IDS)
+    failed = core.counters.failed_steps
+    core.generate("s2", IDS)
+    core.run(ahead=ahead)
+    assert core.turn_end("s2").reason == "failed"
+    assert core.counters.failed_steps <= failed + 1 + ahead, "a known suspect runs alone at once"
+    core.rewind("s2", 6)
+    core.generate("s2", IDS, "next")
+    core.run(ahead=ahead)
+    assert core.turn_ids("s2", "next") == oracle(logs[2][:6], IDS)
 
 
 @AHEAD
@@ -157,50 +157,50 @@ def test_bad_append_without_a_turn_fails_no_other_turn(ahead: int) -> None:
 def test_suspects_can_end_during_fault_isolation(ahead: int, ending: str) -> None:
     logs = prompts(5)
     logs[0][2] = BAD
-    desk = desk_with(logs)
-    desk.runner.raising_ids = {BAD}
+    core = desk_with(logs)
+    core.runner.raising_ids = {BAD}
     for n in range(SESSIONS):
-        desk.generate(f"s{n}", IDS)
-    desk.step()  # all are suspects now
+        core.generate(f"s{n}", IDS)
+    core.step()  # all are suspects now
     for n in (0, 1, 12):
         if ending == "close":
-            desk.close(f"s{n}")
+            core.close(f"s{n}")
         else:
-            desk.apply(CancelTurn(desk.next_number(), f"s{n}", None, ending == "drop"))
-    desk.run(ahead=ahead)
+            core.apply(CancelTurn(core.next_number(), f"s{n}", None, ending == "drop"))
+    core.run(ahead=ahead)
     for n, log in enumerate(logs):
         if n in (0, 1, 12):
-            assert desk.turn_end(f"s{n}").reason == "cancelled"
+            assert core.turn_end(f"s{n}").reason == "cancelled"
         else:
-            assert desk.turn_ids(f"s{n}") == oracle(log, IDS)
+            assert core.turn_ids(f"s{n}") == oracle(log, IDS)
     if ending != "close":
-        desk.generate("s1", IDS, "next")
-        desk.run(ahead=ahead)
-        assert desk.turn_ids("s1", "next") == oracle(logs[1], IDS)
+        core.generate("s1", IDS, "next")
+        core.run(ahead=ahead)
+        assert core.turn_ids("s1", "next") == oracle(logs[1], IDS)
 
 
 @AHEAD
 def test_fault_isolation_terminates_in_a_small_page_pool(ahead: int) -> None:
     logs = prompts(30)
     logs[11][20] = BAD
-    desk, _ = run(logs, ahead, {BAD}, pages=40, batched_tokens=64)
-    check(desk, logs, 11)
+    core, _ = run(logs, ahead, {BAD}, pages=40, batched_tokens=64)
+    check(core, logs, 11)
 
 
 def test_other_turns_run_every_other_step_during_fault_isolation() -> None:
     """Suspects and other turns alternate in the steps."""
     logs = prompts(6)
-    desk = desk_with(logs)
-    desk.run()
+    core = desk_with(logs)
+    core.run()
     for n in range(8):
-        desk.generate(f"s{n}", 40)
-    first = desk.counters.steps
-    desk.runner.failing_steps = {first, *range(first + 1, first + 20, 2)}
-    desk.step()
+        core.generate(f"s{n}", 40)
+    first = core.counters.steps
+    core.runner.failing_steps = {first, *range(first + 1, first + 20, 2)}
+    core.step()
     for n in range(8, SESSIONS):
-        desk.generate(f"s{n}", 12)
+        core.generate(f"s{n}", 12)
     for _ in range(10):
-        apart, together = desk.step(), desk.step()
+        apart, together = core.step(), core.step()
         assert apart is not None
         assert together is not None
         assert all(int(work.sequence.id[1:]) < 8 for work in apart.rows)
@@ -209,21 +209,21 @@ def test_other_turns_run_every_other_step_during_fault_isolation() -> None:
 
 def test_session_attached_apart_runs_alone_until_it_is_cleared() -> None:
     logs = prompts(6)
-    desk = desk_with(logs[:3])
+    core = desk_with(logs[:3])
     for n in range(3):
-        desk.generate(f"s{n}", 40)
+        core.generate(f"s{n}", 40)
     generate = Generate(0, "x", "turn", Sampling(max_tokens=10))
-    desk.apply(
-        AttachSession(desk.next_number(), OpenSession(0, "x"), logs[3], generate=generate, apart=4)
+    core.apply(
+        AttachSession(core.next_number(), OpenSession(0, "x"), logs[3], generate=generate, apart=4)
     )
     steps: list[set[str]] = []
-    while (order := desk.step()) is not None:
+    while (order := core.step()) is not None:
         steps.append({work.sequence.id for work in order.rows})
     own = [step for step in steps if "x" in step]
     assert own[:5] == [{"x"}] * 5, "prompt and four ids run alone"
     assert own[5:] == [{"s0", "s1", "s2", "x"}] * 5
     assert steps[:4] == [{"x"}, {"s0", "s1", "s2"}] * 2, "the other turns have every other step"
-    assert desk.turn_ids("x") == oracle(logs[3], 10)
+    assert core.turn_ids("x") == oracle(logs[3], 10)
 
 
 @AHEAD

@@ -17,19 +17,19 @@ PROMPT = [n % 90 for n in range(60)]
 @pytest.mark.parametrize("failed", range(10))
 def test_kv_of_the_step_after_a_failed_one_is_discarded(ahead: int, failed: int) -> None:
     """The later step was launched to read KV that the failed step should have written."""
-    desk = CoreHarness(batched_tokens=8)
-    desk.open("s")
-    desk.append("s", PROMPT)
-    desk.generate("s", 3)
-    desk.runner.failing_steps = {failed}
-    desk.run(ahead=ahead)
-    assert desk.turn_end("s").reason == "length"
-    assert desk.turn_ids("s") == oracle(PROMPT, 3)
-    log = PROMPT + desk.turn_ids("s")
-    desk.append("s", [5])
-    desk.generate("s", 4, "next")
-    desk.run(ahead=ahead)
-    assert desk.turn_ids("s", "next") == oracle([*log, 5], 4)
+    core = CoreHarness(batched_tokens=8)
+    core.open("s")
+    core.append("s", PROMPT)
+    core.generate("s", 3)
+    core.runner.failing_steps = {failed}
+    core.run(ahead=ahead)
+    assert core.turn_end("s").reason == "length"
+    assert core.turn_ids("s") == oracle(PROMPT, 3)
+    log = PROMPT + core.turn_ids("s")
+    core.append("s", [5])
+    core.generate("s", 4, "next")
+    core.run(ahead=ahead)
+    assert core.turn_ids("s", "next") == oracle([*log, 5], 4)
 
 
 @AHEAD
@@ -55,62 +55,62 @@ async def test_failed_step_is_repeated_by_the_real_loop(
 @AHEAD
 def test_page_copy_of_a_failed_step_is_discarded(ahead: int) -> None:
     """The last page of a fork is copied in a step with a row of another session only."""
-    desk = CoreHarness()
-    desk.open("parent")
-    desk.append("parent", PROMPT[:10])
-    desk.open("other")
-    desk.append("other", [1])
-    desk.run()
-    desk.fork("parent", "child", 9)
-    desk.runner.failing_steps = {desk.counters.steps}
-    desk.generate("other", 1)
-    desk.run(ahead=ahead)
-    assert desk.turn_ids("other") == oracle([1], 1)
+    core = CoreHarness()
+    core.open("parent")
+    core.append("parent", PROMPT[:10])
+    core.open("other")
+    core.append("other", [1])
+    core.run()
+    core.fork("parent", "child", 9)
+    core.runner.failing_steps = {core.counters.steps}
+    core.generate("other", 1)
+    core.run(ahead=ahead)
+    assert core.turn_ids("other") == oracle([1], 1)
     for session, log in (("child", PROMPT[:9]), ("parent", PROMPT[:10])):
-        desk.append(session, [5])
-        desk.generate(session, 4)
-        desk.run(ahead=ahead)
-        assert desk.turn_ids(session) == oracle([*log, 5], 4)
+        core.append(session, [5])
+        core.generate(session, 4)
+        core.run(ahead=ahead)
+        assert core.turn_ids(session) == oracle([*log, 5], 4)
 
 
 @AHEAD
 @pytest.mark.parametrize("nth", range(12))
 def test_failed_step_with_spills_or_recalls_loses_no_kv(ahead: int, nth: int) -> None:
     """Two sessions alternate in a pool for one, with a host tier; one of their steps fails."""
-    desk = CoreHarness(pages=8, host_pages=16)
+    core = CoreHarness(pages=8, host_pages=16)
     logs = {"a": PROMPT[:20], "b": PROMPT[20:40]}
     for session, log in logs.items():
-        desk.open(session)
-        desk.append(session, list(log))
-    desk.runner.failing_steps = {nth}
+        core.open(session)
+        core.append(session, list(log))
+    core.runner.failing_steps = {nth}
     for round in range(4):
         for session, log in logs.items():
             turn = f"{round}"
-            desk.generate(session, 2, turn)
-            desk.run(ahead=ahead)
-            output = desk.turn_ids(session, turn)
+            core.generate(session, 2, turn)
+            core.run(ahead=ahead)
+            output = core.turn_ids(session, turn)
             assert output == oracle(log, 2)
             log += output
-    assert all(end.reason == "length" for end in desk.events_of(TurnEnded))
-    assert desk.counters.failed_steps >= 1
-    assert desk.cache.host_tier.spilled_pages > 0
-    assert desk.cache.host_tier.recalled_pages > 0
+    assert all(end.reason == "length" for end in core.events_of(TurnEnded))
+    assert core.counters.failed_steps >= 1
+    assert core.cache.host_tier.spilled_pages > 0
+    assert core.cache.host_tier.recalled_pages > 0
 
 
 def test_turns_outside_the_failed_step_restart_when_all_kv_is_discarded() -> None:
     """A step has one row for two turns, so that one turn is not in the failed step."""
-    desk = CoreHarness(rows=1, pages=40)
+    core = CoreHarness(rows=1, pages=40)
     for name in ("a", "b"):
-        desk.open(name)
-        desk.append(name, PROMPT[:9])
-        desk.run()
-    desk.fork("b", "c", 9)  # its page is copied in the next step, which is a's
+        core.open(name)
+        core.append(name, PROMPT[:9])
+        core.run()
+    core.fork("b", "c", 9)  # its page is copied in the next step, which is a's
     for name in ("a", "b"):
-        desk.generate(name, 3)
-    desk.runner.failing_steps = {desk.counters.steps}
-    desk.step()
-    assert desk.cache.leased_pages == desk.cache.tree.size == 0
-    desk.run()
+        core.generate(name, 3)
+    core.runner.failing_steps = {core.counters.steps}
+    core.step()
+    assert core.cache.leased_pages == core.cache.tree.size == 0
+    core.run()
     for name in ("a", "b"):
-        assert desk.turn_ids(name) == oracle(PROMPT[:9], 3)
-        assert desk.turn_end(name).reason == "length"
+        assert core.turn_ids(name) == oracle(PROMPT[:9], 3)
+        assert core.turn_end(name).reason == "length"

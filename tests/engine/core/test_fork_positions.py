@@ -21,24 +21,24 @@ def test_fork_at_every_position_recomputes_almost_no_tokens(
 ) -> None:
     log = prompt_ids(22, seed=1)
     for at in range(1, len(log) + 1):
-        desk = CoreHarness(pages=64 if page_size > 1 else 256, page_size=page_size)
-        desk.open("parent")
-        desk.append("parent", list(log))
+        core = CoreHarness(pages=64 if page_size > 1 else 256, page_size=page_size)
+        core.open("parent")
+        core.append("parent", list(log))
         if provisional:
-            desk.append("parent", prompt_ids(provisional, seed=2), span="provisional")
-        desk.run()
-        assert desk.sequence("parent").committed == len(log) + provisional
-        before = desk.runner.token_count
-        desk.fork("parent", "child", at)
-        desk.append("child", [5, 6])
-        desk.append("parent", prompt_ids(provisional, seed=2), span="commit")
+            core.append("parent", prompt_ids(provisional, seed=2), span="provisional")
+        core.run()
+        assert core.sequence("parent").committed == len(log) + provisional
+        before = core.runner.token_count
+        core.fork("parent", "child", at)
+        core.append("child", [5, 6])
+        core.append("parent", prompt_ids(provisional, seed=2), span="commit")
         for session in ("child", "parent"):
-            desk.generate(session, 3)
-        desk.run(ahead=ahead)
-        assert desk.turn_ids("child") == oracle([*log[:at], 5, 6], 3)
-        assert desk.turn_ids("parent") == oracle(log + prompt_ids(provisional, seed=2), 3)
-        assert desk.turn_end("child").cached_tokens == at
-        assert desk.runner.token_count - before <= (2 + 2) + (1 + 2)
+            core.generate(session, 3)
+        core.run(ahead=ahead)
+        assert core.turn_ids("child") == oracle([*log[:at], 5, 6], 3)
+        assert core.turn_ids("parent") == oracle(log + prompt_ids(provisional, seed=2), 3)
+        assert core.turn_end("child").cached_tokens == at
+        assert core.runner.token_count - before <= (2 + 2) + (1 + 2)
 
 
 @AHEAD
@@ -50,35 +50,35 @@ def test_fork_and_rewind_into_shared_pages_copy_only_the_last_page(
     """A fork or rewind into a published page, also at its edges, copies the page to be written and
     recomputes no token in it. Other leases of the shared page are not affected."""
     log = prompt_ids(2 * page_size + 7, seed=1)
-    desk = CoreHarness(pages=96 if page_size < 256 else 16, page_size=page_size, batched_tokens=512)
-    desk.open("other")
-    desk.append("other", list(log))
-    desk.generate("other", 3)
-    desk.run(ahead=ahead)
-    other_log = log + desk.turn_ids("other")
-    owned = desk.sequence("other").lease.path
+    core = CoreHarness(pages=96 if page_size < 256 else 16, page_size=page_size, batched_tokens=512)
+    core.open("other")
+    core.append("other", list(log))
+    core.generate("other", 3)
+    core.run(ahead=ahead)
+    other_log = log + core.turn_ids("other")
+    owned = core.sequence("other").lease.path
     assert len(owned) * page_size == len(log) // page_size * page_size, "the tree owns full pages"
     edges = {1, 2, page_size // 2, page_size - 1, page_size, page_size + 1, 2 * page_size - 1}
     for at in sorted(edges - {0}):
         name = f"at {at}"
         if command == "fork":
-            before = desk.runner.token_count
-            desk.fork("other", name, at)
+            before = core.runner.token_count
+            core.fork("other", name, at)
         else:
-            desk.fork("other", name)
-            before = desk.runner.token_count
-            assert desk.rewind(name, at).length == at
-        desk.append(name, [5, 6])
-        desk.generate(name, 3)
-        desk.run(ahead=ahead)
-        assert desk.turn_ids(name) == oracle([*log[:at], 5, 6], 3)
-        assert desk.turn_end(name).cached_tokens == at
-        assert desk.runner.token_count - before <= 2 + 2 + ahead
-        desk.close(name)
-    desk.append("other", [4])
-    desk.generate("other", 3, "next")
-    desk.run(ahead=ahead)
-    assert desk.turn_ids("other", "next") == oracle([*other_log, 4], 3)
+            core.fork("other", name)
+            before = core.runner.token_count
+            assert core.rewind(name, at).length == at
+        core.append(name, [5, 6])
+        core.generate(name, 3)
+        core.run(ahead=ahead)
+        assert core.turn_ids(name) == oracle([*log[:at], 5, 6], 3)
+        assert core.turn_end(name).cached_tokens == at
+        assert core.runner.token_count - before <= 2 + 2 + ahead
+        core.close(name)
+    core.append("other", [4])
+    core.generate("other", 3, "next")
+    core.run(ahead=ahead)
+    assert core.turn_ids("other", "next") == oracle([*other_log, 4], 3)
 
 
 @AHEAD
@@ -88,41 +88,41 @@ def test_prompt_can_be_forked_at_every_step_of_a_turn(page_size: int, ahead: int
     step of the turn, also while steps are in flight."""
     log = prompt_ids(21, seed=1)
     for steps in range(1, 12):
-        desk = CoreHarness(
+        core = CoreHarness(
             pages=64 if page_size > 1 else 256, page_size=page_size, batched_tokens=16
         )
-        desk.open("parent")
-        desk.append("parent", list(log))
-        desk.generate("parent", 8)
+        core.open("parent")
+        core.append("parent", list(log))
+        core.generate("parent", 8)
         for _ in range(steps):
-            desk.launch()
-            while desk.steps_in_flight > ahead:
-                desk.collect()
-        committed = desk.sequence("parent").committed
-        running = not desk.has_turn_ended("parent")
+            core.launch()
+            while core.steps_in_flight > ahead:
+                core.collect()
+        committed = core.sequence("parent").committed
+        running = not core.has_turn_ended("parent")
         for at in (1, 10, len(log)):
             child = f"child {at}"
-            desk.fork("parent", child, at)
-            desk.append(child, [5, 6])
-            desk.generate(child, 3)
-        desk.run(ahead=ahead)
-        assert desk.turn_ids("parent") == oracle(log, 8)
+            core.fork("parent", child, at)
+            core.append(child, [5, 6])
+            core.generate(child, 3)
+        core.run(ahead=ahead)
+        assert core.turn_ids("parent") == oracle(log, 8)
         for at in (1, 10, len(log)):
             child = f"child {at}"
-            assert desk.turn_ids(child) == oracle([*log[:at], 5, 6], 3)
-            assert desk.turn_end(child).cached_tokens >= min(at, committed)
+            assert core.turn_ids(child) == oracle([*log[:at], 5, 6], 3)
+            assert core.turn_end(child).cached_tokens >= min(at, committed)
         assert running or steps > 8
 
 
 def test_fork_into_the_output_of_a_turn_waits_for_its_end() -> None:
-    desk = CoreHarness()
-    desk.open("parent")
-    desk.append("parent", prompt_ids(9, seed=1))
-    desk.generate("parent", 6)
+    core = CoreHarness()
+    core.open("parent")
+    core.append("parent", prompt_ids(9, seed=1))
+    core.generate("parent", 6)
     for _ in range(3):
-        desk.step()
-    assert desk.submit(ForkSession(desk.next_number(), "parent", "child", 10)) is None
-    assert desk.submit(ForkSession(desk.next_number(), "parent", "all", None)) is None
-    desk.run()
-    assert desk.sequence("child").log.length == 10
-    assert desk.sequence("all").log.length == 15
+        core.step()
+    assert core.submit(ForkSession(core.next_number(), "parent", "child", 10)) is None
+    assert core.submit(ForkSession(core.next_number(), "parent", "all", None)) is None
+    core.run()
+    assert core.sequence("child").log.length == 10
+    assert core.sequence("all").log.length == 15

@@ -39,7 +39,7 @@ class RandomHistory:
         self.source = source = random.Random(seed)
         self.ahead = source.randint(0, 1)
         page_size = source.choice([1, 2, 4])
-        self.desk = CoreHarness(
+        self.core = CoreHarness(
             pages=source.randint(10, 40),
             page_size=page_size,
             host_pages=source.choice([0, 6, 60]),
@@ -56,7 +56,7 @@ class RandomHistory:
         self.received = 0
         """Number of events received."""
         for n in range(SESSIONS):
-            self.desk.open(f"s{n}", streaming=bool(n % 2), scope=f"scope {n % 3 % 2}")
+            self.core.open(f"s{n}", streaming=bool(n % 2), scope=f"scope {n % 3 % 2}")
             self.logs[f"s{n}"] = ReferenceTokenLog()
 
     def run(self) -> None:
@@ -67,40 +67,40 @@ class RandomHistory:
         while self.step():
             pass
         self.check_turns()
-        for session in list(self.desk.sessions._sequences):
-            self.desk.close(session)
-        cache = self.desk.cache
+        for session in list(self.core.sessions._sequences):
+            self.core.close(session)
+        cache = self.core.cache
         assert (cache.leased_pages, cache.host_tier.used_pages) == (0, 0)
         assert cache.tree.unreferenced == cache.tree.size
         assert cache.pool.free_count + cache.tree.size == cache.pool.total
 
     def act(self) -> None:
-        desk, source = self.desk, self.source
-        session = source.choice(list(desk.sessions._sequences))
-        length = len(desk.sequence(session).ids)
+        core, source = self.core, self.source
+        session = source.choice(list(core.sessions._sequences))
+        length = len(core.sequence(session).ids)
         few = [source.randint(0, 3) for _ in range(source.randint(1, 9))]
         match source.randint(0, 11):
             case 0 | 1:
-                self.send(AppendIds(desk.next_number(), session, few))
+                self.send(AppendIds(core.next_number(), session, few))
             case 2:
                 commit = source.random() < 0.5
                 self.send(
                     AppendIds(
-                        desk.next_number(), session, few, "commit" if commit else "provisional"
+                        core.next_number(), session, few, "commit" if commit else "provisional"
                     )
                 )
             case 3 | 4 | 5:
                 self.turns += 1
                 sampling = Sampling(max_tokens=source.randint(1, 12))
-                self.send(Generate(desk.next_number(), session, f"t{self.turns}", sampling))
+                self.send(Generate(core.next_number(), session, f"t{self.turns}", sampling))
             case 6:
-                self.send(RewindSession(desk.next_number(), session, source.randint(0, length)))
+                self.send(RewindSession(core.next_number(), session, source.randint(0, length)))
             case 7:
-                self.send(CancelTurn(desk.next_number(), session, drop=source.random() < 0.5))
+                self.send(CancelTurn(core.next_number(), session, drop=source.random() < 0.5))
             case 8:
                 self.children += 1
                 child, at = f"c{self.children}", source.randint(0, length)
-                self.send(ForkSession(desk.next_number(), session, child, at))
+                self.send(ForkSession(core.next_number(), session, child, at))
             case 9:
                 self.reuse_a_turn_id(session)
             case _:
@@ -108,10 +108,10 @@ class RandomHistory:
 
     def branch(self, session: str, ids: list[int]) -> None:
         """Append with options that only a regular session accepts."""
-        desk, source = self.desk, self.source
+        core, source = self.core, self.source
         finished = list(self.logs[session].finished_turns)
         append = AppendIds(
-            desk.next_number(),
+            core.next_number(),
             session,
             ids,
             after=source.choice([None, source.choice(finished or ["missing"])]),
@@ -119,31 +119,31 @@ class RandomHistory:
             drop_previous_output=source.random() < 0.5,
             offset=source.choice([0, 0, 0, -2, 5]),
         )
-        if desk.sequence(session).log.turn_tree is None and regular_only_option(append):
-            assert desk.expect_refusal(append).field == regular_only_option(append)
+        if core.sequence(session).log.turn_tree is None and regular_only_option(append):
+            assert core.expect_refusal(append).field == regular_only_option(append)
         else:
             self.send(append)
 
     def reuse_a_turn_id(self, session: str) -> None:
-        desk, finished = self.desk, list(self.logs[session].finished_turns)
-        sequence = desk.sequence(session)
+        core, finished = self.core, list(self.logs[session].finished_turns)
+        sequence = core.sequence(session)
         if finished and sequence.log.turn_tree is not None and not sequence.is_busy:
-            used = Generate(desk.next_number(), session, self.source.choice(finished), Sampling())
-            assert desk.expect_refusal(used).field == "turn"
+            used = Generate(core.next_number(), session, self.source.choice(finished), Sampling())
+            assert core.expect_refusal(used).field == "turn"
 
     def send(self, command: LoopCommand) -> None:
         self.pending[command.n] = command
-        self.desk.submit(command)
+        self.core.submit(command)
         self.receive(discarding=isinstance(command, CancelTurn) and command.drop)
 
     def step(self) -> bool:
         """Launch and collect as the loop does; some steps fail. Returns False when idle."""
-        desk = self.desk
+        core = self.core
         if self.source.random() < 0.02:
-            desk.runner.failing_steps.add(desk.counters.steps)
-        launched = desk.launch()
-        if desk.steps_in_flight > self.ahead or (desk.steps_in_flight and launched is None):
-            desk.collect()
+            core.runner.failing_steps.add(core.counters.steps)
+        launched = core.launch()
+        if core.steps_in_flight > self.ahead or (core.steps_in_flight and launched is None):
+            core.collect()
         elif launched is None:
             return False
         self.receive()
@@ -151,7 +151,7 @@ class RandomHistory:
 
     def receive(self, *, discarding: bool = False) -> None:
         """Apply new events to the plain logs, in order; then compare every log."""
-        events, self.received = self.desk.events[self.received :], len(self.desk.events)
+        events, self.received = self.core.events[self.received :], len(self.core.events)
         for event in events:
             match event:
                 case TurnTokens():
@@ -166,7 +166,7 @@ class RandomHistory:
                         assert self.logs[command.session].refuses(command)
                 case _:
                     pass
-        for session, sequence in self.desk.sessions._sequences.items():
+        for session, sequence in self.core.sessions._sequences.items():
             assert list(sequence.ids[: sequence.log.length]) == self.logs[session].ids
 
     def done(self, command: LoopCommand) -> None:
@@ -185,10 +185,10 @@ class RandomHistory:
                 pass
 
     def check_turns(self) -> None:
-        ends = [end.turn for end in self.desk.events_of(TurnEnded)]
+        ends = [end.turn for end in self.core.events_of(TurnEnded)]
         assert sorted(ends) == sorted(self.prompts), "each turn ends exactly once"
         for turn, (session, prompt) in self.prompts.items():
-            output, end = self.desk.turn_ids(session, turn), self.desk.turn_end(session, turn)
+            output, end = self.core.turn_ids(session, turn), self.core.turn_end(session, turn)
             assert output == oracle(prompt, len(output))
             assert (end.output_tokens, end.prompt_tokens) == (len(output), len(prompt))
 

@@ -71,40 +71,40 @@ async def test_turn_that_ends_at_its_limit_launches_no_further_step(letters: Pat
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_turn_can_be_paused_and_discarded_while_in_flight(ahead: int) -> None:
-    desk = CoreHarness()
-    desk.open("s")
-    desk.append("s", [3, 1, 4])
-    desk.generate("s", 10)
+    core = CoreHarness()
+    core.open("s")
+    core.append("s", [3, 1, 4])
+    core.generate("s", 10)
     for _ in range(3):
-        desk.launch()
-        if desk.steps_in_flight > ahead:
-            desk.collect()
-    desk.launch()
-    desk.apply(PauseTurn(desk.next_number(), "s"))
-    assert desk.apply(CancelTurn(desk.next_number(), "s", drop=True)).length == 3
-    desk.run(ahead=ahead)
-    assert desk.sequence("s").committed_high_water <= 3
-    desk.append("s", [1, 5])
-    desk.generate("s", 4, "next")
-    desk.run(ahead=ahead)
-    assert desk.turn_ids("s", "next") == oracle([3, 1, 4, 1, 5], 4)
+        core.launch()
+        if core.steps_in_flight > ahead:
+            core.collect()
+    core.launch()
+    core.apply(PauseTurn(core.next_number(), "s"))
+    assert core.apply(CancelTurn(core.next_number(), "s", drop=True)).length == 3
+    core.run(ahead=ahead)
+    assert core.sequence("s").committed_high_water <= 3
+    core.append("s", [1, 5])
+    core.generate("s", 4, "next")
+    core.run(ahead=ahead)
+    assert core.turn_ids("s", "next") == oracle([3, 1, 4, 1, 5], 4)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_prefill_advances_in_each_step_beside_a_running_turn(ahead: int) -> None:
-    desk = CoreHarness(pages=200, batched_tokens=16)
-    desk.open("decoding")
-    desk.append("decoding", [7])
-    desk.generate("decoding", 60)
-    desk.open("prefilling")
-    desk.submit(AppendIds(desk.next_number(), "prefilling", [n % 90 for n in range(300)]))
+    core = CoreHarness(pages=200, batched_tokens=16)
+    core.open("decoding")
+    core.append("decoding", [7])
+    core.generate("decoding", 60)
+    core.open("prefilling")
+    core.submit(AppendIds(core.next_number(), "prefilling", [n % 90 for n in range(300)]))
     steps = list[int]()
-    while desk.sequence("prefilling").owed:
-        order = desk.launch()
+    while core.sequence("prefilling").owed:
+        order = core.launch()
         assert order is not None
         steps.append(sum(w.tokens for w in order.rows if w.sequence.id == "prefilling"))
-        if desk.steps_in_flight > ahead:
-            desk.collect()
+        if core.steps_in_flight > ahead:
+            core.collect()
     assert all(steps)
-    desk.run(ahead=ahead)
-    assert desk.turn_ids("decoding") == oracle([7], 60)
+    core.run(ahead=ahead)
+    assert core.turn_ids("decoding") == oracle([7], 60)

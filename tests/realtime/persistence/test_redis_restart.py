@@ -14,7 +14,7 @@ from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
 from tests.support.engines import EngineHarness
-from tests.support.redis_process import RedisProcess, needs_redis
+from tests.support.redis_process import RedisProcess, needs_redis, running_redis
 from tests.support.resuming import JsonEvent, connect_client, resume_result
 from tests.support.sessions import SLOW_STEP_S
 
@@ -23,10 +23,8 @@ pytestmark = [needs_redis, pytest.mark.redis]
 
 @pytest.fixture
 async def redis(tmp_path: Path) -> AsyncIterator[RedisProcess]:
-    process = RedisProcess(tmp_path, "--appendonly", "yes")
-    await process.start()
-    yield process
-    process.stop()
+    async with running_redis(tmp_path, "--appendonly", "yes") as process:
+        yield process
 
 
 @pytest.fixture

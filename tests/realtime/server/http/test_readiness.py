@@ -15,7 +15,7 @@ from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.store import health_probe, open_store
 from tests.support.engines import EngineHarness
-from tests.support.redis_process import RedisProcess, needs_redis
+from tests.support.redis_process import RedisProcess, needs_redis, running_redis
 from tests.support.store_refusals import STORE_FAILURES, StoreFailure, create_acl_user, run_commands
 from tests.support.web_servers import RunningServer, receive_event, receive_until, serve_app
 
@@ -25,10 +25,8 @@ NO_STORE: tuple[int, dict[str, object]] = (503, {"status": "no_store"})
 
 @pytest.fixture
 async def redis(tmp_path: Path) -> AsyncIterator[RedisProcess]:
-    process = RedisProcess(tmp_path, "--appendonly", "yes")
-    await process.start()
-    yield process
-    process.stop()
+    async with running_redis(tmp_path, "--appendonly", "yes") as process:
+        yield process
 
 
 @pytest.fixture
