@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("engine", "realtime", "bench")
 CONTINUO = "continuo."
