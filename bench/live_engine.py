@@ -11,7 +11,8 @@ from typing import Any
 from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.client.turn_stream import TurnStream
 from continuo.engine.config import EngineConfig
-from continuo.engine.wire.messages import AppendSpan, EngineStats, Sampling
+from continuo.engine.sampling import Sampling
+from continuo.engine.wire.messages import AppendSpan, EngineStats
 
 Prompts = list[list[list[int]]]
 """The ids to append in each turn: prompts[session][turn]."""

@@ -24,9 +24,9 @@ from continuo.bench.report import Report, ReportRow, median, percentile
 from continuo.engine.batch import SampleParams
 from continuo.engine.config import BUNDLED_MODEL
 from continuo.engine.device.sampling import draw
+from continuo.engine.sampling import Grammar
 from continuo.engine.text import GrammarCompiler, ModelText
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
-from continuo.engine.wire.messages import Grammar
 
 LARGE_VOCAB_SIZE = 151_936
 END_ID = 0

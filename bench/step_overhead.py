@@ -14,9 +14,10 @@ from continuo.bench.null_device import NullRunner
 from continuo.bench.report import Report, ReportRow, median, percentile
 from continuo.engine.batch import Geometry
 from continuo.engine.config import BUNDLED_MODEL, EngineConfig
+from continuo.engine.sampling import Sampling
 from continuo.engine.server.assembly import assemble
 from continuo.engine.text import ModelText
-from continuo.engine.wire.messages import AppendIds, Generate, OpenSession, Sampling
+from continuo.engine.wire.messages import AppendIds, Generate, OpenSession
 
 PAGE_SIZE = 16
 TEXT = ModelText(str(Path(engine.__file__).parent / "bundled" / BUNDLED_MODEL))

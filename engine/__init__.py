@@ -17,6 +17,7 @@ from continuo.engine.errors import (
     TurnFailed,
     UnknownEngineSession,
 )
+from continuo.engine.sampling import Grammar, Sampling, SamplingSettings, StopString
 from continuo.engine.text import (
     CallableTool,
     ChatMessage,
@@ -38,8 +39,6 @@ from continuo.engine.wire.messages import (
     EngineLoad,
     EngineReady,
     EngineStats,
-    Grammar,
-    Sampling,
     SessionInfo,
     TurnEnded,
 )
@@ -72,9 +71,11 @@ __all__ = [
     "ParsedCallStarted",
     "ParsedText",
     "Sampling",
+    "SamplingSettings",
     "SessionInfo",
     "SessionQuarantined",
     "StaleEngineFence",
+    "StopString",
     "TooLong",
     "ToolCall",
     "ToolCallRules",

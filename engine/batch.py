@@ -16,16 +16,15 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from continuo.engine.sampling import Sampling
+
 TicketT = TypeVar("TicketT")
 
 
-class Penalties(msgspec.Struct, frozen=True):
-    """Penalties of one turn and the ids that they apply to. `seen_ids` are the distinct ids of
-    prompt and output; `output_counts` are the occurrences of each id in the output so far."""
+class PenalizedIds(msgspec.Struct, frozen=True):
+    """Ids that the penalties of one turn apply to. `seen_ids` are the distinct ids of prompt and
+    output; `output_counts` are the occurrences of each id in the output so far."""
 
-    repetition: float
-    presence: float
-    frequency: float
     seen_ids: set[int]
     output_counts: dict[int, int]
 
@@ -41,24 +40,17 @@ class TokenMask(Protocol):
 
 
 class SampleParams(msgspec.Struct, frozen=True):
-    """Parameters for drawing one id. Greedy if temperature is 0; else inverse CDF of `uniform`.
+    """Parameters for drawing one id: those of the turn, and what changes from id to id. Greedy if
+    temperature is 0; else inverse CDF of `uniform`.
 
     Order of operations: penalties, logit bias, mask, temperature, top-k, top-p, min-p. Candidates
     are ordered by probability, descending, ties by id, and `uniform` in [0, 1) picks along that
     order.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    """Number of likeliest ids to choose from; 0: all."""
-    top_p: float = 1.0
-    min_p: float = 0.0
+    sampling: Sampling = Sampling()
     uniform: float = 0.0
-    logprobs: int = -1
-    """Log-probabilities to return: -1: none; n: those of the drawn id and of the n likeliest ids,
-    computed before mask and temperature."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    penalties: Penalties | None = None
+    penalized: PenalizedIds | None = None
     mask: TokenMask | None = None
 
 

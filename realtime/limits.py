@@ -13,8 +13,6 @@ TOOLS_MAX = 128
 NAME_CHARS_MAX = 64
 METADATA_PAIRS_MAX = 16
 METADATA_VALUE_CHARS_MAX = 512
-STOP_STRINGS_MAX = 16
-STOP_CHARS_MAX = 256
 REALTIME_INPUT_ITEMS_MAX = 1024
 RESPONSES_INPUT_ITEMS_MAX = 4096
 """Maximum number of input items of one response; an agent may resend its whole history."""
@@ -34,7 +32,6 @@ REQUEST_CHARS_MAX = 4 * 1024 * 1024
 the model. No single operation on a string of this length takes 50 ms, and its tokens take at most
 150 MB."""
 OUTPUT_TOKENS_MAX = 1_000_000
-TOP_K_MAX = 1_000_000
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Validation of a caller's arguments against the types of a command. Knows no session.
+"""Validation of a caller's arguments against the types and bounds of a command. Knows no session.
 
 Without this check, a value of the wrong type would be detected by the engine only, or break the
 encoding of commands of other sessions in the same frame.
@@ -6,13 +6,13 @@ encoding of commands of other sessions in the same frame.
 
 import functools
 import operator
-import re
 from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
 
 from continuo.engine.errors import BadRequest, TooLong
+from continuo.engine.wire.bounds import find_field
 from continuo.engine.wire.messages import EngineCommand
 
 COMMAND_BYTES_MAX = 32 << 20
@@ -22,7 +22,6 @@ frame."""
 _CommandT = TypeVar("_CommandT", bound=EngineCommand)
 _encoder = msgspec.msgpack.Encoder(enc_hook=operator.index)  # accept numpy's integers as ints
 _ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
-_FIELD_PATH = re.compile(r"\$((?:\.\w+|\[\.*\d*\])*)")
 
 
 def list_token_ids(ids: Iterable[int], length_max: int, field: str = "ids") -> list[int]:
@@ -52,9 +51,7 @@ def validate_command(command: _CommandT) -> _CommandT:
     try:
         return _get_decoder(type(command)).decode(data)
     except msgspec.ValidationError as error:
-        found = _FIELD_PATH.search(str(error))
-        field = found[1].partition("[")[0].rpartition(".")[2] if found else None
-        raise BadRequest(str(error), field=field or None) from None
+        raise BadRequest(str(error), field=find_field(str(error))) from None
 
 
 @functools.cache

@@ -31,6 +31,7 @@ from continuo.engine.errors import (
     StaleEngineFence,
     UnknownEngineSession,
 )
+from continuo.engine.sampling import Sampling
 from continuo.engine.text import ModelText
 from continuo.engine.wire.bounds import check_sampling, check_token_ids
 from continuo.engine.wire.messages import (
@@ -54,7 +55,6 @@ from continuo.engine.wire.messages import (
     OpenSession,
     PauseTurn,
     RewindSession,
-    Sampling,
     SessionInfo,
     TurnTokens,
 )

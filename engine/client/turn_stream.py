@@ -8,8 +8,9 @@ from typing import assert_never
 import msgspec
 
 from continuo.engine.errors import EngineError, TurnFailed
+from continuo.engine.sampling import Sampling
 from continuo.engine.text import Detokenizer, StopStringFilter
-from continuo.engine.wire.messages import Sampling, TokenLogprobs, TurnEnded, TurnTokens
+from continuo.engine.wire.messages import TokenLogprobs, TurnEnded, TurnTokens
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):

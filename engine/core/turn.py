@@ -3,9 +3,10 @@
 from array import array
 from collections import Counter
 
-from continuo.engine.batch import Penalties, SampleParams
+from continuo.engine.batch import PenalizedIds, SampleParams
+from continuo.engine.sampling import Sampling
 from continuo.engine.text import GrammarMatcher, StopStringMatcher
-from continuo.engine.wire.messages import KVResidency, Sampling, TurnEndReason
+from continuo.engine.wire.messages import KVResidency, TurnEndReason
 
 _MASK = (1 << 64) - 1
 
@@ -34,7 +35,7 @@ class Turn:
         "max_output_tokens",
         "model_s_at_request",
         "output_tokens",
-        "penalties",
+        "penalized",
         "prompt_tokens",
         "requested_s",
         "residency",
@@ -71,7 +72,7 @@ class Turn:
         self.output_tokens = 0
         """Output ids in the log."""
         self.is_admitted = False
-        self.penalties: Penalties | None = None
+        self.penalized: PenalizedIds | None = None
         self.cached_tokens: int | None = None
         """Prompt tokens whose KV was found when the turn was first admitted."""
         self.residency: KVResidency = "none"
@@ -86,7 +87,7 @@ class Turn:
     def can_run_ahead(self) -> bool:
         """Whether the next row may be launched before the last id has been collected. Penalties and
         grammars depend on that id."""
-        return self.penalties is None and self.matcher is None
+        return self.penalized is None and self.matcher is None
 
     def begin(self, ids: "array[int]", emitted: int = 0) -> TurnEndReason | None:
         """Begin the turn on the log `ids`, whose last `emitted` ids are output that the turn has
@@ -105,13 +106,7 @@ class Turn:
                 self.matcher.accept(id)
         if s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty:
             seen = set(ids) if s.repetition_penalty != 1.0 else set[int]()
-            self.penalties = Penalties(
-                s.repetition_penalty,
-                s.presence_penalty,
-                s.frequency_penalty,
-                seen,
-                dict(Counter(ids[self.prompt_tokens :])),
-            )
+            self.penalized = PenalizedIds(seen, dict(Counter(ids[self.prompt_tokens :])))
         if not emitted:
             return None
         self.stopped_by = stop
@@ -127,37 +122,22 @@ class Turn:
         """Count one more launched output id and return the parameters for drawing it. A greedy turn
         returns the same object each time."""
         self.launched_tokens += 1
-        if self._greedy_sample is not None:
-            return self._greedy_sample
-        sample = self._sample()
-        if not self.sampling.temperature:
-            self._greedy_sample = sample
-        return sample
-
-    def _sample(self) -> SampleParams:
-        s = self.sampling
-        return SampleParams(
-            temperature=s.temperature,
-            top_k=s.top_k,
-            top_p=s.top_p,
-            min_p=s.min_p,
-            uniform=uniform(self.seed, self.launched_tokens - 1) if s.temperature else 0.0,
-            logprobs=-1 if s.logprobs is None else s.logprobs,
-            logit_bias=tuple(s.logit_bias.items()),
-            penalties=self.penalties,
-            mask=self.matcher,
-        )
+        if self.sampling.temperature:
+            number = uniform(self.seed, self.launched_tokens - 1)
+            return SampleParams(self.sampling, number, self.penalized, self.matcher)
+        if self._greedy_sample is None:
+            self._greedy_sample = SampleParams(self.sampling, 0.0, self.penalized, self.matcher)
+        return self._greedy_sample
 
     def accept(self, token_id: int) -> TurnEndReason | None:
         """Apply a drawn id, which is already in the log. Returns why the turn ends, or None."""
         self.output_tokens += 1
         if self.matcher is not None:
             self.matcher.accept(token_id)
-        if self.penalties is not None:
-            self.penalties.seen_ids.add(token_id)
-            self.penalties.output_counts[token_id] = (
-                self.penalties.output_counts.get(token_id, 0) + 1
-            )
+        if self.penalized is not None:
+            self.penalized.seen_ids.add(token_id)
+            counts = self.penalized.output_counts
+            counts[token_id] = counts.get(token_id, 0) + 1
         if self.stop_watch is not None:
             self.stopped_by = self.stop_watch.push([token_id])
         return self.finish_reason(token_id)

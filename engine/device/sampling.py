@@ -54,14 +54,14 @@ class SamplerOutput:
         is_finite = torch.isfinite(self.max_logits).tolist()
         ids = self.ids.tolist()
         return [
-            RowResult(ids[row], self._unpack_logprobs(row, sample.logprobs))
+            RowResult(ids[row], self._unpack_logprobs(row, sample.sampling.logprobs))
             if is_finite[row]
             else RowResult(ids[row], failure=_describe_failure(sample))
             for row, sample in enumerate(samples)
         ]
 
-    def _unpack_logprobs(self, row: int, count: int) -> Logprobs | None:
-        if count < 0 or self.logprobs is None:
+    def _unpack_logprobs(self, row: int, count: int | None) -> Logprobs | None:
+        if count is None or self.logprobs is None:
             return None
         drawn, top, ids = self.logprobs
         pairs = zip(ids[row, :count].tolist(), top[row, :count].tolist(), strict=True)
@@ -88,7 +88,7 @@ def draw(logits: Tensor, samples: list[SampleParams]) -> SamplerOutput:
         max_logits, ids = logits.max(-1)
         return SamplerOutput(ids, max_logits, None)
     logits = logits.float()
-    if any(sample.penalties or sample.logit_bias for sample in samples):
+    if any(sample.penalized or sample.sampling.logit_bias for sample in samples):
         logits = logits.clone()
         _penalise(logits, samples)
         _add_bias(logits, samples)
@@ -96,7 +96,7 @@ def draw(logits: Tensor, samples: list[SampleParams]) -> SamplerOutput:
     if any(sample.mask for sample in samples):
         logits = _mask(logits, samples)
     max_logits, ids = logits.max(-1)
-    random_rows = [row for row, sample in enumerate(samples) if sample.temperature > 0]
+    random_rows = [row for row, sample in enumerate(samples) if sample.sampling.temperature > 0]
     if len(random_rows) == len(samples):
         ids = _sample(logits, samples)
     elif random_rows:
@@ -109,10 +109,10 @@ def is_plain_greedy(sample: SampleParams) -> bool:
     """Whether the drawn id is the argmax of the unmodified logits, and no log-probabilities are
     requested."""
     return (
-        sample.temperature == 0
-        and sample.logprobs < 0
-        and sample.penalties is None
-        and not sample.logit_bias
+        sample.sampling.temperature == 0
+        and sample.sampling.logprobs is None
+        and sample.penalized is None
+        and not sample.sampling.logit_bias
         and sample.mask is None
     )
 
@@ -130,17 +130,17 @@ def _penalise(logits: Tensor, samples: list[SampleParams]) -> None:
     decrements: list[float] = []
     vocab = logits.shape[1]
     for row, sample in enumerate(samples):
-        penalties = sample.penalties
-        if penalties is None:
+        sampling, penalized = sample.sampling, sample.penalized
+        if penalized is None:
             continue
-        if penalties.repetition != 1.0:
-            seen_at.extend(row * vocab + token for token in penalties.seen_ids)
-            factors.extend([penalties.repetition] * len(penalties.seen_ids))
-        if penalties.presence or penalties.frequency:
-            counted_at.extend(row * vocab + token for token in penalties.output_counts)
+        if sampling.repetition_penalty != 1.0:
+            seen_at.extend(row * vocab + token for token in penalized.seen_ids)
+            factors.extend([sampling.repetition_penalty] * len(penalized.seen_ids))
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            counted_at.extend(row * vocab + token for token in penalized.output_counts)
             decrements.extend(
-                penalties.presence + penalties.frequency * count
-                for count in penalties.output_counts.values()
+                sampling.presence_penalty + sampling.frequency_penalty * count
+                for count in penalized.output_counts.values()
             )
     flat = logits.view(-1)
     if seen_at:
@@ -158,7 +158,7 @@ def _add_bias(logits: Tensor, samples: list[SampleParams]) -> None:
     pairs = [
         (row * vocab + token, bias)
         for row, sample in enumerate(samples)
-        for token, bias in sample.logit_bias
+        for token, bias in sample.sampling.logit_bias.items()
     ]
     if pairs:
         indices, biases = zip(*pairs, strict=True)
@@ -183,20 +183,19 @@ def _mask(logits: Tensor, samples: list[SampleParams]) -> Tensor:
 def _take_logprobs(
     logits: Tensor, ids: Tensor, samples: list[SampleParams]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    count = max(sample.logprobs for sample in samples)
-    if count < 0:
+    counts = [s.sampling.logprobs for s in samples if s.sampling.logprobs is not None]
+    if not counts:
         return None
     logprobs = logits.log_softmax(-1)
-    top = logprobs.topk(min(count, logits.shape[1]), dim=-1)
+    top = logprobs.topk(min(max(counts), logits.shape[1]), dim=-1)
     return logprobs.gather(1, ids[:, None])[:, 0], top.values, top.indices
 
 
 def _sample(logits: Tensor, samples: list[SampleParams]) -> Tensor:
     """Draw ids [M] at random from logits [M, vocab] fp32. Every temperature is above zero."""
-    params = upload(
-        np.array([(s.temperature, s.top_k, s.top_p, s.min_p, s.uniform) for s in samples]),
-        logits.device,
-    )
+    drawn = [(sample.sampling, sample.uniform) for sample in samples]
+    rows = [(p.temperature, p.top_k, p.top_p, p.min_p, uniform) for p, uniform in drawn]
+    params = upload(np.array(rows), logits.device)
     temperature = params[:, :1].to(logits.dtype)
     probs = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
     if logits.device.type != "cpu" or logits.shape[1] <= PARTIAL_SORT_SIZE + 1:

@@ -19,8 +19,8 @@ from typing import NamedTuple, cast
 import llguidance
 
 from continuo.engine.errors import BadRequest
+from continuo.engine.sampling import Grammar
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
-from continuo.engine.wire.messages import Grammar
 
 SOURCE_BYTES_MAX = 256 * 1024
 """Longest source of a grammar; longer ones are refused."""

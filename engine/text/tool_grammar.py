@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from continuo.engine.sampling import Grammar
 from continuo.engine.text.grammar import build_json_rule
 from continuo.engine.text.tool_format import ToolFormat
-from continuo.engine.wire.messages import Grammar
 
 TokenLookup = Callable[[str], int | None]
 """Looks up the id of a token by its spelling. Returns None if there is no such token."""

@@ -16,46 +16,13 @@ from typing import Literal
 
 import msgspec
 
+from continuo.engine.sampling import Sampling
+from continuo.engine.wire.bounds import find_field
+
 TurnEndReason = Literal["stop", "length", "cancelled", "failed"]
 KVResidency = Literal["hot", "host", "recomputed", "none"]
 """Place where the KV of a session was found when its turn began: `hot`: on the device; `host`: in
 part in the host tier; `recomputed`: in part lost; `none`: the session had no KV."""
-
-
-class Grammar(msgspec.Struct, frozen=True):
-    """Constraint on the output of a turn. `json`: any JSON object; `json_schema`: an instance of
-    the JSON schema in `source`; `lark`: a match of the grammar in `source`, in llguidance's
-    Lark."""
-
-    kind: Literal["json", "json_schema", "lark"]
-    source: str = ""
-
-
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling parameters and stop conditions of a turn. Validated by `check_sampling`."""
-
-    max_tokens: int | None = None
-    """Maximum number of output tokens; None: limited only by the capacity of the session."""
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    logprobs: int | None = None
-    """Number of likeliest ids whose log-probabilities are reported, besides that of the drawn id;
-    None: none are reported."""
-    seed: int | None = None
-    """Seed of the random numbers; None: the engine chooses one. TurnEnded reports it."""
-    stop_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    """Ignore `stop_ids` and `stop`; generate up to `max_tokens`."""
-    grammar: Grammar | None = None
-    """Constraint on the output, or None. Requires `stop_ids`, because only a stop id may follow a
-    complete match."""
 
 
 NO_REPLY = 0
@@ -375,7 +342,8 @@ class CommandRefused(msgspec.Struct, frozen=True, tag="Refused"):
 
 def refuse_malformed(n: int, problem: str) -> CommandRefused:
     """Build the reply to a command that cannot be decoded."""
-    return CommandRefused(n, "bad_request", f"the command cannot be decoded: {problem}")
+    message = f"the command cannot be decoded: {problem}"
+    return CommandRefused(n, "bad_request", message, find_field(problem))
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

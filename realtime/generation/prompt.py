@@ -33,7 +33,6 @@ def build_prompt(
     sampling = msgspec.structs.replace(
         settings.sampling,
         max_tokens=room if tokens is None else min(tokens, room),
-        top_k=min(settings.sampling.top_k, ready.vocab_size),
         stop_ids=tuple(id for id in conversation.template.stop_ids if id < ready.vocab_size),
         grammar=build_grammar(settings, conversation.template),
         seed=secrets.randbits(63) if settings.sampling.seed is None else settings.sampling.seed,

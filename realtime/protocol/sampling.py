@@ -3,12 +3,12 @@
 In a request, an absent parameter (UNSET) keeps its current value; null resets it to the default.
 """
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from continuo.engine import Sampling
+from continuo.engine import Sampling, SamplingSettings, StopString
 from continuo.realtime import limits
 from continuo.realtime.errors import Refusal
 
@@ -17,8 +17,6 @@ T = TypeVar("T")
 ItemId = Annotated[str, Meta(min_length=1, max_length=limits.ITEM_ID_CHARS_MAX)]
 BoundedText = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
 BoundedName = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
-StopString = Annotated[str, Meta(min_length=1, max_length=limits.STOP_CHARS_MAX)]
-StopStrings = Annotated[list[StopString], Meta(max_length=limits.STOP_STRINGS_MAX)]
 Metadata = Annotated[
     dict[
         Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)],
@@ -28,19 +26,21 @@ Metadata = Annotated[
 ]
 
 
-class SamplingIn(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling parameters of a request, with vLLM's names and ranges."""
+SAMPLING_TYPES: dict[str, Any] = {
+    field.name: field.type for field in msgspec.structs.fields(SamplingSettings)
+}
+"""Types of the sampling parameters, with their bounds, by name."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
-    top_p: Annotated[float, Meta(gt=0, le=1)] | UnsetType | None = UNSET
-    top_k: Annotated[int, Meta(ge=0, le=limits.TOP_K_MAX)] | UnsetType | None = UNSET
-    min_p: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | UnsetType | None = UNSET
-    stop: StopString | StopStrings | UnsetType | None = UNSET
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | UnsetType | None = UNSET
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | UnsetType | None = UNSET
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | UnsetType | None = UNSET
-    ignore_eos: bool | UnsetType | None = UNSET
+SamplingIn = msgspec.defstruct(
+    "SamplingIn",
+    [
+        (name, kind | UnsetType | None, UNSET)
+        for name, kind in {**SAMPLING_TYPES, "stop": StopString | SAMPLING_TYPES["stop"]}.items()
+    ],
+    frozen=True,
+    kw_only=True,
+)
+"""Sampling parameters of a request: those of the engine, and a single `stop` need not be a list."""
 
 
 def resolve_field(value: T | UnsetType | None, current: T, default: T) -> T:
@@ -49,37 +49,22 @@ def resolve_field(value: T | UnsetType | None, current: T, default: T) -> T:
     return default if value is None else value
 
 
-def merge_sampling(requested: SamplingIn, current: Sampling, default: Sampling) -> Sampling:
-    stop = requested.stop
-    if isinstance(stop, str):
-        stops = (stop,)
-    elif stop is None:
-        stops = default.stop
-    else:
-        stops = current.stop if isinstance(stop, UnsetType) else tuple(stop)
-    if isinstance(requested.seed, UnsetType):
-        seed = current.seed
-    else:
-        seed = default.seed if requested.seed is None else requested.seed
-    return msgspec.structs.replace(
-        current,
-        temperature=resolve_field(requested.temperature, current.temperature, default.temperature),
-        top_p=resolve_field(requested.top_p, current.top_p, default.top_p),
-        top_k=resolve_field(requested.top_k, current.top_k, default.top_k),
-        min_p=resolve_field(requested.min_p, current.min_p, default.min_p),
-        repetition_penalty=resolve_field(
-            requested.repetition_penalty, current.repetition_penalty, default.repetition_penalty
-        ),
-        presence_penalty=resolve_field(
-            requested.presence_penalty, current.presence_penalty, default.presence_penalty
-        ),
-        frequency_penalty=resolve_field(
-            requested.frequency_penalty, current.frequency_penalty, default.frequency_penalty
-        ),
-        seed=seed,
-        stop=stops,
-        ignore_eos=resolve_field(requested.ignore_eos, current.ignore_eos, default.ignore_eos),
-    )
+def merge_sampling(requested: msgspec.Struct, current: Sampling, default: Sampling) -> Sampling:
+    """Return `current` with the parameters that a SamplingIn requests."""
+    chosen = {
+        name: resolve_field(
+            getattr(requested, name), getattr(current, name), getattr(default, name)
+        )
+        for name in SAMPLING_TYPES
+    }
+    if isinstance(chosen["stop"], str):
+        chosen["stop"] = (chosen["stop"],)
+    return msgspec.structs.replace(current, **chosen)
+
+
+def sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """Return the parameters in effect, as fields of a SamplingSettings."""
+    return {name: getattr(sampling, name) for name in SAMPLING_TYPES}
 
 
 def missing_parameter(param: str) -> Refusal:

@@ -1,9 +1,10 @@
 """The shape of a type on the wire: names of fields, tags, values, but not the names of classes.
 
 `shape_of` describes a type as JSON; `example_of` makes an instance with a fixed value in each
-field, or in required fields only.
+field, or in required fields only, within the upper bounds of numbers.
 """
 
+import math
 import types
 from typing import Any
 
@@ -78,10 +79,10 @@ def _example(kind: inspect.Type, name: str, full: bool) -> Any:
             return f"a {name}".encode()
         case inspect.BoolType():
             return len(name) % 2 == 0
-        case inspect.IntType():
-            return 1000 + len(name)
-        case inspect.FloatType():
-            return len(name) + 0.25
+        case inspect.IntType(le=most):
+            return min(1000 + len(name), math.inf if most is None else most)
+        case inspect.FloatType(le=most):
+            return min(len(name) + 0.25, math.inf if most is None else float(most))
         case _:
             raise AssertionError(f"no example of {kind} for {name}")
 

@@ -18,6 +18,7 @@ from continuo.engine.device.attention.sdpa_backend import ReferenceBackend
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.model import KVShape
 from continuo.engine.device.sampling import draw
+from continuo.engine.sampling import Sampling
 from tests.engine.device.test_sampling import Only
 from tests.support import attention_oracle as cases
 from tests.support import transformers_oracle as oracle
@@ -57,8 +58,8 @@ def test_masked_draws_equal_those_of_the_cpu() -> None:
     logits = torch.randn(4, 900, generator=torch.Generator().manual_seed(0))
     params = [
         SampleParams(),
-        SampleParams(temperature=0.8, uniform=0.7),
-        SampleParams(logprobs=2),
+        SampleParams(Sampling(temperature=0.8), uniform=0.7),
+        SampleParams(Sampling(logprobs=2)),
         SampleParams(),
     ]
     samples = [

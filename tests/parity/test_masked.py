@@ -11,8 +11,8 @@ import transformers as tf
 
 from continuo.engine.config import BUNDLED_MODEL
 from continuo.engine.device.weights import resolve
+from continuo.engine.sampling import Grammar, Sampling
 from continuo.engine.text import ModelText
-from continuo.engine.wire.messages import Grammar, Sampling
 from tests.support import transformers_oracle as oracle
 from tests.support.engine_sessions import collect_ids
 from tests.support.engines import running_engine

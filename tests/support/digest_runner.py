@@ -38,7 +38,7 @@ def draw_id(past: Digest, sample: SampleParams) -> int:
 
     Returns -1 if the mask allows no id.
     """
-    salt = b"%.17g" % (sample.uniform if sample.temperature else 0.0)
+    salt = b"%.17g" % (sample.uniform if sample.sampling.temperature else 0.0)
     first = hashlib.blake2b(past + salt, digest_size=2).digest()[0] % VOCABULARY
     if sample.mask is None:
         return first
@@ -194,6 +194,6 @@ class DigestRunner(Runner[BatchResult]):
             return RowResult(-1, failure="the logits are not finite")
         if id < 0:
             return RowResult(-1, failure="the grammar allows nothing")
-        if sample.logprobs < 0:
+        if sample.sampling.logprobs is None:
             return RowResult(id)
-        return RowResult(id, compute_logprobs(past, id, sample.logprobs))
+        return RowResult(id, compute_logprobs(past, id, sample.sampling.logprobs))

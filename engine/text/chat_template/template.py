@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
+from continuo.engine.sampling import Grammar
 from continuo.engine.text.chat_template.message import (
     ChatMessage,
     ChatRole,
@@ -32,7 +33,6 @@ from continuo.engine.text.chat_template.renderer import TemplateRenderer
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.text.tool_format import ToolFormat, detect_format
 from continuo.engine.text.tool_grammar import CallableTool, ToolCallRules, build_tool_grammar
-from continuo.engine.wire.messages import Grammar
 
 _PROBE_TOOL_DEFINITION: ToolDefinition = {
     "type": "function",

@@ -2,7 +2,7 @@
 accept."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, TypedDict, assert_never
+from typing import Literal, assert_never
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -42,6 +42,7 @@ from continuo.realtime.protocol.items import (
 from continuo.realtime.protocol.realtime_api import server_events
 from continuo.realtime.protocol.realtime_api.extras import INCLUDE_INTERRUPTED, Extras
 from continuo.realtime.protocol.response import Response, ResponseError, Usage
+from continuo.realtime.protocol.sampling import sampling_fields
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
 
 EventIdFactory = Callable[[int], str]
@@ -279,7 +280,7 @@ class Encoder:
             truncation=_encode_truncation(settings.truncation),
             include=list(extras.include) or None,
             resume=UNSET if resume is None else encode_resume(resume),
-            **_encode_sampling(settings),
+            **sampling_fields(settings.sampling),
         )
 
     def _next_event_id(self) -> str:
@@ -341,7 +342,7 @@ def encode_response(response: Response) -> server_events.ResponseOut:
         ),
         usage=None if response.usage is None else encode_usage(response.usage),
         metadata=response.metadata,
-        **_encode_sampling(response.settings),
+        **sampling_fields(response.settings.sampling),
     )
 
 
@@ -440,32 +441,3 @@ def _encode_truncation(
 
 def _encode_max_tokens(settings: GenerationSettings) -> int | Literal["inf"]:
     return "inf" if settings.max_output_tokens is None else settings.max_output_tokens
-
-
-class _SamplingFields(TypedDict):
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
-    stop: list[str]
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    ignore_eos: bool
-
-
-def _encode_sampling(settings: GenerationSettings) -> _SamplingFields:
-    sampling = settings.sampling
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "seed": sampling.seed,
-        "stop": list(sampling.stop),
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "ignore_eos": sampling.ignore_eos,
-    }

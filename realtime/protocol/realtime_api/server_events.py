@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from continuo.engine import SamplingSettings
 from continuo.realtime.errors import ErrorType
 from continuo.realtime.protocol.items import ItemRole, ItemStatus
 from continuo.realtime.protocol.response import IncompleteReason, KVResidency, ResponseStatus
@@ -90,21 +91,6 @@ class SessionAudioOut(msgspec.Struct, frozen=True, kw_only=True):
     output: OutputAudioOut = OutputAudioOut()
 
 
-class SamplingOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Extension: the sampling parameters in effect."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
-    stop: list[str]
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    ignore_eos: bool
-
-
 class TokenLimitsOut(msgspec.Struct, frozen=True, kw_only=True):
     post_instructions: int
 
@@ -127,7 +113,7 @@ class ResumeOut(msgspec.Struct, frozen=True, kw_only=True):
     kv: KVResidency
 
 
-class SessionOut(SamplingOut, frozen=True, kw_only=True):
+class SessionOut(SamplingSettings, frozen=True, kw_only=True):
     type: Literal["realtime"] = "realtime"
     object: Literal["realtime.session"] = "realtime.session"
     id: str
@@ -204,7 +190,7 @@ class ResponseAudioOut(msgspec.Struct, frozen=True, kw_only=True):
     output: OutputAudioOut = OutputAudioOut()
 
 
-class ResponseOut(SamplingOut, frozen=True, kw_only=True):
+class ResponseOut(SamplingSettings, frozen=True, kw_only=True):
     id: str
     object: Literal["realtime.response"] = "realtime.response"
     status: ResponseStatus

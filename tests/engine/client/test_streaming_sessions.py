@@ -344,12 +344,12 @@ async def test_refused_commands_change_no_state(letters: Path) -> None:
         for field, sampling in {
             "temperature": Sampling(temperature=float("nan")),
             "top_p": Sampling(top_p=0.0),
-            "top_k": Sampling(top_k=98),
+            "top_k": Sampling(top_k=-1),
             "max_tokens": Sampling(max_tokens=0),
             "min_p": Sampling(min_p=1.5),
             "logprobs": Sampling(logprobs=21),
             "presence_penalty": Sampling(presence_penalty=3),
-            "logit_bias id": Sampling(logit_bias={97: 1.0}),
+            "logit_bias": Sampling(logit_bias={97: 1.0}),
         }.items():
             with pytest.raises(BadRequest) as caught:
                 await engine.generate(session, sampling)

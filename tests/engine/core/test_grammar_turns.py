@@ -9,9 +9,9 @@ import pytest
 
 from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.errors import BadRequest, EngineError
+from continuo.engine.sampling import Grammar, Sampling
 from continuo.engine.text import ModelText
 from continuo.engine.text.grammar import SOURCE_BYTES_MAX
-from continuo.engine.wire.messages import Grammar, Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.disturbed import DisturbedScheduler
 from tests.support.engine_sessions import collect_ids, prompt_ids

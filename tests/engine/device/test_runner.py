@@ -13,6 +13,7 @@ import torch
 from continuo.engine.batch import Batch, BatchRow, PageMove, SampleParams
 from continuo.engine.device.runner import PendingStep, TorchRunner
 from continuo.engine.errors import ModelError
+from continuo.engine.sampling import Sampling
 from tests.support import transformers_oracle as oracle
 
 pytestmark = pytest.mark.torch
@@ -59,7 +60,9 @@ def test_geometry_follows_the_config(runner: TorchRunner) -> None:
 def test_rows_fed_on_the_device_draw_the_same_ids_as_rows_fed_by_host(runner: TorchRunner) -> None:
     """Steps are launched one ahead of collect, and rows change places from step to step."""
     starts = oracle.random_prompts(1, [20, 5])
-    samples = [SampleParams(temperature=1.0, uniform=0.1 + 0.07 * step) for step in range(9)]
+    samples = [
+        SampleParams(Sampling(temperature=1.0), uniform=0.1 + 0.07 * step) for step in range(9)
+    ]
     by_host: list[list[int | None]] = [[], []]
     for ids, pages, out in zip(starts, ([0, 1], [2]), by_host, strict=True):
         log = list(ids)
@@ -132,7 +135,7 @@ def test_nan_fails_only_its_own_row_and_does_not_spread(runner: TorchRunner) -> 
 
 
 def test_logprobs_are_returned_only_for_the_row_that_requests_them(runner: TorchRunner) -> None:
-    sample = SampleParams(logprobs=3)
+    sample = SampleParams(Sampling(logprobs=3))
     batch = Batch(0, [row([4, 5], 0, [1]), row([4, 5], 0, [2], sample)])
     without, with_logprobs = runner.collect(runner.launch(batch)).results
     assert without is not None

@@ -22,6 +22,7 @@ from continuo.engine.errors import (
     TooLong,
     UnknownEngineSession,
 )
+from continuo.engine.sampling import Grammar, Sampling
 from continuo.engine.wire.handshake import ClientHandshake
 from continuo.engine.wire.link import Link
 from continuo.engine.wire.messages import (
@@ -33,13 +34,11 @@ from continuo.engine.wire.messages import (
     EngineEvent,
     ForkSession,
     Generate,
-    Grammar,
     ListSessions,
     OpenSession,
     Ping,
     Pong,
     RewindSession,
-    Sampling,
 )
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engine_sessions import collect_ids
@@ -159,7 +158,7 @@ CALLS: dict[str, tuple[ClientCall, str]] = {
     "stop": (lambda e: e.generate("s", Sampling(stop="x")), "stop"),  # pyright: ignore
     "bias": (
         lambda e: e.generate("s", Sampling(logit_bias={1 << 33: 1.0})),
-        "logit_bias id",
+        "logit_bias",
     ),
     "close": (lambda e: e.close(None), "session"),  # pyright: ignore
     "cancel": (lambda e: e.cancel("s", 3), "turn"),  # pyright: ignore
@@ -263,7 +262,7 @@ COMMANDS: dict[str, tuple[EngineCommand, str]] = {
     "resumed below": (attach(9, generate=turn_of(-1)), "resumed"),
     "resumed above": (attach(9, generate=turn_of(4)), "resumed"),
     "stop id": (attach(9, generate=turn_of(0, stop_ids=(1 << 30,))), "stop_ids"),
-    "bias": (attach(9, generate=turn_of(0, logit_bias={1 << 30: 1.0})), "logit_bias id"),
+    "bias": (attach(9, generate=turn_of(0, logit_bias={1 << 30: 1.0})), "logit_bias"),
     "top_k": (attach(9, generate=turn_of(0, top_k=-1)), "top_k"),
     "no grammar": (
         attach(9, generate=turn_of(0, grammar=Grammar("lark", "nonsense"), stop_ids=(0,))),

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from continuo.bench import random_checkpoints
 from continuo.engine.errors import BadRequest
+from continuo.engine.sampling import Grammar
 from continuo.engine.text import GrammarCompiler, ModelText, find_schema_problem
 from continuo.engine.text.grammar import CACHE_BYTES_MAX, GrammarMatcher
-from continuo.engine.wire.messages import Grammar
 from tests.support.checkpoints import FAMILY_NAMES, family_text
 
 pytestmark = pytest.mark.torch

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from continuo.engine.sampling import Grammar
 from continuo.engine.text import (
     CallableTool,
     ParsedArguments,
@@ -20,7 +21,6 @@ from continuo.engine.text import (
 )
 from continuo.engine.text.tool_format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
 from continuo.engine.text.tool_grammar import build_tool_grammar
-from continuo.engine.wire.messages import Grammar
 from tests.engine.text.test_grammar import compiler_of, draw_text
 from tests.support.checkpoints import family_template, family_text
 

@@ -3,28 +3,10 @@
 import type { Conversation } from './conversation.js';
 import type { ClientEvent, Item, NewItem, Session, SessionSettings } from './events.js';
 
-const SETTING_KEYS = [
-  'instructions',
-  'tools',
-  'tool_choice',
-  'max_output_tokens',
-  'truncation',
-  'include',
-  'temperature',
-  'top_p',
-  'top_k',
-  'min_p',
-  'seed',
-  'stop',
-  'repetition_penalty',
-  'presence_penalty',
-  'frequency_penalty',
-] as const satisfies readonly (keyof SessionSettings)[];
-
 /** Returns the part of a session that a client can set. */
 export function settingsOf(session: Session): SessionSettings {
-  const defined = SETTING_KEYS.filter((key) => session[key] !== undefined);
-  return Object.fromEntries(defined.map((key) => [key, session[key]]));
+  const { id: _id, model: _model, resume: _resume, ...settings } = session;
+  return settings;
 }
 
 /** Returns the events that recreate `conversation`, except items whose creation is still `pending`.

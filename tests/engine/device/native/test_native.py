@@ -22,6 +22,7 @@ from continuo.engine.device.native import compile, native_decoder
 from continuo.engine.device.native import native_runner as native
 from continuo.engine.device.native.native_runner import NativeRunner
 from continuo.engine.device.runner import TorchRunner
+from continuo.engine.sampling import Sampling
 from tests.support import transformers_oracle as oracle
 
 pytestmark = pytest.mark.torch
@@ -153,7 +154,11 @@ def test_step_sampled_by_torch_is_not_left_to_worker_threads(
     runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
     runner.collect(pending)
     row = BatchRow(
-        array("i", ids[:1]), -1, 0, array("i", [0]), SampleParams(temperature=1.0, uniform=0.5)
+        array("i", ids[:1]),
+        -1,
+        0,
+        array("i", [0]),
+        SampleParams(Sampling(temperature=1.0), uniform=0.5),
     )
     assert not runner.run_until_near_end(runner.launch(Batch(1, [row])))
 
@@ -166,7 +171,9 @@ def test_failed_step_does_not_affect_the_next_step(
     runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
     expected = runner.collect(pending).results
     plain = BatchRow(array("i", ids), -1, 0, array("i", range(13)), SampleParams())
-    drawn = BatchRow(plain.ids, -1, 0, plain.pages, SampleParams(temperature=1.0, uniform=0.5))
+    drawn = BatchRow(
+        plain.ids, -1, 0, plain.pages, SampleParams(Sampling(temperature=1.0), uniform=0.5)
+    )
     *path, name = failing_method.split(".")
     owner = getattr(runner, path[0]) if path else runner
 
