@@ -13,6 +13,7 @@ from continuo.engine import ChatTemplate, EngineReady, TooLong
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import REQUEST_CHARS_MAX
+from continuo.realtime.protocol.commands import CreateSessionResponse, FieldNames
 from continuo.realtime.protocol.items import Item, ItemReference
 from continuo.realtime.protocol.settings import GenerationSettings
 
@@ -57,11 +58,11 @@ class TextLimits(msgspec.Struct, frozen=True):
                 param=param,
             )
 
-    def check_head(self, settings: GenerationSettings, param_prefix: str) -> None:
+    def check_head(self, settings: GenerationSettings, names: FieldNames) -> None:
         """Check instructions and tools. Raises Refusal, which names the larger of the two."""
         chars = count_head_chars(settings)
-        longer = "instructions" if len(settings.instructions) * 2 >= chars else "tools"
-        self.check(chars, param_prefix + longer)
+        is_mostly_instructions = len(settings.instructions) * 2 >= chars
+        self.check(chars, names.instructions if is_mostly_instructions else names.tools)
 
     def check_input(self, settings: GenerationSettings, items: Sequence[Item], param: str) -> None:
         """Check instructions, tools and items of a request. With truncation, each single item has
@@ -76,10 +77,11 @@ class TextLimits(msgspec.Struct, frozen=True):
         self.check(head + max(sizes, default=0), param)
 
     def check_response(self, settings: GenerationSettings, context: Sequence[Item]) -> None:
-        """Check the settings of a response and its own input items (`context`), which are never
-        truncated. Raises Refusal."""
-        self.check_head(settings, "response.")
-        self.check(count_head_chars(settings) + sum(map(count_chars, context)), "response.input")
+        """Check the settings of a session's response and its own input items (`context`), which are
+        never truncated. Raises Refusal."""
+        names = CreateSessionResponse.field_names
+        self.check_head(settings, names)
+        self.check(count_head_chars(settings) + sum(map(count_chars, context)), names.input)
 
     def count_visible_items(self, items: Sequence[Item]) -> int:
         """Count how many of the newest items can be in the context window at most: an upper bound

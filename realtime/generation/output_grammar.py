@@ -4,25 +4,26 @@ Pure."""
 import asyncio
 
 from continuo.engine import CallableTool, ChatTemplate, Grammar, ToolCallRules, find_schema_problem
-from continuo.realtime.errors import Refusal
+from continuo.realtime.protocol.commands import FieldNames
 from continuo.realtime.protocol.settings import GenerationSettings, Tool
+from continuo.realtime.protocol.validation import invalid_parameter
 
 
 async def check_enforceable(
-    settings: GenerationSettings, template: ChatTemplate, param_prefix: str
+    settings: GenerationSettings, template: ChatTemplate, names: FieldNames
 ) -> None:
     """Check that the schemas and the tool choice of the settings can be enforced. Each schema is
-    compiled once, off the event loop. Raises Refusal, whose `param` begins with `param_prefix`."""
+    compiled once, off the event loop. Raises Refusal."""
     named = settings.tool_choice.name is not None
     if settings.tools or named or settings.sampling.grammar is not None:
-        await asyncio.to_thread(_check_enforceable, settings, template, param_prefix)
+        await asyncio.to_thread(_check_enforceable, settings, template, names)
 
 
 def build_grammar(settings: GenerationSettings, template: ChatTemplate) -> Grammar | None:
     """Build the grammar that the output must follow. Returns None if the output is unconstrained.
     Raises Refusal as `check_enforceable` does. Call `check_enforceable` first: it compiles the
     schemas off the event loop."""
-    _check_enforceable(settings, template, "")
+    _check_enforceable(settings, template, FieldNames())
     choice, text_grammar = settings.tool_choice, settings.sampling.grammar
     if not _are_calls_constrained(settings):
         return text_grammar
@@ -54,7 +55,7 @@ def _are_calls_constrained(settings: GenerationSettings) -> bool:
 
 
 def _check_enforceable(
-    settings: GenerationSettings, template: ChatTemplate, param_prefix: str
+    settings: GenerationSettings, template: ChatTemplate, names: FieldNames
 ) -> None:
     for tool in settings.tools:
         problem = (
@@ -63,41 +64,33 @@ def _check_enforceable(
             else None
         )
         if problem is not None and tool.strict:
-            raise Refusal(
-                f"Invalid '{param_prefix}tools': the parameters of the strict function "
-                f"{tool.name!r} cannot be enforced: {problem}.",
+            raise invalid_parameter(
+                names.tools,
+                f"the parameters of the strict function {tool.name!r} cannot be enforced: "
+                f"{problem}.",
                 code="invalid_function_parameters",
-                param=f"{param_prefix}tools",
             )
     choice = settings.tool_choice
     if choice.mode == "function" and choice.name not in {tool.name for tool in settings.tools}:
-        raise Refusal(
-            f"Invalid '{param_prefix}tool_choice.name': no tool is called {choice.name!r}.",
-            code="invalid_value",
-            param=f"{param_prefix}tool_choice.name",
-        )
+        raise invalid_parameter(names.named_tool, f"no tool is called {choice.name!r}.")
     grammar = settings.sampling.grammar
     if grammar is not None and grammar.kind == "json_schema":
         problem = find_schema_problem(grammar.source)
         if problem is not None:
-            raise Refusal(
-                f"Invalid '{param_prefix}text.format.schema': it cannot be enforced: {problem}.",
+            raise invalid_parameter(
+                names.output_schema,
+                f"it cannot be enforced: {problem}.",
                 code="invalid_json_schema",
-                param=f"{param_prefix}text.format.schema",
             )
     if settings.sampling.ignore_eos and (grammar is not None or _are_calls_constrained(settings)):
-        raise Refusal(
-            f"Invalid '{param_prefix}ignore_eos': output that follows a grammar or a forced call "
-            "ends by itself.",
-            code="invalid_value",
-            param=f"{param_prefix}ignore_eos",
+        raise invalid_parameter(
+            names.ignore_eos, "output that follows a grammar or a forced call ends by itself."
         )
     if _is_call_required(settings) and template.tool_format is None:
-        raise Refusal(
-            f"Invalid '{param_prefix}tool_choice': this model's chat template has no known tool "
-            "call format, so no call can be forced.",
+        raise invalid_parameter(
+            names.tool_choice,
+            "this model's chat template has no known tool call format, so no call can be forced.",
             code="unsupported_value",
-            param=f"{param_prefix}tool_choice",
         )
 
 

@@ -1,13 +1,35 @@
 """Commands on a conversation, the same for all wire protocols."""
 
+from typing import ClassVar
+
 import msgspec
 
 from continuo.realtime.protocol.items import Item, ItemReference
 from continuo.realtime.protocol.settings import GenerationSettings
 
 
+class FieldNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of the fields of a command in the wire protocol that it came by, for errors. The
+    defaults are those of the Responses API."""
+
+    input: str = "input"
+    instructions: str = "instructions"
+    tools: str = "tools"
+    tool_choice: str = "tool_choice"
+    named_tool: str = "tool_choice.name"
+    output_schema: str = "text.format.schema"
+    ignore_eos: str = "ignore_eos"
+
+    @classmethod
+    def within(cls, outer: str) -> "FieldNames":
+        """Return the names of fields that are in the object `outer`."""
+        names = msgspec.structs.asdict(cls())
+        return cls(**{field: f"{outer}.{name}" for field, name in names.items()})
+
+
 class ConfigureSession(msgspec.Struct, frozen=True):
     settings: GenerationSettings
+    field_names: ClassVar[FieldNames] = FieldNames.within("session")
 
 
 class AddItem(msgspec.Struct, frozen=True):
@@ -37,6 +59,7 @@ class TruncateItem(msgspec.Struct, frozen=True):
 
 
 class CreateSessionResponse(msgspec.Struct, frozen=True, kw_only=True):
+    field_names: ClassVar[FieldNames] = FieldNames.within("response")
     settings: GenerationSettings
     metadata: dict[str, str] | None = None
     is_out_of_band: bool = False
@@ -61,6 +84,7 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     """If false, the prompt is prefilled and no output is generated."""
     background: bool = False
     """If true, the response is generated to its end even without a reader."""
+    field_names: FieldNames = FieldNames()
 
 
 class CancelResponse(msgspec.Struct, frozen=True):

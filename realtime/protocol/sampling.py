@@ -10,7 +10,6 @@ from msgspec import UNSET, Meta, UnsetType
 
 from continuo.engine import Sampling, SamplingSettings, StopString
 from continuo.realtime import limits
-from continuo.realtime.errors import Refusal
 
 T = TypeVar("T")
 
@@ -65,9 +64,3 @@ def merge_sampling(requested: msgspec.Struct, current: Sampling, default: Sampli
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
     """Return the parameters in effect, as fields of a SamplingSettings."""
     return {name: getattr(sampling, name) for name in SAMPLING_TYPES}
-
-
-def missing_parameter(param: str) -> Refusal:
-    return Refusal(
-        f"Missing required parameter: '{param}'.", code="missing_required_parameter", param=param
-    )

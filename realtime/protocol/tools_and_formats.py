@@ -7,10 +7,9 @@ from typing import Literal, Protocol
 import msgspec
 
 from continuo.engine import Grammar
-from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import TEXT_CHARS_MAX
-from continuo.realtime.protocol.sampling import missing_parameter
 from continuo.realtime.protocol.settings import Tool, ToolChoice
+from continuo.realtime.protocol.validation import invalid_parameter, missing_parameter
 
 JsonSchema = dict[str, object]
 
@@ -36,10 +35,10 @@ def _build_tool(where: str, function: FunctionDefinition) -> Tool:
         raise missing_parameter(f"{where}.name")
     parameters = msgspec.json.encode(function.parameters or {}).decode()
     if len(parameters) > TEXT_CHARS_MAX:
-        raise Refusal(
-            f"Invalid '{where}.parameters': expected at most {TEXT_CHARS_MAX:,} characters.",
+        raise invalid_parameter(
+            f"{where}.parameters",
+            f"expected at most {TEXT_CHARS_MAX:,} characters.",
             code="string_above_max_length",
-            param=f"{where}.parameters",
         )
     return Tool(
         name=function.name,
@@ -54,9 +53,7 @@ def choose_named_tool(name: str | None, tools: Sequence[Tool], param: str) -> To
     if name is None:
         raise missing_parameter(param)
     if name not in {tool.name for tool in tools}:
-        raise Refusal(
-            f"Invalid '{param}': no tool is called {name!r}.", code="invalid_value", param=param
-        )
+        raise invalid_parameter(param, f"no tool is called {name!r}.")
     return ToolChoice("function", name)
 
 
@@ -70,9 +67,7 @@ def choose_required_tool(
         return ToolChoice("required")
     if has_declared_tools:
         return ToolChoice()
-    raise Refusal(
-        f"Invalid '{param}': 'required', but there are no tools.", code="invalid_value", param=param
-    )
+    raise invalid_parameter(param, "'required', but there are no tools.")
 
 
 def reconcile_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:

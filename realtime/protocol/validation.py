@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from continuo.realtime.errors import BadFrame
+from continuo.realtime.errors import BadFrame, Refusal
 
 T = TypeVar("T")
 
@@ -22,6 +22,16 @@ _ABOVE = re.compile(r"^Expected `(?P<type>[^`]+)` (?P<sign><=?) (?P<limit>\S+)$"
 _LENGTH = re.compile(r"^Expected `(?P<type>[^`]+)` of length (?P<sign>[<>]=) (?P<limit>\d+)$")
 _TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`(?:, got `(?P<got>[^`]+)`)?$")
 _INDEX = re.compile(r"\[[^]]*\]")
+
+
+def missing_parameter(param: str) -> Refusal:
+    return Refusal(
+        f"Missing required parameter: '{param}'.", code="missing_required_parameter", param=param
+    )
+
+
+def invalid_parameter(param: str, reason: str, *, code: str = "invalid_value") -> Refusal:
+    return Refusal(f"Invalid '{param}': {reason}", code=code, param=param)
 
 
 def explain(

@@ -31,6 +31,7 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import StoredState, encode_state
 from continuo.realtime.persistence.token_journal import JournalFlusher
 from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.protocol.commands import ConfigureSession
 from continuo.realtime.protocol.events import ResumeInfo
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.rate_limit import RateLimits
@@ -512,10 +513,10 @@ class Registry:
         are charged to the tenant as those of a session.update. Raises Refusal."""
         rate_limits = self.rate_limits.for_tenant(credentials.tenant)
         chars = count_head_chars(settings)
-        self.text_limits.check_head(settings, "session.")
+        self.text_limits.check_head(settings, ConfigureSession.field_names)
         bounds = self.text_limits
         with (
-            refuse_if_too_long("session.instructions", bounds.context_tokens),
+            refuse_if_too_long(ConfigureSession.field_names.instructions, bounds.context_tokens),
             rate_limits.charge_text(chars, bounds.request_tokens_max),
         ):
             conversation = await self.tokenizer_threads.run(

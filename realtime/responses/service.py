@@ -101,8 +101,8 @@ class ResponseService:
         items = inline_items(command.input)
         chars = count_head_chars(command.settings) + sum(map(count_chars, items))
         with rate_limits.charge_request():
-            self._text_limits.check_head(command.settings, "")
-            self._text_limits.check_input(command.settings, items, "input")
+            self._text_limits.check_head(command.settings, command.field_names)
+            self._text_limits.check_input(command.settings, items, command.field_names.input)
             with rate_limits.charge_text(chars, tokens_max):
                 source = await self._find_source(command.previous_response_id, requester)
                 prompt, resolved_input = await self._build_prompt(command, source, chars)
@@ -226,23 +226,23 @@ class ResponseService:
         context_window = ContextWindow(
             self._engine.ready.max_model_len, command.settings.truncation
         )
-        items = command.input
+        items, param = command.input, command.field_names.input
         ready = self._engine.ready
 
         def build() -> tuple[Prompt, tuple[Item, ...]]:
             before = source.make_conversation(command.settings)
-            resolved = tuple(_resolve_reference(item, before) for item in items)
+            resolved = tuple(_resolve_reference(item, before, param) for item in items)
             conversation = self._with_input(before, resolved, context_window)
             if not command.generate:
-                return build_warm_up_prompt(conversation, ready, "input"), resolved
-            return build_prompt(conversation, command.settings, ready, "input"), resolved
+                return build_warm_up_prompt(conversation, ready, param), resolved
+            return build_prompt(conversation, command.settings, ready, param), resolved
 
-        await check_enforceable(command.settings, self._template, "")
+        await check_enforceable(command.settings, self._template, command.field_names)
         if source.continuation is not None:
             chars += source.continuation.conversation.length
         elif command.previous_response_id is not None:
             chars = REQUEST_CHARS_MAX  # in the store: its length is unknown
-        with refuse_if_too_long("input", ready.max_model_len):
+        with refuse_if_too_long(param, ready.max_model_len):
             return await self._run_tokenization(chars + ITEM_OVERHEAD_CHARS * len(items), build)
 
     def _with_input(
@@ -361,7 +361,7 @@ class ResponseService:
         task.add_done_callback(self._tasks.discard)
 
 
-def _resolve_reference(item: Item | ItemReference, before: Conversation) -> Item:
+def _resolve_reference(item: Item | ItemReference, before: Conversation, param: str) -> Item:
     if not isinstance(item, ItemReference):
         return item
     found = before.find(item.item_id)
@@ -369,7 +369,7 @@ def _resolve_reference(item: Item | ItemReference, before: Conversation) -> Item
         raise Refusal(
             f"Item with id '{item.item_id}' not found.",
             code="item_reference_invalid_item_id",
-            param="input",
+            param=param,
         )
     return found
 

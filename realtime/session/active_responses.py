@@ -31,6 +31,7 @@ from continuo.realtime.protocol.commands import CreateSessionResponse
 from continuo.realtime.protocol.items import Item, ItemReference
 from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.protocol.validation import invalid_parameter
 from continuo.realtime.rate_limit import TenantRateLimits
 from continuo.realtime.session.state import Action, StateMachine, Trigger
 from continuo.realtime.session.unit_of_work import UnitOfWork
@@ -110,11 +111,10 @@ class ActiveResponses:
         """
         require_engine(self._engine)
         if command.conversation_id not in (None, self.conversation_id):
-            raise Refusal(
-                f"Invalid 'response.conversation': expected 'auto', 'none' or the id of this "
-                f"session's conversation, '{self.conversation_id}'.",
-                code="invalid_value",
-                param="response.conversation",
+            raise invalid_parameter(
+                "response.conversation",
+                "expected 'auto', 'none' or the id of this session's conversation, "
+                f"'{self.conversation_id}'.",
             )
         if (
             command.is_out_of_band
@@ -241,7 +241,7 @@ class ActiveResponses:
             self._unit_of_work.context_window,
             self._text_limits.request_tokens_max,
         )
-        param = "response.input" if context is not None else "conversation"
+        param = "conversation" if context is None else CreateSessionResponse.field_names.input
 
         def make() -> Prompt:
             if context is None:

@@ -449,18 +449,20 @@ class Session:
 
     async def _configure(self, settings: GenerationSettings) -> None:
         self._state_machine.check(Trigger.CONFIGURE)
-        self._text_limits.check_head(settings, "session.")
+        self._text_limits.check_head(settings, ConfigureSession.field_names)
         old = self.settings
         chars = count_head_chars(settings)
         is_head_replaced = (settings.instructions, settings.tools) != (old.instructions, old.tools)
         with self._charge_text(chars if is_head_replaced else 0):
-            await check_enforceable(settings, self.conversation.template, "session.")
+            await check_enforceable(
+                settings, self.conversation.template, ConfigureSession.field_names
+            )
             await self._change(
                 lambda now: now.with_settings(settings),
                 make_events=lambda _now, rewind: [SessionConfigured(settings, rewind)],
                 settings=settings,
                 context_window=ContextWindow(self._engine.ready.max_model_len, settings.truncation),
-                param="session.instructions",
+                param=ConfigureSession.field_names.instructions,
                 chars=chars,
             )
         if is_head_replaced:
@@ -607,7 +609,9 @@ class Session:
             self._charge_text(chars),
         ):
             self._text_limits.check_response(command.settings, context)
-            await check_enforceable(command.settings, self.conversation.template, "response.")
+            await check_enforceable(
+                command.settings, self.conversation.template, command.field_names
+            )
             await self._idempotency_keys.write_pending(self._unit_of_work.record_request)
             response_id = await self._active_responses.create(command, self._idempotent_request)
         self._state_machine.advance(trigger)  # a response may have ended meanwhile

@@ -4,7 +4,7 @@ body ───decode_body──▶ ChatCompletionRequest ──decode_command─
 JSON, SSE ◀───────── Completion, CompletionChunk ◀──Encoder───── Response, ResponseEvent
 """
 
-from continuo.realtime.protocol.chat_api.decoder import decode_command, translate_refusal
+from continuo.realtime.protocol.chat_api.decoder import decode_command
 from continuo.realtime.protocol.chat_api.encoder import Encoder, encode_error
 from continuo.realtime.protocol.chat_api.requests import ChatCompletionRequest, decode_body
 
@@ -14,5 +14,4 @@ __all__ = [
     "decode_body",
     "decode_command",
     "encode_error",
-    "translate_refusal",
 ]

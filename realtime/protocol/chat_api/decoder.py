@@ -7,9 +7,8 @@ from typing import Literal
 import msgspec
 
 from continuo.engine import Grammar
-from continuo.realtime.errors import Refusal
 from continuo.realtime.protocol.chat_api import requests
-from continuo.realtime.protocol.commands import CreateResponse
+from continuo.realtime.protocol.commands import CreateResponse, FieldNames
 from continuo.realtime.protocol.items import (
     ContentPart,
     FunctionCallItem,
@@ -17,7 +16,7 @@ from continuo.realtime.protocol.items import (
     Item,
     MessageItem,
 )
-from continuo.realtime.protocol.sampling import merge_sampling, missing_parameter
+from continuo.realtime.protocol.sampling import merge_sampling
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
 from continuo.realtime.protocol.tools_and_formats import (
     build_grammar,
@@ -25,9 +24,16 @@ from continuo.realtime.protocol.tools_and_formats import (
     choose_named_tool,
     choose_required_tool,
 )
+from continuo.realtime.protocol.validation import invalid_parameter, missing_parameter
 
 IdFactory = Callable[[str], str]
 """Makes an id that begins with the given prefix."""
+_NAMES = FieldNames(
+    input="messages",
+    instructions="messages[0]",
+    named_tool="tool_choice.function.name",
+    output_schema="response_format.json_schema.schema",
+)
 
 
 def decode_command(
@@ -59,7 +65,7 @@ def decode_command(
         for n, message in enumerate(messages[skipped:], skipped)
         for item in _decode_message_items(message, f"messages[{n}]", new_id)
     )
-    return CreateResponse(settings=settings, input=items, store=False)
+    return CreateResponse(settings=settings, input=items, store=False, field_names=_NAMES)
 
 
 def _decode_message_items(
@@ -103,11 +109,9 @@ def _decode_texts(message: requests.MessageIn, where: str) -> list[str]:
     for n, part in enumerate(content):
         text = part.refusal if part.type == "refusal" else part.text
         if part.type not in ("text", "refusal"):
-            raise Refusal(
-                f"Invalid '{where}.content[{n}].type': this server takes text only, not "
-                f"{part.type[:64]!r}.",
-                code="invalid_value",
-                param=f"{where}.content[{n}].type",
+            raise invalid_parameter(
+                f"{where}.content[{n}].type",
+                f"this server takes text only, not {part.type[:64]!r}.",
             )
         if text is None:
             raise missing_parameter(f"{where}.content[{n}].{part.type}")
@@ -130,7 +134,7 @@ def _decode_grammar(response_format: requests.FormatIn | None) -> Grammar | None
     if response_format.type == "json_schema" and response_format.json_schema is None:
         raise missing_parameter("response_format.json_schema")
     schema = response_format.json_schema.schema if response_format.json_schema else None
-    return build_grammar(response_format.type, schema, "response_format.json_schema.schema")
+    return build_grammar(response_format.type, schema, _NAMES.output_schema)
 
 
 def _decode_tool_choice(
@@ -144,23 +148,12 @@ def _decode_tool_choice(
         case requests.ToolChoiceIn(type="function", function=None):
             raise missing_parameter("tool_choice.function")
         case requests.ToolChoiceIn(type="function", function=requests.FunctionNameIn(name=name)):
-            return choose_named_tool(name, tools, "tool_choice.function.name")
+            return choose_named_tool(name, tools, _NAMES.named_tool)
         case "required":
-            return choose_required_tool(tools, "tool_choice", has_declared_tools=has_declared_tools)
+            return choose_required_tool(
+                tools, _NAMES.tool_choice, has_declared_tools=has_declared_tools
+            )
         case requests.ToolChoiceIn() | None:
             return ToolChoice()
         case mode:
             return ToolChoice(mode)
-
-
-_PARAM_NAMES = {"input": "messages", "text.format.schema": "response_format.json_schema.schema"}
-
-
-def translate_refusal(refusal: Refusal) -> Refusal:
-    """Replace the field name in a refusal of the response service by the name in chat
-    completions."""
-    param = refusal.param
-    if param not in _PARAM_NAMES:
-        return refusal
-    message = refusal.message.replace(f"'{param}'", f"'{_PARAM_NAMES[param]}'")
-    return Refusal(message, code=refusal.code, param=_PARAM_NAMES[param], kind=refusal.kind)

@@ -20,6 +20,7 @@ from continuo.realtime.protocol.commands import (
     CreateSessionResponse,
     DeleteItem,
     FetchItem,
+    FieldNames,
     ReplaceText,
     TruncateItem,
 )
@@ -34,13 +35,14 @@ from continuo.realtime.protocol.items import (
 )
 from continuo.realtime.protocol.realtime_api import client_events
 from continuo.realtime.protocol.realtime_api.extras import INCLUDE_INTERRUPTED, Extras
-from continuo.realtime.protocol.sampling import merge_sampling, missing_parameter, resolve_field
+from continuo.realtime.protocol.sampling import merge_sampling, resolve_field
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
 from continuo.realtime.protocol.tools_and_formats import (
     build_tools,
     choose_named_tool,
     reconcile_tool_choice,
 )
+from continuo.realtime.protocol.validation import invalid_parameter, missing_parameter
 
 IdFactory = Callable[[str], str]
 """Makes an id that begins with the given prefix."""
@@ -120,7 +122,7 @@ def _decode_response_create(
         )
     conversation = response.conversation
     return CreateSessionResponse(
-        settings=_decode_settings(response, current, current, "response"),
+        settings=_decode_settings(response, current, current, CreateSessionResponse.field_names),
         metadata=response.metadata,
         is_out_of_band=conversation == "none",
         conversation_id=None if conversation in ("auto", "none") else conversation,
@@ -135,7 +137,7 @@ def decode_session_settings(
     session: client_events.SessionIn, current: GenerationSettings, default: GenerationSettings
 ) -> GenerationSettings:
     """Apply a session object to the current settings; null resets to `default`. Raises Refusal."""
-    settings = _decode_settings(session, current, default, "session")
+    settings = _decode_settings(session, current, default, ConfigureSession.field_names)
     truncation = _decode_truncation(session.truncation, current.truncation, default.truncation)
     return msgspec.structs.replace(settings, truncation=truncation)
 
@@ -144,7 +146,7 @@ def _decode_settings(
     requested: client_events.GenerationSettingsIn,
     current: GenerationSettings,
     default: GenerationSettings,
-    where: str,
+    names: FieldNames,
 ) -> GenerationSettings:
     max_tokens = current.max_output_tokens
     if requested.max_output_tokens is None:
@@ -155,13 +157,13 @@ def _decode_settings(
     if requested.tools is None:
         tools = default.tools
     elif not isinstance(requested.tools, UnsetType):
-        tools = _decode_tools(requested.tools, where)
+        tools = _decode_tools(requested.tools, names.tools)
     if requested.tool_choice is None:
         choice = reconcile_tool_choice(default.tool_choice, tools)
     elif isinstance(requested.tool_choice, UnsetType):
         choice = reconcile_tool_choice(current.tool_choice, tools)
     else:
-        choice = _decode_tool_choice(requested.tool_choice, tools, where)
+        choice = _decode_tool_choice(requested.tool_choice, tools, names.named_tool)
     return GenerationSettings(
         instructions=resolve_field(
             requested.instructions, current.instructions, default.instructions
@@ -196,21 +198,19 @@ def _decode_truncation(
 
 
 def _decode_tools(tools: list[client_events.ToolIn], where: str) -> tuple[Tool, ...]:
-    functions = (
-        (f"{where}.tools[{n}]", tool) for n, tool in enumerate(tools) if tool.type == "function"
-    )
+    functions = ((f"{where}[{n}]", tool) for n, tool in enumerate(tools) if tool.type == "function")
     return build_tools(functions)
 
 
 def _decode_tool_choice(
     choice: Literal["auto", "none", "required"] | client_events.ToolChoiceIn,
     tools: tuple[Tool, ...],
-    where: str,
+    name_param: str,
 ) -> ToolChoice:
     """Decode a tool choice. The choice of a tool of an ignored kind becomes `auto`."""
     match choice:
         case client_events.ToolChoiceIn(type="function", name=name):
-            return choose_named_tool(name, tools, f"{where}.tool_choice.name")
+            return choose_named_tool(name, tools, name_param)
         case client_events.ToolChoiceIn():
             return ToolChoice()
         case mode:
@@ -299,10 +299,6 @@ def _decode_part(part: client_events.PartIn, role: ItemRole, where: str) -> Cont
             kind = "output_text" if role == "assistant" else "input_text"
             return ContentPart(kind, part.transcript)
         case "input_image":
-            raise Refusal(
-                f"Invalid '{where}.type': this server takes text only, no images.",
-                code="invalid_value",
-                param=f"{where}.type",
-            )
+            raise invalid_parameter(f"{where}.type", "this server takes text only, no images.")
         case _:
             assert_never(part.type)

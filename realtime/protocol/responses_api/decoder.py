@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.commands import CreateResponse
+from continuo.realtime.protocol.commands import CreateResponse, FieldNames
 from continuo.realtime.protocol.items import (
     ContentPart,
     FunctionCallItem,
@@ -19,7 +19,7 @@ from continuo.realtime.protocol.items import (
 )
 from continuo.realtime.protocol.responses_api import client_events
 from continuo.realtime.protocol.responses_api.extras import Extras
-from continuo.realtime.protocol.sampling import merge_sampling, missing_parameter
+from continuo.realtime.protocol.sampling import merge_sampling
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
 from continuo.realtime.protocol.tools_and_formats import (
     build_grammar,
@@ -27,10 +27,12 @@ from continuo.realtime.protocol.tools_and_formats import (
     choose_named_tool,
     choose_required_tool,
 )
+from continuo.realtime.protocol.validation import invalid_parameter, missing_parameter
 
 T = TypeVar("T")
 IdFactory = Callable[[str], str]
 """Makes an id that begins with the given prefix."""
+_NAMES = FieldNames()
 _ROLES: dict[str, ItemRole] = {
     "user": "user",
     "assistant": "assistant",
@@ -81,7 +83,7 @@ def decode_settings(
         max_output_tokens=create.max_output_tokens,
         sampling=msgspec.structs.replace(
             merge_sampling(create, default.sampling, default.sampling),
-            grammar=build_grammar(output_format.type, output_format.schema, "text.format.schema"),
+            grammar=build_grammar(output_format.type, output_format.schema, _NAMES.output_schema),
         ),
         truncation=Truncation(mode=create.truncation or "disabled"),
         extras=extras.to_json(),
@@ -113,10 +115,8 @@ def decode_steering_input(
     messages: list[Item] = []
     for n, item in enumerate(items):
         if not isinstance(item, MessageItem) or item.role != "user":
-            raise Refusal(
-                f"Invalid 'input[{n}]': only messages of the role 'user' can steer a response.",
-                code="invalid_value",
-                param=f"input[{n}]",
+            raise invalid_parameter(
+                f"input[{n}]", "only messages of the role 'user' can steer a response."
             )
         messages.append(item)
     return tuple(messages)
@@ -153,9 +153,11 @@ def _decode_tool_choice(
     """Decode a tool choice. The choice of a tool of an ignored kind becomes `auto`."""
     match choice:
         case client_events.ToolChoiceIn(type="function", name=name):
-            return choose_named_tool(name, tools, "tool_choice.name")
+            return choose_named_tool(name, tools, _NAMES.named_tool)
         case "required" | client_events.ToolChoiceIn(type="allowed_tools", mode="required"):
-            return choose_required_tool(tools, "tool_choice", has_declared_tools=has_declared_tools)
+            return choose_required_tool(
+                tools, _NAMES.tool_choice, has_declared_tools=has_declared_tools
+            )
         case client_events.ToolChoiceIn() | None:
             return ToolChoice()
         case mode:
@@ -226,10 +228,8 @@ def _decode_texts(content: client_events.Content, where: str) -> list[str]:
             case "refusal":
                 texts.append(_require(part.refusal, f"{where}[{n}].refusal"))
             case kind:
-                raise Refusal(
-                    f"Invalid '{where}[{n}].type': this server takes text only, not {kind[:64]!r}.",
-                    code="invalid_value",
-                    param=f"{where}[{n}].type",
+                raise invalid_parameter(
+                    f"{where}[{n}].type", f"this server takes text only, not {kind[:64]!r}."
                 )
     return texts
 

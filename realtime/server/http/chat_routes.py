@@ -18,7 +18,6 @@ from continuo.realtime.protocol.chat_api import (
     decode_body,
     decode_command,
     encode_error,
-    translate_refusal,
 )
 from continuo.realtime.responses.event_stream import EventStream
 from continuo.realtime.responses.run import Requester
@@ -54,7 +53,7 @@ class ChatRoutes:
             command = decode_command(create, self._responses.settings, generate_id)
             run = await self._responses.create(command, Requester(credentials.tenant))
         except Refusal as refusal:
-            return replies.refusal_response(translate_refusal(refusal))
+            return replies.refusal_response(refusal)
         options = create.stream_options
         encoder = Encoder(model, include_usage=bool(options and options.include_usage))
         if create.stream:

@@ -27,6 +27,7 @@ from continuo.realtime.protocol.responses_api import (
     encode_response,
     encode_sse,
 )
+from continuo.realtime.protocol.validation import invalid_parameter
 from continuo.realtime.responses.event_stream import EventStream
 from continuo.realtime.responses.run import Requester
 from continuo.realtime.responses.service import ResponseService
@@ -165,8 +166,4 @@ def _number(request: Request, name: str) -> int | None:
     text = request.query_params.get(name)
     if text is None or (text.isascii() and text.isdigit() and len(text) < 16):
         return None if text is None else int(text)
-    raise Refusal(
-        f"Invalid '{name}': expected a sequence number, 0 or more.",
-        code="invalid_value",
-        param=name,
-    )
+    raise invalid_parameter(name, "expected a sequence number, 0 or more.")

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.commands import ConfigureSession
 from continuo.realtime.protocol.realtime_api import (
     Encoder,
     SessionIn,
@@ -88,7 +89,7 @@ class SessionRoutes:
                 settings = decode_session_settings(
                     requested.session, default_settings, default_settings
                 )
-                self._registry.text_limits.check_head(settings, "session.")
+                self._registry.text_limits.check_head(settings, ConfigureSession.field_names)
             seconds = (requested.expires_after or ExpiresAfter()).seconds
             secret = self._secrets.mint(credentials.tenant, settings, seconds)
         except Refusal as refusal:

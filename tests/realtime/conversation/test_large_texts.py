@@ -98,11 +98,15 @@ async def test_request_is_refused_by_the_length_of_all_its_texts(
     assert "the context of the model holds 400 (max_model_len)" in error["message"]
 
 
-async def test_chat_completion_is_refused_by_characters(running: RunningServer) -> None:
-    body = {"model": "demo", "messages": [{"role": "user", "content": TOO_LONG}], "max_tokens": 2}
+@pytest.mark.parametrize(("role", "param"), [("user", "messages"), ("system", "messages[0]")])
+async def test_chat_completion_is_refused_by_characters(
+    running: RunningServer, role: str, param: str
+) -> None:
+    body = {"model": "demo", "messages": [{"role": role, "content": TOO_LONG}], "max_tokens": 2}
     status, response = await ask(running, "POST", "/v1/chat/completions", body, HEADERS)
-    assert status == 400
-    assert "characters of text, at least 401 tokens" in response["error"]["message"]
+    assert (status, response["error"]["param"]) == (400, param)
+    message = response["error"]["message"]
+    assert message.startswith(f"'{param}' is 4,801 characters of text, at least 401 tokens")
 
 
 async def test_texts_of_a_request_are_limited_in_characters(running: RunningServer) -> None:

@@ -19,6 +19,7 @@ from continuo.realtime.generation.output_parser import (
     TextChunk,
 )
 from continuo.realtime.generation.tool_calls import ToolCallParser, make_output_parser
+from continuo.realtime.protocol.commands import ConfigureSession
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice
 from tests.support.checkpoints import family_template
 
@@ -182,7 +183,7 @@ async def test_unenforceable_settings_are_refused(
     settings: GenerationSettings, template: str, param: str
 ) -> None:
     with pytest.raises(Refusal) as caught:
-        await check_enforceable(settings, family_template(template), "session.")
+        await check_enforceable(settings, family_template(template), ConfigureSession.field_names)
     assert caught.value.param == param
     with pytest.raises(Refusal):
         build_grammar(settings, family_template(template))

@@ -384,6 +384,17 @@ async def test_chat_completion_accepts_tools_and_their_results(running: RunningS
         (
             {
                 "messages": [{"role": "user", "content": "x"}],
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"not": {}}},
+                },
+            },
+            "invalid_json_schema",
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "messages": [{"role": "user", "content": "x"}],
                 "response_format": {"type": "json_schema", "json_schema": {"name": "x"}},
             },
             "missing_required_parameter",
