@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import msgspec
 
@@ -22,6 +22,11 @@ _ABOVE = re.compile(r"^Expected `(?P<type>[^`]+)` (?P<sign><=?) (?P<limit>\S+)$"
 _LENGTH = re.compile(r"^Expected `(?P<type>[^`]+)` of length (?P<sign>[<>]=) (?P<limit>\d+)$")
 _TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`(?:, got `(?P<got>[^`]+)`)?$")
 _INDEX = re.compile(r"\[[^]]*\]")
+
+
+def list_tags(union: object) -> tuple[str, ...]:
+    """Return the tags of a union of tagged structs, in their order."""
+    return tuple(str(kind.__struct_config__.tag) for kind in get_args(union))
 
 
 def missing_parameter(param: str) -> Refusal:

@@ -20,6 +20,7 @@ from continuo.realtime.protocol.sampling import (
     Metadata,
     SamplingIn,
 )
+from continuo.realtime.protocol.validation import list_tags
 
 ClientEventId = Annotated[str, Meta(max_length=limits.EVENT_ID_CHARS_MAX)]
 
@@ -225,22 +226,5 @@ ClientEvent = (
     | SessionClose
 )
 
-EVENT_TYPES = (
-    "session.update",
-    "conversation.item.create",
-    "conversation.item.retrieve",
-    "conversation.item.truncate",
-    "conversation.item.delete",
-    "response.create",
-    "response.cancel",
-    "input_audio_buffer.append",
-    "input_audio_buffer.commit",
-    "input_audio_buffer.clear",
-    "output_audio_buffer.clear",
-    "input_text_buffer.append",
-    "input_text_buffer.replace",
-    "input_text_buffer.clear",
-    "input_text_buffer.commit",
-    "session.close",
-)
-ITEM_TYPES = ("message", "function_call", "function_call_output")
+EVENT_TYPES = list_tags(ClientEvent)
+ITEM_TYPES = list_tags(ItemIn)

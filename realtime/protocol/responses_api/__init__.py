@@ -5,7 +5,6 @@ frame, SSE  ◀─codec─── server event ◀─────Encoder───
 """
 
 from continuo.realtime.protocol.responses_api.client_events import (
-    EVENT_TYPES,
     ResponseCancel,
     ResponseCreate,
     ResponseSteer,
@@ -23,7 +22,6 @@ from continuo.realtime.protocol.responses_api.encoder import Encoder, encode_err
 from continuo.realtime.protocol.responses_api.server_events import ServerEvent
 
 __all__ = [
-    "EVENT_TYPES",
     "Encoder",
     "ResponseCancel",
     "ResponseCreate",

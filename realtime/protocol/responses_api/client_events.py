@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from continuo.realtime import limits
 from continuo.realtime.protocol.sampling import BoundedText, ItemId, Metadata, SamplingIn
+from continuo.realtime.protocol.validation import list_tags
 
 StreamId = Annotated[str, Meta(min_length=1, max_length=limits.STREAM_ID_CHARS_MAX)]
 ToolName = Annotated[str, Meta(min_length=1, max_length=limits.FUNCTION_NAME_CHARS_MAX)]
@@ -112,7 +113,7 @@ class ResponseCancel(msgspec.Struct, frozen=True, kw_only=True, tag="response.ca
 
 
 ClientEvent = ResponseCreate | ResponseSteer | ResponseCancel
-EVENT_TYPES = ("response.create", "response.steer", "response.cancel")
+EVENT_TYPES = list_tags(ClientEvent)
 ITEM_TYPES = (
     "message",
     "function_call",
