@@ -5,6 +5,7 @@ else a TOML file.
 """
 
 import argparse
+import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,8 @@ class Option(msgspec.Struct, frozen=True):
     help: str
     metavar: str = ""
     choices: tuple[str, ...] = ()
+    bounds: tuple[int, float] | None = None
+    """Least and largest value of a number."""
 
     @property
     def key(self) -> str:
@@ -100,6 +103,7 @@ OPTIONS: tuple[Option, ...] = (
         "GiB of host memory for KV of idle sessions that does not fit into the pool (default: 0, "
         "such KV is recomputed)",
         "GIB",
+        bounds=(0, math.inf),
     ),
     Option("max-num-seqs", "integer", "engine", "maximum sequences in a step (default: 64)", "N"),
     Option(
@@ -112,7 +116,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("threads", "integer", "engine", "CPU threads of the model (default: all cores)", "N"),
     Option("host", "text", "server", "address to listen on (default: 127.0.0.1)", "HOST"),
     Option(
-        "port", "integer", "server", "port to listen on; 0: any free port (default: 8000)", "PORT"
+        "port",
+        "integer",
+        "server",
+        "port to listen on; 0: any free port (default: 8000)",
+        "PORT",
+        bounds=(0, 65_535),
     ),
     Option(
         "api-key",
@@ -202,6 +211,7 @@ OPTIONS: tuple[Option, ...] = (
         "process",
         "how long active responses may continue after SIGTERM (default: 20)",
         "SECONDS",
+        bounds=(0, 3600),
     ),
     Option(
         "requests-per-minute",
@@ -210,6 +220,7 @@ OPTIONS: tuple[Option, ...] = (
         "responses that a tenant may create in a minute, on all endpoints of this process "
         "(default: 0, no limit)",
         "N",
+        bounds=(0, 1_000_000_000),
     ),
     Option(
         "tokens-per-minute",
@@ -218,6 +229,7 @@ OPTIONS: tuple[Option, ...] = (
         "tokens computed for a tenant in a minute: generated tokens, and prompt tokens that were "
         "not in KV (default: 0, no limit)",
         "TOKENS",
+        bounds=(0, 1_000_000_000),
     ),
     Option("no-web", "switch", "server", "serve only the API, without the web page (default: off)"),
     Option(
@@ -226,6 +238,7 @@ OPTIONS: tuple[Option, ...] = (
         "server",
         "temperature of sessions that set none (default: 0, greedy sampling)",
         "T",
+        bounds=(0, 2),
     ),
     Option(
         "store",
@@ -250,6 +263,7 @@ OPTIONS: tuple[Option, ...] = (
         "store",
         "how long a session is kept for a client that has disconnected (default: 900)",
         "SECONDS",
+        bounds=(0, 7 * 86_400),
     ),
     Option(
         "detach-grace-s",
@@ -258,6 +272,7 @@ OPTIONS: tuple[Option, ...] = (
         "how long a response continues after its client has disconnected; then it is paused "
         "(default: 30)",
         "SECONDS",
+        bounds=(0, 7 * 86_400),
     ),
     Option(
         "log-level",
@@ -416,6 +431,16 @@ def _check(option: Option, value: object, where: str) -> OptionValue:
     return found
 
 
+def check_bounds(options: Mapping[str, OptionValue]) -> None:
+    """Raise SetupError for a number out of the bounds of its option."""
+    for option in OPTIONS:
+        if option.bounds is not None and option.key in options:
+            (low, high), value = option.bounds, cast(float, options[option.key])
+            if not low <= value <= high or value == math.inf:
+                limits = f"{low} or more" if high == math.inf else f"{low} to {high:,}"
+                raise SetupError(f"--{option.name} {value}: expected {limits}")
+
+
 def load(arguments: argparse.Namespace) -> dict[str, OptionValue]:
     return merge_sources(vars(arguments), os.environ)
 
@@ -425,6 +450,7 @@ __all__: Sequence[str] = (
     "Option",
     "OptionValue",
     "add_options",
+    "check_bounds",
     "load",
     "merge_sources",
 )

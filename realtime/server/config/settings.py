@@ -1,6 +1,5 @@
 """Settings of `serve`, `gateway` and `engine`, built from options and validated."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -13,15 +12,13 @@ from continuo.realtime.errors import SetupError
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.auth import api_keys
 from continuo.realtime.server.config.addresses import Address
-from continuo.realtime.server.config.options import OptionValue
+from continuo.realtime.server.config.options import OptionValue, check_bounds
 from continuo.realtime.store import Durability, default_store_url
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 DEFAULT_PORT = 8000
 DEFAULT_LISTEN = Address("127.0.0.1", 8100)
 DRAIN_GRACE_S = 20.0
-RESUME_WINDOW_S_MAX = 7 * 86_400
-PER_MINUTE_MAX = 1_000_000_000
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +76,12 @@ def is_loopback(host: str) -> bool:
 
 def make_serve_settings(options: Mapping[str, OptionValue]) -> GatewaySettings:
     """Build the settings of `continuo serve`. Raises SetupError with a message of one line."""
-    fields = {"host", "port", "temperature", "log_level", "ssl_certfile", "ssl_keyfile"}
-    fields |= {"store", "durability", "engine_cafile", "drain_grace_s"}
-    settings = GatewaySettings(
+    check_bounds(options)
+    settings = msgspec.structs.replace(
+        GatewaySettings(store=default_store_url()), **_fields_of(GatewaySettings, options)
+    )
+    settings = msgspec.structs.replace(
+        settings,
         engine=_parse_engine_config(options),
         engines=tuple(Address.parse(text, "--engine") for text in _string_list(options, "engine")),
         secret=_read_secret(options) or b"",
@@ -91,16 +91,8 @@ def make_serve_settings(options: Mapping[str, OptionValue]) -> GatewaySettings:
         allowed_origins=frozenset(
             _parse_origin(text) for text in _string_list(options, "allowed_origins")
         ),
-        store=default_store_url(),
-        limits=_parse_limits(options),
+        limits=msgspec.structs.replace(Limits(), **_fields_of(Limits, options)),
     )
-    chosen = {key: value for key, value in options.items() if key in fields}
-    settings = msgspec.structs.replace(settings, **chosen)
-    if not 0 <= settings.port <= 65_535:
-        raise SetupError(f"--port {settings.port}: expected 0 to 65535")
-    if not 0 <= settings.temperature <= 2:
-        raise SetupError(f"--temperature {settings.temperature}: expected 0 to 2")
-    _check_grace(settings.drain_grace_s)
     if settings.ssl_keyfile and not settings.ssl_certfile:
         raise SetupError(
             f"--ssl-keyfile {settings.ssl_keyfile} has no effect without --ssl-certfile"
@@ -126,14 +118,13 @@ def make_gateway_settings(options: Mapping[str, OptionValue]) -> GatewaySettings
 
 def make_engine_settings(options: Mapping[str, OptionValue]) -> EngineSettings:
     """Build the settings of `continuo engine`. Raises SetupError with a message of one line."""
-    fields = {"ssl_certfile", "ssl_keyfile", "store", "drain_grace_s", "log_level", "secret_file"}
-    settings = EngineSettings(engine=_parse_engine_config(options))
-    chosen: dict[str, object] = {key: value for key, value in options.items() if key in fields}
+    check_bounds(options)
+    chosen: dict[str, object] = {**_fields_of(EngineSettings, options)}
+    chosen["engine"] = _parse_engine_config(options)
     for name in ("listen", "advertise"):
         if name in options:
             chosen[name] = Address.parse(str(options[name]), f"--{name}")
-    settings = msgspec.structs.replace(settings, **chosen)
-    _check_grace(settings.drain_grace_s)
+    settings = msgspec.structs.replace(EngineSettings(), **chosen)
     if _read_secret(options) is None and not is_loopback(settings.listen.host):
         raise SetupError(
             f"--listen {settings.listen} accepts any gateway: set --secret-file, here and at the "
@@ -148,9 +139,11 @@ def make_engine_settings(options: Mapping[str, OptionValue]) -> EngineSettings:
     return settings
 
 
-def _check_grace(seconds: float) -> None:
-    if not 0 <= seconds <= 3600:
-        raise SetupError(f"--drain-grace-s {seconds}: expected 0 to 3600")
+def _fields_of(
+    kind: type[msgspec.Struct], options: Mapping[str, OptionValue]
+) -> dict[str, OptionValue]:
+    """Return the options that are fields of the struct `kind`, under the same names."""
+    return {key: value for key, value in options.items() if key in kind.__struct_fields__}
 
 
 def _read_secret(options: Mapping[str, OptionValue]) -> bytes | None:
@@ -161,36 +154,11 @@ def _read_secret(options: Mapping[str, OptionValue]) -> bytes | None:
         raise SetupError(f"--secret-file {error.message}") from None
 
 
-_ENGINE_FIELDS = frozenset(EngineConfig.__struct_fields__)
-
-
 def _parse_engine_config(options: Mapping[str, OptionValue]) -> EngineConfig:
     try:
-        engine = msgspec.convert(
-            {key: value for key, value in options.items() if key in _ENGINE_FIELDS}, EngineConfig
-        )
+        return msgspec.convert(_fields_of(EngineConfig, options), EngineConfig)
     except msgspec.ValidationError as error:
         raise SetupError(str(error)) from None
-    if not 0 <= engine.kv_offloading_size < math.inf:
-        raise SetupError(
-            f"--kv-offloading-size {engine.kv_offloading_size}: expected 0 GiB or more"
-        )
-    return engine
-
-
-def _parse_limits(options: Mapping[str, OptionValue]) -> Limits:
-    chosen = {key: options[key] for key in ("resume_window_s", "detach_grace_s") if key in options}
-    for key, value in chosen.items():
-        if not 0 <= cast(float, value) <= RESUME_WINDOW_S_MAX:
-            name = key.replace("_", "-")
-            raise SetupError(f"--{name} {value}: expected 0 to {RESUME_WINDOW_S_MAX:,} seconds")
-    for key in ("requests_per_minute", "tokens_per_minute"):
-        value = cast(int, options.get(key, 0))
-        if not 0 <= value <= PER_MINUTE_MAX:
-            name = key.replace("_", "-")
-            raise SetupError(f"--{name} {value}: expected 0 to {PER_MINUTE_MAX:,}")
-        chosen[key] = value
-    return msgspec.structs.replace(Limits(), **chosen)
 
 
 def _string_list(options: Mapping[str, OptionValue], key: str) -> tuple[str, ...]:

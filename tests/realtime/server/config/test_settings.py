@@ -100,10 +100,10 @@ def test_error_in_the_config_file_names_file_and_option(
         ({"CONTINUO_NO_AUTH": "maybe"}, "CONTINUO_NO_AUTH: 'maybe' is neither"),
         ({"CONTINUO_DTYPE": "int4"}, "CONTINUO_DTYPE: 'int4' is not one of"),
         ({"CONTINUO_CONFIG": "/nowhere.toml"}, "/nowhere.toml: cannot be read"),
-        ({"CONTINUO_PORT": "70000"}, "--port 70000: expected 0 to 65535"),
-        ({"CONTINUO_KV_OFFLOADING_SIZE": "-1"}, "--kv-offloading-size -1.0: expected 0 GiB"),
-        ({"CONTINUO_KV_OFFLOADING_SIZE": "nan"}, "--kv-offloading-size nan: expected 0 GiB"),
-        ({"CONTINUO_KV_OFFLOADING_SIZE": "inf"}, "--kv-offloading-size inf: expected 0 GiB"),
+        ({"CONTINUO_PORT": "70000"}, "--port 70000: expected 0 to 65,535"),
+        ({"CONTINUO_KV_OFFLOADING_SIZE": "-1"}, "--kv-offloading-size -1.0: expected 0 or more"),
+        ({"CONTINUO_KV_OFFLOADING_SIZE": "nan"}, "--kv-offloading-size nan: expected 0 or more"),
+        ({"CONTINUO_KV_OFFLOADING_SIZE": "inf"}, "--kv-offloading-size inf: expected 0 or more"),
         ({"CONTINUO_TEMPERATURE": "3"}, "--temperature 3.0: expected 0 to 2"),
         ({"CONTINUO_ALLOWED_ORIGINS": "*"}, r"--allowed-origins \*: expected scheme"),
         ({"CONTINUO_ALLOWED_ORIGINS": "https://a.org/x"}, "expected scheme"),
@@ -172,7 +172,7 @@ def test_engine_reads_its_listen_address() -> None:
         ({"engine": ["nowhere"]}, "--engine nowhere: expected HOST:PORT"),
         ({"engine": ["a:70000"]}, "--engine a:70000: expected HOST:PORT"),
         ({"engine": ["a:1"], "secret_file": "/none"}, "--secret-file /none: cannot be read"),
-        ({"engine": ["a:1"], "drain_grace_s": -1.0}, "--drain-grace-s -1.0: expected 0 to 3600"),
+        ({"engine": ["a:1"], "drain_grace_s": -1.0}, "--drain-grace-s -1.0: expected 0 to 3,600"),
     ],
 )
 def test_gateway_refuses_invalid_options(options: dict[str, OptionValue], message: str) -> None:
