@@ -5,8 +5,9 @@ and the response body or its events.
 
 Differences between runs are normalized: ids are numbered in order of appearance, generated text,
 counts and times are "…" or 0, and only the first delta of a text is kept, because the number of
-deltas depends on how fast they are read. The order of the frames of both sides and all their fields
-remain.
+deltas depends on how fast they are read. Sampling parameters of a Realtime session or response that
+have their defaults are left out, so that a new parameter leaves the recorded transcripts as they
+are. The order of the frames of both sides and all other fields remain.
 
 Concurrent responses are streams: each stream has an order of its own, and streams have none among
 each other. Such a transcript is compared stream by stream.
@@ -18,6 +19,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.support.sampling_defaults import without_default_sampling
 
 GOLDEN = Path(__file__).with_name("golden")
 SHORT_CHARS_MAX = 160
@@ -154,7 +157,7 @@ def _normalized(value: Any, *, counts: bool = False) -> Any:
                 key: ELLIPSIS
                 if key in _MASKED and inner is not None
                 else _normalized(inner, counts=counts or key in _COUNTS)
-                for key, inner in value.items()
+                for key, inner in without_default_sampling(value)
             }
         case list():
             return [_normalized(inner, counts=counts) for inner in value]

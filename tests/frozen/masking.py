@@ -1,13 +1,17 @@
-"""Mask the sentences of error messages, the one part of a frozen trace that may be improved."""
+"""Mask what may change in a frozen trace: sentences of error messages, which may be improved, and
+sampling parameters with default values, which may be added."""
 
 import json
 from typing import Any
+
+from tests.support.sampling_defaults import without_default_sampling
 
 MASK = "(sentence)"
 
 
 def masked(value: Any) -> Any:
-    """`value` with the `message` of every error object replaced by MASK.
+    """`value` with the `message` of every error object replaced by MASK, and without sampling
+    parameters that have their defaults.
 
     An error object is an object with a `message` and a `code`.
     """
@@ -15,7 +19,7 @@ def masked(value: Any) -> Any:
         case dict():
             return {
                 key: MASK if key == "message" and "code" in value and field else masked(field)
-                for key, field in value.items()
+                for key, field in without_default_sampling(value)
             }
         case list():
             return [masked(element) for element in value]
@@ -24,7 +28,7 @@ def masked(value: Any) -> Any:
 
 
 def masked_frame(frame: str) -> str:
-    """Mask a frame of JSON. A frame without an error object is returned byte for byte."""
+    """Mask a frame of JSON. A frame without anything to mask is returned byte for byte."""
     parsed = json.loads(frame)
     masked_json = masked(parsed)
     return frame if masked_json == parsed else json.dumps(masked_json)
