@@ -131,20 +131,21 @@ class Clients:
         the TurnEnded of the session is still to be sent to its client."""
         self._commands_in_flight: dict[int, InFlightCommand] = {}
         self._last_number = NO_REPLY
-        self.connected: set[ClientState] = set()
+        self.connected: dict[ClientState, None] = {}
+        """The clients in the order of their connections, so that a simulated life repeats."""
 
     # ---- connecting and disconnecting -----------------------------------------------------
 
     def add(self, send: SendToClient, disconnect: Callable[[], None] | None = None) -> ClientState:
         client = ClientState(send, disconnect)
         client.last_received_s = self._clock()
-        self.connected.add(client)
+        self.connected[client] = None
         return client
 
     def remove(self, client: ClientState) -> None:
         """Remove a client that disconnected. Its turns continue for `detach_grace_s`; its sessions
         are kept for `detach_keep_s`."""
-        self.connected.discard(client)
+        self.connected.pop(client, None)
         detached: list[DetachedSession] = []
         for name, attachment in self._attachments.items():
             if attachment.client is client:
