@@ -428,12 +428,11 @@ class EngineClient:
             *_, turn = await asyncio.gather(
                 self.open(session, streaming=False, cache_scope=cache_scope),
                 self.append(session, ids),
-                self.generate(session, sampling),
+                self._generate(session, sampling, None, lambda: self._close_in_background(session)),
             )
         except BaseException:
             self._close_in_background(session)
             raise
-        turn.set_on_ended(lambda: self._close_in_background(session))
         return turn
 
     def _close_in_background(self, session: str) -> None:
@@ -447,6 +446,15 @@ class EngineClient:
         final stop id, become part of the log. `turn` is the id of the turn (None: generated). A
         regular session can branch from a finished turn by this id, and refuses the id for another
         turn. Raises BadRequest, TooLong, UnknownEngineSession, Busy."""
+        return await self._generate(session, sampling, turn)
+
+    async def _generate(
+        self,
+        session: str,
+        sampling: Sampling,
+        turn: str | None,
+        on_ended: Callable[[], None] = lambda: None,
+    ) -> TurnStream:
         asked_s = time.monotonic() if self._process is not None else 0.0
         n, name = self._router.next_number(), turn or _new_id("turn")
         command = validate_command(Generate(n, session, name, sampling, asked_s=asked_s))
@@ -454,7 +462,8 @@ class EngineClient:
         if command.sampling.seed is None:
             sampling = msgspec.structs.replace(command.sampling, seed=secrets.randbits(63))
             command = msgspec.structs.replace(command, sampling=sampling)
-        stream = TurnStream(name, session, self.text.create_detokenizer(), command.sampling)
+        detokenizer = self.text.create_detokenizer()
+        stream = TurnStream(name, session, detokenizer, command.sampling, on_ended)
         key = (session, stream.id)
         if key in self._router.turns:
             raise BadRequest(f"turn {stream.id} is already in flight", field="turn")

@@ -38,8 +38,14 @@ class TurnStream:
     """
 
     def __init__(
-        self, turn_id: str, session: str, detokenizer: Detokenizer, sampling: Sampling
+        self,
+        turn_id: str,
+        session: str,
+        detokenizer: Detokenizer,
+        sampling: Sampling,
+        on_ended: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_ended`: called once at the end of the turn, whether or not the output was read."""
         self.id = turn_id
         self.session = session
         self.sampling = sampling
@@ -49,7 +55,7 @@ class TurnStream:
         self.ended: TurnEnded | None = None
         self.is_interrupted = False
         self._has_ended = False
-        self._on_ended: Callable[[], None] = lambda: None
+        self._on_ended = on_ended
         self._on_interrupted: Callable[[], None] = lambda: None
         self._detokenizer = detokenizer
         self._stop_filter = StopStringFilter(() if sampling.ignore_eos else sampling.stop)
@@ -82,22 +88,15 @@ class TurnStream:
             self.is_interrupted = True
             self._enqueue(_EngineLossMarker())
 
-    def set_on_interrupted(self, callback: Callable[[], None]) -> None:
-        """Set a callback for losses of the engine. The reader calls it between the last chunk
-        before the loss and the first one after it."""
-        self._on_interrupted = callback
-
-    def set_on_ended(self, callback: Callable[[], None]) -> None:
-        """Set a callback for the end of the turn, called once, whether or not the output was read;
-        at once if the turn has already ended."""
-        self._on_ended = callback
-        if self._has_ended:
-            callback()
-
-    async def consume(self, on_chunk: Callable[[OutputChunk], None]) -> None:
+    async def consume(
+        self,
+        on_chunk: Callable[[OutputChunk], None],
+        on_interrupted: Callable[[], None] = lambda: None,
+    ) -> None:
         """Call `on_chunk` with each chunk: with the available ones now, with later ones as soon as
-        they arrive, without waking a task. Returns at the end of the turn. Exceptions of `on_chunk`
-        are raised here.
+        they arrive, without waking a task. Call `on_interrupted` when the engine was lost, between
+        the last chunk before the loss and the first one after it. Returns at the end of the turn.
+        Exceptions of both are raised here.
         """
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -110,6 +109,7 @@ class TurnStream:
             except Exception as error:  # noqa: BLE001 - raised to the reader by its future
                 end.set_exception(error)
 
+        self._on_interrupted = on_interrupted
         drain()
         self._wake = drain
         try:

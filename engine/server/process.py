@@ -69,7 +69,10 @@ async def _serve(start: StartOptions, build_runner: RunnerFactory) -> None:
     early_commands: list[EngineCommand] = []
     lost = asyncio.Event()
     decoder = msgspec.msgpack.Decoder(list[EngineCommand])
-    link: ParentLink = Link(decoder, early_commands.extend, lost.set, make_refusal=refuse_malformed)
+    receive: Callable[[list[EngineCommand]], None] = early_commands.extend
+    link: ParentLink = Link(
+        decoder, lambda commands: receive(commands), lost.set, make_refusal=refuse_malformed
+    )
     event_loop = asyncio.get_running_loop()
     await event_loop.create_connection(lambda: link, sock=socket.socket(fileno=start.parent))
 
@@ -94,7 +97,7 @@ async def _serve(start: StartOptions, build_runner: RunnerFactory) -> None:
     gc.collect()
     gc.freeze()  # loaded objects stay: exclude them from every later collection
     parent = clients.add(link.send_now)
-    link.on_messages = functools.partial(clients.receive, parent)
+    receive = functools.partial(clients.receive, parent)
     link.send(ready)
     recorder.begin_incarnation(ready.incarnation)
     clients.receive(parent, early_commands)

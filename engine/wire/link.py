@@ -54,8 +54,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         self._decoder = decoder
         self._make_refusal = make_refusal
         self._encoder = msgspec.msgpack.Encoder()
-        self.on_messages = on_messages
-        """Callback for the messages of each frame; may be replaced while the link is open."""
+        self._on_messages = on_messages
         self._on_lost = on_lost
         self._handshake = handshake
         self._on_established = on_established
@@ -144,7 +143,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
                 return
             messages = valid
         if messages:
-            self.on_messages(messages)
+            self._on_messages(messages)
 
     def _decode_valid(self, frame: bytes) -> list[Received] | None:
         """Decode a frame message by message, refusing those that cannot be decoded. Returns None if

@@ -64,8 +64,14 @@ KeyError if the item is not in the conversation."""
 
 class EventLog:
     def __init__(
-        self, epoch: str, first_offset: int = 0, events: Iterable[LoggedEvent] = ()
+        self,
+        epoch: str,
+        first_offset: int = 0,
+        events: Iterable[LoggedEvent] = (),
+        on_gap: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_gap`: called if a response that is generated again differs from what the client has
+        seen."""
         self.epoch = epoch
         self._events = list(events)
         self._first_offset = first_offset
@@ -83,8 +89,7 @@ class EventLog:
         after that position. Their output is not emitted until it is past what the client has
         seen."""
         self._listener: EventListener | None = None
-        self.on_gap: Callable[[], None] = lambda: None
-        """Called if a response that is generated again differs from what the client has seen."""
+        self._on_gap = on_gap
 
     @property
     def next_offset(self) -> int:
@@ -219,7 +224,7 @@ class EventLog:
 
     def _report_gap(self) -> None:
         self.detach()
-        self.on_gap()
+        self._on_gap()
 
     def _replay_ahead(
         self, stream: "_ResponseStream", since: ResponseProgress, seen_parts: int

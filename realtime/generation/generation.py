@@ -42,7 +42,10 @@ class Generation:
         engine_session: EngineSession,
         output: OutputItems,
         parser: OutputParser,
+        on_interrupted: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_interrupted`: called when the engine that runs the turn is lost, after the output
+        received until then was emitted."""
         self.response = response
         self.engine_session = engine_session
         self.sampled_ids: list[int] = []
@@ -50,9 +53,7 @@ class Generation:
         self._parser = parser
         self.is_refused = False
         """Whether the response was not accepted: no event is emitted, its output is discarded."""
-        self.on_interrupted: Callable[[], None] = lambda: None
-        """Called when the engine that runs the turn is lost, after the output received until then
-        was emitted."""
+        self._on_interrupted = on_interrupted
         self._is_cancelled = False
         self._current_turn: TurnStream | None = None
 
@@ -124,8 +125,6 @@ class Generation:
             await self.engine_session.cancel_turn(turn)
         if not await self._await_acceptance(accepted):
             await self.engine_session.cancel_turn(turn, discard_output=True)
-        if not self.is_refused:
-            turn.set_on_interrupted(lambda: self.on_interrupted())
         turn_ids: list[int] = []
 
         def consume_chunk(chunk: OutputChunk) -> None:
@@ -136,8 +135,12 @@ class Generation:
             for event in self._output.append(self._parser.push(chunk.text)):
                 emit(event)
 
+        def report_interruption() -> None:
+            if not self.is_refused:
+                self._on_interrupted()
+
         with contextlib.suppress(TurnFailed):  # `turn.ended` has the failure too
-            await turn.consume(consume_chunk)
+            await turn.consume(consume_chunk, report_interruption)
         ended = turn.ended
         assert ended is not None, "a consumed turn has ended"
         kept = ended.length - prompt.length

@@ -8,7 +8,7 @@ has lost the session, or its latest changes, the whole session is written again.
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -85,12 +85,16 @@ class SessionWriter:
         base_offset: int = 0,
         model_digest: str = "",
         replaces_all: bool = False,
+        completed_requests: Mapping[str, IdempotentRequest] | None = None,
+        on_replaced: Callable[[], None] = lambda: None,
     ) -> None:
         """`new`: creates the session again if the store has lost it. The store has `entries`, and
         the events before the offset `written_offset`; the event at `base_offset` has number 0
         there. `model_digest`: the model that the ids belong to. `replaces_all`: the stored ids
         belong to another model, and the first write replaces all entries, the state and the epoch
-        atomically."""
+        atomically. `completed_requests`: the completed requests of the client by idempotency key,
+        which are restored in a store that has lost them. `on_replaced`: called when another gateway
+        turns out to own the session."""
         self._model_digest = model_digest
         self._replaces_all = replaces_all
         self._store = store
@@ -113,11 +117,8 @@ class SessionWriter:
         self._needs_full_write = False
         """Whether the store has lost data, so that the next write contains the whole session."""
         self._is_stopped = False
-        self.completed_requests: Callable[[], Collection[IdempotentRequest]] = lambda: ()
-        """Returns the completed requests of the client, which are restored in a store that has
-        lost them."""
-        self.on_replaced: Callable[[], None] = lambda: None
-        """Called when another gateway turns out to own the session."""
+        self._completed_requests = completed_requests if completed_requests is not None else {}
+        self.on_replaced = on_replaced
 
     @property
     def lease(self) -> SessionLease:
@@ -176,7 +177,7 @@ class SessionWriter:
         requested_keys = {changes.request.key} if changes.request else set[str]()
         # A retried request keeps its key: an older write of it that arrives late is a duplicate.
         revoked_keys = self._revoked_keys - requested_keys
-        completed = self.completed_requests() if self._needs_full_write else ()
+        completed = self._completed_requests.values() if self._needs_full_write else ()
         restored = tuple(
             request
             for request in completed

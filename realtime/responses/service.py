@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -118,9 +119,10 @@ class ResponseService:
         branch = self.continuations.branch(
             source.continuation, response.id, self._cache_scope_of(requester.tenant)
         )
-        run = ResponseRun(command, requester, response, prompt, branch)
+        run = ResponseRun(
+            command, requester, response, prompt, branch, partial(self._on_abandoned, response.id)
+        )
         self._runs[response.id] = run
-        run.event_stream.on_abandoned = lambda: self._on_abandoned(run)
         self._spawn(self._run(run, source.parent, resolved_input))
         return run
 
@@ -339,10 +341,11 @@ class ResponseService:
         run.event_stream.append(ResponseEnded(response))
         run.ended.set()
 
-    def _on_abandoned(self, run: ResponseRun) -> None:
+    def _on_abandoned(self, response_id: str) -> None:
         """Cancel a response without readers: at once if it is not stored, else after a grace,
         because a reader may return. A background response continues."""
-        if run.command.background and run.command.store:
+        run = self._runs.get(response_id)
+        if run is None or (run.command.background and run.command.store):
             return
         if not run.command.store:
             self._spawn(run.cancel())

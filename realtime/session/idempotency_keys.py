@@ -16,13 +16,19 @@ IDEMPOTENCY_KEYS_MAX = 1024
 class IdempotencyKeys:
     """The idempotency keys of one session: in memory, and beyond that in the store."""
 
-    def __init__(self, session_writer: SessionWriter, *, is_complete: bool) -> None:
-        """`is_complete`: no request was executed before this process, or on another gateway. A key
+    def __init__(
+        self,
+        session_writer: SessionWriter,
+        recorded: dict[str, IdempotentRequest],
+        *,
+        is_complete: bool,
+    ) -> None:
+        """`recorded`: the requests in memory by key, which `session_writer` restores in a store
+        that has lost them. `is_complete`: no request was executed before this process, or on another gateway. A key
         that is not in memory is then new, and the store is not read."""
         self._session_writer = session_writer
         self._is_complete = is_complete
-        self._recorded: dict[str, IdempotentRequest] = {}
-        session_writer.completed_requests = self._recorded.values
+        self._recorded = recorded
         self._unwritten: dict[str, IdempotentRequest] = {}
         """Executed requests whose outcomes are not in the store yet."""
 
