@@ -106,7 +106,7 @@ class KVPool:
 
 def _find_contiguous_runs(slots: list[int]) -> list[tuple[int, int, int]]:
     """Find the runs of adjacent host pages in `slots`, as (index of the first in `slots`, first
-    host page, count): only contiguous pinned memory is copied asynchronously."""
+    host page, count). Only copies of contiguous pinned memory are asynchronous."""
     runs: list[tuple[int, int, int]] = []
     for index, slot in enumerate(slots):
         first, begin, count = runs[-1] if runs else (0, 0, 0)
@@ -118,8 +118,8 @@ def _find_contiguous_runs(slots: list[int]) -> list[tuple[int, int, int]]:
 
 
 def _split_into_independent_runs(moves: Sequence[PageMove]) -> list[list[PageMove]]:
-    """Split moves into runs of one kind in which no move reads or writes a page written earlier in
-    the same run, so that each run takes one operation."""
+    """Split moves into runs that can each be copied in one operation: all moves of a run have one
+    kind, and none reads or writes a page that an earlier move of the run writes."""
     runs: list[list[PageMove]] = []
     written: set[int] = set()
     for move in moves:
