@@ -19,7 +19,8 @@ from continuo.engine.device.step_inputs import upload
 
 
 class KVPool:
-    """The tensors of KV pages. Layers may differ in heads and dims; all share pages and slots."""
+    """The tensors of KV pages. Layers may differ in heads and dims; a token has the same page and
+    slot in all of them."""
 
     def __init__(
         self,
@@ -82,8 +83,8 @@ class KVPool:
             pool[target_pages] = pool[source_pages]
 
     def _spill(self, pages: list[int], slots: list[int]) -> None:
-        """Copy device pages to pages `slots` of the host tier. `slots` must ascend, so that
-        adjacent ones are copied together."""
+        """Copy device pages to pages `slots` of the host tier. `slots` must be in ascending order,
+        so that adjacent pages are copied together."""
         source_pages = self._upload_pages(pages)
         for pool, host in zip(self._tensors, self._host_tensors, strict=True):
             block = pool[source_pages]
@@ -91,8 +92,8 @@ class KVPool:
                 host[slot : slot + count].copy_(block[first : first + count], non_blocking=True)
 
     def _load(self, slots: list[int], pages: list[int]) -> None:
-        """Copy pages `slots` of the host tier to device pages. `slots` must ascend, so that
-        adjacent ones are copied together."""
+        """Copy pages `slots` of the host tier to device pages. `slots` must be in ascending order,
+        so that adjacent pages are copied together."""
         target_pages = self._upload_pages(pages)
         for pool, host in zip(self._tensors, self._host_tensors, strict=True):
             block = pool.new_empty(len(slots), *pool.shape[1:])

@@ -68,7 +68,8 @@ _FOLLOWING_MESSAGES: tuple[ChatMessage, ...] = (
 
 
 class TemplateProbe:
-    """The boundaries between messages of one template, found when it is loaded."""
+    """The text that one template puts between messages, found by rendering test conversations when
+    the template is loaded."""
 
     def __init__(self, renderer: TemplateRenderer, tokenizer: Tokenizer) -> None:
         """Probe the template.
