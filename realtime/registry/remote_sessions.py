@@ -57,9 +57,9 @@ class RemoteSessions:
         return await fork_origin(self._factory, snapshot, fork.item_id)
 
     async def delete(self, session_id: str, tenant: str, access: Access) -> DeletedSession | None:
-        """Delete a session from the store. The gateway that owned it learns this from the store, or
-        from the engine (`release_engine_session`). Returns None if the session does not exist.
-        Raises Refusal."""
+        """Delete a session from the store. The gateway that owned the session detects this when it
+        next uses the store, or by a message from the engine (`release_engine_session`). Returns
+        None if the session does not exist. Raises Refusal."""
         with _refusing_store_errors():
             metadata = await self._find(session_id, tenant, access)
             if metadata is None:

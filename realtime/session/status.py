@@ -41,7 +41,7 @@ class KVStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def residency(self) -> KVResidency:
-        """The residency that a response would report if it began now."""
+        """Residency that a response would report if it started now."""
         if self.lost_tokens:
             return "recomputed"
         return "hot" if self.place == "device" else self.place

@@ -43,8 +43,8 @@ FRAGMENT_BYTES_MEAN bytes of the message."""
 FRAGMENT_BYTES_MEAN = 64
 """Bytes per fragment above which the payload takes more memory than the object that holds it."""
 UNCHARGED_BYTES = 4 * 1024
-"""Connections with at most so many waiting bytes are not charged to the incoming budget, so that
-ordinary messages cost no bookkeeping."""
+"""Connections with at most this many waiting bytes are not charged to the incoming budget, so that
+ordinary messages need no bookkeeping."""
 _MEDIUM_FRAME_HEAD, _LONG_FRAME_HEAD = struct.Struct("!BBH"), struct.Struct("!BBQ")
 """Layouts of the head of a frame whose payload length has 16 bits, and 64 bits."""
 CORKED_BYTES_MAX = 64 * 1024

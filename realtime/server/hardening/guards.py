@@ -17,7 +17,7 @@ LINGER_BYTES_MAX = 64 * 1024 * 1024
 
 
 class TurnwiseReader:
-    """Mixin of a flow control or protocol that waits for a read turn after a large read."""
+    """Mixin for a flow control or protocol that waits for a read turn after a large read."""
 
     transport: asyncio.Transport
     read_paused: bool
@@ -45,7 +45,7 @@ class TurnwiseReader:
 
 
 class Lingerer:
-    """Mixin of a protocol with a lingering close: after the last response, input is discarded.
+    """Mixin for a protocol with a lingering close: after the last response, input is discarded.
 
     If a socket is closed with unread input, the connection is reset, and the reset discards data
     that the client has not read yet, including the last response. So input is read for LINGER_S
