@@ -20,7 +20,7 @@ MonotonicClock = Callable[[], float]
 """Returns the time in seconds."""
 FaultPredicate = Callable[[BaseException], bool]
 CHARS_PER_TOKEN = 4
-"""Estimate for a text whose tokens were not counted."""
+"""Estimated characters per token, for text whose tokens were not counted."""
 
 
 class TokenBucket:
@@ -63,8 +63,8 @@ class TenantRateLimits:
     @contextmanager
     def charge_request(self, is_fault: FaultPredicate | None = None) -> Generator[None]:
         """Charge one request, and refund it if the enclosed block, which begins a response, fails
-        because of a fault of the server. `is_fault` decides that (default: `is_server_fault`).
-        Raises Refusal if a bucket holds less than 1."""
+        because of a fault of the server. `is_fault` returns whether an exception is such a fault
+        (default: `is_server_fault`). Raises Refusal if a bucket holds less than 1."""
         for name in self._buckets:
             self._require_available(name)
         self._take("requests", 1)

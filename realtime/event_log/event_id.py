@@ -51,7 +51,8 @@ class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Random suffix of the id of an event that is not logged and not replayed, such as an error; it
     makes the id unique. Empty for all other events."""
     is_inclusive: bool = False
-    """Whether the position is after the event that carries this id (as for deltas) or before it."""
+    """True if the position is after the event that carries this id, as for deltas; False if it is
+    before that event."""
 
     def encode(self, part: int = 1) -> str:
         """Encode the id of one server event. `part`: its number, from 1, among the server events

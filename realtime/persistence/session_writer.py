@@ -272,8 +272,8 @@ class SessionWriter:
         self._written_offset = min(self._written_offset, offset)
 
     async def find_result(self, request: IdempotentRequest) -> bytes | None:
-        """Return the recorded result of a request, or None if it was not executed. Raises
-        IdempotencyConflict, StoreError."""
+        """Return the recorded result of a request, or None if the request was not executed before.
+        Raises IdempotencyConflict, StoreError."""
         if request.key in self._revoked_keys:
             return None
         try:

@@ -73,8 +73,8 @@ class ForkRequest(msgspec.Struct, frozen=True):
 
 
 class ResumeRequest(msgspec.Struct, frozen=True):
-    """A request to resume a session after the last event received. `last_event_id` None: with a
-    snapshot."""
+    """A request to resume a session after the last event received. `last_event_id` None: the client
+    gets a snapshot."""
 
     session_id: str
     last_event_id: str | None = None

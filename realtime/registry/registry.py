@@ -432,8 +432,8 @@ class Registry:
         return entry
 
     def _close_after_gap(self, entry: _OpenSession) -> None:
-        """Close the connection of a client that has received other output than this gateway
-        generates again. The client reconnects and gets a snapshot."""
+        """Close the connection of a client that has received different output from what this
+        gateway now generates again. The client reconnects and gets a snapshot."""
         if entry.close_connection is not None:
             entry.close_connection(
                 CloseCode.SERVICE_RESTART, "the last response has changed: reconnect"
@@ -579,8 +579,8 @@ class Registry:
             await self.close(session)
 
     async def delete(self, session_id: str, tenant: str, access: Access = WHOLE_TENANT) -> bool:
-        """Delete a tenant's session, here or remote. Its connection, if any, is closed as deleted
-        by the operator. Returns False if the session does not exist. Raises Refusal."""
+        """Delete a tenant's session, here or remote. Its connection, if any, is closed with
+        CLOSED_BY_OPERATOR. Returns False if the session does not exist. Raises Refusal."""
         async with self._locks.setdefault(session_id, asyncio.Lock()):
             entry = self._find_accessible(session_id, tenant, access)
             deleted = await self._remote_sessions.delete(session_id, tenant, access)

@@ -76,7 +76,7 @@ class Continuations:
         self._limits = limits
         self._clock = clock
         self._points: OrderedDict[str, ContinuationPoint] = OrderedDict()
-        """By response id, least recently used first."""
+        """Points by response id, least recently used first."""
         self._points_by_connection: dict[str, OrderedDict[str, ContinuationPoint]] = {}
         """By connection: the points that only this connection may continue, least recently used
         first."""

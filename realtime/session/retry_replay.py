@@ -118,8 +118,8 @@ def _replay_cancel(
     """Replay the cancellation of a response. `response_id` is empty if no response was active when
     the cancellation was first requested.
 
-    Returns False if the response is still being generated: a takeover has lost the cancellation.
-    Raises Refusal if `response_id` is empty.
+    Returns False if the response is being generated and is not cancelled, because a takeover has
+    lost the cancellation. Raises Refusal if `response_id` is empty.
     """
     if not response_id:
         raise Refusal(

@@ -624,7 +624,8 @@ class Session:
         self._defer_result(cancelled_id)
 
     async def _cancel_active(self, response_id: str | None) -> str:
-        """Cancel a response and return its id. Raises Refusal if it is not active."""
+        """Cancel a response and return its id. `response_id` None: the active response of the
+        conversation. Raises Refusal if the response is not active."""
         out_of_band = (
             None if response_id is None else self._active_responses.find_out_of_band(response_id)
         )

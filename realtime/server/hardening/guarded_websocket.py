@@ -67,8 +67,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     """Maximum message bytes by path, where they differ from uvicorn's `ws_max_size`."""
     corked_sockets: ClassVar[list["GuardedWebSocket"]] = []
     """Connections with corked frames, which are written together at the end of this round of the
-    event loop, so that a process that reads many of them wakes once. Each server has its own
-    list."""
+    event loop, so that a client process that reads from many of them wakes only once. Each server
+    has its own list."""
     _corked_frames: bytes = b""
     incoming_budget: ClassVar[IncomingBudget]
     read_turns: ClassVar[ReadTurns]

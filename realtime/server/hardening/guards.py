@@ -9,8 +9,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from continuo.realtime.server.hardening.read_turns import ReadTurns
 
 SLICE_BYTES = 16 * 1024
-"""Maximum bytes passed to a parser at once. Limits are checked between slices, as one read of the
-event loop, up to 256 KiB, can contain 14,000 requests or 43,000 empty frames."""
+"""Maximum bytes passed to a parser at once. Limits are checked between slices, because one read of
+the event loop, up to 256 KiB, can contain 14,000 requests or 43,000 empty frames."""
 LINGER_S = 2.0
 """Time in seconds for which input is read and discarded after the last response."""
 LINGER_BYTES_MAX = 64 * 1024 * 1024

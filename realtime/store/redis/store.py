@@ -360,7 +360,7 @@ def _parse_metadata(session: str, fields: Sequence[bytes], entry_count: int) -> 
 
 def _parse_running_responses(running: Sequence[bytes]) -> tuple[RunningResponse, ...]:
     """Parse the hash `SessionKeys.running`, as alternating fields and values. Fields that end in
-    `#` are only for scripts."""
+    `#` are ignored: only scripts use them."""
     checkpoints: dict[str, ResponseCheckpoint] = {}
     chunks: dict[str, list[tuple[int, bytes]]] = {}
     for field, value in zip(running[::2], running[1::2], strict=True):
