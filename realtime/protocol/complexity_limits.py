@@ -66,14 +66,14 @@ _FIXED_SIZES = (
     | {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}  # extensions
     | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays and maps: only their length
 )
-"""Number of bytes that follow the first byte of a value, by the first byte."""
+"""For each first byte of a value: the number of bytes that follow it."""
 _LENGTH_PREFIXES = (
     {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}  # strings
     | {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0)}  # bytes
     | {0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}  # extensions
 )
-"""Sizes by the first byte of a value: of its length field, and of the gap from that to the
-payload."""
+"""For each first byte of a value: the size of the length field after it, and of the type field
+between that and the payload (extensions only)."""
 
 
 def _msgpack_value_bytes(frame: bytes, at: int) -> int:

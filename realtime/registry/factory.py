@@ -72,7 +72,7 @@ def create(
     parent_engine_session: EngineSession | None,
     observer: SessionObserver,
 ) -> Session:
-    """Create the `Session` of a session that was just created in the store."""
+    """Create the `Session` object for a session that was just created in the store."""
     recorded: dict[str, IdempotentRequest] = {}
     session_writer = SessionWriter(
         factory.store,
@@ -111,9 +111,9 @@ async def load(
     cache_scope: str,
     observer: SessionObserver,
 ) -> Session:
-    """Load a session from the store. If its ids are of another model, the conversation is rendered
-    again, event ids issued before can no longer be resumed from, and the first write replaces all
-    that is stored. Raises Refusal if this model cannot continue the session."""
+    """Load a session from the store. If its token ids are of another model, the conversation is
+    rendered again, event ids issued before can no longer be resumed from, and the first write
+    replaces all that is stored. Raises Refusal if this model cannot continue the session."""
     state = decode_state(snapshot.state)
     decoded = decode_conversation(snapshot.entries, factory.template, state.settings)
     entries, conversation, epoch = decoded.entries, decoded.conversation, snapshot.metadata.epoch
@@ -190,7 +190,7 @@ async def _rerender(
     oldest items if it is too long. Raises Refusal."""
     session_id, window = snapshot.metadata.id, factory.context_window(state.settings)
     logger.warning(
-        "session %s was begun on another model (%s, this one is %s): it is rendered anew",
+        "session %s was begun on another model (%s, this one is %s): it is rendered again",
         session_id,
         state.model or "unknown",
         factory.model_digest,

@@ -38,8 +38,8 @@ class SessionObserver(Protocol):
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The fence and connection that hold a session at one moment. If they have changed, the session
-    was taken over meanwhile."""
+    """The fence and connection that hold a session at one moment. If either has changed later, the
+    session was taken over meanwhile."""
 
     fence: int
     close_connection: CloseConnection | None

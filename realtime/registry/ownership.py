@@ -48,7 +48,7 @@ class OwnershipChecks:
                     pass
                 await self._check_some()
             except StoreError as error:
-                log.debug("sweep: %s", error)
+                log.debug("the sweep failed: %s", error)
 
     async def _check_some(self) -> None:
         """Check the next `OWNERSHIP_CHECKS_MAX` sessions. Raises StoreError."""
@@ -59,9 +59,10 @@ class OwnershipChecks:
         self._unchecked = self._unchecked[OWNERSHIP_CHECKS_MAX:] or self._open_sessions.ids
 
     async def _rewrite_lost(self, entry: OpenSession) -> None:
-        """Write a session again to a local store that has lost it. This does not wait for the next
-        change of the session, because the process may end before. Does nothing for a shared store:
-        another gateway may hold a newer copy of the session, whose writes would then be refused."""
+        """Write a session again to a local store that has lost it. The write does not wait for the
+        next change of the session, because the process may end before it. Does nothing for a shared
+        store: another gateway may hold a newer copy of the session, whose writes would then be
+        refused."""
         if self._store.is_shared or not entry.session.stored.needs_full_write:
             return
         try:
@@ -71,7 +72,7 @@ class OwnershipChecks:
                     self._limits.resume_window_s, is_parked=True
                 )
         except StoreError as error:
-            log.debug("%s is not written again yet: %s", entry.session.id, error)
+            log.debug("session %s is not written again yet: %s", entry.session.id, error)
 
     async def check(self, entry: OpenSession) -> bool:
         """Return whether this gateway still owns the session. A session that another gateway has

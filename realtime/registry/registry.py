@@ -81,8 +81,8 @@ async def _assume_alive() -> bool:
 
 
 def _close_at_other_gateway(code: CloseCode, reason: str) -> None:
-    """Do nothing: in place of closing a connection of another gateway, which detects the takeover
-    itself."""
+    """Do nothing. Used as `close_connection` of a holder on another gateway, which detects the
+    takeover itself and closes the connection."""
 
 
 class _Observer:
@@ -201,8 +201,8 @@ class Registry:
         close_connection: CloseConnection,
         ping_client: PingClient = _assume_alive,
     ) -> Session:
-        """Take a session over from its present holder, and send the events that were missed to
-        `listener`. `ping_client` returns whether the client still responds. Raises Refusal.
+        """Take a session over from its current holder, and send the missed events to `listener`.
+        `ping_client` returns whether the client still responds. Raises Refusal.
 
         If this process was suspended, the client may have resumed at another gateway meanwhile. So
         the holder is read first, then the client is pinged, then the session is taken over if its
@@ -342,8 +342,8 @@ class Registry:
             self._open_sessions.spawn(self._ownership.unload_replaced(entry))
 
     def on_gap(self, session_id: str, observer: SessionObserver) -> None:
-        """Close the connection of a client whose received output differs from what is generated
-        again. The client reconnects and gets a snapshot."""
+        """Close the connection of a client that has received different output from what this
+        gateway now generates again. The client reconnects and gets a snapshot."""
         entry = self._open_sessions.find_observed(session_id, observer)
         if entry is not None and entry.close_connection is not None:
             entry.close_connection(
@@ -367,8 +367,9 @@ class Registry:
 
     @property
     def _hold_s(self) -> float:
-        """Seconds for which a claim holds a session: the lifetime of a connection and the resume
-        window after it, in case this process dies."""
+        """Time from a claim to the session's deadline, in seconds: the lifetime of a connection,
+        and the resume window after it, so that the session can still be resumed if this process
+        dies."""
         return self._limits.connection_lifetime_s + self._limits.resume_window_s
 
     def _resume_of(self, session: Session, token: str | None = None) -> ResumeInfo:
@@ -400,8 +401,8 @@ class Registry:
     async def _new_origin(
         self, credentials: Credentials, settings: GenerationSettings
     ) -> SessionOrigin:
-        """Make the origin (initial content) of a new session. Settings that a client secret carries
-        are charged to the tenant as those of a session.update. Raises Refusal."""
+        """Make the origin (initial content) of a new session. Settings from a client secret are
+        charged to the tenant's rate limits, like those of a session.update. Raises Refusal."""
         rate_limits = self.rate_limits.for_tenant(credentials.tenant)
         chars = count_head_chars(settings)
         self.text_limits.check_head(settings, "session.")
@@ -457,9 +458,9 @@ class Registry:
         ]
 
     async def terminate(self, session: Session, code: CloseCode, reason: str) -> None:
-        """Close a session and its connection. If there is a connection, only that is closed here,
-        with `code`, which must be a code that ends the session: the session is closed when its
-        connection has ended."""
+        """Close a session and its connection. If the session has a connection, only the connection
+        is closed here, with `code`; the session is then closed when the connection has ended, so
+        `code` must be one that ends the session."""
         entry = self._open_sessions.get(session.id)
         if entry is not None and entry.close_connection is not None:
             entry.close_connection(code, reason)
@@ -467,8 +468,8 @@ class Registry:
             await self.close(session)
 
     async def delete(self, session_id: str, tenant: str, access: Access = WHOLE_TENANT) -> bool:
-        """Delete a tenant's session, here or remote. Its connection, if any, is closed as deleted
-        by the operator. Returns False if the session does not exist. Raises Refusal."""
+        """Delete a tenant's session, here or remote. Its connection, if any, is closed with
+        CLOSED_BY_OPERATOR. Returns False if the session does not exist. Raises Refusal."""
         async with self._locks.setdefault(session_id, asyncio.Lock()):
             entry = self._find_accessible(session_id, tenant, access)
             deleted = await self._remote_sessions.delete(session_id, tenant, access)

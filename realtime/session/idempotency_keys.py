@@ -24,8 +24,9 @@ class IdempotencyKeys:
         is_complete: bool,
     ) -> None:
         """`recorded`: the requests in memory by key, which `session_writer` restores in a store
-        that has lost them. `is_complete`: no request was executed before this process, or on another gateway. A key
-        that is not in memory is then new, and the store is not read."""
+        that has lost them. `is_complete`: no request of the session was executed by another
+        gateway, or before this process started. A key that is not in memory is then new, and the
+        store is not read."""
         self._session_writer = session_writer
         self._is_complete = is_complete
         self._recorded = recorded
@@ -35,7 +36,7 @@ class IdempotencyKeys:
     async def find_result(self, idempotent_request: IdempotentRequest) -> bytes | None:
         """Return the recorded outcome. Returns None if the key is new.
 
-        Raises IdempotencyConflict if the key was used for another content, and StoreError.
+        Raises IdempotencyConflict if the key was used for other content, and StoreError.
         """
         recorded = self._recorded.get(idempotent_request.key)
         if recorded is None:

@@ -1,8 +1,8 @@
 """A session: executes conversation commands against engine and store, by the state table.
 
 Commands are executed one at a time; a response is generated in its own task meanwhile. All events
-pass the event log on their way to the attached connection. Limits are checked before anything
-changes: a Refusal leaves the session unchanged.
+pass through the event log to the attached connection. Limits are checked before anything changes: a
+Refusal leaves the session unchanged.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from continuo.realtime.generation.error_mapping import (
     map_store_error,
 )
 from continuo.realtime.limits import Limits
+from continuo.realtime.persistence.session_writer import SessionWriter
 from continuo.realtime.persistence.token_journal import JournalFlusher
 from continuo.realtime.protocol.commands import (
     ConversationCommand,
@@ -49,6 +50,8 @@ from continuo.realtime.protocol.response import KVResidency
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.rate_limit import TenantRateLimits
 from continuo.realtime.session.active_responses import ActiveResponses
+from continuo.realtime.session.commands import HANDLERS
+from continuo.realtime.session.commands.context import CommandContext, SessionParts
 from continuo.realtime.session.idempotency_keys import IdempotencyKeys
 from continuo.realtime.session.state import SessionState, Trigger
 from continuo.realtime.session.status import KVStatus, SessionStatus
@@ -118,8 +121,8 @@ class Session:
     # ------------------------------------------------------------ connections
 
     async def start(self, listener: EventListener, resume: ResumeInfo | None = None) -> None:
-        """Attach the first connection. Emits that the session is open, and for a fork its items.
-        Raises Refusal."""
+        """Attach the first connection. Emits SessionOpened and, for a fork, its items. Raises
+        Refusal."""
         self._event_log.attach(listener)
         if self.conversation.spans:
             await self._write_or_refuse(self._unit_of_work.write_all())

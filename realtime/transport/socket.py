@@ -129,6 +129,6 @@ def _pong_at_once() -> "asyncio.Future[bool]":
     return pong
 
 
-# Used if the server lacks the extension; called by position, as that is.
+# Used if the server lacks the extension; like the extension, called with positional arguments.
 def _refuse_send_now(_frames: Sequence[bytes], _is_binary: bool) -> bool:  # noqa: FBT001
     return False

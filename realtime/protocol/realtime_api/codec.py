@@ -96,7 +96,7 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
         raise BadFrame(message, code=code, param=param, event_id=self.extract_event_id(frame))
 
     def extract_event_id(self, frame: str | bytes) -> str | None:
-        """Find the client's event_id in a frame that may be invalid otherwise. Returns None if it
+        """Find the client's event_id in a frame that may otherwise be invalid. Returns None if it
         cannot be read."""
         try:
             return self.find_event_id(frame)

@@ -1,4 +1,4 @@
-"""input_text_buffer.append, .replace and .clear: change the text that its author has not finished."""
+"""input_text_buffer.append, .replace and .clear: change a text that is not finished."""
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import TEXT_CHARS_MAX

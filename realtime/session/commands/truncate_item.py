@@ -1,4 +1,4 @@
-"""conversation.item.truncate: cut the text of an assistant message that was not heard to its end."""
+"""conversation.item.truncate: cut an assistant message that the user did not hear to its end."""
 
 import msgspec
 
