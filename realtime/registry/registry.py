@@ -131,13 +131,13 @@ class Registry:
         self._store = store
         self._gateway_id = generate_id("gate")
         self._secret = secret or secrets.token_bytes(32)
-        self._open_sessions = OpenSessions(limits)
-        self._ownership = OwnershipChecks(self._open_sessions, limits, store)
+        self.open_sessions = OpenSessions(limits)
+        self._ownership = OwnershipChecks(self.open_sessions, limits, store)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __len__(self) -> int:
         """Number of sessions with a connection."""
-        return self._open_sessions.connected_count
+        return self.open_sessions.connected_count
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -189,7 +189,7 @@ class Registry:
         scope = self.cache_scope_of(credentials.tenant)
         session = create(self._factory, lease, new, initial, scope, parent, observer)
         owner = Owner(credentials.tenant, new.secret)
-        self._open_sessions.add(OpenSession(session, owner, observer, close_connection))
+        self.open_sessions.add(OpenSession(session, owner, observer, close_connection))
         await session.start(listener, self._resume_of(session, token))
         return session
 
@@ -218,7 +218,7 @@ class Registry:
                 entry = await self._take_over(resume_request, credentials, holder)
                 if entry is None:
                     continue
-                close_replaced(self._open_sessions.connect(entry, close_connection))
+                close_replaced(self.open_sessions.connect(entry, close_connection))
                 session = entry.session
                 try:
                     await session.resume(listener, since, self._resume_of(session))
@@ -243,7 +243,7 @@ class Registry:
     ) -> tuple[Owner, Holder]:
         """Find owner and holder of a session, here or in the store. `credentials` None: the client
         shows only a resume token. Raises Refusal."""
-        entry = self._open_sessions.get(resume_request.session_id)
+        entry = self.open_sessions.get(resume_request.session_id)
         if entry is not None:
             check_may_resume(resume_request, credentials, entry.owner)
             return entry.owner, entry.holder
@@ -262,7 +262,7 @@ class Registry:
     ) -> OpenSession | None:
         """Take a session over from `holder`. Returns None if the holder has changed. Raises
         Refusal."""
-        entry = self._open_sessions.get(resume_request.session_id)
+        entry = self.open_sessions.get(resume_request.session_id)
         with self._refusing_store_errors(resume_request, credentials):
             if entry is None:
                 with contextlib.suppress(LeaseLost):
@@ -277,12 +277,12 @@ class Registry:
             except (SessionNotFound, StoreReplaced, SessionDataLost):
                 # Deleted, or lost in the store: then the next change writes it again.
                 await self._ownership.check(entry)
-        return entry if entry is not None and entry in self._open_sessions else None
+        return entry if entry is not None and entry in self.open_sessions else None
 
     async def _load_from_store(self, session_id: str, holder: Holder) -> OpenSession:
         """Claim and load a session. Raises Refusal and StoreError; LeaseLost if `holder` does
         not hold the session any more."""
-        await self._open_sessions.wait_until_unloaded(session_id)
+        await self.open_sessions.wait_until_unloaded(session_id)
         lease = await self._store.claim(
             session_id, self._gateway_id, ttl_s=self._hold_s, expected_fence=holder.fence
         )
@@ -308,7 +308,7 @@ class Registry:
                 )
             raise
         entry = OpenSession(session, Owner(metadata.tenant, metadata.secret), observer, None)
-        self._open_sessions.add(entry)
+        self.open_sessions.add(entry)
         return entry
 
     @contextlib.contextmanager
@@ -326,7 +326,7 @@ class Registry:
     def _unknown_or_expired(
         self, resume_request: ResumeRequest, credentials: Credentials | None
     ) -> Refusal:
-        owner = self._open_sessions.owner_of_expired(resume_request.session_id)
+        owner = self.open_sessions.owner_of_expired(resume_request.session_id)
         if owner is None or not may_resume(resume_request, credentials, owner):
             return session_not_found(resume_request)
         return Refusal(
@@ -338,13 +338,13 @@ class Registry:
 
     def on_replaced(self, session_id: str, observer: SessionObserver) -> None:
         """Unload a session that another gateway owns now, or has deleted."""
-        if (entry := self._open_sessions.find_observed(session_id, observer)) is not None:
-            self._open_sessions.spawn(self._ownership.unload_replaced(entry))
+        if (entry := self.open_sessions.find_observed(session_id, observer)) is not None:
+            self.open_sessions.spawn(self._ownership.unload_replaced(entry))
 
     def on_gap(self, session_id: str, observer: SessionObserver) -> None:
         """Close the connection of a client that has received different output from what this
         gateway now generates again. The client reconnects and gets a snapshot."""
-        entry = self._open_sessions.find_observed(session_id, observer)
+        entry = self.open_sessions.find_observed(session_id, observer)
         if entry is not None and entry.close_connection is not None:
             entry.close_connection(
                 CloseCode.SERVICE_RESTART, "the last response has changed: reconnect"
@@ -352,9 +352,9 @@ class Registry:
 
     def on_superseded(self, engine_session_id: str) -> None:
         """Check the ownership of a session whose engine session another gateway has taken over."""
-        entry = self._open_sessions.get(engine_session_id.partition(".")[0])
+        entry = self.open_sessions.get(engine_session_id.partition(".")[0])
         if entry is not None:
-            self._open_sessions.spawn(self._ownership.recheck(entry))
+            self.open_sessions.spawn(self._ownership.recheck(entry))
 
     def _check_capacity(self) -> None:
         if len(self) >= self._limits.connected_sessions_max:
@@ -385,7 +385,7 @@ class Registry:
 
     def find(self, session_id: str, tenant: str = "") -> Session | None:
         """Find a session of this process. Returns None also for a session of another tenant."""
-        found = self._open_sessions.get(session_id)
+        found = self.open_sessions.get(session_id)
         return found.session if found is not None and found.owner.tenant == tenant else None
 
     async def status(
@@ -444,7 +444,7 @@ class Registry:
     def _find_accessible(self, session_id: str, tenant: str, access: Access) -> OpenSession | None:
         """Find a session of this process. Returns None also for a session of another tenant, and
         for one that `access` does not permit."""
-        entry = self._open_sessions.get(session_id)
+        entry = self.open_sessions.get(session_id)
         if entry is None or entry.owner.tenant != tenant or not access.permits(entry.owner.secret):
             return None
         return entry
@@ -453,7 +453,7 @@ class Registry:
         """List the sessions of a tenant that `access` permits, the oldest first."""
         return [
             entry.session
-            for entry in self._open_sessions
+            for entry in self.open_sessions
             if entry.owner.tenant == tenant and access.permits(entry.owner.secret)
         ]
 
@@ -461,7 +461,7 @@ class Registry:
         """Close a session and its connection. If the session has a connection, only the connection
         is closed here, with `code`; the session is then closed when the connection has ended, so
         `code` must be one that ends the session."""
-        entry = self._open_sessions.get(session.id)
+        entry = self.open_sessions.get(session.id)
         if entry is not None and entry.close_connection is not None:
             entry.close_connection(code, reason)
         else:
@@ -481,33 +481,33 @@ class Registry:
                 and deleted.owner != self._gateway_id
             ):
                 scope = self.cache_scope_of(tenant)
-                self._open_sessions.spawn(
+                self.open_sessions.spawn(
                     self._remote_sessions.release_engine_session(session_id, deleted.fence, scope)
                 )
             return entry is not None or deleted is not None
 
     async def close(self, session: Session) -> None:
         """Close the session and delete it from the store."""
-        await self._open_sessions.close(session)
+        await self.open_sessions.close(session)
 
     async def park(self, session: Session, close_connection: CloseConnection) -> None:
         """Park a session whose connection has ended, unless it has a newer connection already."""
-        await self._open_sessions.park(session, close_connection)
+        await self.open_sessions.park(session, close_connection)
 
     def drain(self) -> None:
         """Close each connection, at once or when its responses have ended, so that clients
         reconnect to another gateway."""
-        for entry in self._open_sessions:
-            self._open_sessions.spawn(self._close_for_restart(entry))
+        for entry in self.open_sessions:
+            self.open_sessions.spawn(self._close_for_restart(entry))
 
     async def _close_for_restart(self, entry: OpenSession) -> None:
         await entry.session.wait_until_idle()
-        if entry in self._open_sessions and entry.close_connection is not None:
+        if entry in self.open_sessions and entry.close_connection is not None:
             entry.close_connection(CloseCode.SERVICE_RESTART, "the server is stopping: reconnect")
 
     async def aclose(self) -> None:
         """Unload all sessions; their copies in the store stay valid."""
-        await self._open_sessions.unload_all()
+        await self.open_sessions.unload_all()
 
     def cache_scope_of(self, tenant: str) -> str:
         """Return the cache scope of a tenant, within which KV is shared: an HMAC, which cannot be
