@@ -118,7 +118,9 @@ class SessionWriter:
         self._needs_full_write = False
         """Whether the store has lost data, so that the next write contains the whole session."""
         self._is_stopped = False
-        self._completed_requests = completed_requests if completed_requests is not None else {}
+        self._completed_requests: Mapping[str, IdempotentRequest] = (
+            {} if completed_requests is None else completed_requests
+        )
         self.on_replaced = on_replaced
 
     @property

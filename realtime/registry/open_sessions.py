@@ -43,7 +43,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     fence: int
     close_connection: CloseConnection | None
-    """None if the session is parked."""
+    """Closes the connection; None if the session is parked."""
 
 
 class OpenSession(msgspec.Struct):
@@ -53,7 +53,7 @@ class OpenSession(msgspec.Struct):
     owner: Owner
     observer: SessionObserver
     close_connection: CloseConnection | None
-    """None if the session is parked."""
+    """Closes the connection; None if the session is parked."""
     timers: tuple[asyncio.TimerHandle, ...] = ()
     """Timers of a parked session: to pause its generation, and to expire it."""
     unloading: "asyncio.Task[None] | None" = None

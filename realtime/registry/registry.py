@@ -277,7 +277,7 @@ class Registry:
             except (SessionNotFound, StoreReplaced, SessionDataLost):
                 # Deleted, or lost in the store: then the next change writes it again.
                 await self._ownership.check(entry)
-        return entry if entry is not None and entry in self.open_sessions else None
+        return entry if entry in self.open_sessions else None
 
     async def _load_from_store(self, session_id: str, holder: Holder) -> OpenSession:
         """Claim and load a session. Raises Refusal and StoreError; LeaseLost if `holder` does

@@ -34,9 +34,7 @@ from continuo.realtime.generation.error_mapping import (
 from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_writer import SessionWriter
 from continuo.realtime.persistence.token_journal import JournalFlusher
-from continuo.realtime.protocol.commands import (
-    ConversationCommand,
-)
+from continuo.realtime.protocol.commands import ConversationCommand
 from continuo.realtime.protocol.events import (
     ConversationEvent,
     ItemAdded,
@@ -55,10 +53,7 @@ from continuo.realtime.session.commands.context import CommandContext, SessionPa
 from continuo.realtime.session.idempotency_keys import IdempotencyKeys
 from continuo.realtime.session.state import SessionState, Trigger
 from continuo.realtime.session.status import KVStatus, SessionStatus
-from continuo.realtime.session.unit_of_work import (
-    SessionOrigin,
-    UnitOfWork,
-)
+from continuo.realtime.session.unit_of_work import SessionOrigin, UnitOfWork
 from continuo.realtime.store import IdempotentRequest, LeaseLost, RunningResponse, StoreError
 
 log = logging.getLogger(__name__)

@@ -81,7 +81,7 @@ class SessionOrigin(msgspec.Struct, frozen=True):
 
 
 class Edit(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a session, which a command asks for and `UnitOfWork.apply` makes."""
+    """A change of a session, which a command asks for and `UnitOfWork.apply` makes."""
 
     param: str
     """Field that a refusal names."""

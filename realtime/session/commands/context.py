@@ -41,7 +41,7 @@ class SessionParts(NamedTuple):
 
 
 class CommandContext:
-    """One command that is being executed: its session, its idempotent request and its deadline."""
+    """A command that is being executed: its session, its idempotent request and its deadline."""
 
     def __init__(
         self, parts: SessionParts, request: IdempotentRequest | None, deadline_s: float | None

@@ -1,4 +1,4 @@
-"""conversation.item.truncate: cut an assistant message that the user did not hear to its end."""
+"""conversation.item.truncate: cut an assistant message at the end of what the user received."""
 
 import msgspec
 
