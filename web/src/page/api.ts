@@ -1,6 +1,6 @@
 /** HTTP requests of the page, and their errors. */
 
-import { Ended } from '../client/index.js';
+import { ConnectionClosedError } from '../client/index.js';
 
 export interface Model {
   id: string;
@@ -133,7 +133,7 @@ export async function fetchClientSecret(): Promise<string | undefined> {
     return secret.value;
   } catch (error) {
     if (error instanceof ApiError && (error.status === 401 || error.status === 403)) {
-      throw new Ended(error.code, error.message);
+      throw new ConnectionClosedError(error.code, error.message);
     }
     throw error;
   }

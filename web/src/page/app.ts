@@ -1,7 +1,7 @@
 /** Chat page: shows one conversation, switches between those stored in this browser, and connects the
  * parts of the page. */
 
-import type { ConnectionState, Refused } from '../client/index.js';
+import type { ConnectionState, EventRefusedError } from '../client/index.js';
 import { apiKey, fetchModels, type Model } from './api.js';
 import { Composer } from './composer.js';
 import { ConnectionBanner } from './connection_banner.js';
@@ -54,7 +54,7 @@ export class App {
   constructor(root: HTMLElement) {
     this.#root = root;
     this.#banner = new ConnectionBanner({
-      retry: () => this.#conversation?.client.retry(),
+      retry: () => this.#conversation?.client.retryNow(),
       reconnect: () => this.#reconnect(),
       askKey: (message) => void this.#askApiKey(message),
     });
@@ -178,7 +178,7 @@ export class App {
     client.state.subscribe((state) => {
       if (conversation === this.#conversation) this.#connectionChanged(state);
     });
-    client.onChange(() => {
+    client.onConversationChange(() => {
       if (conversation === this.#conversation) this.#conversationChanged(conversation);
     });
     this.#drawTitle();
@@ -210,7 +210,7 @@ export class App {
     if (!conversation) return;
     conversation.save();
     const { record, client } = conversation;
-    const { items, turns } = client.conversation.save();
+    const { items, turns } = client.conversation.toJSON();
     const sharedItems = items.slice(0, items.findIndex((item) => item.id === at) + 1);
     const ids = new Set(sharedItems.map((item) => item.id));
     const sharedTurns = turns.filter((turn) => turn.items.some((id) => ids.has(id)));
@@ -220,17 +220,17 @@ export class App {
       saved: { items: sharedItems, turns: sharedTurns },
       metrics: record.metrics.filter((metrics) => sharedTurns.some((turn) => turn.id === metrics.id)),
     };
-    const { position } = client;
+    const { resumePoint: position } = client;
     const child = new ConversationController(
       branch,
       position === null
         ? undefined
-        : { session: position.sessionId, at, ...(position.token && { token: position.token }) },
+        : { sessionId: position.sessionId, itemId: at, ...(position.token && { token: position.token }) },
     );
     // The parent session must stay open until the server has forked it.
     const settled = new Promise<void>((resolve) => {
       child.client.state.subscribe(({ phase }) => {
-        if (phase === 'open' || phase === 'ended') resolve();
+        if (phase === 'open' || phase === 'closed') resolve();
       });
     });
     this.#openConversation(child, settled);
@@ -287,7 +287,7 @@ export class App {
       this.#title,
       this.#status,
       iconButton('cut', 'Drop the connection to test recovery', () => {
-        this.#conversation?.client.drop('you dropped the connection');
+        this.#conversation?.client.reconnect('you dropped the connection');
       }),
       iconButton('settings', 'Settings', () => {
         this.#openSettings();
@@ -357,7 +357,7 @@ export class App {
       connecting: 'Connecting',
       open: 'Connected',
       waiting: 'Not connected',
-      ended: 'Not connected',
+      closed: 'Not connected',
     };
     this.#status.textContent = labels[state.phase];
     this.#status.dataset.phase = state.phase;
@@ -377,7 +377,7 @@ export class App {
     this.#sidebar.draw(this.#conversation?.record.id ?? '', this.#deletedConversations.summaries);
   }
 
-  #showRefusal(refused: Refused): void {
+  #showRefusal(refused: EventRefusedError): void {
     const harmless = ['response_cancel_not_active', 'input_text_buffer_commit_empty'];
     if (!harmless.includes(refused.code ?? '')) this.#showNotice(refused.message);
   }

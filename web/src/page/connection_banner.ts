@@ -18,7 +18,7 @@ export interface BannerActions {
 const OPENED_MESSAGES: Record<string, string> = {
   exact: 'Reconnected. Nothing was lost.',
   snapshot: 'Reconnected. The conversation was reloaded from the server.',
-  rebuilt: 'Reconnected. The server had lost this conversation; it was restored from this browser.',
+  rehydrated: 'Reconnected. The server had lost this conversation; it was restored from this browser.',
 };
 
 export class ConnectionBanner {
@@ -51,15 +51,15 @@ export class ConnectionBanner {
         this.#showCountdown(state.reason, state.retryAt);
         break;
       case 'open':
-        if (this.#interrupted || state.begun === 'rebuilt') {
-          this.#showMessage(OPENED_MESSAGES[state.begun] ?? 'Reconnected.');
+        if (this.#interrupted || state.resumeOutcome === 'rehydrated') {
+          this.#showMessage(OPENED_MESSAGES[state.resumeOutcome] ?? 'Reconnected.');
         } else this.#hide();
         this.#interrupted = false;
         this.#timer = setTimeout(() => {
           this.#hide();
         }, RESTORED_MESSAGE_MS);
         break;
-      case 'ended':
+      case 'closed':
         this.#showEnded(state.error.code, state.error.message);
         break;
     }
@@ -67,7 +67,7 @@ export class ConnectionBanner {
 
   #showEnded(code: string, message: string): void {
     switch (code) {
-      case 'left':
+      case 'disconnected':
         this.#hide();
         break;
       case 'close_4001':

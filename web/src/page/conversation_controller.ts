@@ -3,13 +3,14 @@
 
 import {
   type ClientEvent,
-  codePoints,
+  countCodePoints,
+  EventRefusedError,
+  type ForkOptions,
   type FunctionCallItem,
-  followBrowser,
   type Item,
   RealtimeClient,
   type Receipt,
-  Refused,
+  reconnectOnBrowserEvents,
   type ServerEvent,
   type SessionSettings,
   textOf,
@@ -43,7 +44,7 @@ export class ConversationController {
   readonly client: RealtimeClient;
   readonly log: LoggedEvent[] = [];
   /** Called with the reason when the server refuses an event. */
-  onRefused: (refused: Refused) => void = () => undefined;
+  onRefused: (refused: EventRefusedError) => void = () => undefined;
   onLogged: (logged: LoggedEvent) => void = () => undefined;
   onMetrics: () => void = () => undefined;
   onTitle: () => void = () => undefined;
@@ -64,13 +65,13 @@ export class ConversationController {
   #refusal = '';
 
   /** `fork`: begin as a fork of another session on the server. */
-  constructor(record: StoredConversation, fork?: { session: string; at?: string; token?: string }) {
+  constructor(record: StoredConversation, fork?: ForkOptions) {
     this.record = record;
     const base = location.origin.replace(/^http/, 'ws');
     this.client = new RealtimeClient({
       url: `${base}/v1/realtime`,
       session: { ...record.settings, include: ['response.interrupted'] },
-      credentials: fetchClientSecret,
+      getApiKey: fetchClientSecret,
       ...(record.model !== null && { model: record.model }),
       ...(record.position !== null && { resume: { ...record.position } }),
       ...(fork && { fork }),
@@ -84,9 +85,9 @@ export class ConversationController {
       this.#logEvent(true, event);
     });
     for (const event of record.pending) this.#reportRefusal(client.send(event));
-    if (record.position !== null || record.pending.length > 0) client.draft.unsure();
+    if (record.position !== null || record.pending.length > 0) client.draft.markBufferUnknown();
     client.draft.set(record.draft);
-    this.#stopFollowingBrowser = followBrowser(client);
+    this.#stopFollowingBrowser = reconnectOnBrowserEvents(client);
     this.#saveTimer = setInterval(() => {
       if (this.#dirty) this.save();
     }, SAVE_MS);
@@ -98,7 +99,7 @@ export class ConversationController {
   }
 
   get running(): boolean {
-    return this.client.conversation.running !== null;
+    return this.client.conversation.activeTurn !== null;
   }
 
   /** Whether the response in progress waits for an engine to continue it. */
@@ -113,7 +114,7 @@ export class ConversationController {
 
   get #endCode(): string | null {
     const { value } = this.client.state;
-    return value.phase === 'ended' ? value.error.code : null;
+    return value.phase === 'closed' ? value.error.code : null;
   }
 
   /** Whether another tab has taken over the session; the stored conversation is then that tab's. */
@@ -156,12 +157,12 @@ export class ConversationController {
   get unsent(): string[] {
     const texts: string[] = [];
     let buffer = '';
-    for (const event of this.client.pending) {
+    for (const event of this.client.pendingEvents) {
       if (event.type === 'input_text_buffer.replace') buffer = event.text;
       else if (event.type === 'input_text_buffer.commit') texts.push(buffer);
       else if (event.type === 'conversation.item.create' && event.item.type === 'message') {
         const { role, id } = event.item;
-        const known = id !== undefined && this.client.conversation.find(id) !== undefined;
+        const known = id !== undefined && this.client.conversation.findItem(id) !== undefined;
         if (role === 'user' && !known) texts.push(textOf(event.item as Item));
       }
     }
@@ -171,18 +172,18 @@ export class ConversationController {
   /** Cancel the response in progress, if any, and wait until it has ended. */
   async cancelResponse(): Promise<void> {
     if (!this.running) return;
-    await this.client.cancel().acknowledged.catch(() => undefined);
+    await this.client.cancelResponse().acknowledged.catch(() => undefined);
   }
 
   /** Cancel the response and truncate `item` to its first `spoken` UTF-16 units, those read aloud. */
   async truncateToSpoken(item: Item, spoken: number): Promise<void> {
     await this.cancelResponse();
-    this.#reportRefusal(this.client.truncate(item.id, codePoints(textOf(item).slice(0, spoken))));
+    this.#reportRefusal(this.client.truncateItem(item.id, countCodePoints(textOf(item).slice(0, spoken))));
   }
 
   /** Wait until the client is connected and has received all missed events, or has ended. */
   async synchronize(): Promise<void> {
-    await this.client.update({}).acknowledged.catch(() => undefined);
+    await this.client.updateSession({}).acknowledged.catch(() => undefined);
   }
 
   /** Replace a user message, delete everything after it, and request a response. */
@@ -193,7 +194,7 @@ export class ConversationController {
     }
     await this.cancelResponse();
     this.#deleteFrom(this.client.conversation.items.findIndex((item) => item.id === id));
-    this.#requestResponseTo(this.client.say(text), text);
+    this.#requestResponseTo(this.client.sendUserMessage(text), text);
   }
 
   /** Delete the last response and request another one. */
@@ -209,7 +210,7 @@ export class ConversationController {
 
   /** Why the last message has no response; null if it has one or one is pending. */
   get missingResponse(): MissingResponse | null {
-    const { conversation, pending } = this.client;
+    const { conversation, pendingEvents: pending } = this.client;
     const requested = pending.some((event) => event.type === 'response.create');
     if (this.ended || this.running || requested) return null;
     return missingResponse(conversation, this.pendingCalls.length > 0, this.#refusal);
@@ -228,7 +229,7 @@ export class ConversationController {
   submitToolResult(call: FunctionCallItem, output: string): void {
     if (this.ended) return;
     const { call_id } = call;
-    this.#reportRefusal(this.client.create({ type: 'function_call_output', call_id, output }));
+    this.#reportRefusal(this.client.createItem({ type: 'function_call_output', call_id, output }));
     const open = this.pendingCalls.filter((one) => one.call_id !== call_id);
     if (open.length === 0) this.#requestResponse();
   }
@@ -245,9 +246,9 @@ export class ConversationController {
     );
   }
 
-  /** Update the session's settings. Rejects with Refused, which names the field. */
+  /** Update the session's settings. Rejects with EventRefusedError, which names the field. */
   async updateSettings(settings: SessionSettings): Promise<void> {
-    await this.client.update(settings).acknowledged;
+    await this.client.updateSession(settings).acknowledged;
     this.record.settings = { ...this.record.settings, ...settings };
     this.save();
   }
@@ -260,14 +261,14 @@ export class ConversationController {
     this.#dirty = false;
     const { client, record } = this;
     if (this.#inAnotherTab) return;
-    const pending = client.pending.filter((event) => !event.type.startsWith('session.'));
+    const pending = client.pendingEvents.filter((event) => !event.type.startsWith('session.'));
     if (this.empty && !record.draft && pending.length === 0) return;
     if (this.ended) {
       saveConversation(this.recordForReconnect());
       return;
     }
-    record.position = client.position && { ...client.position };
-    record.saved = client.conversation.save();
+    record.position = client.resumePoint && { ...client.resumePoint };
+    record.saved = client.conversation.toJSON();
     record.pending = pending;
     saveConversation(record);
   }
@@ -276,14 +277,14 @@ export class ConversationController {
    * over, the same session with another key, or else a new session. Unacknowledged events are kept. */
   recordForReconnect(): StoredConversation {
     const { record, client } = this;
-    const pending = client.pending.filter((event) => !event.type.startsWith('session.'));
+    const pending = client.pendingEvents.filter((event) => !event.type.startsWith('session.'));
     if (this.#inAnotherTab) {
       const otherTab = loadConversation(record.id) ?? record;
       const draft = record.draft || otherTab.draft;
       return { ...otherTab, draft, pending: mergeById(otherTab.pending, pending) };
     }
     if (KEY_ERRORS.has(this.#endCode ?? '')) return { ...record, pending };
-    return { ...record, pending, saved: client.conversation.save(), position: null };
+    return { ...record, pending, saved: client.conversation.toJSON(), position: null };
   }
 
   /** Disconnect and release resources. The session stays resumable on the server for a limited time. */
@@ -293,7 +294,7 @@ export class ConversationController {
     this.#disposal.abort();
     this.#stopFollowingBrowser();
     clearInterval(this.#saveTimer);
-    this.client.leave();
+    this.client.disconnect();
   }
 
   /** Request a response to a message. If the server refuses the message, its text returns to the draft. */
@@ -319,13 +320,13 @@ export class ConversationController {
     await this.cancelResponse();
     const { turns } = this.client.conversation;
     const turn = turns.find(({ id }) => id === created.response.id);
-    for (const id of turn?.items.toReversed() ?? []) this.#reportRefusal(this.client.delete(id));
+    for (const id of turn?.items.toReversed() ?? []) this.#reportRefusal(this.client.deleteItem(id));
   }
 
-  #requestResponse(response?: Parameters<RealtimeClient['respond']>[0]): Receipt {
+  #requestResponse(response?: Parameters<RealtimeClient['createResponse']>[0]): Receipt {
     this.#timing.markRequested();
     this.#refusal = '';
-    const receipt = this.client.respond(response);
+    const receipt = this.client.createResponse(response);
     this.#reportRefusal(receipt, (refused) => {
       this.#refusal = refused.message;
       this.onResponseStatus();
@@ -336,14 +337,14 @@ export class ConversationController {
   /** Delete the items from `index` on; none if it is negative. */
   #deleteFrom(index: number): void {
     const after = index < 0 ? [] : this.client.conversation.items.slice(index);
-    for (const item of after.reverse()) this.#reportRefusal(this.client.delete(item.id));
+    for (const item of after.reverse()) this.#reportRefusal(this.client.deleteItem(item.id));
   }
 
   /** Call `onRefused` if the server refuses the event of `receipt`. */
-  #reportRefusal(receipt: Receipt, onRefused = (error: Refused) => this.onRefused(error)): void {
+  #reportRefusal(receipt: Receipt, onRefused = (error: EventRefusedError) => this.onRefused(error)): void {
     this.#dirty = true;
     receipt.acknowledged.catch((error: unknown) => {
-      if (error instanceof Refused) onRefused(error);
+      if (error instanceof EventRefusedError) onRefused(error);
     });
   }
 

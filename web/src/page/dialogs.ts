@@ -1,7 +1,7 @@
 /** Dialogs: the settings of a conversation (instructions, sampling, tools), with each refusal shown beside
  * its field, and the API key. */
 
-import { Refused, type SessionSettings, type Tool } from '../client/index.js';
+import { EventRefusedError, type SessionSettings, type Tool } from '../client/index.js';
 import type { Model } from './api.js';
 import { h } from './dom.js';
 import { EXAMPLE_TOOLS } from './example_tools.js';
@@ -32,7 +32,7 @@ export interface SettingsDialogOptions {
   current: SessionSettings;
   model: string | null;
   models: Model[];
-  /** Apply the chosen settings. Rejects with Refused. */
+  /** Apply the chosen settings. Rejects with EventRefusedError. */
   apply(chosen: ChosenSettings): Promise<void>;
 }
 
@@ -113,7 +113,7 @@ export function openSettings(options: SettingsDialogOptions): void {
       await options.apply({ settings, model: picker.value || null });
       close();
     } catch (error) {
-      const param = error instanceof Refused ? (error.param ?? '') : '';
+      const param = error instanceof EventRefusedError ? (error.param ?? '') : '';
       const key = /^session\.(\w+)/.exec(param)?.[1] ?? '';
       const errorElement = fields.get(key)?.error ?? general;
       errorElement.textContent = error instanceof Error ? error.message : String(error);

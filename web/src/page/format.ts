@@ -1,9 +1,9 @@
 /** Formatting of numbers, durations and KV residency for display. */
 
-import type { Residency } from '../client/index.js';
+import type { KVResidency } from '../client/index.js';
 
 /** Where the KV of the conversation so far was found at the last turn. */
-export const RESIDENCY_TEXT: Record<Residency, string> = {
+export const RESIDENCY_TEXT: Record<KVResidency, string> = {
   hot: 'already on device',
   host: 'restored from host memory',
   recomputed: 'recomputed',

@@ -60,7 +60,7 @@ export class MetricsPanel {
   }
 
   async #poll(): Promise<void> {
-    const id = this.#conversation.client.position?.sessionId;
+    const id = this.#conversation.client.resumePoint?.sessionId;
     const ignore = (): null => null;
     const [stats, status] = await Promise.all([
       fetchStats().catch(ignore),

@@ -37,7 +37,7 @@ export function missingResponse(
 ): MissingResponse | null {
   const last = conversation.turns.findLast((turn) => turn.response.conversation_id !== null);
   const failed = last?.response.status === 'failed' ? last : undefined;
-  if (conversation.awaitsAnswer && !awaitingTool) {
+  if (conversation.needsResponse && !awaitingTool) {
     if (refusal) return { reason: `No response. ${asSentence(refusal)}`, action: 'Try again' };
     if (failed?.items.length === 0) return { reason: failure(failed), action: 'Try again' };
     return { reason: 'This message has no response yet.', action: 'Generate response' };

@@ -139,7 +139,7 @@ export class Speech {
   #bargeIn(): void {
     const reading = this.#reading;
     const conversation = this.#handler.conversation();
-    const item = reading && conversation?.client.conversation.find(reading.id);
+    const item = reading && conversation?.client.conversation.findItem(reading.id);
     const unspoken = item && reading.spoken < textOf(item).length;
     if (!conversation || !item) return;
     if (!conversation.running && !(unspoken && speechSynthesis.speaking)) return;

@@ -2,10 +2,10 @@
 
 import type {
   ClientEvent,
-  Position,
-  Residency,
-  Response,
-  Saved,
+  ResumePoint,
+  KVResidency,
+  RealtimeResponse,
+  ConversationJson,
   SessionSettings,
 } from '../client/index.js';
 
@@ -19,7 +19,7 @@ export interface TurnMetrics {
   tokens: number;
   prefilled: number;
   reused: number;
-  residency: Residency | null;
+  residency: KVResidency | null;
 }
 
 /** A conversation as stored; its field names are part of the stored format. */
@@ -29,8 +29,8 @@ export interface StoredConversation {
   /** Id of the conversation it was branched from. */
   parent: string | null;
   updated: number;
-  position: Position | null;
-  saved: Saved;
+  position: ResumePoint | null;
+  saved: ConversationJson;
   settings: SessionSettings;
   model: string | null;
   metrics: TurnMetrics[];
@@ -126,6 +126,6 @@ function read<T>(name: string): T | null {
 }
 
 /** Returns a response without its output, which the conversation's items already contain. */
-function withoutOutput(response: Response): Response {
+function withoutOutput(response: RealtimeResponse): RealtimeResponse {
   return { ...response, output: [] };
 }

@@ -49,7 +49,7 @@ export class Transcript {
       },
       { root: scroller, rootMargin: '400px' },
     ).observe(this.#earlier);
-    conversation.client.onChange((change) => {
+    conversation.client.onConversationChange((change) => {
       if (change.kind === 'item') this.#dirty.add(change.id);
       else this.#allDirty = true;
       this.#scheduleDraw();
@@ -119,14 +119,14 @@ export class Transcript {
 
   #drawOne(id: string): void {
     const { items } = this.#conversation.client.conversation;
-    const item = this.#conversation.client.conversation.find(id);
+    const item = this.#conversation.client.conversation.findItem(id);
     const view = this.#views.get(id);
     if (item && view) view.draw(item, this.#stateOf(item, new Map(), item === items.at(-1)));
   }
 
   #stateOf(item: Item, outputs: Map<string, string>, last: boolean): MessageState {
     const { conversation } = this.#conversation.client;
-    const running = conversation.running;
+    const running = conversation.activeTurn;
     const open = running?.items.includes(item.id) === true && item.status !== 'completed';
     const turn = open ? undefined : conversation.turnOf(item.id);
     const isResponse = turn && item.type === 'message' && item.role === 'assistant';
@@ -140,7 +140,7 @@ export class Transcript {
    * the response is missing. */
   #tailNodes(): Node[] {
     const nodes: Node[] = this.#conversation.unsent.map(unsentView);
-    const { running } = this.#conversation.client.conversation;
+    const { activeTurn: running } = this.#conversation.client.conversation;
     if (running?.items.length === 0) {
       nodes.push(h('p', { class: 'pending', 'aria-label': 'Generating a response' }));
     }

@@ -1,6 +1,6 @@
 /** Client-side latency of a turn: from the request to its first and last tokens. */
 
-import type { Response, ServerEvent } from '../client/index.js';
+import type { RealtimeResponse, ServerEvent } from '../client/index.js';
 import type { TurnMetrics } from './storage.js';
 
 export class TurnTiming {
@@ -31,7 +31,7 @@ export class TurnTiming {
     }
   }
 
-  #takeMetrics({ id, usage }: Response): TurnMetrics | null {
+  #takeMetrics({ id, usage }: RealtimeResponse): TurnMetrics | null {
     const requestedAt = this.#requestedAt;
     const firstTokenAt = this.#firstTokenAt;
     const generation_ms = this.#lastTokenAt - firstTokenAt;
