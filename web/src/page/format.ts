@@ -22,7 +22,7 @@ export function formatCount(value: number): string {
 }
 
 /** Returns a rounded percentage; at least '< 1%' if `part` is not 0. */
-export function formatShare(part: number, whole: number): string {
+export function formatPercent(part: number, whole: number): string {
   const percent = (100 * part) / whole;
   return part > 0 && percent < 1 ? '< 1%' : `${Math.round(percent)}%`;
 }

@@ -38,12 +38,12 @@ export class TurnTiming {
     this.#requestedAt = this.#firstTokenAt = 0;
     const tokens = usage?.output_tokens ?? 0;
     if (!usage || !tokens) return null;
-    const timed = requestedAt > 0 && firstTokenAt > 0;
+    const isTimed = requestedAt > 0 && firstTokenAt > 0;
     const reused = usage.input_token_details.cached_tokens;
     return {
       id,
-      ttft: timed ? firstTokenAt - requestedAt : null,
-      itl: timed && generation_ms > 0 && tokens > 1 ? generation_ms / (tokens - 1) : null,
+      ttft: isTimed ? firstTokenAt - requestedAt : null,
+      itl: isTimed && generation_ms > 0 && tokens > 1 ? generation_ms / (tokens - 1) : null,
       tokens,
       prefilled: usage.input_tokens - reused,
       reused,
