@@ -63,7 +63,8 @@ def findings_of(file: str, source: str) -> Iterator[Finding]:
 
 
 def riddles(file: str, line: int, text: str) -> Iterator[Finding]:
-    """Yield a finding for the first refused word of a line."""
+    """Yield a finding if a line has a word that readers would have to puzzle out (see RIDDLES).
+    Only the first such word of the line is reported."""
     if found := RIDDLES.search(text):
         yield Finding(file, line, text.strip(), f"{found.group()!r} is no term of the trade")
 

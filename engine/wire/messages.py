@@ -415,7 +415,8 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     turn: str
     reason: TurnEndReason
     length: int
-    """Length of the session's log now; after a cancel with `drop`, its length before the turn."""
+    """Length of the session's log after the turn. Does not include output that was removed because
+    the turn was cancelled with `CancelTurn.drop`."""
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens whose KV existed when the turn was first admitted, so that it was not computed

@@ -28,9 +28,9 @@ from continuo.engine.device.model import AttentionFn
 from continuo.engine.device.step_inputs import Ints, StepInputs, upload
 
 FOLD_COUNT_MAX = 64
-"""Maximum number of new tokens of a row whose query heads are folded into query rows. A row with
-more is computed alone, and its query heads share keys through an expanded view, because a folded
-mask would be G times as large."""
+"""Maximum number of new tokens of a row whose G query heads per KV head are folded into one head
+with G times as many query rows. A row with more new tokens is computed alone, and its keys are
+expanded to all query heads as a view: the mask of folded query rows would be G times as large."""
 PADDING_TOKENS_MAX = 512
 """Maximum padding of a group of rows, in context tokens. This much padding costs about as much as
 another SDPA call."""
