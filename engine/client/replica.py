@@ -178,8 +178,9 @@ class SessionReplicas:
         isolated_ids: int = 0,
     ) -> AttachSession | None:
         """Build the command that restores the session on any engine and continues its turn; a
-        paused turn stays paused. `n`: number of the command. `isolated_ids`: the field `apart` of
-        the command. Returns None if there is no such session."""
+        paused turn stays paused. `n`: number of the command. `isolated_ids`: number of ids after
+        the log for which the session's rows are computed in steps of their own; 0: no isolation
+        (`AttachSession.apart`). Returns None if there is no such session."""
         replica = self._replicas.get(session)
         if replica is None:
             return None

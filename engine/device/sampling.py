@@ -38,8 +38,8 @@ class SamplerOutput:
     """[S] the largest logit that the mask allows. Not finite where a logit is NaN or +inf, or all
     are -inf: the row has failed."""
     logprobs: tuple[Tensor, Tensor, Tensor] | None
-    """Log-probabilities of the drawn ids [S], those of the n likeliest ids [S, n], and these ids
-    [S, n]; None if no row requests log-probabilities."""
+    """Log-probabilities of the drawn ids [S]; those of the n likeliest ids [S, n]; and the n
+    likeliest ids [S, n]. None if no row requests log-probabilities."""
 
     def to_host(self) -> SamplerOutput:
         """Copy to host memory. On CUDA the copies are asynchronous: the caller waits for an event

@@ -306,8 +306,8 @@ class _Replay:
         streams: "dict[int, _ResponseStream]",
         find_previous: FindPreviousItem,
     ) -> None:
-        """`streams`: output, by response number, of the responses that are being generated or have
-        ended since that position."""
+        """`since`: the client's position. `streams`: output, by response number, of the responses
+        that are being generated or have ended since that position."""
         self.missed: list[EmittedEvent] = []
         self._since = since
         self._epoch = epoch

@@ -140,8 +140,8 @@ class Workers:
         return functional.pad(values, (0, 0, 0, 0, 0, missing)).chunk(self.count)[self.rank]
 
     def gather(self, part: Tensor) -> Tensor:
-        """Collect the parts that `share` has given to the workers. Returns the whole stack, with
-        its padding."""
+        """Collect the parts of all workers (see `share`), and return the whole stack, with its
+        padding."""
         if self.count == 1:
             return part
         parts = [torch.empty_like(part) for _ in range(self.count)]

@@ -74,7 +74,7 @@ class RowGroup:
     positions of gathered pages."""
 
     token_indices: Tensor | slice
-    """[n * C] indices of the tokens of these rows among the step's T."""
+    """[n * C] indices, among the step's T, of the tokens of the n rows."""
     pages: Tensor
     """[n, P] page numbers of each row, padded with the row's last page."""
     span: slice
@@ -153,7 +153,7 @@ class RowGroup:
 
     def _folded_mask(self, group_size: int) -> Tensor | None:
         """Return the mask for folded query rows: the mask of the C tokens, repeated for each of
-        `group_size` query heads."""
+        `group_size` query heads. Returns None if no mask is needed."""
         if group_size not in self.folded_masks:
             self.folded_masks[group_size] = (
                 None if self.mask is None else self.mask.repeat(1, 1, group_size, 1)
