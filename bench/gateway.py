@@ -37,7 +37,7 @@ from continuo.bench.report import Report, ReportRow, median, percentile
 
 TOKENS_PER_S = 50.0
 PROBES = 2
-"""Number of clients that take short turns while the streams run."""
+"""Number of clients that take short turns while the responses of `streams` are generated."""
 APPEND_SESSIONS = 8
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 CORES = sorted(os.sched_getaffinity(0))
@@ -193,7 +193,8 @@ async def _measure_while(
 
 
 class _FirstTokenWait(NamedTuple):
-    """Times of a short turn, in seconds of the monotonic clock, which client and engine share."""
+    """When a short turn was requested by the client, and when its first token was received, in
+    seconds of the monotonic clock. The engine, on the same machine, uses the same clock."""
 
     response_id: str
     requested_s: float

@@ -156,8 +156,8 @@ async def _read_settled_memory(redis: RedisProcess) -> int:
 
 
 class _ParkingLoad:
-    """Parks copies of `template`, each for `ttl_s` seconds, and sweeps those whose deadline has
-    passed."""
+    """Parks copies of the stored session `template`, each for `ttl_s` seconds, and sweeps those
+    whose deadline has passed."""
 
     def __init__(self, store: Store, template: Snapshot, ttl_s: float) -> None:
         self._store = store

@@ -52,15 +52,16 @@ benchmark models, none of these ids is an ASCII character."""
 
 
 class TimedStep(NamedTuple):
-    """The result of a step, and the number of the tick at which the step ends."""
+    """The result of a step, and the number of the clock tick at which the step ends. The clock
+    ticks RATE times a second."""
 
     result: BatchResult
     tick: int
 
 
 class TimedRunner(Runner[TimedStep]):
-    """A device whose steps end at ticks and draw ids that encode the tick. Works asynchronously to
-    the engine's loop, one step ahead, like a GPU."""
+    """A device whose steps end at ticks of the clock (RATE a second) and draw ids that encode the
+    tick. Works asynchronously to the engine's loop, one step ahead, like a GPU."""
 
     steps_ahead = 1
 
@@ -94,8 +95,8 @@ class TimedRunner(Runner[TimedStep]):
 
 
 class TimedDigestRunner(TimedRunner):
-    """A device whose steps end at ticks and draw a digest of all earlier ids of the sequence. Keeps
-    digests in place of KV."""
+    """A device whose steps end at ticks of the clock (RATE a second). Each id drawn is a digest of
+    all earlier ids of the sequence. Keeps digests in place of KV."""
 
     steps_ahead = 0  # a step needs the ids of the previous one
 

@@ -188,8 +188,9 @@ def summarize(mode: str, through: str, runs: list[TurnTimings]) -> ReportRow:
 
 
 def compute_ratios(rows: list[ReportRow]) -> dict[str, float]:
-    """Divide each figure in milliseconds by that of mode streaming over the same interface
-    (`through`: engine or server). Returns the ratios, each named after the figure divided."""
+    """Compare each mode with `streaming`: divide each figure in milliseconds by the same figure of
+    the row that has mode `streaming` and the same `through` (engine or server). Returns the ratios,
+    each under a name that contains that of the figure."""
     ratios: dict[str, float] = {}
     row_of = {(r["through"], r["mode"]): r for r in rows}
     for (through, mode), row in row_of.items():

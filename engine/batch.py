@@ -128,6 +128,8 @@ class Geometry(msgspec.Struct, frozen=True):
     vocab_size: int
     batched_tokens: int
     steps_ahead: int
+    """Number of steps that the device can run beyond the one whose result is awaited. 0: the thread
+    that calls the Runner computes each step itself."""
     host_pages: int = 0
     """Capacity of the host tier, in pages."""
 
@@ -145,9 +147,11 @@ class Runner(Protocol[TicketT]):
     its RowResult; an exception means that the whole step has failed, whether one row or all rows
     are the cause. `is_usable` then says whether another step may be launched.
 
-    If `steps_ahead` is 0, the calling thread computes each step itself, perhaps together with
-    worker threads: `run_until_near_end` returns when the workers can finish alone, so that the
-    caller plans and launches the next step meanwhile.
+    `Geometry.steps_ahead` is the number of steps that the device can run beyond the one whose
+    result is awaited. If it is 0, the device has no thread of its own: the calling thread computes
+    each step, possibly with worker threads. If these can compute the end of the step alone, the
+    caller calls `run_until_near_end`, launches the next step meanwhile, and collects the earlier
+    step afterwards.
     """
 
     @property
@@ -158,9 +162,9 @@ class Runner(Protocol[TicketT]):
     def collect(self, ticket: TicketT) -> BatchResult: ...
 
     def run_until_near_end(self, ticket: TicketT) -> bool:
-        """Compute a launched step until worker threads can finish it alone, then return True.
-        Returns False if there are no worker threads: then the step must be collected before the
-        next one is launched."""
+        """Compute a launched step until worker threads can finish it alone, and return True; the
+        caller may then launch the next step before it collects this one. Returns False if that is
+        not possible: the caller must collect this step first. By default nothing is computed."""
         del ticket
         return False
 

@@ -79,10 +79,11 @@ class TenantRateLimits:
     def charge_text(
         self, chars: int, tokens_max: int, is_fault: FaultPredicate | None = None
     ) -> Generator[None]:
-        """Charge a text of `chars` characters if the enclosed block, which tokenizes it, is refused
-        or cancelled. A failure because of a fault of the server (`is_fault`, as in
-        `charge_request`) is free. The charge is an estimate from the length, at most `tokens_max`
-        tokens. Raises Refusal if the text is long and the tokens bucket holds less than 1."""
+        """Context manager for the tokenization of a text of `chars` characters. If the block raises
+        a refusal or is cancelled, charges an estimate from the length of the text, at most
+        `tokens_max` tokens. Charges nothing if the block succeeds, or fails because of a fault of
+        the server (`is_fault`, as in `charge_request`). Raises Refusal if the text is too long for
+        the event loop (as in TokenizerThreads) and the tokens bucket holds less than 1."""
         if chars > self._off_loop_chars and "tokens" in self._buckets:
             self._require_available("tokens")
         try:

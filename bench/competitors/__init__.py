@@ -39,8 +39,9 @@ Outputs = list[list[Ids]]
 
 
 class Competitor(NamedTuple):
-    """A mode of another engine. `module`: the Python module that its process runs;
-    `required_modules`: the packages that the module imports."""
+    """A competitor (another engine) in one mode: a way to compute the turns of a session, listed
+    above. `module`: the Python module that its process runs; `required_modules`: the packages that
+    the module imports."""
 
     name: str
     mode: str

@@ -1,4 +1,8 @@
-"""The process of competitor llama-cpp-python: its class Llama, and slots by llama.cpp's C API."""
+"""The process of the competitor llama-cpp-python.
+
+Mode `resend` uses its class Llama. The modes with slots call llama.cpp's C API; a slot is a
+sequence of a context, with the KV of one session.
+"""
 
 import tempfile
 from collections import deque

@@ -486,7 +486,8 @@ class EngineClient:
         ).length
 
     async def rewind(self, session: str, to: int) -> int:
-        """Cut the log to its first `to` tokens, whose KV is kept. Returns its length."""
+        """Cut the log to its first `to` tokens, whose KV is kept. Returns the new length of the
+        log, which is `to`."""
         return (await self._request(RewindSession(self._router.next_number(), session, to))).length
 
     async def fork(
@@ -545,8 +546,8 @@ class EngineClient:
 
 
 _TEXT_TOKENS_MIN = 4096
-"""Minimum of `_text_tokens_max`: a chat template is probed with texts of some hundred tokens, even
-if the model's context is tiny."""
+"""Lower bound of the limit on the tokens of one encode call (`_text_tokens_max`). Even if the
+model's context is tiny, its chat template is probed with texts of some hundred tokens."""
 
 
 def _text_tokens_max(ready: EngineReady) -> int:

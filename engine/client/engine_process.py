@@ -15,7 +15,7 @@ from continuo.engine.config import EngineConfig, ListenerConfig, StartOptions
 from continuo.engine.wire.flight_recorder import create_memory_file
 
 ENGINE_MODULE = "continuo.engine"
-"""Module that the process runs."""
+"""Python module that an engine process runs."""
 STOP_GRACE_S = 5.0
 """Seconds a process has to exit once its link is closed, before it is killed."""
 DEFAULT_ENVIRONMENT = {"GOMP_SPINCOUNT": "3000"}

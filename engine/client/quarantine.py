@@ -23,10 +23,10 @@ EVIDENCE_WINDOW_S = 600.0
 """Seconds for which an engine death counts against a session. Older deaths are no evidence, because
 engines also die from other causes."""
 IDS_TO_CLEAR = 4
-"""Token ids that must be drawn for a session after a death to clear it. More than one, because the
-first ids may repeat those that were drawn just before the death and lost with the engine. Doubled
-with each death beyond SUSPECT_DEATHS, so that the culprit is found however many ids are lost with
-each engine."""
+"""Number of token ids that must be drawn for a session after an engine death to clear the session
+of suspicion. More than one, because the first ids may repeat those that were drawn just before the
+death and lost with the engine. Doubled with each death beyond SUSPECT_DEATHS, so that a session
+that causes deaths is found however many ids are lost with each engine."""
 IDS_TO_CLEAR_DOUBLINGS_MAX = 16
 UNEXPLAINED_LOSSES_MAX = 16
 """Maximum number of engine losses whose flight record is awaited; the oldest is discarded first."""
@@ -52,7 +52,7 @@ class CrashEvidence:
         self.deaths: dict[str, float] = {}
         """Time of each death, in seconds, by the incarnation of the engine."""
         self.ids_drawn = 0
-        """Token ids drawn for the session since the last of `deaths`."""
+        """Number of token ids drawn for the session since the last of `deaths`."""
 
     def add_death(self, incarnation: str, now: float) -> None:
         self.deaths = {name: at for name, at in self.deaths.items() if now - at < EVIDENCE_WINDOW_S}
@@ -68,7 +68,8 @@ class CrashEvidence:
 
     @property
     def ids_to_clear(self) -> int:
-        """Token ids that the session must draw after the last death to be cleared."""
+        """Number of token ids that must be drawn for the session after the last death to clear it
+        of suspicion. See `ids_drawn`."""
         more = max(len(self.deaths) - SUSPECT_DEATHS, 0)
         return IDS_TO_CLEAR << min(more, IDS_TO_CLEAR_DOUBLINGS_MAX)
 

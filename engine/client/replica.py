@@ -60,7 +60,8 @@ class SessionReplica:
         return self.turn_id is not None and not self.is_paused
 
     def restore_span(self) -> None:
-        """Put the deferred provisional span back at the end of the log."""
+        """Put the provisional span in `deferred_span`, which was removed from the log for a turn,
+        back at the end of the log."""
         span, self.deferred_span = self.deferred_span, array("i")
         self.log.put_provisional(span)
 
@@ -176,8 +177,10 @@ class SessionReplicas:
         fence: int = 0,
         isolated_ids: int = 0,
     ) -> AttachSession | None:
-        """Build the command that restores the session on any engine and continues its turn, or
-        leaves the turn paused. Returns None if there is no such session."""
+        """Build the command that restores the session on any engine and continues its turn; a
+        paused turn stays paused. `n`: number of the command. `isolated_ids`: number of ids after
+        the log for which the session's rows are computed in steps of their own; 0: no isolation
+        (`AttachSession.apart`). Returns None if there is no such session."""
         replica = self._replicas.get(session)
         if replica is None:
             return None

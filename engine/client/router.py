@@ -76,8 +76,9 @@ QUARANTINED_MESSAGE = (
     "the last time with no other session in the step; it can only be closed"
 )
 STALE_COPY_S = 900.0
-"""Seconds of disconnection after which a stale copy need not be closed on an engine, because the
-engine has closed its detached sessions by itself."""
+"""Maximum seconds for which stale copies (of sessions that moved to another engine) on a
+disconnected engine are remembered, to be closed when it reconnects. After that time the engine has
+closed its detached sessions by itself."""
 
 
 class Placement:
@@ -215,9 +216,10 @@ class Router:
         return done
 
     async def locate(self, session: str) -> str | None:
-        """Return the incarnation of the engine that has a session, whichever client it is attached
-        to. Returns None if no engine reports it within LOCATE_TIMEOUT_S, or fewer than two engines
-        respond."""
+        """Ask all engines for a session, and return the incarnation of the one that has it,
+        whichever client it is attached to. Returns None if no engine reports the session within
+        LOCATE_TIMEOUT_S. Also returns None if fewer than two engines respond, because then there is
+        no choice of engine."""
         up = [connection for connection in self.connections if connection.is_responsive]
         if len(up) < 2:
             return None

@@ -69,7 +69,8 @@ class Sequence:
         """TurnEnded of the last turn; for a paused turn, its state when it was paused."""
         self.is_paused = False
         self.turn_count = 0
-        """Number of turns begun. The prompt of the first one is published in the radix tree."""
+        """Number of turns begun. Only for the first turn, the prompt is looked up in the radix tree
+        even if the lease has KV, and is published there as soon as it is computed."""
         self.publish_to = 0
         """Publish ids[:publish_to] once they are committed; 0: nothing to publish."""
         self.deferred_span: array[int] = array("i")

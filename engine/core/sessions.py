@@ -215,9 +215,9 @@ class Sessions:
         deferred.put(command, sequence.id)
 
     def _defer_span(self, sequence: Sequence, span: AppendIds) -> None:
-        """Acknowledge a deferred provisional span that a newer one supersedes while a turn runs, or
-        refuse it as too long. The span is stored in `deferred_span`, so that it takes effect if the
-        newer one is refused."""
+        """Acknowledge `span`, a deferred provisional append that a newer one has superseded while a
+        turn runs, or refuse it as too long. If the newer one is refused when the turn ends, `span`
+        takes effect; therefore its ids are kept in `deferred_span`."""
         try:
             sequence.log.check_room(len(sequence.ids) + len(span.ids))
         except TooLong as error:

@@ -34,7 +34,8 @@ class StepInputs:
     pages: Tensor
     """[T] int64 on the device: the page that each token's KV is written to."""
     slots: Tensor
-    """[T] int64 on the device: the slot in that page that each token's KV is written to."""
+    """[T] int64 on the device: the slot, within the page in `pages`, that each token's KV is
+    written to."""
     row_offsets: Ints
     """[R + 1] index of each row's first token among the T; the last entry is T."""
     starts: Ints

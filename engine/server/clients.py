@@ -240,10 +240,10 @@ class Clients:
     def _prepare_open(
         self, client: ClientState, command: OpenSession
     ) -> tuple[OpenSession | AttachSession, str | None]:
-        """Attach the session of an OpenSession to `client`. A session that is already open,
-        detached or under a lower fence, is restarted: the command becomes an AttachSession with an
-        empty log. Returns the command for the loop, and the session's id if it was not attached
-        before, else None. Raises StaleEngineFence as `_attach` does."""
+        """Attach the session of an OpenSession to `client`. If the engine already has the session,
+        but detached or attached under a lower fence, the session is restarted: the command becomes
+        an AttachSession with an empty log. Returns the command for the loop, and the session's id
+        if it was not attached before, else None. Raises StaleEngineFence as `_attach` does."""
         attachment = self._attachments.get(command.session)
         if attachment is None or (
             attachment.client is client and attachment.fence == command.fence
@@ -319,9 +319,10 @@ class Clients:
     def _renumber(
         self, client: ClientState, command: LoopCommand, created_session: str | None
     ) -> LoopCommand:
-        """Give a command a number that is unique in the loop, because two clients may use the same
-        number. NO_REPLY commands are recorded too: if one is refused, the attachment made for it
-        must be removed."""
+        """Return the command under a number that is unique in the loop, because two clients may use
+        the same number, and record it as in flight until the loop replies. `created_session`: id of
+        the session that was attached to the client for this command, or None. NO_REPLY commands are
+        recorded too, because that attachment must be removed if the loop refuses the command."""
         self._last_number += 1
         self._commands_in_flight[self._last_number] = InFlightCommand(
             client, command, created_session

@@ -146,8 +146,10 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self._on_messages(messages)
 
     def _decode_valid(self, frame: bytes) -> list[Received] | None:
-        """Decode a frame message by message, refusing those that cannot be decoded. Returns None if
-        the frame is not an array of numbered messages, or if this end has no `make_refusal`."""
+        """Decode a frame that cannot be decoded as a whole, message by message. Returns the valid
+        messages; refuses the others with the replies of `make_refusal`. Returns None if no message
+        can be refused: the frame is not an array of numbered messages, or this end has no
+        `make_refusal`."""
         if self._make_refusal is None:
             return None
         [kind] = get_args(self._decoder.type)

@@ -97,12 +97,12 @@ class AppendIds(FencedCommand, frozen=True, tag="Append"):
     there is one; `provisional` replaces that span with the ids; `commit` replaces the span with the
     ids and makes them firm. The common prefix of the new ids and the old span keeps its KV.
 
-    The other fields are for regular sessions and choose the log to append to. `after`: the log at
-    the end of that finished turn instead of the current log. `replace`: discard that turn and all
-    turns that continue from it, and append at the end of the turn before it (without `after`:
-    discard everything). `drop_previous_output`: remove the output of the last turn, as far as the
-    output is still in the log, and keep ids appended after it. `offset`, unless 0: cut the log to
-    its first `offset` ids before appending.
+    The other fields are for regular sessions and choose the log to append to. `after`: id of a
+    finished turn; the log at its end instead of the current log. `replace`: discard the turn
+    `after` and all turns that continue from it, and append at the end of the turn before it
+    (without `after`: discard everything). `drop_previous_output`: remove the output of the last
+    turn, as far as the output is still in the log, and keep ids appended after it. `offset`, unless
+    0: cut the log to its first `offset` ids before appending.
     """
 
     session: str
@@ -415,7 +415,8 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     turn: str
     reason: TurnEndReason
     length: int
-    """Length of the session's log now; after a cancel with `drop`, its length before the turn."""
+    """Length of the session's log after the turn. Does not include output that was removed because
+    the turn was cancelled with `CancelTurn.drop`."""
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens whose KV existed when the turn was first admitted, so that it was not computed

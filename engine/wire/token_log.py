@@ -132,8 +132,9 @@ class TokenLog:
             self.turn_tree = TurnTree()
 
     def find_base(self, append: AppendIds) -> AppendBase | None:
-        """Return the log that an append extends, if the append has an option of regular sessions.
-        Returns None for any other append, which extends the current log."""
+        """Return the log that an append extends if that may not be the current log: the append has
+        one of the options of AppendIds that only regular sessions allow (`after`, `replace`,
+        `drop_previous_output`, `offset`). Returns None for any other append."""
         if self.turn_tree is None or regular_only_option(append) is None:
             return None
         return self.turn_tree.find_base(

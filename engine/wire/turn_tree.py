@@ -38,8 +38,9 @@ class FinishedTurn:
 
 
 class AppendBase(NamedTuple):
-    """Log that an append extends: its ids, its last finished turn (`tip`), and the turns that the
-    append discards (`replaced`)."""
+    """The log that an append extends: the current log of a regular session, or one that the
+    append's options choose. `ids`: its content; `tip`: its last finished turn; `replaced`: the
+    finished turns that the append discards."""
 
     ids: "array[int]"
     tip: FinishedTurn | None

@@ -60,7 +60,7 @@ class Tokenization:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The spans, after the head, which is the first element."""
+        """Spans in order. The first one is the head."""
         return tuple(self._spans)
 
     @property

@@ -310,16 +310,16 @@ class _Replay:
         streams: "dict[int, _ResponseStream]",
         find_previous: FindPreviousItem,
     ) -> None:
-        """`streams`: output, by response number, of the responses that are being generated or have
-        ended since that position."""
+        """`since`: the client's position. `streams`: output, by response number, of the responses
+        that are being generated or have ended since that position."""
         self.missed: list[EmittedEvent] = []
         self._since = since
         self._epoch = epoch
         self._streams = streams
         self._find_previous = find_previous
         self._reached = {progress.response_number: progress for progress in since.open_responses}
-        """The client's progress in each open response after it has received `missed`, by response
-        number."""
+        """Position, by response number, that the client reaches in each open response by receiving
+        the events in `missed`. At first the position in `since`; advances as events are added."""
         self._seen_parts = {since.response_number: since.emitted_parts}
         self._response_of_item = {
             item_id: number for number, stream in streams.items() for item_id in stream.item_ids
@@ -348,9 +348,10 @@ class _Replay:
     def add_output_so_far(
         self, open_responses: KeysView[int], next_offset: int
     ) -> dict[int, tuple[ResponseProgress, int]]:
-        """Add the output so far of the responses being generated. Returns the responses whose
-        output the client has received further than this gateway has generated it, in the form of
-        `EventLog._ahead`."""
+        """Add the output so far of the responses being generated. Returns those whose output the
+        client has received further than this gateway has generated it. Keys: response numbers.
+        Values: the client's position, and how many server events of the event after it the client
+        has received."""
         if self._reached.keys() != open_responses:
             raise ReplayGap
         ahead: dict[int, tuple[ResponseProgress, int]] = {}
@@ -362,8 +363,10 @@ class _Replay:
         return ahead
 
     def _add_item_before(self, event: ConversationEvent, offset: int) -> None:
-        """If `event` adds an item after one that an open response is generating, add the output of
-        that response first: the client must know the earlier item."""
+        """Add the output that must precede `event`: if `event` adds an item after an item of an
+        open response, the output of that response, because the client must know the earlier item.
+        Raises ReplayGap if the earlier item is unknown and may be the next one of an open
+        response."""
         previous = _previous_item_of(event)
         response = self._response_of_item.get(previous or "", -1)
         if response in self._reached and self._is_covered(response):
@@ -377,8 +380,8 @@ class _Replay:
         return self._streams[number].covers(self._reached[number], self._seen_parts.get(number, 0))
 
     def _expects_item(self, number: int) -> bool:
-        """Whether the client's position is between two items of a response. The next item may still
-        be unknown here."""
+        """Whether the client's position is between two items of a response, so that the next event
+        of the response begins an item. That item may be unknown to this gateway."""
         return self._reached[number].item_boundaries % 2 == 0
 
     def _add_output(self, number: int, offset: int) -> None:
@@ -479,8 +482,9 @@ class _ResponseStream:
                     yield output.ended, self._boundaries[end]
 
     def _progress_at(self, item_boundaries: int, chars: int) -> ResponseProgress:
-        """Return the progress, with its checksum, at `chars` characters after a number of item
-        boundaries."""
+        """Return the progress (a position with its checksum) after the first `item_boundaries`
+        beginnings and ends of items, and after `chars` characters of the item that is open
+        there."""
         if not chars:
             return self._boundaries[item_boundaries]
         return _advance(
@@ -537,9 +541,14 @@ def _assign_event_ids(
     offset: int,
     seen_parts: int,
 ) -> Iterator[EmittedEvent]:
-    """Yield each output event of a response with its event id, and update the progress of the
-    response in `reached`. `events`: each with the position after it. `seen_parts`: how many server
-    events of the first one the client has already seen."""
+    """Yield the output events of a response with their event ids, and update the position of the
+    response in `reached`.
+
+    `events`: each event with the position after it, beginning at position `since`. `offset`: number
+    of logged events before them. `seen_parts`: number of server events of the first event that the
+    client has received (one event may be encoded as several server events). Raises ReplayGap if
+    `seen_parts` is not 0 and the first event is a delta.
+    """
     number = since.response_number
     for event, after in events:
         is_delta = isinstance(event, TextDelta | ArgumentsDelta)

@@ -30,8 +30,9 @@ from continuo.realtime.protocol.items import (
 from continuo.realtime.protocol.response import Response
 
 PlaceItems = Callable[[tuple[Item, ...]], str | None]
-"""Records the items that a response has so far. Returns the id of the conversation item before the
-last of them, or None."""
+"""Callback of a response that puts the items it has so far into the conversation. Returns the id of
+the conversation's item before the last of them. Returns None if there is none, or if the response
+does not belong to a conversation."""
 
 
 class OutputItems:

@@ -13,7 +13,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LONG_TEXT_CHARS = 64 * 1024
-"""Texts longer than this have their own thread: each takes from 50 ms to a second."""
+"""Texts longer than this are tokenized on a second thread, so that they do not delay shorter ones:
+each takes from 50 ms to a second."""
 
 
 class TokenizerThreads:

@@ -48,9 +48,10 @@ def count_json_values(frame: str | bytes, limit: int) -> int:
 
 
 def count_msgpack_values(frame: bytes, limit: int) -> int:
-    """Check whether a MessagePack frame has more than `2 * limit` values: twice the limit, because
-    keys count as values too. Returns a number above `2 * limit` if it has, else 1. Bytes that are
-    not MessagePack are counted as if they were."""
+    """Count the values of a MessagePack frame only as far as necessary to see whether there are
+    more than `2 * limit` (twice the limit of JSON, because keys are counted as values too). Returns
+    a number above `2 * limit` if there are, otherwise always 1. Bytes that are not MessagePack are
+    counted as if they were."""
     if len(frame) <= 2 * limit:
         return 1
     at = count = 0
@@ -66,14 +67,15 @@ _FIXED_SIZES = (
     | {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}  # extensions
     | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays and maps: only their length
 )
-"""For each first byte of a value: the number of bytes that follow it."""
+"""MessagePack values whose first byte determines their size: number of bytes after it, by first
+byte. Of arrays and maps, only the field with the number of elements is included."""
 _LENGTH_PREFIXES = (
     {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}  # strings
     | {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0)}  # bytes
     | {0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}  # extensions
 )
-"""For each first byte of a value: the size of the length field after it, and of the type field
-between that and the payload (extensions only)."""
+"""MessagePack values that contain their length: by first byte, the sizes in bytes of the length
+field after it, and of the type field after the length field (extensions only)."""
 
 
 def _msgpack_value_bytes(frame: bytes, at: int) -> int:

@@ -61,7 +61,8 @@ class Rewind(msgspec.Struct, frozen=True):
 class SessionConfigured(msgspec.Struct, frozen=True):
     settings: GenerationSettings
     rewind: Rewind | None = None
-    """Effect of the change on KV; None if all KV stays valid. The same in the events below."""
+    """Effect of the change on KV; None if all KV stays valid. The fields `rewind` of other events
+    have the same meaning."""
 
 
 class ItemAdded(msgspec.Struct, frozen=True):
@@ -149,7 +150,7 @@ class ResponseInterrupted(msgspec.Struct, frozen=True):
     item_id: str | None
     """The item that was being generated, if any."""
     sent_chars: int
-    """Characters (code points) of that item that were emitted before the interruption."""
+    """Characters (code points) of the item `item_id` that were emitted before the interruption."""
 
 
 class ResponseSteered(msgspec.Struct, frozen=True, tag="Steered"):

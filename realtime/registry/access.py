@@ -10,7 +10,7 @@ from continuo.realtime.event_log.event_id import EventId, parse_event_id
 from continuo.realtime.protocol.settings import GenerationSettings
 
 DIGEST_BYTES = 32
-"""Size of a SHA-256 digest."""
+"""Size of the SHA-256 digests of resume tokens and client secrets (see `make_secret`)."""
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class ForkRequest(msgspec.Struct, frozen=True):
     session_id: str
     item_id: str | None = None
     token: str | None = None
-    """Resume token of the copied session."""
+    """Resume token of the original session, `session_id`."""
 
 
 class ResumeRequest(msgspec.Struct, frozen=True):

@@ -81,7 +81,8 @@ class RemoteSessions:
                 await engine.close(session_id)
 
     async def _load(self, session_id: str, tenant: str, access: Access) -> Snapshot | None:
-        """Load a session. Returns None under the conditions of `_find`. Raises Refusal."""
+        """Load a session. Returns None if there is no such session, if it belongs to another
+        tenant, or if `access` does not permit it. Raises Refusal."""
         with _refusing_store_errors():
             metadata = await self._find(session_id, tenant, access)
             return None if metadata is None else await self._factory.store.load(session_id)

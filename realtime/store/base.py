@@ -63,7 +63,8 @@ class SessionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     is_parked: bool
     created_ms: int
     deadline_ms: int
-    """Time at which the session expires. Both times are in ms since 1970, by the store's clock."""
+    """Time at which the session expires. Like `created_ms`, in milliseconds since 1970 by the
+    store's clock."""
 
 
 class ResponseCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +124,8 @@ class WriteBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     kept_entries: int | None = None
     """Number of entries at the beginning of the log that stay; `entries` replace all that follow.
-    If all stay, that is an append. The placeholder of a response is replaced in this way too."""
+    If all stay, `entries` are appended. The placeholder of a response is replaced in this way too.
+    None: the log does not change."""
     entries: tuple[Entry, ...] = ()
     epoch: int | None = None
     state: bytes | None = None
@@ -235,7 +237,9 @@ class Store(Protocol):
         ...
 
     async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
-        """Apply a batch. Raises IdempotencyConflict."""
+        """Apply all changes of a batch, or none. Returns DuplicateWrite, without a change, if the
+        batch's request was written before under the same idempotency key. Raises
+        IdempotencyConflict if the key was used for another request."""
         ...
 
     async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:

@@ -65,8 +65,8 @@ _SURROGATES, _SURROGATES_COUNT = 0xD800, 0x800
 _UTF16_IDS = 0x110000 - _SURROGATES_COUNT
 _ARRAY_TYPES = {2: "H", 4: "I"}
 _BITS_MIN = 9
-"""Minimum bits per id: more than the padding (at most 7 bits), so that the number of ids follows
-from the length."""
+"""Minimum bits per id. Must be more than the padding (at most 7 bits), so that the number of ids
+follows from the length."""
 
 
 def pack(data: bytes) -> bytes:

@@ -49,9 +49,9 @@ class Socket(Protocol):
 
 
 SEND_NOW_EXTENSION = "continuo.send_now"
-"""ASGI extension of a server that can send frames without waiting:
-`write(frames, is_binary) -> bool`. This skips the layers between application and server, which were
-the largest part of the work for a delta."""
+"""ASGI extension of a server that can send frames without waiting: `write(frames, is_binary) ->
+bool`, with the result of `Socket.send_now`. Bypasses the layers between application and server,
+which took most of the time to send a delta."""
 PING_EXTENSION = "continuo.ask"
 """ASGI extension of a server that can ping its peer: `ask() -> Future[bool]`. The result is True if
 the peer has responded, False if the connection has ended."""

@@ -64,7 +64,8 @@ class Conversation:
 
 @dataclass
 class Plan:
-    """Bounds on the length of a conversation, and ``weights`` with which its skills are drawn."""
+    """Plan of a conversation: maximum number of exchanges, length in characters at which no more
+    are added, and ``weights`` with which the skill of each (such as "add" or "story") is drawn."""
 
     exchanges: int
     chars_max: int

@@ -74,9 +74,10 @@ class Rows:
         return Row(ids[:LENGTH_MAX], learned[:LENGTH_MAX])
 
     def batches(self, share: float) -> list[list[Row]]:
-        """Make ``ROUND`` batches, ordered from short rows to long ones.
+        """Make ``ROUND`` batches for the time when `share` of the training time (0 to 1) has
+        passed, ordered from short rows to long ones.
 
-        Batches have half the size while `share` is below COPYING_UNTIL.
+        Until COPYING_UNTIL, while the model learns to copy, batches have half as many ids.
         """
         tokens = self.tokens // 2 if share < COPYING_UNTIL else self.tokens
         batches: list[list[Row]] = []
@@ -117,7 +118,7 @@ def tensors(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Workers:
-    """Training process of rank `rank` of `count`, and its exchange of tensors with the others."""
+    """The `count` training processes, which exchange tensors, as seen by the one of rank `rank`."""
 
     def __init__(self, rank: int, count: int) -> None:
         self.rank = rank
@@ -139,7 +140,8 @@ class Workers:
         return functional.pad(values, (0, 0, 0, 0, 0, missing)).chunk(self.count)[self.rank]
 
     def gather(self, part: Tensor) -> Tensor:
-        """Collect the parts of all workers to the whole stack, padding included."""
+        """Collect the parts of all workers (see `share`), and return the whole stack, with its
+        padding."""
         if self.count == 1:
             return part
         parts = [torch.empty_like(part) for _ in range(self.count)]

@@ -32,8 +32,8 @@ class HostTier:
 
     def spill(self, lease: PageLease, pages: "array[int]") -> None:
         """Copy `pages`, the last device pages of the lease, to the host before they are released.
-        If the host has no room for all of them, the lease's existing host pages are discarded,
-        because a gap would precede them."""
+        If the host has no room for all of them, none is copied, and the lease's host pages are
+        discarded: they continue where `pages` end, and would have no use without them."""
         if not self._make_room(len(pages), lease):
             self.discard(lease)
             return

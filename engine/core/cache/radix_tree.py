@@ -79,7 +79,8 @@ class RadixTree:
             node.last_used = self._tick
 
     def release(self, nodes: Sequence[RadixNode]) -> None:
-        """Release the nodes of a path, or those at its end, deepest node first."""
+        """Decrement the reference counts of `nodes`, a path or the end of one in order. Nodes
+        without references stay in the tree until they are evicted."""
         self._tick += 1
         for node in reversed(nodes):
             node.ref_count -= 1

@@ -43,7 +43,8 @@ class SessionAwareCache:
     # ---- the life of a lease --------------------------------------------------------------
 
     def open(self, scope: str = "") -> PageLease:
-        """Open an empty lease, busy at first."""
+        """Open an empty lease. The lease is busy, so that its pages are not evicted until
+        `mark_idle`."""
         lease = PageLease(scope)
         self._leases.add(lease)
         self._busy.add(lease)
@@ -128,10 +129,13 @@ class SessionAwareCache:
             self._trim(lease)
 
     def fork(self, lease: PageLease, ids: "array[int]", at: int, limit: int) -> PageLease:
-        """Open a lease on ids[:at]. Full pages are shared through the tree. If `at` is within a
-        page, that page is shared too if the source has filled it and ids[:limit] includes it; else
-        it is copied, or, if no page can be freed for the copy, its tokens are recomputed. The
-        source must be busy; its tokens in flight are not forked."""
+        """Open a lease on the KV of ids[:at] (at most the committed tokens).
+
+        Full pages are shared through the tree; only pages within ids[:limit] may be published
+        there. If `at` is within a page, that page is shared too if the source has filled it and may
+        publish it; else it is copied, or, if no page can be freed for the copy, its tokens are
+        recomputed. The source must be busy (see `mark_busy`); its tokens in flight are not forked.
+        """
         assert lease in self._busy
         at = min(at, lease.committed)
         self.publish(lease, ids, min(self._pages_for(at) * self.page_size, limit))
@@ -173,7 +177,8 @@ class SessionAwareCache:
 
     def recall(self, lease: PageLease) -> bool:
         """Load the lease's spilled pages back to the device. If there is no room, discards them, so
-        that their tokens are recomputed, and returns False. The lease must be busy."""
+        that their tokens are recomputed, and returns False; otherwise returns True, also if no page
+        was spilled. The lease must be busy."""
         if not lease.host_pages:
             return True
         assert lease not in self._idle
@@ -228,7 +233,8 @@ class SessionAwareCache:
 
     def audit(self) -> None:
         """Check that every page has one owner, that reference counts match the leases, and that
-        every lease obeys the tail rule. O(pages). Raises AssertionError."""
+        every lease has exactly the pages for its launched tokens (the tail rule of `PageLease`).
+        O(pages). Raises AssertionError."""
         nodes = list(self.tree.nodes())
         owned = self.pool.free_pages() + [node.page for node in nodes]
         references: dict[int, int] = {}

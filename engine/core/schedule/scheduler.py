@@ -30,16 +30,19 @@ because it hardly prolongs a step."""
 CHUNK_TOKENS_MIN = 16
 """Minimum tokens of a prefill chunk, even if the time for prefill is used up."""
 RESIDENCY_ORDER: tuple[KVResidency, ...] = ("none", "hot", "host", "recomputed")
-"""Residencies from the fastest to the slowest."""
+"""Residencies by increasing cost of restoring a sequence's KV; "none": no KV had been computed. If
+KV was restored several times before a turn, the turn reports the costliest."""
 PREFILL_S_MAX = 0.05
 """Maximum seconds of a step that only prefills. A new turn may have to wait this long for its first
 step."""
 PREFILL_S_MIN = 0.002
 """Seconds that prefill chunks may always add to a step."""
 PREFILL_SHARE = 0.5
-"""Time that prefill chunks may add to a step, as a share of the time of its live rows."""
+"""Time that prefill chunks may add to a step, as a share of the time of its live rows (decodes and
+short turns)."""
 PREFILL_GROWTH = 1.5
-"""Growth factor of the prefill time from one step without live rows to the next."""
+"""Factor by which the time limit of prefill grows with each further step without live rows (decodes
+and short turns)."""
 
 
 class ScheduledRow(NamedTuple):
@@ -71,10 +74,12 @@ class Scheduler:
         self.retractions = 0
         self._step_time = StepTimeModel()
         self._prefill_s = PREFILL_S_MAX
-        """Seconds for prefill chunks in the next step; computed anew if `_live_load` has rows."""
+        """Time that prefill chunks may take in the next step, in seconds. Set from `_live_load`
+        after a step with live rows (decodes and short turns), and increased in each step without
+        any."""
         self._live_load = StepLoad()
-        """Load of the live rows of the last step that had any; empty once `_prefill_s` was computed
-        from it."""
+        """Load of the live rows (decodes and short turns) in the last step that had any; empty once
+        `_prefill_s` was computed from it."""
         self._turns: dict[Sequence, None] = {}
         """Sequences with a turn, oldest turn first."""
         self._appends: dict[Sequence, None] = {}
@@ -165,7 +170,9 @@ class Scheduler:
         self._step_time.observe(load, seconds)
 
     def record_failure(self, kv_ends: dict[Sequence, int]) -> Sequence | None:
-        """Record that a step has raised an exception; see FaultIsolation.record_failure."""
+        """Record that a step has raised an exception. `kv_ends`: for each sequence in the step, the
+        position up to which its KV would have been written. Returns the sequence that causes the
+        failures once it is identified, else None."""
         return self._fault_isolation.record_failure(kv_ends)
 
     def isolate(self, sequence: Sequence, extra_tokens: int) -> None:
@@ -199,9 +206,13 @@ class Scheduler:
     def _candidates(
         self, sequence_filter: SequenceFilter | None
     ) -> tuple[list[Sequence], list[Sequence]]:
-        """Return two lists of sequences with a turn, oldest first: decoding, admitted and owing
-        only the id drawn last; and waiting, owing more or not admitted. A turn that cannot launch
-        its next row yet is in neither list."""
+        """Return two lists of sequences with a turn, oldest turn first.
+
+        The first list has the decoding sequences: they are admitted, and owe only the id drawn
+        last. The second has the waiting ones: not admitted yet, or owing more than one token. A
+        turn that cannot launch its next row yet is in neither list. If `sequence_filter` is given,
+        only sequences that it accepts are returned.
+        """
         decoding: list[Sequence] = []
         waiting: list[Sequence] = []
         for sequence in (
@@ -255,10 +266,12 @@ class Scheduler:
             sequence.worst_residency = residency
 
     def _step_time_limit(self, live: StepLoad) -> float:
-        """Return the seconds that a step may take with prefill chunks beside its live rows.
+        """Return the time limit of a step with prefill chunks, in seconds. `live`: load of its live
+        rows (decodes and short turns).
 
-        Live rows usually reappear soon, so the first step without any has as much prefill time as
-        the step before, and later ones have more, up to PREFILL_S_MAX.
+        With live rows: their predicted time, and a share of it for the chunks. Without: the time
+        for chunks alone. As live rows usually reappear soon, the first such step has as much of it
+        as the step before; each later one has PREFILL_GROWTH times as much, up to PREFILL_S_MAX.
         """
         live_s = self._step_time.predict(self._live_load)
         if self._live_load.rows:

@@ -28,9 +28,9 @@ from continuo.engine.device.model import AttentionFn
 from continuo.engine.device.step_inputs import Ints, StepInputs, upload
 
 FOLD_COUNT_MAX = 64
-"""Maximum number of new tokens of a row whose query heads are folded into query rows. A row with
-more is computed alone, and its query heads share keys through an expanded view, because a folded
-mask would be G times as large."""
+"""Maximum number of new tokens of a row whose G query heads per KV head are folded into one head
+with G times as many query rows. A row with more new tokens is computed alone, and its keys are
+expanded to all query heads as a view: the mask of folded query rows would be G times as large."""
 PADDING_TOKENS_MAX = 512
 """Maximum padding of a group of rows, in context tokens. This much padding costs about as much as
 another SDPA call."""
@@ -74,7 +74,7 @@ class RowGroup:
     positions of gathered pages."""
 
     token_indices: Tensor | slice
-    """[n * C] indices of the tokens of these rows among the step's T."""
+    """[n * C] indices, among the step's T, of the tokens of the n rows."""
     pages: Tensor
     """[n, P] page numbers of each row, padded with the row's last page."""
     span: slice
@@ -153,7 +153,7 @@ class RowGroup:
 
     def _folded_mask(self, group_size: int) -> Tensor | None:
         """Return the mask for folded query rows: the mask of the C tokens, repeated for each of
-        `group_size` query heads."""
+        `group_size` query heads. Returns None if no mask is needed."""
         if group_size not in self.folded_masks:
             self.folded_masks[group_size] = (
                 None if self.mask is None else self.mask.repeat(1, 1, group_size, 1)

@@ -182,17 +182,19 @@ class TritonBackend:
 
 @dataclass(slots=True)
 class KernelLaunch:
-    """A launch of the kernels over tiles of one size: those of all single-token rows, or of all
-    longer rows."""
+    """A launch of the kernels. The tiles of a launch have one size: a launch computes all
+    single-token rows of the step, or all longer rows, cut into tiles of adjacent tokens."""
 
     tiles: Tensor
-    """[N, 5] int32 on the device: the result of `_cut_tiles`."""
+    """[N, 5] int32 on the device, one line per tile: row, index of the first token among the step's
+    T, number of tokens, position of the first token, first position of the context."""
     tokens: Tensor
-    """[M] int32 on the device: indices of all tokens of these tiles among the step's T."""
+    """[M] int32 on the device: indices among the step's T of the tokens in all `tiles`."""
     tile_tokens: int
-    """Maximum number of tokens in a tile."""
+    """Maximum number of tokens (new ones, whose queries are computed) in a tile."""
     splits: int
-    """Splits per tile; a power of two."""
+    """Number of parts into which the context of each tile is split, to be computed in parallel; a
+    power of two."""
     split_tokens: int
 
 

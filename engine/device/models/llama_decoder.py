@@ -233,5 +233,6 @@ def _layer_targets(layer: DecoderLayer, shape: DecoderShape) -> dict[str, Weight
 
 
 def empty_tensor(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Create an argument `like`: a tensor without elements that carries a dtype and a device."""
+    """Create a tensor without elements, which carries a dtype and a device: the argument `like` of
+    functions and classes that create tensors."""
     return torch.empty(0, dtype=dtype, device=device)

@@ -29,8 +29,8 @@ from continuo.engine.device.native.compile import load_library
 SIZE_MULTIPLE = 16
 """Hidden, intermediate, head and vocabulary sizes must be multiples of this for the C code."""
 TILE_QUERIES = 32
-"""Maximum number of queries that are computed together for one KV head: query heads of that KV head
-times tokens of the tile."""
+"""Maximum number of queries in an attention tile. A tile has queries of one row for one KV head:
+the query heads of that KV head, for each of some adjacent tokens."""
 
 
 def _define_struct(name: str, *fields: tuple[str, Any]) -> type[Structure]:
@@ -74,9 +74,9 @@ _Step = _define_struct(
     *_fields_of_type("tokens tile_count", c_int64),
 )
 ROW_FIELDS = 6
-"""Number of int64 fields of a StepRow; the C code sets the last one."""
+"""Number of int64 fields of the C struct StepRow; the C code sets the last one."""
 TILE_FIELDS = 2
-"""Number of int64 fields of an AttentionTile."""
+"""Number of int64 fields of the C struct AttentionTile, for the size of the array of tiles."""
 
 
 @dataclass(slots=True)
@@ -235,7 +235,8 @@ class NativeDecoder:
         """Compute the rest of the step in flight, together with the decoder's threads.
 
         Returns the likeliest id of each of the S sampled rows (-1 where a logit is NaN or +inf, or
-        all are -inf), and the seconds since the step ended.
+        all are -inf), and how long ago the step ended, in seconds: the decoder's threads may have
+        ended it before this call.
         """
         assert self._in_flight is not None
         ago_ns = self._finish()

@@ -12,7 +12,8 @@ last content shows how a message closes:
              └ the same whatever follows: belongs to the message
 
 Later, each message is rendered after such a short conversation, and only the new text is taken.
-The tokenizer is used only to find where text splits cleanly into ids.
+The tokenizer is used only to find where text splits cleanly into ids: where no token contains
+characters of both sides.
 """
 
 from collections.abc import Sequence
@@ -167,7 +168,8 @@ class TemplateProbe:
 
     def _find_opening(self) -> str:
         """Find the text that opens every user message, the first and later ones. Returns "" if the
-        first and later ones have no text in common, or if it does not split cleanly into ids."""
+        first and later ones have no text in common, or if the ids of that text depend on the text
+        before it."""
         user = PROBE_USER.content
         first = self._renderer.render(self._prefixes["user"]).rpartition(user)[0]
         alone = self._renderer.try_render([PROBE_SYSTEM]) or ""

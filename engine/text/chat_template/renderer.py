@@ -19,7 +19,7 @@ _RENDERINGS_CACHED = 16
 """Size of the cache of rendered texts: tokenizing one message renders the same few conversations
 repeatedly."""
 _CALL_ID_CHARS = 9
-"""Length of call ids in templates that enforce one, such as Mistral's."""
+"""Length of call ids for templates that require a fixed length, such as Mistral's."""
 
 
 class _ToolsKey:

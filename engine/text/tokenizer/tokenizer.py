@@ -244,8 +244,9 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 _COMPOSED_CHARS_MAX = 4
-"""Largest number of characters that NFC and NFKC compose into one (Unicode Standard Annex 15,
-expansion factors)."""
+"""Maximum number of characters that normalization to NFC or NFKC composes into one: the inverse of
+the expansion factor of NFD in Unicode Standard Annex 15. A token may stand for this many times as
+many characters of the original text as of the normalized text."""
 _SHORTENING_FACTORS = {"NFC": _COMPOSED_CHARS_MAX, "NFKC": _COMPOSED_CHARS_MAX, "NFD": 1, "NFKD": 1}
 _LENGTH_KEEPING_STEPS = {
     *("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "Punctuation", "Split", "Prepend")

@@ -16,8 +16,8 @@ from continuo.realtime.protocol.response import IncompleteReason, KVResidency, R
 
 
 class PartOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Content part: input_text, output_text or input_audio in items, text in content_part
-    events."""
+    """Content part. `type` is "text" in content_part events, and one of the other three in
+    items."""
 
     type: Literal["input_text", "output_text", "input_audio", "text"]
     text: str | UnsetType = UNSET
@@ -181,8 +181,9 @@ class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Extension: times of a response, in seconds: in the queue, from then to the first token, and
-    of work on the device."""
+    """Extension: times of a response, in seconds. `queued_s`: from the request to its first step;
+    `prefill_s`: from that step to the first output token; `model_s`: computation of the device, for
+    any session, from the request to the end."""
 
     queued_s: float
     prefill_s: float
@@ -356,7 +357,8 @@ class ResponseInterrupted(ServerEventBase, frozen=True, kw_only=True, tag="respo
     item_id: str | None
     """Id of the item that was being generated, or null."""
     upto: int
-    """Characters (code points) of that item that were sent; the next delta follows them."""
+    """Characters (code points) of the item `item_id` that were sent; the next delta follows
+    them."""
 
 
 class RateLimitOut(msgspec.Struct, frozen=True, kw_only=True):

@@ -224,7 +224,8 @@ class SteerAccepted(ServerEventBase, frozen=True, kw_only=True, tag="response.st
 
 
 class RequiredFunctionOutput(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
-    """Function call output that the client must send, without its `output`."""
+    """A function_call_output item that the client must send before the response can continue: the
+    call is named, and the client adds the output."""
 
     call_id: str
     name: str

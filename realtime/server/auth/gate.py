@@ -73,7 +73,8 @@ class Authenticator:
         return Credentials(tenant)
 
     def _tenant_of(self, key: str) -> str | None:
-        """Find the tenant of a key in constant time: every known key is compared in full."""
+        """Find the tenant of a key, or None if the key is unknown, in constant time: every known
+        key is compared in full."""
         candidate = key.encode()
         tenants = [tenant for known, tenant in self._keys if hmac.compare_digest(candidate, known)]
         return tenants[0] if tenants else None

@@ -42,7 +42,8 @@ from continuo.realtime.server.hardening.read_turns import ReadTurns
 HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
 REQUEST_LINE_BYTES_MAX = 16 * 1024
-"""Maximum bytes of the request target, else 414; URLs of browsers are shorter."""
+"""Maximum bytes of the request target (the URL in the request line), else 414; URLs of browsers are
+shorter."""
 HEADERS_BYTES_MAX = 64 * 1024
 """Maximum bytes of all header lines of a request, trailers included; else 431."""
 HEADERS_MAX = http11.MAX_NUM_HEADERS
@@ -281,11 +282,11 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
             self._send_refusal()
 
     def _can_send_refusal(self) -> bool:
-        """Prepare to send the refusal, and return whether it can be sent now.
+        """Return whether the refusal can be sent now, and make way for it.
 
-        Returns False if responses to earlier requests must be sent first, or if the refused
-        request's own response has begun. Otherwise the application sees a disconnect of the refused
-        request if it is already running.
+        Returns False if responses to earlier requests must be sent first, or if the application has
+        begun its own response to the refused request. If the application has received the refused
+        request, but not responded yet, it receives a disconnect, and True is returned.
         """
         if self._is_answered:
             return True

@@ -41,7 +41,8 @@ FRAGMENTS_MAX = 1024
 """Maximum fragments of one message, else close 1008; one more is allowed for each
 FRAGMENT_BYTES_MEAN bytes of the message."""
 FRAGMENT_BYTES_MEAN = 64
-"""Bytes per fragment above which the payload takes more memory than the object that holds it."""
+"""Minimum mean size, in bytes, of the fragments of a message beyond its first FRAGMENTS_MAX. In
+smaller fragments, the objects that hold the payload take more memory than the payload."""
 UNCHARGED_BYTES = 4 * 1024
 """Connections with at most this many waiting bytes are not charged to the incoming budget, so that
 ordinary messages need no bookkeeping."""
@@ -78,7 +79,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     _queued_message_bytes: "deque[int]"
     """Size of each complete message that is queued for the application, in bytes."""
     _queued_bytes = 0
-    """Sum of `_queued_message_bytes`."""
+    """Total bytes of the complete messages that are queued for the application."""
     _received_bytes = 0
     """Size of the message that the application received last, in bytes; 0 once it has called
     `receive` for the next one."""

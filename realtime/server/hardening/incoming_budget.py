@@ -1,9 +1,10 @@
 """Incoming budget: a bound on the bytes of messages and bodies that the application still needs.
 
-A connection charges bytes when they arrive, never by an announced length. The bytes are released
-when the application has finished with the message, or when the connection is lost. If the budget is
-exceeded, the share with the most unfinished bytes is refused, so that small messages are accepted
-while large ones fill the budget. Performs no I/O.
+Each connection has a share of the budget. Bytes are charged to the share when they arrive, never by
+an announced length, and released when the application has finished with the message, or when the
+connection is lost. If the sum of all shares exceeds the budget, the share with the most unfinished
+bytes (of messages whose end has not arrived) is refused, so that small messages are accepted while
+large ones fill the budget. Performs no I/O.
 """
 
 from collections.abc import Callable, Mapping

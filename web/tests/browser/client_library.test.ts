@@ -2,7 +2,15 @@
 
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { WebSocket as Socket } from 'ws';
-import { type Codec, json, type Options, RealtimeClient, Refused, textOf } from '../../src/client/index.js';
+import {
+  type Codec,
+  EventRefusedError,
+  json,
+  RealtimeClient,
+  type RealtimeClientOptions,
+  type ResumeOutcome,
+  textOf,
+} from '../../src/client/index.js';
 import { msgpack } from '../../src/client/msgpack.js';
 import { Server } from './server.js';
 
@@ -20,7 +28,7 @@ describe.each([
   ['MessagePack', msgpack, true],
 ])('in %s', (_, codec, binary) => {
   it.each([
-    ['a dropped connection', (client: RealtimeClient) => client.drop('dropped by the test')],
+    ['a dropped connection', (client: RealtimeClient) => client.reconnect('dropped by the test')],
     ['a killed server', () => server.kill().then(() => server.start())],
   ])('commits a draft, and continues its response after %s', async (_, fault) => {
     const expected = await runStory(new ObservedClient(codec));
@@ -28,20 +36,20 @@ describe.each([
     const texts = await runStory(observed, fault);
     expect(texts).toEqual(expected);
     expect(observed.responseText).toBe(texts.at(-1));
-    expect(observed.connectionsBegun[0]).toBe('new');
-    expect(new Set(observed.connectionsBegun.slice(1))).toEqual(new Set(['exact']));
+    expect(observed.resumeOutcomes[0]).toBe('new');
+    expect(new Set(observed.resumeOutcomes.slice(1))).toEqual(new Set(['exact']));
     expect(observed.responseRequests).toBe(1);
     expect(observed.binaryFrames).toEqual(new Set([binary]));
   });
 
   it('reports the field of a refused update, and changes nothing', async () => {
     const { client } = new ObservedClient(codec);
-    const refused = await client.update({ temperature: 9 }).acknowledged.catch((e: unknown) => e);
-    expect(refused).toBeInstanceOf(Refused);
+    const refused = await client.updateSession({ temperature: 9 }).acknowledged.catch((e: unknown) => e);
+    expect(refused).toBeInstanceOf(EventRefusedError);
     expect(refused).toMatchObject({ param: 'session.temperature' });
-    await client.update({ instructions: 'Be brief.' }).acknowledged;
+    await client.updateSession({ instructions: 'Be brief.' }).acknowledged;
     expect(client.session?.instructions).toBe('Be brief.');
-    await client.close();
+    await client.closeSession();
   });
 });
 
@@ -50,7 +58,7 @@ class ObservedClient {
   readonly client: RealtimeClient;
   /** Frame types received: true for binary, false for text. */
   readonly binaryFrames = new Set<boolean>();
-  readonly connectionsBegun: string[] = [];
+  readonly resumeOutcomes: ResumeOutcome[] = [];
   responseRequests = 0;
   /** Concatenated deltas of all responses. */
   responseText = '';
@@ -66,10 +74,10 @@ class ObservedClient {
     this.client = new RealtimeClient({
       url: server.socketUrl,
       codecs: [codec],
-      WebSocket: FrameObserver as unknown as NonNullable<Options['WebSocket']>,
+      WebSocket: FrameObserver as unknown as NonNullable<RealtimeClientOptions['WebSocket']>,
     });
     this.client.state.subscribe((state) => {
-      if (state.phase === 'open') this.connectionsBegun.push(state.begun);
+      if (state.phase === 'open') this.resumeOutcomes.push(state.resumeOutcome);
     });
     this.client.on('response.output_text.delta', ({ delta }) => (this.responseText += delta));
     this.client.onSent((event) => {
@@ -88,11 +96,11 @@ async function runStory(
   const firstDelta = new Promise((resolve) => client.on('response.output_text.delta', resolve));
   for (let end = 1; end <= STORY.length; end += 1) client.draft.set(STORY.slice(0, end));
   await client.draft.commit().acknowledged;
-  await client.respond().acknowledged;
+  await client.createResponse().acknowledged;
   await firstDelta;
   await midResponse(client);
   await done;
   const texts = client.conversation.items.map(textOf);
-  await client.close();
+  await client.closeSession();
   return texts;
 }
