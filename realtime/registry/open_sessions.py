@@ -19,8 +19,7 @@ from continuo.realtime.session.session import Session
 from continuo.realtime.store import StoreError
 
 EXPIRED_MAX = 10_000
-"""Number of expired sessions whose ids are remembered, so that resuming one is refused as expired
-and not as unknown."""
+"""Number of expired sessions that are remembered."""
 
 CloseConnection = Callable[[CloseCode, str], None]
 """Closes the connection of a client with a code and a reason."""
@@ -75,7 +74,8 @@ class OpenSessions:
         self._parked: dict[str, None] = {}
         """Ids of parked sessions, the oldest first."""
         self._expired: dict[str, Owner] = {}
-        """Owners of expired sessions by session id, the oldest first."""
+        """Owner of each expired session, by session id, the oldest first. A request of its owner
+        to resume such a session is refused as expired and not as unknown."""
         self._unloading: dict[str, asyncio.Task[None]] = {}
         """Tasks of sessions that are being unloaded or closed, by session id."""
         self._tasks: set[asyncio.Task[None]] = set()

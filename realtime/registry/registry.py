@@ -401,8 +401,9 @@ class Registry:
     async def _new_origin(
         self, credentials: Credentials, settings: GenerationSettings
     ) -> SessionOrigin:
-        """Make the origin (initial content) of a new session. Settings from a client secret are
-        charged to the tenant's rate limits, like those of a session.update. Raises Refusal."""
+        """Make the origin (initial content) of a new session. If the settings are from a client
+        secret, the tokens of their instructions and tools are charged to the tenant's rate limits,
+        as for a session.update. Raises Refusal."""
         rate_limits = self.rate_limits.for_tenant(credentials.tenant)
         chars = count_head_chars(settings)
         self.text_limits.check_head(settings, "session.")

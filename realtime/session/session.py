@@ -250,7 +250,8 @@ class Session:
     def _invalidate_engine_session(self) -> None:
         """Invalidate the engine session after a command whose effect in the engine is unknown.
 
-        While a response of the conversation is active, commands send nothing to its engine session.
+        Does nothing while a response of the conversation is active: commands are then not sent to
+        the engine session, so they cannot have changed it.
         """
         if self._active_responses.main is None:
             self._unit_of_work.engine_session.invalidate()

@@ -106,12 +106,13 @@ class CommandContext:
     # ------------------------------------------------------------ rate limits
 
     def charge_request(self) -> AbstractContextManager[None]:
-        """Charge the start of a response to the tenant's rate limit."""
+        """Context manager for the start of a response: charges a request to the tenant's rate
+        limit, and refunds it after a fault of the server."""
         return self.rate_limits.charge_request(self._is_server_fault)
 
     def charge_text(self, chars: int) -> AbstractContextManager[None]:
-        """Charge a text of `chars` characters to the tenant's rate limit, around its
-        tokenization."""
+        """Context manager for the tokenization of a text of `chars` characters. If it is refused
+        or cancelled, charges the text to the tenant's rate limit."""
         return self.rate_limits.charge_text(
             chars, self.text_limits.request_tokens_max, self._is_server_fault
         )
