@@ -11,7 +11,6 @@
  */
 
 import { type Backoff, defaultBackoff, delay } from './backoff.js';
-import { type Codec, json } from './codec.js';
 import type { ClientEvent, Residency, ServerEvent } from './events.js';
 import { type Observable, Subject } from './observable.js';
 import { Ended } from './outbox.js';
@@ -30,8 +29,6 @@ export type ConnectionState =
 export interface ConnectionOptions {
   /** Returns the key for the next attempt, preferably a short-lived one. Throw Ended to stop retrying. */
   credentials?: () => Promise<string | undefined>;
-  /** Codecs in order of preference; JSON is always offered last. */
-  codecs?: Codec[];
   backoff?: Partial<Backoff>;
   /** Reconnect if nothing is received for this long while an event is unacknowledged. */
   ackTimeout_ms?: number;
@@ -64,7 +61,6 @@ export class Connection {
   readonly #backoff: Backoff;
   readonly #state = new Subject<ConnectionState>({ phase: 'idle' });
   #socket: WebSocket | null = null;
-  #codec: Codec = json;
   #attempt = 0;
   /** Timer of the current attempt, or of the delay before the next one. */
   #timer: ReturnType<typeof setTimeout> | undefined;
@@ -88,7 +84,7 @@ export class Connection {
 
   /** Send an event. Returns false if its frame would be too large. */
   send(event: ClientEvent): boolean {
-    const frame = this.#codec.encode(event);
+    const frame = JSON.stringify(event);
     if (exceeds(frame, this.#options.frameMax_bytes ?? FRAME_MAX_BYTES)) return false;
     this.#socket?.send(frame);
     return true;
@@ -162,20 +158,15 @@ export class Connection {
       return;
     }
     if (this.#state.value.phase !== 'connecting') return; // ended meanwhile
-    const codecs = [...new Set([...(this.#options.codecs ?? []), json])];
-    const protocols = codecs.map((codec) => codec.subprotocol);
+    const protocols = ['realtime'];
     if (key !== undefined) protocols.push(`openai-insecure-api-key.${key}`);
     const socket = new (this.#options.WebSocket ?? WebSocket)(this.#handler.url(), protocols);
-    socket.binaryType = 'arraybuffer';
     this.#socket = socket;
     this.#timer = setTimeout(() => {
       if (socket === this.#socket) this.reconnectAfterBackoff('the server does not respond');
     }, this.#options.connectTimeout_ms ?? 10_000);
-    socket.onopen = () => {
-      this.#codec = codecs.find((codec) => codec.subprotocol === socket.protocol) ?? json;
-    };
     socket.onmessage = ({ data }) => {
-      if (socket === this.#socket) this.#receive(data as string | ArrayBuffer);
+      if (socket === this.#socket) this.#receive(data as string);
     };
     socket.onerror = () => undefined; // a close follows
     socket.onclose = ({ code, reason }) => {
@@ -183,11 +174,11 @@ export class Connection {
     };
   }
 
-  #receive(frame: string | ArrayBuffer): void {
+  #receive(frame: string): void {
     this.#lastReceivedAt = Date.now();
     let event: ServerEvent;
     try {
-      event = this.#codec.decode(frame) as ServerEvent;
+      event = JSON.parse(frame) as ServerEvent;
     } catch {
       this.reconnectAfterBackoff('the server sent a malformed frame');
       return;
@@ -226,8 +217,7 @@ export class Connection {
   }
 }
 
-function exceeds(frame: string | Uint8Array, max_bytes: number): boolean {
-  if (typeof frame !== 'string') return frame.length > max_bytes;
+function exceeds(frame: string, max_bytes: number): boolean {
   if (frame.length * 3 <= max_bytes) return false; // UTF-8 takes at most three bytes per UTF-16 unit
   return new TextEncoder().encode(frame).length > max_bytes;
 }

@@ -1,7 +1,6 @@
 export { followBrowser } from './browser_lifecycle.js';
 export { type Backoff, defaultBackoff, delay } from './backoff.js';
 export { type Closing, closing } from './close_codes.js';
-export { type Codec, json } from './codec.js';
 export type { Begun, ConnectionOptions, ConnectionState } from './connection.js';
 export { Conversation, codePoints, type Saved, textOf, type Turn } from './conversation.js';
 export { Draft } from './draft.js';

@@ -1,9 +1,8 @@
-/** The client library against a real server, in both codecs. */
+/** The client library against a real server. */
 
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { WebSocket as Socket } from 'ws';
-import { type Codec, json, type Options, RealtimeClient, Refused, textOf } from '../../src/client/index.js';
-import { msgpack } from '../../src/client/msgpack.js';
+import { type Options, RealtimeClient, Refused, textOf } from '../../src/client/index.js';
 import { Server } from './server.js';
 
 const STORY = 'Tell me a short story.';
@@ -15,27 +14,23 @@ afterAll(async () => {
   await server.stop();
 });
 
-describe.each([
-  ['JSON', json, false],
-  ['MessagePack', msgpack, true],
-])('in %s', (_, codec, binary) => {
+describe('the client library', () => {
   it.each([
     ['a dropped connection', (client: RealtimeClient) => client.drop('dropped by the test')],
     ['a killed server', () => server.kill().then(() => server.start())],
   ])('commits a draft, and continues its response after %s', async (_, fault) => {
-    const expected = await runStory(new ObservedClient(codec));
-    const observed = new ObservedClient(codec);
+    const expected = await runStory(new ObservedClient());
+    const observed = new ObservedClient();
     const texts = await runStory(observed, fault);
     expect(texts).toEqual(expected);
     expect(observed.responseText).toBe(texts.at(-1));
     expect(observed.connectionsBegun[0]).toBe('new');
     expect(new Set(observed.connectionsBegun.slice(1))).toEqual(new Set(['exact']));
     expect(observed.responseRequests).toBe(1);
-    expect(observed.binaryFrames).toEqual(new Set([binary]));
   });
 
   it('reports the field of a refused update, and changes nothing', async () => {
-    const { client } = new ObservedClient(codec);
+    const { client } = new ObservedClient();
     const refused = await client.update({ temperature: 9 }).acknowledged.catch((e: unknown) => e);
     expect(refused).toBeInstanceOf(Refused);
     expect(refused).toMatchObject({ param: 'session.temperature' });
@@ -45,28 +40,18 @@ describe.each([
   });
 });
 
-/** A client whose frames and events are recorded. */
+/** A client whose events are recorded. */
 class ObservedClient {
   readonly client: RealtimeClient;
-  /** Frame types received: true for binary, false for text. */
-  readonly binaryFrames = new Set<boolean>();
   readonly connectionsBegun: string[] = [];
   responseRequests = 0;
   /** Concatenated deltas of all responses. */
   responseText = '';
 
-  constructor(codec: Codec) {
-    const { binaryFrames } = this;
-    class FrameObserver extends Socket {
-      constructor(url: string, protocols: string[]) {
-        super(url, protocols);
-        this.on('message', (_, binary) => binaryFrames.add(binary));
-      }
-    }
+  constructor() {
     this.client = new RealtimeClient({
       url: server.socketUrl,
-      codecs: [codec],
-      WebSocket: FrameObserver as unknown as NonNullable<Options['WebSocket']>,
+      WebSocket: Socket as unknown as NonNullable<Options['WebSocket']>,
     });
     this.client.state.subscribe((state) => {
       if (state.phase === 'open') this.connectionsBegun.push(state.begun);

@@ -1,5 +1,4 @@
-import { decode, encode } from '@msgpack/msgpack';
-import { afterEach, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import {
   closing,
   Conversation,
@@ -9,8 +8,6 @@ import {
   type ServerEvent,
   textOf,
 } from '../../src/client/index.js';
-import { msgpack } from '../../src/client/msgpack.js';
-import { waitForPhase, ScriptedServer } from './scripted_server.js';
 
 describe('backoff', () => {
   it('draws from the full range below a bound that doubles from 0.5 to 20 s', () => {
@@ -28,33 +25,6 @@ describe('close codes', () => {
     const final = [1000, 1003, 1007, 1008, 1009, 4000, 4001, 4002, 4003, 4999];
     expect(recoverable.map((code) => closing(code).recoverable)).toEqual(recoverable.map(() => true));
     expect(final.map((code) => closing(code).recoverable)).toEqual(final.map(() => false));
-  });
-});
-
-describe('MessagePack', () => {
-  let server: ScriptedServer | undefined;
-  afterEach(() => server?.stop());
-
-  it('is used if the server selects it', async () => {
-    server = await ScriptedServer.start('realtime.msgpack', (data) => decode(data) as { type: string });
-    const client = server.client({ codecs: [msgpack] });
-    const connection = await server.accept();
-    expect(connection.protocols).toEqual(['realtime.msgpack', 'realtime']);
-    connection.socket.send(
-      encode({ type: 'session.created', event_id: 'e', session: { id: 's', model: 'm' } }),
-    );
-    await waitForPhase(client, 'open');
-    client.say('hé');
-    expect(await connection.receive('conversation.item.create')).toMatchObject({
-      item: { content: [{ text: 'hé' }] },
-    });
-  });
-
-  it('falls back to JSON if the server does not support it', async () => {
-    server = await ScriptedServer.start('realtime');
-    const { client, connection } = await server.connectedClient({ codecs: [msgpack] });
-    client.say('plain');
-    await connection.receive('conversation.item.create');
   });
 });
 
