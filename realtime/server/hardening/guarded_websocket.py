@@ -12,9 +12,8 @@ import math
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 from websockets.http11 import Request
@@ -140,7 +139,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             and not self.transport.is_closing()
         )
 
-    async def send(self, message: ASGISendEvent) -> None:
+    async def send(self, message: Any) -> None:
         self._uncork()
         await super().send(message)
 
@@ -276,7 +275,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self._queued_message_bytes.append(size)
             self._queued_bytes += size
 
-    async def receive(self) -> ASGIReceiveEvent:
+    async def receive(self) -> Any:
         """Return the next message. The call means that the application has finished with the
         previous one, whose bytes are released from the budget."""
         self._received_bytes = 0
