@@ -65,8 +65,8 @@ async def _run(options: argparse.Namespace) -> Report:
 
 
 def _split_turns(turns: list[ReportRow]) -> list[tuple[str, list[ReportRow]]]:
-    """Return early and late turns by name. The first turn is left out, as both agents send the
-    same."""
+    """Return (name, turns) of the early and of the late turns. The first turn is left out, because
+    in it both agents send the same."""
     return [("turns 2 to 11", turns[1:11]), ("last 10", turns[-10:])]
 
 

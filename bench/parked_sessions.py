@@ -35,8 +35,8 @@ from continuo.realtime.store import (
 
 WRITERS = 24
 STABLE_READINGS = 6
-"""Number of latest memory readings, 0.25 s apart, that must lie within 1 KiB before the memory
-counts as settled."""
+"""Number of consecutive memory readings, 0.25 s apart, that must lie within 1 KiB of one another
+before the memory counts as settled."""
 QUESTIONS = (
     "Tell me a short story.",
     "What is 3 plus 4?",

@@ -1,8 +1,8 @@
-"""Batches for the device and their results. Knows no session, no scheduler and no torch.
+"""Batches for the device and their results. Independent of sessions, scheduler and torch.
 
-A batch is one step: its page moves first, in order, then all rows together. A row is a stretch of
-one sequence: its inputs are written to KV at positions start, start+1, …; if `sample` is given, one
-token id is drawn from the logits of its last input.
+A batch is one step: its page moves first, in order, then all rows together. A row computes
+consecutive tokens of one sequence: the KV of its inputs is written at positions start, start+1, …;
+if `sample` is given, one token id is drawn from the logits of the last input.
 
     position   0 ........ start .......... start+count
     KV         committed     | written now |
@@ -20,8 +20,8 @@ TicketT = TypeVar("TicketT")
 
 
 class Penalties(msgspec.Struct, frozen=True):
-    """Penalties of one turn and the ids that they apply to. `seen_ids` are the distinct ids of
-    prompt and output; `output_counts` are the occurrences of each id in the output so far."""
+    """Penalties of one turn and the token ids that they apply to. `seen_ids` are the distinct ids
+    of prompt and output; `output_counts` are the occurrences of each id in the output so far."""
 
     repetition: float
     presence: float
@@ -31,8 +31,8 @@ class Penalties(msgspec.Struct, frozen=True):
 
 
 class TokenMask(Protocol):
-    """The ids that a turn may draw next. Computed after the forward pass of the step has been
-    launched; on CUDA the mask and the forward pass are computed in parallel."""
+    """Constraint on the token id that a turn draws next. The bitmask is computed after the forward
+    pass of the step has been launched; on CUDA the two are computed in parallel."""
 
     def compute_bitmask(self) -> bytes:
         """Return the mask: one bit per id, set if the id may be drawn, least significant bit first.
@@ -41,16 +41,17 @@ class TokenMask(Protocol):
 
 
 class SampleParams(msgspec.Struct, frozen=True):
-    """Parameters for drawing one id. Greedy if temperature is 0; else inverse CDF of `uniform`.
+    """Parameters for sampling one token id: greedy if `temperature` is 0; else by inverse transform
+    sampling with the random number `uniform` in [0, 1).
 
-    Order of operations: penalties, logit bias, mask, temperature, top-k, top-p, min-p. Candidates
-    are ordered by probability, descending, ties by id, and `uniform` in [0, 1) picks along that
-    order.
+    Order of operations: penalties, logit bias, mask, temperature, top-k, top-p, min-p. The
+    remaining candidates are ordered by descending probability, ties by id; `uniform` is looked up
+    in their cumulative distribution.
     """
 
     temperature: float = 0.0
     top_k: int = 0
-    """Number of likeliest ids to choose from; 0: all."""
+    """Number of likeliest ids to sample from; 0: all ids."""
     top_p: float = 1.0
     min_p: float = 0.0
     uniform: float = 0.0
@@ -66,8 +67,8 @@ class BatchRow(msgspec.Struct, frozen=True):
     ids: array[int]
     """Input token ids (int32); empty if and only if the input comes from `feed_row`."""
     feed_row: int
-    """Index of the row of the previous batch whose drawn id is the only input of this row; -1: the
-    inputs are `ids`."""
+    """Index of a row of the previous batch: the id which that row draws is the only input of this
+    row. -1 if the inputs are `ids`."""
     start: int
     """Position of the first input: the number of tokens of this sequence already in KV."""
     pages: array[int]
@@ -96,7 +97,8 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True):
-    """Log-probabilities (natural): of the drawn id, and of the likeliest ids, best first."""
+    """Natural log-probabilities: that of the drawn id, and (id, log-probability) of the likeliest
+    ids, likeliest first."""
 
     drawn: float
     top: list[tuple[int, float]]
@@ -156,8 +158,9 @@ class Runner(Protocol[TicketT]):
     def collect(self, ticket: TicketT) -> BatchResult: ...
 
     def run_until_near_end(self, ticket: TicketT) -> bool:
-        """Compute a step until worker threads can finish it alone. Returns False if there are no
-        worker threads: then the step must be collected before the next one is launched."""
+        """Compute a launched step until worker threads can finish it alone, then return True.
+        Returns False if there are no worker threads: then the step must be collected before the
+        next one is launched."""
         del ticket
         return False
 

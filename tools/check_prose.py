@@ -25,7 +25,7 @@ UNCHECKED = ("tools/check_prose.py", "tools/demo_model/")
 """Prefixes of paths that are not checked: this file, which names the refused words, and the
 training recipe of the demo model."""
 BASE = "c807a00f5d84"
-"""Commit since which the length of commit subjects is checked."""
+"""The commits after this one must have short subjects."""
 SUBJECT_CHARS_MAX = 72
 
 FIRST_WORDS = re.compile(

@@ -50,8 +50,8 @@ class SessionReplica:
         """Length of the log when the turn began."""
         self.is_paused = False
         self.is_attached = False
-        """Whether the session was ever attached from its log; if so, its engine may not know its
-        older turns."""
+        """Whether an AttachSession has ever restored the session on an engine. If so, the engine
+        may have no record of the turns that finished before."""
         self.last_used_s = time.monotonic()
         """Monotonic time of the last change, or of the end of the last turn."""
 
@@ -67,14 +67,14 @@ class SessionReplica:
     @property
     def has_timed_out(self) -> bool:
         """Whether the idle timeout has passed. Never true while the session has a turn, even a
-        paused one, because its reader would not receive the end."""
+        paused one, because the reader of the TurnStream would never receive its end."""
         timeout_s = self.opened.timeout_s
         if timeout_s is None or self.turn_id is not None:
             return False
         return time.monotonic() - self.last_used_s >= timeout_s
 
     def build_info(self) -> SessionInfo:
-        """Build the SessionInfo of a session that no engine has: all of its KV is lost."""
+        """Build the SessionInfo of a session that no engine has. All of its KV counts as lost."""
         return SessionInfo(
             session=self.opened.session,
             streaming=self.log.turn_tree is None,
@@ -201,8 +201,8 @@ class SessionReplicas:
         )
 
     def build_failed_end(self, turn: TurnStream, error: str) -> TurnEnded | None:
-        """Build the TurnEnded of a turn that failed and that no engine will end. Returns None if
-        the turn has not begun."""
+        """Build the TurnEnded of a turn that fails here, because no engine may continue it. Returns
+        None if the turn has not begun."""
         replica = self._replicas.get(turn.session)
         if replica is None or replica.turn_id != turn.id:
             return None
@@ -228,8 +228,9 @@ class SessionReplicas:
         return True
 
     def translate(self, command: SessionCommand) -> SessionCommand:
-        """Rewrite a command for an engine that does not know the session's older turns. Raises
-        BadRequest where an engine that knows those turns would."""
+        """Rewrite a command for an engine without a record of the session's older turns: an append
+        that branches from one of them is replaced by an append of the whole log. Raises BadRequest
+        in the same cases as an engine with that record."""
         replica = self._replicas.get(command.session)
         if replica is None or not replica.is_attached:
             return command
@@ -251,7 +252,7 @@ class SessionReplicas:
         return [name for name, replica in self._replicas.items() if replica.has_timed_out]
 
     def list_infos(self) -> list[SessionInfo]:
-        """List the SessionInfo of all sessions, without KV, as if no engine had them."""
+        """List a SessionInfo of every session as if no engine had the session, so without KV."""
         return [replica.build_info() for replica in self._replicas.values()]
 
     def has_session(self, session: str) -> bool:

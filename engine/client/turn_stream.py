@@ -1,4 +1,4 @@
-"""TurnStream: the output of one turn as the client reads it. Ids become text here."""
+"""TurnStream: the output of one turn as the client reads it. Decodes the ids to text."""
 
 import asyncio
 from collections import deque
@@ -13,9 +13,10 @@ from continuo.engine.wire.messages import Sampling, TokenLogprobs, TurnEnded, Tu
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive output ids of a turn and the text that became certain with them. `text` is empty
-    if the ids end within a character or may begin a stop string; it is never retracted, and
-    excludes a matched stop string and stop ids. `first` is the index of ids[0] in the output."""
+    """Consecutive output ids of a turn and the text that they complete. Text is held back while it
+    ends within a character or may begin a stop string, so `text` may be empty and is never
+    retracted. It excludes stop ids and a matched stop string. `first` is the index of ids[0] in the
+    output."""
 
     first: int
     ids: list[int]
@@ -31,10 +32,10 @@ class TurnStream:
     """Asynchronous output of one turn: `consume` its chunks, or iterate over them. `ended` is set
     at the end.
 
-    If the engine dies, the turn resumes where it was on the restarted or another engine; until then
-    `is_interrupted` is true. Both ways of reading raise EngineLost if no engine is left,
-    StaleEngineFence if another gateway has taken the session over, and TurnFailed if the turn
-    itself failed.
+    If the engine dies, the turn resumes after the last id received, on the restarted or another
+    engine; until then `is_interrupted` is true. Both ways of reading raise EngineLost if no engine
+    is left, StaleEngineFence if another gateway has taken the session over, and TurnFailed if the
+    turn itself failed.
     """
 
     def __init__(
@@ -83,8 +84,8 @@ class TurnStream:
             self._enqueue(_EngineLossMarker())
 
     def set_on_interrupted(self, callback: Callable[[], None]) -> None:
-        """Set a callback for losses of the engine. The reader calls it between the last chunk
-        before the loss and the first one after it."""
+        """Set a callback for losses of the engine. It is called while the stream is read, between
+        the last chunk before the loss and the first one after it."""
         self._on_interrupted = callback
 
     def set_on_ended(self, callback: Callable[[], None]) -> None:
@@ -166,6 +167,6 @@ class TurnStream:
 
     def _flush_text(self, ended: TurnEnded) -> str:
         """Return the text held back until the end of the turn: an incomplete character and, unless
-        a stop string ended the turn, a possible start of one."""
+        a stop string ended the turn, text that might have begun a stop string."""
         rest = self._stop_filter.push(self._detokenizer.flush())
         return rest if ended.stop is not None else rest + self._stop_filter.flush()

@@ -7,8 +7,9 @@ log-probabilities are those of the logits at this point), grammar mask, temperat
 
 Candidates are ordered by logit, ties by id. In that order each of the three filters (top-k, top-p,
 min-p) keeps a prefix, so together they amount to one number per row: how many candidates are kept.
-The drawn id is the first whose cumulative probability exceeds uniform * (probability kept). Rows
-are independent: other rows of the batch have no influence.
+The drawn id is the first whose cumulative probability exceeds uniform * (probability kept), where
+`uniform` is the row's random number in [0, 1). Rows are independent: other rows of the batch have
+no influence.
 """
 
 from __future__ import annotations
@@ -233,9 +234,10 @@ def _sort_top_candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _pick(ids: Tensor, exact: Tensor, probs: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
     """Pick one candidate per row.
 
-    ids [M, K]: the K most probable ids, in order; exact [M]: whether no tie makes them ambiguous;
-    probs [M, vocab]; params [M, 5] float64: temperature, top_k, top_p, min_p, uniform. Returns the
-    drawn ids [M], and flags [M] whether K candidates sufficed to determine each of them.
+    ids [M, K]: the K most probable ids, in order; exact [M]: false where a tie makes the last of
+    the K ids ambiguous; probs [M, vocab]; params [M, 5] float64: temperature, top_k, top_p, min_p,
+    uniform. Returns the drawn ids [M], and flags [M]: true where the K candidates suffice to
+    determine the drawn id.
     """
     _, top_k, top_p, min_p, uniform = params[:, :, None].unbind(1)  # each [M, 1]
     vocab, count = probs.shape[1], ids.shape[1]

@@ -93,7 +93,7 @@ class ToolParser:
         return self._take_events()
 
     def finish(self) -> list[ParsedToolEvent]:
-        """End the text: emit text that was held back, and end an open call."""
+        """Finish parsing: emit the text that was held back, and end a call that is still open."""
         while self._state in (ToolParser._read_head, ToolParser._read_list):
             self._reject_call()
             while self._state(self):
@@ -401,7 +401,7 @@ def _parse_string(quoted: str) -> str | None:
 
 
 def _count_overlap(text: str, marker: str) -> int:
-    """Return the length of the longest suffix of `text` that `marker` begins with, except the whole
-    marker."""
+    """Return the length of the longest suffix of `text` that is the beginning of `marker`, but not
+    the whole marker."""
     lengths = range(min(len(text), len(marker) - 1), 0, -1)
     return next((length for length in lengths if marker.startswith(text[-length:])), 0)

@@ -15,7 +15,7 @@ STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 LOGIT_BIASES_MAX = 1024
 STOP_IDS_MAX = 1024
-"""Maximum number of stop ids: more than any tokenizer has special tokens that end a response."""
+"""Maximum number of stop ids. No tokenizer has as many special tokens that end a response."""
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, field: str = "ids") -> None:

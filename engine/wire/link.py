@@ -1,4 +1,4 @@
-"""Link: carries messages between engine client and engine; the only code that knows that they run
+"""Link: carries messages between engine client and engine. No other code depends on the two running
 in different processes.
 
 A frame is a 4-byte little-endian length and a MessagePack array of tagged structs. Messages sent in
@@ -67,8 +67,8 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         self._to_send: list[Sent] = []
 
     def send(self, *messages: Sent) -> None:
-        """Queue messages for the frame of this event loop iteration. Discards them silently once
-        the link is lost, which `on_lost` reports."""
+        """Queue messages, to be sent in one frame after this iteration of the event loop. Once the
+        link is lost, which `on_lost` reports, messages are silently discarded."""
         if not self._to_send:
             asyncio.get_running_loop().call_soon(self._flush)
         self._to_send.extend(messages)

@@ -3,10 +3,10 @@
     logged    ItemAdded │ … │ ResponseStarted │ … │ ResponseEnded     numbered; the last few kept
     output    items as they begin, grow and end, between start and end of their response
 
-Logged events are emitted once they are in the store. Only the end of a response is emitted even
-while the store is unavailable; a client that later resumes where this event is unknown gets a
-snapshot. The output of a response is emitted at once, because it can be made again from its ids.
-The output of a response that has ended is replayed from its items.
+Logged events are emitted once they are in the store. The one exception is the end of a response,
+which is emitted even while the store is unavailable; a client that later resumes on a gateway
+without this event gets a snapshot. The output of a response is emitted at once, because it can be
+regenerated from its token ids. The output of a response that has ended is replayed from its items.
 """
 
 import zlib
@@ -33,8 +33,8 @@ LOGGED_EVENTS_MAX = 256
 """Number of logged events kept for replay; a client whose position is older gets a snapshot."""
 
 UNRESUMABLE = EventId(epoch="0")
-"""Position of events that are not in the order of the log: a client that has seen only such events
-gets a snapshot."""
+"""Position of the events of a snapshot, which the log cannot replay: a client that has seen only
+such events gets another snapshot."""
 
 
 class ReplayGap(Exception):
@@ -77,14 +77,14 @@ class EventLog:
         """The number of each response being generated, which is the offset of the event that
         started it, by response id."""
         self._ahead: dict[int, tuple[ResponseProgress, int]] = {}
-        """Responses, by number, of which the client has seen more than this gateway has, because
-        they were generated elsewhere and are being generated again. Each with the position up to
-        which the client has seen the output, and how many server events it has seen of the event
-        after that position. Their output is not emitted until it is past what the client has
-        seen."""
+        """Responses, by number, whose output the client has received up to a position that this
+        gateway has not reached yet, because they were first generated elsewhere. Values: this
+        position, and how many server events of the event after it the client has received. No
+        further output of a response is emitted until generation has passed this position."""
         self._listener: EventListener | None = None
         self.on_gap: Callable[[], None] = lambda: None
-        """Called if a response that is generated again differs from what the client has seen."""
+        """Called if the output of a response that is generated again differs from what the client
+        has received."""
 
     @property
     def next_offset(self) -> int:
@@ -186,8 +186,8 @@ class EventLog:
             self._emit(EmittedEvent(event, id_before or self._make_event_id(is_inclusive=True)))
 
     def interrupt_response(self, response_id: str) -> None:
-        """Emit that the generation of a response is interrupted. A client that has seen more of its
-        output than this gateway has is waiting already and gets no event."""
+        """Emit that the generation of a response is interrupted. A client that has received more of
+        the output than this gateway has generated is already waiting, and gets no event."""
         number = self._response_numbers[response_id]
         if number not in self._ahead:
             item_id, chars = self._responses[number].find_open_item()
@@ -314,8 +314,8 @@ class _Replay:
         self._streams = streams
         self._find_previous = find_previous
         self._reached = {progress.response_number: progress for progress in since.open_responses}
-        """Progress of each open response, by response number, that the client has reached after the
-        events in `missed`."""
+        """The client's progress in each open response after it has received `missed`, by response
+        number."""
         self._seen_parts = {since.response_number: since.emitted_parts}
         self._response_of_item = {
             item_id: number for number, stream in streams.items() for item_id in stream.item_ids
@@ -344,8 +344,9 @@ class _Replay:
     def add_output_so_far(
         self, open_responses: KeysView[int], next_offset: int
     ) -> dict[int, tuple[ResponseProgress, int]]:
-        """Add the output so far of the responses being generated. Returns, in the form of
-        `EventLog._ahead`, the responses of which the client has seen more than this gateway has."""
+        """Add the output so far of the responses being generated. Returns the responses whose
+        output the client has received further than this gateway has generated it, in the form of
+        `EventLog._ahead`."""
         if self._reached.keys() != open_responses:
             raise ReplayGap
         ahead: dict[int, tuple[ResponseProgress, int]] = {}
@@ -455,7 +456,8 @@ class _ResponseStream:
         self, since: ResponseProgress
     ) -> Iterator[tuple[ConversationEvent, ResponseProgress]]:
         """Yield the output after `since`, each event with the position after it. The stream must
-        cover `since`. Raises ReplayGap if the output up to `since` was different."""
+        cover `since`. Raises ReplayGap if the checksum shows that the client received different
+        output up to `since`."""
         if self._progress_at(since.item_boundaries, since.chars) != since:
             raise ReplayGap
         for n, output in enumerate(self._items):
@@ -484,8 +486,8 @@ class _ResponseStream:
 
 
 def _previous_item_of(event: ConversationEvent) -> str | None:
-    """Return the id of the item after which an event adds another; None for other events, and for
-    an item added at the beginning."""
+    """Return the id of the item after which `event` adds an item. Returns None if it adds the first
+    item, or no item."""
     match event:
         case ItemAdded(previous_item_id=previous) | TextCommitted(previous_item_id=previous):
             return previous

@@ -1,6 +1,6 @@
-"""Generation of one response: the engine session is brought up to the prompt, a turn runs, and its
-output is emitted as events once the response is accepted (stored). The response always ends: with
-the status `failed` if there is an error at any point."""
+"""Generation of one response: the token log of the engine session is made equal to the prompt, a
+turn runs, and its output is emitted as events once the response is accepted (stored). The response
+always ends: with the status `failed` if there is an error at any point."""
 
 import asyncio
 import contextlib
@@ -33,8 +33,8 @@ EmitEvent = Callable[[ConversationEvent], None]
 
 
 class Generation:
-    """A response that is being generated. `response` is its present state; when it has ended, its
-    settings contain the seed that was used. `sampled_ids` are the ids sampled so far."""
+    """A response that is being generated. `response` is its current state; when it has ended, its
+    settings contain the seed that was used. `sampled_ids` are the token ids sampled so far."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class Generation:
         return self._is_cancelled
 
     async def cancel(self) -> None:
-        """Cancel the turn within a step; `run` returns soon after. A turn that was requested just
-        before is cancelled too: the engine executes commands in order."""
+        """Cancel generation: the turn ends within one engine step, and `run` returns soon after. A
+        turn whose start is still in progress is cancelled as soon as it has started."""
         self._is_cancelled = True
         if self._current_turn is not None:
             await self.engine_session.cancel_turn(self._current_turn)

@@ -81,7 +81,8 @@ class OutputItems:
         return events
 
     def finish(self, status: ItemStatus, *, needs_item: bool) -> Iterator[ConversationEvent]:
-        """End the current item. `needs_item`: start an empty message first if there is no item."""
+        """End the current item. `needs_item`: if the response has no item, add an empty message
+        first."""
         if needs_item and not self.items:
             yield from self._start_message()
         yield from self._end_item(status)

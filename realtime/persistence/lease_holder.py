@@ -32,7 +32,7 @@ class LeaseHolder:
         self._store = store
         self._ttl_s = ttl_s
         self._has_unconfirmed_call = False
-        """Whether a call under this lease got no reply, and so may still arrive at the store."""
+        """Whether a call under this lease got no reply, and so may still reach the store."""
         self.has_store_lost_fence = False
         """Whether the store has lost a fence that it granted, and so perhaps other data too."""
         self._is_stopped = False

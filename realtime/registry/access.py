@@ -73,8 +73,8 @@ class ForkRequest(msgspec.Struct, frozen=True):
 
 
 class ResumeRequest(msgspec.Struct, frozen=True):
-    """A request to resume a session after the last event received. `last_event_id` None: with a
-    snapshot."""
+    """A request to resume a session after the last event received. `last_event_id` None: the client
+    gets a snapshot."""
 
     session_id: str
     last_event_id: str | None = None
@@ -96,8 +96,8 @@ def may_resume(
 def check_may_resume(
     resume_request: ResumeRequest, credentials: Credentials | None, owner: Owner
 ) -> None:
-    """Check that a session may be resumed. Raises the refusal of an unknown session if it may
-    not."""
+    """Check that a session may be resumed. If it may not, raises the same Refusal as for an unknown
+    session."""
     if not may_resume(resume_request, credentials, owner):
         raise session_not_found(resume_request)
 

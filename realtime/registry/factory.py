@@ -69,7 +69,7 @@ def create(
     cache_scope: str,
     parent_engine_session: EngineSession | None,
 ) -> Session:
-    """Create the `Session` of a session that was just created in the store."""
+    """Create the `Session` object for a session that was just created in the store."""
     session_writer = SessionWriter(factory.store, lease, new, model_digest=factory.model_digest)
     engine_session = EngineSession(
         factory.engine,
@@ -99,9 +99,9 @@ async def load(
     snapshot: Snapshot,
     cache_scope: str,
 ) -> Session:
-    """Load a session from the store. If its ids are of another model, the conversation is rendered
-    again, event ids issued before can no longer be resumed from, and the first write replaces all
-    that is stored. Raises Refusal if this model cannot continue the session."""
+    """Load a session from the store. If its token ids are of another model, the conversation is
+    rendered again, event ids issued before can no longer be resumed from, and the first write
+    replaces all that is stored. Raises Refusal if this model cannot continue the session."""
     state = decode_state(snapshot.state)
     decoded = decode_conversation(snapshot.entries, factory.template, state.settings)
     entries, conversation, epoch = decoded.entries, decoded.conversation, snapshot.metadata.epoch
@@ -173,7 +173,7 @@ async def _rerender(
     oldest items if it is too long. Raises Refusal."""
     session_id, window = snapshot.metadata.id, factory.context_window(state.settings)
     logger.warning(
-        "session %s was begun on another model (%s, this one is %s): it is rendered anew",
+        "session %s was begun on another model (%s, this one is %s): it is rendered again",
         session_id,
         state.model or "unknown",
         factory.model_digest,

@@ -87,13 +87,13 @@ async def _assume_alive() -> bool:
 
 
 def _close_at_other_gateway(code: CloseCode, reason: str) -> None:
-    """Do nothing: in place of closing a connection of another gateway, which detects the takeover
-    itself."""
+    """Do nothing. Used as `close_connection` of a holder on another gateway, which detects the
+    takeover itself and closes the connection."""
 
 
 class _Holder(msgspec.Struct, frozen=True):
-    """The fence and connection that hold a session at one moment. If they have changed, the session
-    was taken over meanwhile."""
+    """The fence and connection that hold a session at one moment. If either has changed later, the
+    session was taken over meanwhile."""
 
     fence: int
     close_connection: CloseConnection | None
@@ -185,7 +185,7 @@ class Registry:
                     pass
                 await self._check_ownerships()
             except StoreError as error:
-                log.debug("sweep: %s", error)
+                log.debug("the sweep failed: %s", error)
 
     async def _check_ownerships(self) -> None:
         """Check whether another gateway has taken over sessions: `OWNERSHIP_CHECKS_MAX` per call.
@@ -199,9 +199,10 @@ class Registry:
         self._unchecked = self._unchecked[OWNERSHIP_CHECKS_MAX:] or list(self._sessions)
 
     async def _rewrite_lost(self, entry: _OpenSession) -> None:
-        """Write a session again to a local store that has lost it. This does not wait for the next
-        change of the session, because the process may end before. Does nothing for a shared store:
-        another gateway may hold a newer copy of the session, whose writes would then be refused."""
+        """Write a session again to a local store that has lost it. The write does not wait for the
+        next change of the session, because the process may end before it. Does nothing for a shared
+        store: another gateway may hold a newer copy of the session, whose writes would then be
+        refused."""
         if self._store.is_shared or not entry.session.is_lost_in_store:
             return
         try:
@@ -209,7 +210,7 @@ class Registry:
             if entry.close_connection is None:
                 await entry.session.extend_deadline(self._limits.resume_window_s, is_parked=True)
         except StoreError as error:
-            log.debug("%s is not written again yet: %s", entry.session.id, error)
+            log.debug("session %s is not written again yet: %s", entry.session.id, error)
 
     async def _check_ownership(self, entry: _OpenSession) -> bool:
         """Return whether this gateway still owns the session. A session that another gateway has
@@ -274,8 +275,8 @@ class Registry:
         close_connection: CloseConnection,
         ping_client: PingClient = _assume_alive,
     ) -> Session:
-        """Take a session over from its present holder, and send the events that were missed to
-        `listener`. `ping_client` returns whether the client still responds. Raises Refusal.
+        """Take a session over from its current holder, and send the missed events to `listener`.
+        `ping_client` returns whether the client still responds. Raises Refusal.
 
         If this process was suspended, the client may have resumed at another gateway meanwhile. So
         the holder is read first, then the client is pinged, then the session is taken over if its
@@ -431,8 +432,8 @@ class Registry:
         return entry
 
     def _close_after_gap(self, entry: _OpenSession) -> None:
-        """Close the connection of a client whose received output differs from what is generated
-        again. The client reconnects and gets a snapshot."""
+        """Close the connection of a client that has received different output from what this
+        gateway now generates again. The client reconnects and gets a snapshot."""
         if entry.close_connection is not None:
             entry.close_connection(
                 CloseCode.SERVICE_RESTART, "the last response has changed: reconnect"
@@ -475,8 +476,9 @@ class Registry:
 
     @property
     def _hold_s(self) -> float:
-        """Seconds for which a claim holds a session: the lifetime of a connection and the resume
-        window after it, in case this process dies."""
+        """Time from a claim to the session's deadline, in seconds: the lifetime of a connection,
+        and the resume window after it, so that the session can still be resumed if this process
+        dies."""
         return self._limits.connection_lifetime_s + self._limits.resume_window_s
 
     def _resume_of(self, session: Session, token: str | None = None) -> ResumeInfo:
@@ -508,8 +510,8 @@ class Registry:
     async def _new_origin(
         self, credentials: Credentials, settings: GenerationSettings
     ) -> SessionOrigin:
-        """Make the origin (initial content) of a new session. Settings that a client secret carries
-        are charged to the tenant as those of a session.update. Raises Refusal."""
+        """Make the origin (initial content) of a new session. Settings from a client secret are
+        charged to the tenant's rate limits, like those of a session.update. Raises Refusal."""
         rate_limits = self.rate_limits.for_tenant(credentials.tenant)
         chars = count_head_chars(settings)
         self.text_limits.check_head(settings, "session.")
@@ -567,9 +569,9 @@ class Registry:
         ]
 
     async def terminate(self, session: Session, code: CloseCode, reason: str) -> None:
-        """Close a session and its connection. If there is a connection, only that is closed here,
-        with `code`, which must be a code that ends the session: the session is closed when its
-        connection has ended."""
+        """Close a session and its connection. If the session has a connection, only the connection
+        is closed here, with `code`; the session is then closed when the connection has ended, so
+        `code` must be one that ends the session."""
         entry = self._sessions.get(session.id)
         if entry is not None and entry.close_connection is not None:
             entry.close_connection(code, reason)
@@ -577,8 +579,8 @@ class Registry:
             await self.close(session)
 
     async def delete(self, session_id: str, tenant: str, access: Access = WHOLE_TENANT) -> bool:
-        """Delete a tenant's session, here or remote. Its connection, if any, is closed as deleted
-        by the operator. Returns False if the session does not exist. Raises Refusal."""
+        """Delete a tenant's session, here or remote. Its connection, if any, is closed with
+        CLOSED_BY_OPERATOR. Returns False if the session does not exist. Raises Refusal."""
         async with self._locks.setdefault(session_id, asyncio.Lock()):
             entry = self._find_accessible(session_id, tenant, access)
             deleted = await self._remote_sessions.delete(session_id, tenant, access)

@@ -17,8 +17,8 @@ class EventStream:
         self.events: list[ResponseEvent] = list(events)
         self.follower_count = 0
         self.on_abandoned: Callable[[], None] = _no_op
-        """Called when the last follower stops reading before the response has ended; after that
-        end, replaced by a no-op."""
+        """Called when the last follower stops reading before the response has ended. Replaced by a
+        no-op when the response has ended."""
         self._changed = asyncio.Event()
 
     @property

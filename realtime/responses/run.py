@@ -79,7 +79,7 @@ class ResponseRun:
                 await self._generation.cancel()
 
     async def run(self) -> tuple[Response, list[int]]:
-        """Generate the response. Returns its final state, and the ids sampled for it."""
+        """Generate the response. Returns its final state, and the token ids sampled for it."""
         if not self.command.generate:
             return await self._prefill(), []
         event_stream = self.event_stream

@@ -261,8 +261,8 @@ class ResponseService:
         """Run `work`, which tokenizes `chars` characters: on a thread if these are many, else on
         the event loop.
 
-        Short work takes about a millisecond. One such work runs per round of the event loop,
-        because a client may send many requests at once.
+        Work on the event loop takes about a millisecond. At most one such call runs per round of
+        the event loop, because a client may send many requests at once.
         """
         if self._tokenizer_threads.needs_thread(chars):
             return await self._tokenizer_threads.run(chars, work)
@@ -278,7 +278,7 @@ class ResponseService:
             response, sampled = await run.run()
             conversation = await self._commit_response(run, response, sampled)
         except Exception:
-            log.exception("response %s", run.id)
+            log.exception("response %s failed", run.id)
             failure = ResponseError("server_error", "The server had a fault.")
             response = msgspec.structs.replace(
                 run.event_stream.response, status="failed", error=failure
@@ -305,8 +305,8 @@ class ResponseService:
     ) -> Conversation:
         """Return the conversation with the response committed to it.
 
-        The commit walks the head of the conversation once more, so a long conversation is committed
-        on a thread.
+        A commit takes time in proportion to the length of the conversation, so a long conversation
+        is committed on a thread.
         """
         before = run.prompt.conversation
 
@@ -375,7 +375,7 @@ def _resolve_reference(item: Item | ItemReference, before: Conversation) -> Item
 
 
 def _store_unavailable() -> Refusal:
-    """Return the refusal of a request that met a store error, whose cause is in the log only."""
+    """Return the Refusal for a store error, without the cause."""
     return Refusal(
         "The store cannot be used now. Nothing has changed: try again.",
         code="store_unavailable",

@@ -1,7 +1,7 @@
 """Active responses of one session: at most one in the conversation, and some out of band.
 
-Each response is generated in its own task, and its ids are written to its token journal. Generation
-starts at the beginning, or resumes after the ids that the store has.
+Each response is generated in its own task, and its token ids are written to its token journal.
+Generation starts at the beginning, or resumes after the token ids that the store has.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 class ActiveResponses:
     """The responses that a session is generating.
 
-    `state_machine` is the session's: the end of a response is one of its triggers.
+    `state_machine`: the state machine of the session, for which the end of a response is a trigger.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class ActiveResponses:
     ) -> None:
         """Generate a response to its end and commit it.
 
-        `sampled`: ids that were sampled already, on another gateway or before a restart.
+        `sampled`: token ids that were sampled earlier, on another gateway or before a restart.
         `accepted`: as in `Generation.run`. `is_journaled`: whether the store has the checkpoint of
         the response, without which its ids cannot be journaled.
         """
@@ -322,8 +322,9 @@ class ActiveResponses:
     ) -> None:
         """Resume a stored response from the same prompt, with the same seed.
 
-        If the same prompt can no longer be built, the response ends with what was sampled. Ids of
-        another model are discarded, and the response restarts from its beginning.
+        If the same prompt can no longer be built, the response ends as failed, with the output
+        sampled so far. If the token ids are of another model, they are discarded, and the response
+        restarts from its beginning.
         """
         is_ours = is_same_model(inputs.model, self._engine.ready.digest)
         if not is_ours:
@@ -390,7 +391,8 @@ class ActiveResponses:
     # ------------------------------------------------------------ pause, cancel
 
     async def wait_until_committed(self) -> None:
-        """Wait until the response of the conversation is committed to it."""
+        """Wait until the active response of the conversation, if any, is committed to the
+        conversation."""
         main = self._main
         ends = [task for task in self._tasks if main and task.get_name() == main.response.id]
         if ends:
@@ -421,8 +423,8 @@ class ActiveResponses:
             await asyncio.wait(self._tasks)
 
     def abandon_all(self) -> None:
-        """Cancel the tasks without commands to the engine, which does not reply, or which serves
-        the session to another gateway now."""
+        """Cancel the tasks without sending commands to the engine, which does not respond, or now
+        serves the session to another gateway."""
         for task in self._tasks:
             task.cancel()
 

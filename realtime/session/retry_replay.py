@@ -115,10 +115,11 @@ def _replay_response(response_id: str, unit_of_work: UnitOfWork) -> None:
 def _replay_cancel(
     response_id: str, unit_of_work: UnitOfWork, active_responses: ActiveResponses
 ) -> bool:
-    """Replay the cancellation of the response `response_id`; empty if none was active then.
+    """Replay the cancellation of a response. `response_id` is empty if no response was active when
+    the cancellation was first requested.
 
-    Returns False if the response is being generated and is not cancelled, after a takeover by a
-    gateway that did not know of the cancellation yet. Raises Refusal if `response_id` is empty.
+    Returns False if the response is being generated and is not cancelled, because a takeover has
+    lost the cancellation. Raises Refusal if `response_id` is empty.
     """
     if not response_id:
         raise Refusal(

@@ -1,8 +1,8 @@
 """A session: executes conversation commands against engine and store, by the state table.
 
 Commands are executed one at a time; a response is generated in its own task meanwhile. All events
-pass the event log on their way to the attached connection. Limits are checked before anything
-changes: a Refusal leaves the session unchanged.
+pass through the event log to the attached connection. Limits are checked before anything changes: a
+Refusal leaves the session unchanged.
 """
 
 import asyncio
@@ -125,10 +125,10 @@ class Session:
         )
         self._is_paused = False
         self._idempotent_request: IdempotentRequest | None = None
-        """The request that carries the present command, if the client gave it an idempotency
+        """The request that carries the current command, if the client gave it an idempotency
         key."""
         self._deadline_s: float | None = None
-        """Deadline of the present command, on the clock of the event loop."""
+        """Deadline of the current command, on the clock of the event loop."""
         self._active_responses = ActiveResponses(
             session_id,
             engine,
@@ -155,8 +155,8 @@ class Session:
     # ------------------------------------------------------------ connections
 
     async def start(self, listener: EventListener, resume: ResumeInfo | None = None) -> None:
-        """Attach the first connection. Emits that the session is open, and for a fork its items.
-        Raises Refusal."""
+        """Attach the first connection. Emits SessionOpened and, for a fork, its items. Raises
+        Refusal."""
         self._event_log.attach(listener)
         if self.conversation.spans:
             await self._write_or_refuse(self._unit_of_work.write_all())
@@ -237,8 +237,8 @@ class Session:
         return self._unit_of_work.session_writer.lease.fence
 
     async def retake_ownership(self) -> None:
-        """Claim the session again under a new fence, for a newer connection of its client. A
-        takeover for an earlier connection that is still in progress then fails. Raises
+        """Claim the session again under a new fence, for a newer connection of its client. If a
+        takeover for an earlier connection is still in progress, it then fails. Raises
         StoreError."""
         await self._unit_of_work.session_writer.claim()
 
@@ -256,8 +256,8 @@ class Session:
         return self._unit_of_work.session_writer.needs_full_write
 
     async def rewrite_to_store(self) -> None:
-        """Write the session again though it has not changed, to repair a store that has lost data.
-        Raises StoreError."""
+        """Write the session again, although it has not changed, to repair a store that has lost
+        data. Raises StoreError."""
         await self._unit_of_work.write_all()
 
     async def _kv_residency(self) -> KVResidency:
@@ -317,7 +317,8 @@ class Session:
             self._idempotent_request = None
 
     def _is_server_fault(self, error: BaseException) -> bool:
-        """Whether the present command failed by a fault of the server; a timeout counts as one."""
+        """Whether the current command failed because of a fault of the server; a timeout counts as
+        one."""
         if isinstance(error, asyncio.CancelledError) and self._deadline_s is not None:
             return asyncio.get_running_loop().time() >= self._deadline_s
         return is_server_fault(error)
@@ -467,7 +468,8 @@ class Session:
             self._tenant_rate_limits.charge_tokens(len(self.conversation.head.ids))
 
     def _should_sync_engine(self) -> bool:
-        """Whether a change is sent to the engine at once, and not after the active response."""
+        """Whether a change is sent to the engine at once; if not, it is sent after the active
+        response."""
         return Action.SYNC_ENGINE in self._state_machine.check(Trigger.EDIT)
 
     async def _truncate(self, command: TruncateItem) -> None:
@@ -622,7 +624,8 @@ class Session:
         self._defer_result(cancelled_id)
 
     async def _cancel_active(self, response_id: str | None) -> str:
-        """Cancel a response and return its id. Raises Refusal if it is not active."""
+        """Cancel a response and return its id. `response_id` None: the active response of the
+        conversation. Raises Refusal if the response is not active."""
         out_of_band = (
             None if response_id is None else self._active_responses.find_out_of_band(response_id)
         )
@@ -676,8 +679,8 @@ class Session:
         )
 
     def _defer_result(self, result: str) -> None:
-        """Record an outcome that is not written with a change; it is written before the next
-        one."""
+        """Record the outcome of a command that changed nothing; it is written to the store before
+        the next change."""
         if self._idempotent_request is not None:
             self._idempotency_keys.record_unwritten(
                 msgspec.structs.replace(self._idempotent_request, result=result.encode())

@@ -119,7 +119,8 @@ _REFUSALS: dict[tuple[SessionState, Trigger], tuple[str, str]] = {
         "Cancellation failed: the response is being cancelled already.",
     ),
 }
-"""Code and message of missing transitions for which the wire has an error of its own."""
+"""Error code and message for transitions that are not in the table, if OpenAI's API defines an
+error for them."""
 
 
 def transition(state: SessionState, trigger: Trigger) -> tuple[SessionState, tuple[Action, ...]]:

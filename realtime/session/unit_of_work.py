@@ -61,8 +61,8 @@ class SessionOrigin(msgspec.Struct, frozen=True):
     settings: GenerationSettings
     conversation: Conversation
     engine_session: EngineSession | None = None
-    """Engine session of the forked session, whose KV is shared. None: this gateway does not have
-    it."""
+    """For a fork: the engine session of the original session, to share its KV. None: not a fork, or
+    the original is not on this gateway."""
 
     @classmethod
     def of(
@@ -72,8 +72,8 @@ class SessionOrigin(msgspec.Struct, frozen=True):
         item_id: str | None,
         engine_session: EngineSession | None = None,
     ) -> "SessionOrigin":
-        """Make the origin of a fork up to and including an item. `item_id` None: all items. Raises
-        Refusal."""
+        """Make the origin of a fork of `conversation` up to and including an item. `item_id` None:
+        all items. Raises Refusal."""
         if item_id is not None:
             find_complete(conversation, item_id, "item_fork_invalid_item_id")
         return cls(settings, conversation.up_to_item(item_id), engine_session)
@@ -148,10 +148,10 @@ class UnitOfWork:
     ) -> None:
         """Apply `edit` to the conversation, if the result fits into the context window.
 
-        `make_events`: makes the events to emit, from the new conversation and its rewind of the
-        old one. `should_sync`: returns whether the change is sent to the engine now. `param`: the
-        field that a refusal names. `chars`: length of the text to tokenize. `draft`, `settings`,
-        `context_window`: new values; None keeps the old.
+        `make_events`: makes the events to emit, from the new conversation and the rewind from the
+        old to the new one. `should_sync`: returns whether the change is sent to the engine now.
+        `param`: the field that a refusal names. `chars`: length of the text to tokenize. `draft`,
+        `settings`, `context_window`: new values; None keeps the old.
 
         Raises Refusal, EngineError and StoreError; then nothing has changed.
         """
@@ -228,16 +228,16 @@ class UnitOfWork:
             self._emit(events)
 
     def resume_response(self, checkpoint: ResponseCheckpoint, inputs: StoredRequest) -> None:
-        """Add a stored response, whose generation resumes in this process, to the open ones and
-        to the event log. Writes nothing to the store."""
+        """Add a stored response, whose generation resumes in this process, to the active responses
+        and to the event log. Writes nothing to the store."""
         self.checkpoints[checkpoint.id] = checkpoint
         self.event_log.start_response(checkpoint.id, inputs.number)
 
     async def restart_response(
         self, checkpoint: ResponseCheckpoint, inputs: StoredRequest, prompt_tokens: int
     ) -> None:
-        """Replace the checkpoint of a stored response whose ids are of another model, because its
-        generation restarts from the beginning. Raises StoreError."""
+        """Replace the checkpoint of a stored response whose token ids are of another model, because
+        its generation restarts from the beginning. Raises StoreError."""
         async with self._lock:
             body = encode_request(inputs)
             checkpoint = msgspec.structs.replace(checkpoint, prompt=prompt_tokens, body=body)
@@ -248,8 +248,8 @@ class UnitOfWork:
     async def end_response(self, response: Response, sampled: Sequence[int]) -> None:
         """Commit a response that has ended, and emit its end.
 
-        If the store is unavailable, the end is emitted all the same and written with the next
-        change. Raises LeaseLost.
+        If the store is unavailable, the end is emitted anyway, and written with the next change.
+        Raises LeaseLost.
         """
         async with self._lock:
             checkpoint = self.checkpoints.pop(response.id)
@@ -266,7 +266,7 @@ class UnitOfWork:
             except LeaseLost:
                 raise
             except StoreError as error:
-                log.warning("the end of %s is not written yet: %s", response.id, error)
+                log.warning("the end of response %s is not written yet: %s", response.id, error)
             # out of band, `new` may be outdated, as in `begin_response`
             if checkpoint.entry is not None:
                 self.conversation = new
@@ -283,8 +283,8 @@ class UnitOfWork:
             self.event_log.epoch = wire_epoch(self.session_writer.lease.store_epoch, self.epoch)
 
     async def write_all(self) -> None:
-        """Write all that the store lacks, without a change: when a fork begins, or after data loss.
-        Raises StoreError."""
+        """Write everything that the store lacks, without a new change: when a fork starts, or after
+        data loss. Raises StoreError."""
         async with self._lock:
             desired = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
             await self._write(desired, SessionChanges())
@@ -362,8 +362,8 @@ class UnitOfWork:
         )
 
     def _draft_pieces_of(self, draft: str) -> tuple[DraftPiece, ...]:
-        """Split the text buffer into pieces: the present pieces and one for text that was appended,
-        or one single piece after any other change."""
+        """Split the text buffer into pieces: the current pieces and one for appended text, or a
+        single piece after any other change."""
         if draft == self.draft:
             return self._draft_pieces
         if self._draft_pieces and draft.startswith(self.draft):

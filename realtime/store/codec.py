@@ -139,7 +139,7 @@ def _decode_bits(packed: bytes) -> tuple[int, ...]:
 
 
 def _encode_utf16(ids: Sequence[int]) -> bytes:
-    """Encode each id as one Unicode character. Surrogates are no characters, so ids from the first
+    """Encode each id as one Unicode character. Surrogates are not characters, so ids from the first
     surrogate on are shifted past the last one."""
     return "".join([chr(id if id < _SURROGATES else id + _SURROGATES_COUNT) for id in ids]).encode(
         "utf-16-le"

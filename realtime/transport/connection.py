@@ -234,7 +234,7 @@ class Connection:
                 self._encoder.encode_refusal(refusal, event_id, session.make_unlogged_event_id())
             )
         except Exception:
-            log.exception("session %s", self._id)
+            log.exception("session %s: a command failed", self._id)
             self._outbox.put(
                 self._encoder.encode_refusal(
                     internal_error(), event_id, session.make_unlogged_event_id()

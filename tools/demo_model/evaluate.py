@@ -214,7 +214,8 @@ def _draw(rng: random.Random, sort: str, text: str) -> str:
 
 
 def _distractors(rng: random.Random, count: int) -> list[Message]:
-    """Draw `count` exchanges of our own wordings, to separate telling a fact from asking for it."""
+    """Draw `count` exchanges of our own wordings, to put between the user's statement of a fact and
+    the question about it."""
     messages: list[Message] = []
     for _ in range(count):
         share = rng.random()
@@ -359,8 +360,8 @@ WRITTEN: tuple[tuple[Callable[[random.Random], Iterator[Probe]], int], ...] = (
     (_in_one_word, 5),
     (_with_tools, 5),
 )
-"""Makers of the probes of our own wordings, and how often each runs, each time with other values.
-"""
+"""Functions that make the probes of our own wordings, and how many times each is called; each call
+draws other values."""
 
 
 # --- measuring ----------------------------------------------------------------------------------
@@ -448,7 +449,7 @@ def measure(model: Model, probes: Sequence[Probe], show: int) -> dict[str, tuple
 
 
 def generated(count: int) -> list[Probe]:
-    """Run each maker in GENERATED with ``count`` seeds, and return the probes.
+    """Call each function in GENERATED with ``count`` seeds, and return the probes.
 
     Training uses neither the seeds nor the values of these probes.
     """

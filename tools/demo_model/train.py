@@ -46,8 +46,8 @@ def plan_at(share: float, rng: random.Random) -> Plan:
 
 
 def rate_at(share: float, step: int) -> float:
-    """Return the factor on the learning rates: a warm-up of 40 steps, a plateau, and from the share
-    DECAY_FROM of the time a linear decay to 0."""
+    """Return the factor on the learning rates: a warm-up of 40 steps, a plateau, and a linear decay
+    to 0 once `share` exceeds DECAY_FROM."""
     rise = min(1.0, (step + 1) / 40)
     return rise * min(1.0, (1.0 - share) / (1.0 - DECAY_FROM))
 
@@ -76,7 +76,7 @@ class Rows:
     def batches(self, share: float) -> list[list[Row]]:
         """Make ``ROUND`` batches, ordered from short rows to long ones.
 
-        Until COPYING_UNTIL the batches have half the size.
+        Batches have half the size while `share` is below COPYING_UNTIL.
         """
         tokens = self.tokens // 2 if share < COPYING_UNTIL else self.tokens
         batches: list[list[Row]] = []

@@ -1,9 +1,10 @@
-"""Scheduler: the rows of the next step. Plain Python: knows no device, no wire, no clock.
+"""Scheduler: the choice of the rows of the next step. Plain Python, independent of device, link and
+clock.
 
-Order of a step: decodes and short turns (the live rows), whole; then prefill chunks of long turns,
-cut to the time that is left, oldest first; then prefill chunks of appends without a turn. Chunks
-prolong a step with live rows by at most half. If live rows leave no room, the turn that has waited
-longest is first in the next step.
+Order of rows: decodes and short turns (the live rows), never split; then prefill chunks of long
+turns, oldest first, as large as the time left in the step allows; then prefill chunks of appends
+without a turn. Chunks prolong a step with live rows by at most half. If live rows leave no room,
+the turn that has waited longest is first in the next step.
 
 Pages: a turn may take them from idle leases and from strictly younger turns (retraction), so the
 oldest turn always makes progress and turns always finish. A turn without pages is admitted when its
@@ -24,14 +25,15 @@ from continuo.engine.core.turn import Turn
 from continuo.engine.wire.messages import KVResidency
 
 SHORT_TURN_TOKENS_MAX = 64
-"""Maximum owed tokens of a short turn, which is not cut into chunks because it hardly prolongs a
-step."""
+"""Maximum owed (not yet launched) tokens of a short turn. A short turn is not split into chunks,
+because it hardly prolongs a step."""
 CHUNK_TOKENS_MIN = 16
 """Minimum tokens of a prefill chunk, even if the time for prefill is used up."""
 RESIDENCY_ORDER: tuple[KVResidency, ...] = ("none", "hot", "host", "recomputed")
 """Residencies from the fastest to the slowest."""
 PREFILL_S_MAX = 0.05
-"""Longest step that only prefills, in seconds. A new turn may wait that long."""
+"""Maximum seconds of a step that only prefills. A new turn may have to wait this long for its first
+step."""
 PREFILL_S_MIN = 0.002
 """Seconds that prefill chunks may always add to a step."""
 PREFILL_SHARE = 0.5
@@ -76,7 +78,7 @@ class Scheduler:
         self._turns: dict[Sequence, None] = {}
         """Sequences with a turn, oldest turn first."""
         self._appends: dict[Sequence, None] = {}
-        """Sequences that owe ids and have no turn."""
+        """Sequences without a turn whose log has ids to prefill."""
         self._overdue: Sequence | None = None
         """The oldest waiting turn, if the last step had no room for it."""
         self._fault_isolation = FaultIsolation()
@@ -88,7 +90,7 @@ class Scheduler:
         self._turns[sequence] = None
 
     def add_append(self, sequence: Sequence) -> None:
-        """Add a sequence that owes ids and has no turn."""
+        """Add a sequence without a turn whose log has ids to prefill."""
         self._appends[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
@@ -197,8 +199,9 @@ class Scheduler:
     def _candidates(
         self, sequence_filter: SequenceFilter | None
     ) -> tuple[list[Sequence], list[Sequence]]:
-        """Return (admitted turns that owe only the id they drew last, turns that owe more or are
-        not admitted)."""
+        """Return two lists of sequences with a turn, oldest first: decoding, admitted and owing
+        only the id drawn last; and waiting, owing more or not admitted. A turn that cannot launch
+        its next row yet is in neither list."""
         decoding: list[Sequence] = []
         waiting: list[Sequence] = []
         for sequence in (
@@ -315,8 +318,9 @@ class Scheduler:
     def _schedule_turn(
         self, sequence: Sequence, count: int, budget: StepBudget, rows: list[ScheduledRow]
     ) -> bool:
-        """Schedule `count` tokens of a turn, unless an older turn has just taken its pages. Returns
-        False if nothing more can be planned in this step, because pages are still in flight."""
+        """Schedule `count` tokens of a turn, unless the turn was retracted in this step or may not
+        take the pages it needs from others. Returns False if nothing more can be planned in this
+        step, because pages are still in flight."""
         assert sequence.turn is not None
         if not sequence.turn.is_admitted:
             return True
@@ -355,7 +359,8 @@ class Scheduler:
         return next(iter(self._turns)) is sequence
 
     def _younger_holders(self, sequence: Sequence) -> list[Sequence]:
-        """List younger turns that hold pages, youngest first."""
+        """List the sequences that have pages and a younger turn than `sequence`, youngest turn
+        first."""
         found: list[Sequence] = []
         for other in reversed(self._turns):
             if other is sequence:

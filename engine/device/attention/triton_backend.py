@@ -1,5 +1,5 @@
 # pyright: basic, reportArgumentType=false
-"""Paged attention that reads pages in place: Triton kernels for one query row and short appends.
+"""Paged attention by Triton kernels that read KV pages in place, for decode and prefill rows alike.
 
 The G query heads that share a KV head are folded into query rows with the C tokens of a tile, so
 that each key is read once:
@@ -167,8 +167,8 @@ def _combine(
 
 
 class TritonBackend:
-    """`programs`: number of parallel kernel programs that saturates the device; contexts are split
-    until a launch has about as many."""
+    """Attention backend for CUDA. `programs`: number of kernel programs that saturate the device;
+    long contexts are split so that a launch has about as many."""
 
     def __init__(self, programs: int) -> None:
         self.programs = programs
@@ -186,7 +186,7 @@ class KernelLaunch:
     longer rows."""
 
     tiles: Tensor
-    """[N, 5] int32 on the device, in the layout of the parameter `tiles` of `_attend`."""
+    """[N, 5] int32 on the device: the result of `_cut_tiles`."""
     tokens: Tensor
     """[M] int32 on the device: indices of all tokens of these tiles among the step's T."""
     tile_tokens: int
@@ -197,8 +197,8 @@ class KernelLaunch:
 
 
 class TritonAttention:
-    """The attention of one step; plans its launches on first use, once per distinct (window, query
-    heads per KV head, KV heads)."""
+    """Attention function of one step. Plans the kernel launches on first use, once for each
+    distinct (window, query heads per KV head, KV heads)."""
 
     def __init__(self, step: StepInputs, pool: KVPool, programs: int) -> None:
         self.step, self.pool, self.programs = step, pool, programs
@@ -269,8 +269,8 @@ class TritonAttention:
 def plan(
     step: StepInputs, window: int | None, group_size: int, kv_heads: int, programs: int
 ) -> list[KernelLaunch]:
-    """Divide the rows of a step into tiles, and these into launches: one for all single-token rows,
-    one for all longer rows."""
+    """Divide the rows of a step into tiles, and the tiles into launches: one for all single-token
+    rows, one for all longer rows."""
     tokens_max = max(1, TILE_ROWS_MAX // group_size)
     single = step.counts == 1
     launches = []

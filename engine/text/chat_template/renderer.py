@@ -59,8 +59,8 @@ class TemplateRenderer:
         self._needs_short_ids = (
             self.try_render([user, ChatMessage(role="assistant", tool_calls=(call,))]) is None
         )
-        """Whether the template enforces the length of call ids, so that a digest of that length is
-        rendered in place of each id."""
+        """Whether the template enforces a length of call ids, so that an id of another length is
+        rendered as a digest of the right length."""
         self._render_cached.cache_clear()
 
     def render(

@@ -44,12 +44,12 @@ class ConversationExtension(msgspec.Struct, frozen=True):
     """The change of a conversation's ids when messages are added."""
 
     kept_messages: int
-    """Number of messages of the history, from its beginning, whose ids stay the same. If fewer than
-    all, the caller rewinds the log to the end of these."""
+    """Number of messages of the history, from its beginning, whose ids stay the same. If this is
+    less than all, the caller rewinds the token log to the end of these messages."""
     segments: list[list[int]]
-    """Ids of each message after the kept ones, a list per message. A list is empty if its ids
-    cannot be separated from those of the next message, whose list (or `header`) then contains
-    both."""
+    """Ids of each message after the kept ones, one list per message. If the ids of a message cannot
+    be separated from those of the next one, its list is empty, and the next list (or `header`)
+    contains both."""
     header: list[int]
     """The ids that open the assistant's turn, if requested."""
 
@@ -173,7 +173,7 @@ class ChatTemplate:
         return self._tokenizer.encode_marked(text)
 
     # --- one segment at a time, in a time independent of the conversation's length: exact if
-    # `is_append_stable`, except where the results of several calls meet ---
+    # `is_append_stable`, except for consecutive results of several calls ---
 
     def encode_head(self, system: str | None, tools: Sequence[ToolDefinition] = ()) -> list[int]:
         """Tokenize the head: BOS, system message, tools.
@@ -229,12 +229,13 @@ class ChatTemplate:
     def _iter_views(
         self, history: Sequence[ChatMessage], new: Sequence[ChatMessage]
     ) -> Iterator[tuple[int, int, Sequence[ChatMessage]]]:
-        """Yield views of the history, from the shortest to the whole history, as (number of
-        messages left out, number of messages before those, view).
+        """Yield views of the history: lists of messages that the template may render in place of
+        the whole history. The shortest view is first, the whole history last.
 
-        A new user message may revise everything after the previous user message, so its view
-        contains all of that. For other messages, the short view makes the time independent of the
-        number of tool calls.
+        Yields (number of messages that the view omits, number of messages of the view before the
+        omitted ones, view). A template may revise everything after the previous user message when
+        a user message is added, so that view begins with the previous user message. For other
+        messages, the short view makes the time independent of the number of tool calls.
         """
         system_messages, question = _find_last_question(history)
         adds_question = any(message.role == "user" for message in new)
@@ -258,8 +259,8 @@ class ChatTemplate:
         with_header: bool,
         is_sampled: bool,
     ) -> ConversationExtension | None:
-        """Extend a view of the history, `past`, by rendering all of it. Returns None if the
-        template refuses the conversation."""
+        """Extend `past`, a view of the history, by rendering all of `past` and `new`. Returns None
+        if the template refuses this conversation."""
         whole = self._render_settled([*past, *new], tools, with_header=with_header)
         if whole is None:
             return None
@@ -379,8 +380,8 @@ class ChatTemplate:
         return ConversationExtension(kept_messages=len(history), segments=segments, header=header)
 
     def _probe_question_view(self) -> bool:
-        """Test whether a view from the last user message on gives the same ids as the whole
-        history."""
+        """Test whether the view that begins with the last user message gives the same ids as the
+        whole history."""
         self._is_question_view_exact = True
         return all(
             self.extend(past, new, tools)
@@ -389,13 +390,13 @@ class ChatTemplate:
         )
 
     def probe_short_view(self) -> None:
-        """Test the short view now, so that the first long history does not wait some tenths of a
-        second for it."""
+        """Test now whether the short view is exact. Otherwise the first conversation with a long
+        history waits some tenths of a second for this test."""
         self._can_use_short_view(LONG_HISTORY_MESSAGES)
 
     def _can_use_short_view(self, messages: int) -> bool:
-        """Whether the short view may be used for a history of `messages` messages: whether it is
-        exact. Tested for the first long history, because short ones do not gain from it."""
+        """Whether `_short_view` may be used for a history of `messages` messages: whether it gives
+        exact ids. Tested when the first long history appears; short ones do not gain from it."""
         if self._is_short_view_exact is None and messages >= LONG_HISTORY_MESSAGES:
             self._is_short_view_exact = self._probe_short_view()
         return self._is_short_view_exact or False
@@ -445,35 +446,35 @@ class ChatTemplate:
 
 
 LONG_HISTORY_MESSAGES = 32
-"""Length of a history, in messages, from which the short view is tested. Before that test, no
-history uses the short view."""
+"""Minimum number of messages of a history that triggers the test of the short view. Before that
+test, no history uses the short view."""
 _SHORT_VIEW_TAIL = 2
 """Number of messages at the end of a history that a short view contains."""
 
 
 def _find_last_question(history: Sequence[ChatMessage]) -> tuple[int, int | None]:
-    """Return the number of leading system messages (0 or 1), and the index of the last user message
-    after the first message that follows them, or None."""
+    """Return the number of leading system messages (0 or 1), and the index of the last user
+    message. The first message after the system message does not count; the index is None if the
+    history has no other user message."""
     system_messages = 1 if history and history[0].role == "system" else 0
     indices = range(len(history) - 1, system_messages, -1)
     return system_messages, next((at for at in indices if history[at].role == "user"), None)
 
 
 def _omits_messages(past: Sequence[ChatMessage], new: ChatMessage) -> bool:
-    """Whether `new` can be added to `past` with only its last few messages rendered (the short
-    view), so that messages are left out."""
+    """Whether `new` can be added to a short view of `past`, which omits some messages."""
     return new.role != "user" and _short_view(past, *_find_last_question(past)) is not None
 
 
 def _short_view(
     history: Sequence[ChatMessage], system_messages: int, question: int | None
 ) -> tuple[list[ChatMessage], int] | None:
-    """Build the short view of a history. Returns it with the number of its messages before the
-    tail.
+    """Build the short view of a history. Returns the view, and the number of its messages before
+    the tail.
 
-    The view consists of the leading system message, the last user message (`question`; None: the
-    first message), the last assistant message before the tail, and the tail (the last
-    _SHORT_VIEW_TAIL messages). Returns None if the view would leave no message out.
+    The view consists of the leading system message, the last user message (index `question`; None:
+    the first message instead), the last assistant message before the tail, and the tail (the last
+    _SHORT_VIEW_TAIL messages). Returns None if the view would omit no message.
     """
     tail = len(history) - _SHORT_VIEW_TAIL
     start = system_messages if question is None else question
@@ -486,7 +487,8 @@ def _short_view(
 
 
 def _iter_extension_modes(past: Sequence[ChatMessage]) -> Iterator[tuple[bool, bool]]:
-    """Yield the valid arguments of `extend` for a history `past`, as (with_header, is_sampled)."""
+    """Yield the options of `extend` that are valid for the history `past`, as (with_header,
+    is_sampled)."""
     for is_sampled in (False, True) if past[-1].role == "assistant" else (False,):
         yield False, is_sampled
         yield True, is_sampled

@@ -72,7 +72,7 @@ def decode_frame(frame: str | bytes) -> ClientEvent:
 
 
 def extract_event_id(frame: str | bytes) -> str | None:
-    """Find the client's event_id in a frame that may be invalid otherwise. Returns None if it
+    """Find the client's event_id in a frame that may otherwise be invalid. Returns None if it
     cannot be read."""
     try:
         return _envelope_decoder.decode(frame).event_id

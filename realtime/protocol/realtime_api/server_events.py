@@ -116,7 +116,7 @@ class RetentionOut(msgspec.Struct, frozen=True, kw_only=True, tag="retention_rat
 
 class ResumeOut(msgspec.Struct, frozen=True, kw_only=True):
     """Extension: data with which a client can resume its session, and how this connection resumed
-    it, if so. See `ResumeInfo`."""
+    the session, if it did. See `ResumeInfo`."""
 
     session_id: str
     epoch: str
@@ -181,8 +181,8 @@ class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Extension. Seconds in the queue, from the end of queueing to the first token, and of device
-    work for the response."""
+    """Extension: times of a response, in seconds: in the queue, from then to the first token, and
+    of work on the device."""
 
     queued_s: float
     prefill_s: float
@@ -230,8 +230,8 @@ class SessionCreated(ServerEventBase, frozen=True, kw_only=True, tag="session.cr
 
 
 class RewindOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Extension, sent if an edit invalidates KV: the number of tokens at the beginning that keep
-    their KV, and of tokens after them to prefill."""
+    """Extension, sent if an edit invalidates KV: the number of leading tokens that keep their KV,
+    and the number of tokens after them that must be prefilled."""
 
     kept_tokens: int
     prefill_tokens: int

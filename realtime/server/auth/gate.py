@@ -21,7 +21,7 @@ _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """The HTTP error that a request with a failed authentication gets."""
+    """HTTP error with which a request is refused if its authentication fails."""
 
     status: int
     code: str

@@ -70,8 +70,8 @@ class _TurnwiseFlow(TurnwiseReader, FlowControl):
 
 
 class _CycleTransport:
-    """The transport as uvicorn's RequestResponseCycle uses it: `write`, and `close` replaced by
-    another function."""
+    """The part of a transport that uvicorn's RequestResponseCycle uses: its `write`, and another
+    function in place of its `close`."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write = transport.write
@@ -79,14 +79,14 @@ class _CycleTransport:
 
 
 class GuardedHttp(Lingerer, HttpToolsProtocol):
-    """An HTTP connection with a deadline for each request (the first one counts from the
-    connection), a bound on its head, and a budget for the bytes of all unfinished requests of the
-    server."""
+    """An HTTP connection with a deadline for each request (for the first one, counted from the
+    start of the connection), a bound on its head, and a budget for the bytes of all unfinished
+    requests of the server."""
 
     incoming_budget: ClassVar[IncomingBudget]
     read_turns: ClassVar[ReadTurns]
     first_read_turns: ClassVar[ReadTurns]
-    """Read turns of new connections, before their first read."""
+    """Queue in which new connections wait for a read turn before their first read."""
     url = b""
     _timeout: asyncio.TimerHandle | None = None
     _head_share: IncomingShare | None = None

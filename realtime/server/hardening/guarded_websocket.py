@@ -42,8 +42,8 @@ FRAGMENT_BYTES_MEAN bytes of the message."""
 FRAGMENT_BYTES_MEAN = 64
 """Bytes per fragment above which the payload takes more memory than the object that holds it."""
 UNCHARGED_BYTES = 4 * 1024
-"""Connections with at most so many waiting bytes are not charged to the incoming budget, so that
-ordinary messages cost no bookkeeping."""
+"""Connections with at most this many waiting bytes are not charged to the incoming budget, so that
+ordinary messages need no bookkeeping."""
 _MEDIUM_FRAME_HEAD, _LONG_FRAME_HEAD = struct.Struct("!BBH"), struct.Struct("!BBQ")
 """Layouts of the head of a frame whose payload length has 16 bits, and 64 bits."""
 _UNFRAGMENTED_TEXT = 0x81
@@ -68,8 +68,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     """Maximum message bytes by path, where they differ from uvicorn's `ws_max_size`."""
     corked_sockets: ClassVar[list["GuardedWebSocket"]] = []
     """Connections with corked frames, which are written together at the end of this round of the
-    event loop, so that a process that reads many of them wakes once. Each server has its own
-    list."""
+    event loop, so that a client process that reads from many of them wakes only once. Each server
+    has its own list."""
     _corked_frames: bytes = b""
     incoming_budget: ClassVar[IncomingBudget]
     read_turns: ClassVar[ReadTurns]

@@ -14,8 +14,8 @@ SHARE_EXTENSION = "continuo.incoming"
 
 
 class IncomingShare:
-    """The bytes that one connection has charged for a message or body. `refuse` is called if this
-    share is refused, after its bytes are released; it closes the connection."""
+    """The bytes that one connection has charged for a message or body. `refuse` closes the
+    connection; it is called if this share is refused, after the bytes are released."""
 
     def __init__(self, budget: "IncomingBudget", refuse: Callable[[], None]) -> None:
         self._budget = budget
@@ -28,7 +28,8 @@ class IncomingShare:
 
     def charge(self, unfinished: int, whole: int = 0) -> None:
         """Set the charge of this share to `unfinished` bytes of incomplete and `whole` bytes of
-        complete messages. If the budget is exceeded, shares are refused, maybe this one."""
+        complete messages. If the budget is exceeded, shares are refused, possibly including this
+        one."""
         held = unfinished + whole
         if held != self.charged_bytes or unfinished != self.unfinished_bytes:
             self._budget.charge(self, unfinished, held)

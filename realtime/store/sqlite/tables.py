@@ -112,7 +112,7 @@ class Tables:
         return SessionNotFound(session)
 
     def _check_lease(self, lease: SessionLease) -> tuple[int, int]:
-        """Check that the lease still holds, and return the number of entries and the offset of the
+        """Check that the lease still holds, and return the number of entries and the number of the
         next event. Raises the errors of `Store` for calls with a lease."""
         if lease.store_epoch != self.epoch:
             raise StoreReplaced(f"the lease of session {lease.session} is of another store")
