@@ -27,12 +27,12 @@ it('packs with complete types', { timeout: 120_000 }, () => {
   writeFileSync(join(folder, 'package.json'), '{"type": "module"}');
   writeFileSync(
     join(folder, 'app.ts'),
-    `import { RealtimeClient, type Options } from '@continuo/client';
-     const options: Options = { url: 'ws://x/v1/realtime' };
+    `import { RealtimeClient, type RealtimeClientOptions } from '@continuo/client';
+     const options: RealtimeClientOptions = { url: 'ws://x/v1/realtime' };
      const client = new RealtimeClient(options);
      client.on('response.output_text.delta', (event) => { const text: string = event.delta; text; });
      // @ts-expect-error: no such setting
-     client.update({ temprature: 1 });
+     client.updateSession({ temprature: 1 });
      export const phase: string = client.state.value.phase;`,
   );
   const flags = ['--strict', '--noEmit', '--module', 'nodenext', '--lib', 'es2022,dom'];
