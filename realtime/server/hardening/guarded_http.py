@@ -9,14 +9,9 @@ input after a refusal             read and discarded for LINGER_S, at most LINGE
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
-from uvicorn._types import (
-    ASGI3Application,
-    ASGIReceiveCallable,
-    ASGISendCallable,
-    Scope,
-)
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from websockets import http11
@@ -231,11 +226,11 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         super().handle_websocket_upgrade()
         self.parser = None  # breaks a reference cycle: the parser refers to this object
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._current_cycle = cycle
         transport = _CycleTransport(self.transport, self._close_after_response)
         cycle.transport = transport  # type: ignore[assignment]  # uvicorn uses only these two methods
-        super()._start_asgi_task(cycle, partial(_run_and_release, app))
+        super()._start_asgi_task(cycle, cast("Any", partial(_run_and_release, app)))
 
     def _close_after_response(self) -> None:
         """Close the connection after a response. If the request's body is still arriving, use a
@@ -300,8 +295,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         if cycle.response_started:
             cycle.keep_alive = False
             return False
-        cycle.disconnected = True
-        cycle.message_event.set()
+        _disconnect(cycle)
         return True
 
     def on_response_complete(self) -> None:
@@ -323,6 +317,8 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         self._disarm()
         self._unset_keepalive_if_required()
         self._charge_head(0)
+        if self._current_cycle is not None and not self._current_cycle.response_complete:
+            _disconnect(self._current_cycle)  # uvicorn does it for the request parsed last alone
         super().connection_lost(exc)
         for cycle, _ in self.pipeline:
             release_share(cycle.scope)
@@ -339,9 +335,13 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
             self._timeout = None
 
 
-async def _run_and_release(
-    app: ASGI3Application, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
-) -> None:
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    """Let the application see the disconnect of a request."""
+    cycle.disconnected = True
+    cycle.message_event.set()
+
+
+async def _run_and_release(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     try:
         await app(scope, receive, send)
     finally:

@@ -11,7 +11,6 @@
  */
 
 import { backoffDelay, type BackoffOptions, defaultBackoff } from './backoff.js';
-import { type Codec, json } from './codec.js';
 import type { ClientEvent, KVResidency, ServerEvent } from './events.js';
 import { type Observable, Subject } from './observable.js';
 import { ConnectionClosedError } from './outbox.js';
@@ -32,8 +31,6 @@ export interface ConnectionOptions {
   /** Returns the API key for the next attempt, preferably a short-lived one. May throw: the client stops
    * after ConnectionClosedError, and retries after any other error. */
   getApiKey?: () => Promise<string | undefined>;
-  /** Codecs in order of preference; JSON is always offered last. */
-  codecs?: Codec[];
   backoff?: Partial<BackoffOptions>;
   /** Reconnect if nothing is received for this long while an event is unacknowledged. */
   ackTimeout_ms?: number;
@@ -66,7 +63,6 @@ export class Connection {
   readonly #backoff: BackoffOptions;
   readonly #state = new Subject<ConnectionState>({ phase: 'idle' });
   #socket: WebSocket | null = null;
-  #codec: Codec = json;
   #attempt = 0;
   /** Timer of the current attempt, or of the delay before the next one. */
   #timer: ReturnType<typeof setTimeout> | undefined;
@@ -90,7 +86,7 @@ export class Connection {
 
   /** Send an event. Returns false if its frame would be too large. */
   send(event: ClientEvent): boolean {
-    const frame = this.#codec.encode(event);
+    const frame = JSON.stringify(event);
     if (isLargerThan(frame, this.#options.frameMax_bytes ?? FRAME_MAX_BYTES)) return false;
     this.#socket?.send(frame);
     return true;
@@ -160,20 +156,15 @@ export class Connection {
       return;
     }
     if (this.#state.value.phase !== 'connecting') return; // closed meanwhile
-    const codecs = [...new Set([...(this.#options.codecs ?? []), json])];
-    const protocols = codecs.map((codec) => codec.subprotocol);
+    const protocols = ['realtime'];
     if (key !== undefined) protocols.push(`openai-insecure-api-key.${key}`);
     const socket = new (this.#options.WebSocket ?? WebSocket)(this.#handler.url(), protocols);
-    socket.binaryType = 'arraybuffer';
     this.#socket = socket;
     this.#timer = setTimeout(() => {
       if (socket === this.#socket) this.reconnectAfterBackoff('the server does not respond');
     }, this.#options.connectTimeout_ms ?? 10_000);
-    socket.onopen = () => {
-      this.#codec = codecs.find((codec) => codec.subprotocol === socket.protocol) ?? json;
-    };
     socket.onmessage = ({ data }) => {
-      if (socket === this.#socket) this.#receive(data as string | ArrayBuffer);
+      if (socket === this.#socket) this.#receive(data as string);
     };
     socket.onerror = () => undefined; // a close follows
     socket.onclose = ({ code, reason }) => {
@@ -181,11 +172,11 @@ export class Connection {
     };
   }
 
-  #receive(frame: string | ArrayBuffer): void {
+  #receive(frame: string): void {
     this.#lastReceivedAt = Date.now();
     let event: ServerEvent;
     try {
-      event = this.#codec.decode(frame) as ServerEvent;
+      event = JSON.parse(frame) as ServerEvent;
     } catch {
       this.reconnectAfterBackoff('the server sent a malformed frame');
       return;
@@ -224,8 +215,7 @@ export class Connection {
   }
 }
 
-function isLargerThan(frame: string | Uint8Array, max_bytes: number): boolean {
-  if (typeof frame !== 'string') return frame.length > max_bytes;
+function isLargerThan(frame: string, max_bytes: number): boolean {
   if (frame.length * 3 <= max_bytes) return false; // UTF-8 takes at most three bytes per UTF-16 unit
   return new TextEncoder().encode(frame).length > max_bytes;
 }

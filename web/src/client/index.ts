@@ -7,7 +7,6 @@ export {
   type ResumePoint,
 } from './client.js';
 export { type CloseInfo, describeCloseCode } from './close_codes.js';
-export { type Codec, json } from './codec.js';
 export type { ConnectionOptions, ConnectionState, ResumeOutcome } from './connection.js';
 export {
   Conversation,

@@ -37,12 +37,12 @@ export class ServerConnection {
   readonly receivedFrames = new AsyncQueue<Frame>();
   #sentCount = 0;
 
-  constructor(socket: Socket, request: IncomingMessage, decode: (data: Buffer) => Frame) {
+  constructor(socket: Socket, request: IncomingMessage) {
     this.socket = socket;
     this.query = new URL(request.url ?? '', 'http://x').searchParams;
     this.protocols = (request.headers['sec-websocket-protocol'] ?? '').split(/,\s*/);
     socket.on('message', (data) => {
-      this.receivedFrames.put(decode(data as Buffer));
+      this.receivedFrames.put(JSON.parse((data as Buffer).toString()) as Frame);
     });
   }
 
@@ -93,24 +93,17 @@ export class ScriptedServer {
   readonly #connections = new AsyncQueue<ServerConnection>();
   readonly #clients: RealtimeClient[] = [];
 
-  private constructor(server: WebSocketServer, decode: (data: Buffer) => Frame) {
+  private constructor(server: WebSocketServer) {
     this.#server = server;
     server.on('connection', (socket, request) => {
-      this.#connections.put(new ServerConnection(socket, request, decode));
+      this.#connections.put(new ServerConnection(socket, request));
     });
   }
 
-  static async start(
-    subprotocol = 'realtime',
-    decode: (data: Buffer) => Frame = (data) => JSON.parse(data.toString()) as Frame,
-  ): Promise<ScriptedServer> {
-    const server = new WebSocketServer({
-      host: '127.0.0.1',
-      port: 0,
-      handleProtocols: () => subprotocol,
-    });
+  static async start(): Promise<ScriptedServer> {
+    const server = new WebSocketServer({ host: '127.0.0.1', port: 0 });
     await new Promise((resolve) => server.once('listening', resolve));
-    return new ScriptedServer(server, decode);
+    return new ScriptedServer(server);
   }
 
   get url(): string {

@@ -1,5 +1,4 @@
-import { decode, encode } from '@msgpack/msgpack';
-import { afterEach, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import {
   backoffDelay,
   Conversation,
@@ -10,8 +9,6 @@ import {
   type ServerEvent,
   textOf,
 } from '../../src/client/index.js';
-import { msgpack } from '../../src/client/msgpack.js';
-import { waitForPhase, ScriptedServer } from './scripted_server.js';
 
 describe('backoff', () => {
   it('draws from the full range below a bound that doubles from 0.5 to 20 s', () => {
@@ -30,33 +27,6 @@ describe('close codes', () => {
     const isRecoverable = (code: number) => describeCloseCode(code).recoverable;
     expect(recoverable.map(isRecoverable)).toEqual(recoverable.map(() => true));
     expect(final.map(isRecoverable)).toEqual(final.map(() => false));
-  });
-});
-
-describe('MessagePack', () => {
-  let server: ScriptedServer | undefined;
-  afterEach(() => server?.stop());
-
-  it('is used if the server selects it', async () => {
-    server = await ScriptedServer.start('realtime.msgpack', (data) => decode(data) as { type: string });
-    const client = server.createClient({ codecs: [msgpack] });
-    const connection = await server.accept();
-    expect(connection.protocols).toEqual(['realtime.msgpack', 'realtime']);
-    connection.socket.send(
-      encode({ type: 'session.created', event_id: 'e', session: { id: 's', model: 'm' } }),
-    );
-    await waitForPhase(client, 'open');
-    client.sendUserMessage('hé');
-    expect(await connection.receive('conversation.item.create')).toMatchObject({
-      item: { content: [{ text: 'hé' }] },
-    });
-  });
-
-  it('falls back to JSON if the server does not support it', async () => {
-    server = await ScriptedServer.start('realtime');
-    const { client, connection } = await server.createConnectedClient({ codecs: [msgpack] });
-    client.sendUserMessage('plain');
-    await connection.receive('conversation.item.create');
   });
 });
 
