@@ -47,8 +47,9 @@ PAGE_COUNT, PAGE_SIZE = 65_536, 16
 CONTEXT = 8192
 ROWS_MAX = 4096
 FIRST_TICK_ID, TICK_ID_COUNT = 256, 3840
-"""Tick number n is encoded as id FIRST_TICK_ID + n % TICK_ID_COUNT. In the tokenizer of the
-benchmark models, none of these ids is an ASCII character."""
+"""The scripted engine draws one id per turn at regular times, the ticks. The id encodes
+the number n of the tick as FIRST_TICK_ID + n % TICK_ID_COUNT. None of these ids is an ASCII character
+in the tokenizer of the benchmark models."""
 
 
 class TimedStep(NamedTuple):

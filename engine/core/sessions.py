@@ -673,8 +673,9 @@ class Sessions:
 
 
 def _continues_turn(sequence: Sequence, command: AttachSession) -> bool:
-    """Return whether an attach names the running or last turn of a session, with the same prompt,
-    and its ids are the beginning of the log."""
+    """Return whether an attach command continues the running or last turn of a session: it names
+    that turn, with the same prompt, and the token ids of the command are the beginning of the
+    session's log."""
     generate = command.generate
     if generate is None:
         return False

@@ -211,7 +211,7 @@ class Ping(NumberedCommand, frozen=True, tag="Ping"):
     """Liveness probe, answered by a Pong at once, even while the device is busy."""
 
     front: str = ""
-    """Id of the client, the same on all its links: a new link supersedes the previous one. Empty:
+    """Id of the client. A new link of the same client supersedes its previous link. Empty:
     unknown."""
 
 

@@ -115,8 +115,8 @@ class TurnTree:
         return AppendBase(ids, _truncate(past, len(ids)), replaced)
 
     def apply_base(self, base: "AppendBase") -> None:
-        """Make `base` the current log: delete the turns that it replaces, and set the current log's
-        last finished turn to `base.tip`."""
+        """Continue from an earlier turn: `base.tip` becomes the last finished turn of the session,
+        and the turns that an append discards (`base.replaced`) are deleted."""
         for past in base.replaced:
             del self._finished[past.turn_id]
         self._tip = base.tip

@@ -363,10 +363,10 @@ class _Replay:
         return ahead
 
     def _add_item_before(self, event: ConversationEvent, offset: int) -> None:
-        """Add the output that must precede `event`: if `event` adds an item after an item of an
-        open response, the output of that response, because the client must know the earlier item.
-        Raises ReplayGap if the earlier item is unknown and may be the next one of an open
-        response."""
+        """Prepare the replay of an event that adds an item after another one, which the client
+        must know. If an open response generates that other item, the output of the response is
+        replayed first. Raises ReplayGap if this gateway does not know the other item, but an open
+        response may generate it next."""
         previous = _previous_item_of(event)
         response = self._response_of_item.get(previous or "", -1)
         if response in self._reached and self._is_covered(response):
@@ -380,8 +380,8 @@ class _Replay:
         return self._streams[number].covers(self._reached[number], self._seen_parts.get(number, 0))
 
     def _expects_item(self, number: int) -> bool:
-        """Whether the client's position is between two items of a response, so that the next event
-        of the response begins an item. That item may be unknown to this gateway."""
+        """Whether the client has received no part of an item after the last complete one of the
+        response with this number, so that the next event of the response begins an item."""
         return self._reached[number].item_boundaries % 2 == 0
 
     def _add_output(self, number: int, offset: int) -> None:

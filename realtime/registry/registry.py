@@ -141,7 +141,9 @@ class Registry:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Sweep periodically while the context is open; unload all sessions at its end."""
+        """Context manager of the running registry. Removes expired sessions from the store
+        periodically, and checks that the sessions here still belong to this gateway; unloads all
+        sessions at the end."""
         sweeping = asyncio.create_task(self._ownership.run(), name="sweep")
         try:
             yield

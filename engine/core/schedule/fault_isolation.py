@@ -30,7 +30,7 @@ class RowSelection(NamedTuple):
     sequence_filter: SequenceFilter | None
     """Sequences that may have a row; None means all."""
     has_only_suspects: bool
-    """Whether `sequence_filter` selects one group of suspects, rather than other sequences."""
+    """Whether the sequences selected are one group of suspects. False: they are not suspected."""
 
 
 ALL_SEQUENCES = RowSelection(None, has_only_suspects=False)

@@ -176,7 +176,8 @@ class Scheduler:
         return self._fault_isolation.record_failure(kv_ends)
 
     def isolate(self, sequence: Sequence, extra_tokens: int) -> None:
-        """Run a sequence in steps without other rows; see FaultIsolation.add_suspect."""
+        """Run a sequence in steps without other rows until its current ids and `extra_tokens` more
+        have KV."""
         self._fault_isolation.add_suspect(sequence, extra_tokens)
 
     @property

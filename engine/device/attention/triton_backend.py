@@ -189,7 +189,8 @@ class KernelLaunch:
     """[N, 5] int32 on the device, one line per tile: row, index of the first token among the step's
     T, number of tokens, position of the first token, first position of the context."""
     tokens: Tensor
-    """[M] int32 on the device: indices among the step's T of the tokens in all `tiles`."""
+    """[M] int32 on the device: the tokens of all `tiles` one after the other, as indices into the
+    tokens of the step."""
     tile_tokens: int
     """Maximum number of tokens (new ones, whose queries are computed) in a tile."""
     splits: int

@@ -224,8 +224,7 @@ class SteerAccepted(ServerEventBase, frozen=True, kw_only=True, tag="response.st
 
 
 class RequiredFunctionOutput(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
-    """A function_call_output item that the client must send before the response can continue: the
-    call is named, and the client adds the output."""
+    """A call of a function whose output the client must send before the response can continue."""
 
     call_id: str
     name: str
