@@ -65,8 +65,9 @@ async def _run(options: argparse.Namespace) -> Report:
 
 
 def _split_turns(turns: list[ReportRow]) -> list[tuple[str, list[ReportRow]]]:
-    """Return early and late turns by name. The first turn is left out, as both agents send the
-    same."""
+    """Return (name, turns) of the early turns (2 to 11) and of the late ones (the last 10). The
+    first turn is left out: in it, the agent that continues and the agent that resends its history
+    send the same."""
     return [("turns 2 to 11", turns[1:11]), ("last 10", turns[-10:])]
 
 

@@ -20,7 +20,7 @@ from continuo.bench.report import Report, ReportRow
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="of each measurement (default: %(default)s)"
+        "--seconds", type=float, default=20.0, help="time of a measurement (default: %(default)s)"
     )
 
 

@@ -88,7 +88,7 @@ async def _append_incrementally(
     """Append all words but the last as provisional spans, each one word longer than the one that it
     replaces.
 
-    In about one span of five, the last word is wrong. The last of `words` is left to the commit.
+    In about one span of five, the last word is wrong. The caller commits the last of `words`.
     """
     for count in range(1, len(words)):
         recognized = [list(word) for word in words[:count]]

@@ -7,7 +7,7 @@ streams   N concurrent responses at 50 tokens a second each. Measured: lateness 
           receives it.
 append    Words are appended to the text buffer, and items to the conversation. Measured: time until
           each append is acknowledged.
-idle      Idle connections. Measured: connections opened a second, bytes of each, CPU time.
+idle      Idle connections. Measured: connections opened a second, memory of each, CPU time.
 
 All figures include the link to the engine, and the client. On a machine with several cores, the
 gateway's event loop has the first core to itself.
@@ -37,7 +37,7 @@ from continuo.bench.report import Report, ReportRow, median, percentile
 
 TOKENS_PER_S = 50.0
 PROBES = 2
-"""Number of clients that take short turns while the streams run."""
+"""Number of clients that take short turns while the responses of `streams` are generated."""
 APPEND_SESSIONS = 8
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 CORES = sorted(os.sched_getaffinity(0))
@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="idle connections (default: %(default)s)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="of each measurement (default: %(default)s)"
+        "--seconds", type=float, default=20.0, help="time of a measurement (default: %(default)s)"
     )
 
 
@@ -100,8 +100,8 @@ class GatewayProcess(NamedTuple):
         return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
 
     def read_trace(self) -> dict[tuple[str, str], float]:
-        """Return when the engine received each turn and sent its first id, in seconds of the
-        monotonic clock, by ("requested" or "first_sent", response id)."""
+        """Return the times at which the engine received each turn ("requested") and sent its first
+        id ("first_sent"), by (event, response id), in seconds of the monotonic clock."""
         lines = map(str.split, self.trace_file.read_text().splitlines())
         return {(event, turn): float(at_s) for event, turn, at_s in lines}
 
@@ -116,9 +116,9 @@ async def run_gateway(
     """Run a gateway whose scripted engine has `rate` ticks a second. `store`: a URL; None: a SQLite
     file on disk.
 
-    On a machine with several cores, this process leaves the first core to the gateway's event loop,
-    for good: an operating system that packs threads on few cores may otherwise let the loop wait
-    for the next scheduler tick, milliseconds away, while another core is idle.
+    On a machine with several cores, this process leaves the first core to the gateway's event loop
+    and does not return to it. An operating system that packs threads on few cores may otherwise let
+    the loop wait milliseconds for the next scheduler tick, while another core is idle.
     """
     os.sched_setaffinity(0, CORES[1:] or CORES)
     file = Path(tempfile.mkdtemp()) / "trace"
@@ -193,7 +193,8 @@ async def _measure_while(
 
 
 class _FirstTokenWait(NamedTuple):
-    """Times of a short turn, in seconds of the monotonic clock, which client and engine share."""
+    """When a short turn was requested by the client, and when its first token was received, in
+    seconds of the monotonic clock. The engine, on the same machine, uses the same clock."""
 
     response_id: str
     requested_s: float
@@ -266,8 +267,8 @@ async def _time_until(events: EventWaiter, kind: str, send: Any) -> float:
 
 
 async def measure_idle(gateway: GatewayProcess, count: int, seconds: float) -> list[ReportRow]:
-    """Measure `count` connections whose clients send only pongs: rate of opening, bytes of each,
-    and the gateway's CPU time."""
+    """Measure `count` connections whose clients send only pongs: connections opened a second,
+    memory of each, and the gateway's CPU time."""
     open_limit = asyncio.Semaphore(64)
     before_bytes = gateway.resident_bytes()
 

@@ -59,11 +59,13 @@ async def measure(url: str, mode: str, sessions: int, turns: int, scope: str) ->
     """Run sessions concurrently and measure the wall clock of each turn, and the time per turn in
     which the device was idle.
 
-    The idle time comes from the engine's statistics, which the first session reads between turns:
-    means over turns 2 to 11, over the last ten turns, and over the turns between. The device time
-    that a turn itself reports does not suffice, because the client's wall clock starts before the
-    engine receives the request for the turn. `scope`: the instructions of every session; different
-    for each run, so that runs do not share KV.
+    The first session reads the device's busy time from the engine's statistics before some of its
+    turns. So the idle time is a mean over several turns: turns 2 to 11, the last ten, and those in
+    between. The device time that a turn itself reports does not suffice, because the client's wall
+    clock starts before the engine receives the request for the turn.
+
+    `scope`: the instructions of every session; different for each run, so that runs do not share
+    KV.
     """
     reading_turns = [1, *({11, turns - 10} if turns > 21 else ()), turns]
     runs = await asyncio.gather(
@@ -115,7 +117,7 @@ async def _run_session(
     url: str, mode: str, number: int, turns: int, scope: str, reading_turns: Collection[int]
 ) -> _SessionRun:
     """Run one session. Reads the device's busy time before each turn whose index is in
-    `reading_turns`, and after the last turn if `turns` is."""
+    `reading_turns`, and after the last turn if `reading_turns` contains `turns`."""
     run = _SessionRun()
     history: list[dict[str, Any]] = []
     async with websockets.connect(url, max_size=None, compression=None) as socket:

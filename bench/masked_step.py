@@ -110,7 +110,8 @@ class _EveryOtherIdMask:
 
 
 def _measure_application(count: int, vocab: int) -> ReportRow:
-    """Measure the time of greedy draws of `count` rows with masks, less the median time without."""
+    """Measure the time of greedy draws of `count` rows with token masks, less the median time
+    without masks."""
     logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
     plain, masked = [SampleParams()] * count, [SampleParams(mask=_EveryOtherIdMask(vocab))] * count
     draw(logits, masked)

@@ -35,8 +35,8 @@ from continuo.realtime.store import (
 
 WRITERS = 24
 STABLE_READINGS = 6
-"""Number of latest memory readings, 0.25 s apart, that must lie within 1 KiB before the memory
-counts as settled."""
+"""Number of consecutive memory readings, 0.25 s apart, that must lie within 1 KiB of one another
+before the memory counts as settled."""
 QUESTIONS = (
     "Tell me a short story.",
     "What is 3 plus 4?",
@@ -156,8 +156,8 @@ async def _read_settled_memory(redis: RedisProcess) -> int:
 
 
 class _ParkingLoad:
-    """Parks copies of `template`, each for `ttl_s` seconds, and sweeps those whose deadline has
-    passed."""
+    """Parks copies of the stored session `template`, each for `ttl_s` seconds, and sweeps those
+    whose deadline has passed."""
 
     def __init__(self, store: Store, template: Snapshot, ttl_s: float) -> None:
         self._store = store

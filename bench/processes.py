@@ -42,7 +42,7 @@ class Process:
     async def wait_for_output(self, pattern: str) -> str:
         """Wait until the output matches the regular expression. Returns the first group.
 
-        Raises RuntimeError if the process ends before, TimeoutError after START_S_MAX.
+        Raises RuntimeError if the process ends first, TimeoutError after START_S_MAX.
         """
         async with asyncio.timeout(START_S_MAX):
             while (found := re.search(pattern, self._output.read_text())) is None:

@@ -36,7 +36,7 @@ ID_OF_LETTER = {
         (_OTHER_LETTERS[0], "\n", *map(chr, range(32, 127)), *_OTHER_LETTERS[1:])
     )
 }
-"""Id of each character. Id 0, the first, ends a turn."""
+"""Token id of each character. Id 0, that of the first character, is the stop id."""
 
 MODEL_SIZES: dict[str, dict[str, int]] = {
     "S": {

@@ -61,8 +61,8 @@ class RealtimeClient:
         return event
 
     async def receive_until(self, kind: str) -> EventDict:
-        """Return the next event of type `kind`. Raises RuntimeError if an error event is received
-        before."""
+        """Return the next event of type `kind`. Raises RuntimeError if the server sends an error
+        event first."""
         while (event := await self.receive())["type"] != kind:
             if event["type"] == "error":
                 raise RuntimeError(event["error"]["message"])

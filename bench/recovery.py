@@ -72,8 +72,8 @@ class Stack:
         self.startup_s = 0.0
         """Seconds from the start of the engine until it accepts gateways."""
         self.load_s = 0.0
-        """Seconds of `startup_s` in which the model was loaded, as the engine reports; does not
-        include Python imports."""
+        """Seconds that the engine reports for loading its model, a part of `startup_s`; Python
+        imports are not included."""
         self._gateways: dict[str, Process] = {}
 
     async def start(self) -> None:

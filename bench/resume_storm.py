@@ -4,7 +4,7 @@ Each session requests one response of --tokens tokens at --rate tokens a second.
 sessions takes time, the responses of those opened first may have ended when the gateway is killed;
 `in_an_answer` is the number of responses still active then. Each client reconnects at once, and
 retries every 100 ms or so. Measured: time from the kill until each session is resumed, and whether
-the text of its response equals that of the same request on the other gateway, without a fault. The
+the text of its response equals that of the same request on the gateway that is not killed. The
 engine is scripted: each id it draws is a digest of all ids before it, so that a lost, duplicated or
 misplaced id changes the text. Redis, engine, gateways and clients share one machine.
 """
@@ -31,7 +31,8 @@ from continuo.bench.raw_websocket_clients import WebSocketClient
 from continuo.bench.report import Report, median, percentile
 
 QUESTION_COUNT = 20
-"""Number of different questions. Each is also asked on the other gateway, for the expected text."""
+"""Number of different questions. Each is also asked on the gateway that is not killed, and its
+response there has the text that the resumed responses must have."""
 CONCURRENT_OPENS = 32
 """Maximum number of sessions that are being opened at the same time."""
 RETRY_S = 0.1

@@ -3,8 +3,8 @@
 Usage: python -m continuo.bench.scripted_engine SCHEME FD FOLDER RATE TRACE
 
 The engine is real except for its device, which computes nothing. The monotonic clock ticks RATE
-times a second; each step ends at the next tick, or at once if RATE is 0. FOLDER is the checkpoint,
-for its tokenizer. SCHEME determines the ids drawn and the kind of socket FD:
+times a second; each step ends at the next tick, or at once if RATE is 0. FOLDER is the checkpoint
+that has the tokenizer. SCHEME determines the ids drawn and the kind of socket FD:
 
 ticks     Each id encodes the tick at which it was drawn, so that a client can compute the lateness
           of each token. FD is a connected socket to the only client. The times at which each turn
@@ -47,20 +47,22 @@ PAGE_COUNT, PAGE_SIZE = 65_536, 16
 CONTEXT = 8192
 ROWS_MAX = 4096
 FIRST_TICK_ID, TICK_ID_COUNT = 256, 3840
-"""The ids that encode a tick, modulo their count: FIRST_TICK_ID and the TICK_ID_COUNT - 1 after it.
-In the tokenizer of the benchmark models, none is an ASCII character."""
+"""The scripted engine draws one id per turn at regular times, the ticks. The id encodes
+the number n of the tick as FIRST_TICK_ID + n % TICK_ID_COUNT. None of these ids is an ASCII character
+in the tokenizer of the benchmark models."""
 
 
 class TimedStep(NamedTuple):
-    """The result of a step, and the number of the tick at which the step ends."""
+    """The result of a step, and the number of the clock tick at which the step ends. The clock
+    ticks RATE times a second."""
 
     result: BatchResult
     tick: int
 
 
 class TimedRunner(Runner[TimedStep]):
-    """A device whose steps end at ticks and draw ids that encode the tick. Works asynchronously to
-    the engine's loop, one step ahead, like a GPU."""
+    """A device whose steps end at ticks of the clock (RATE a second) and draw ids that encode the
+    tick. Works asynchronously to the engine's loop, one step ahead, like a GPU."""
 
     steps_ahead = 1
 
@@ -89,13 +91,13 @@ class TimedRunner(Runner[TimedStep]):
         return ticket.result
 
     def _number_rows(self, batch: Batch) -> Iterable[int]:
-        """Return a number for each row of the batch; the row's id is derived from it."""
+        """Return a number for each row of the batch, which determines the id that the row draws."""
         return itertools.repeat(self._tick, len(batch.rows))
 
 
 class TimedDigestRunner(TimedRunner):
-    """A device whose steps end at ticks and draw a digest of all earlier ids of the sequence. Keeps
-    digests in place of KV."""
+    """A device whose steps end at ticks of the clock (RATE a second). Each id drawn is a digest of
+    all earlier ids of the sequence. Keeps digests in place of KV."""
 
     steps_ahead = 0  # a step needs the ids of the previous one
 
@@ -122,8 +124,8 @@ class TimedDigestRunner(TimedRunner):
 
 
 def lateness_s(tick: int, rate: float, now_s: float) -> float:
-    """Return the seconds from the tick of an id until `now_s`: from the latest tick whose number,
-    modulo TICK_ID_COUNT, is `tick`. At most TICK_ID_COUNT / rate."""
+    """Return the seconds from a tick until `now_s`, less than TICK_ID_COUNT / rate. `tick`: number
+    of the tick modulo TICK_ID_COUNT; the latest such tick before `now_s` is meant."""
     last = math.floor(now_s * rate)
     return now_s - (last - (last - tick) % TICK_ID_COUNT) / rate
 

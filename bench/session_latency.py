@@ -157,8 +157,8 @@ async def _measure_websocket(
 ) -> dict[str, list[TurnTimings]]:
     """Measure modes no_session and streaming through the Realtime WebSocket of `continuo serve`.
 
-    Each turn sends a text of 13 characters, which the chat template of the benchmark models makes
-    31 ids. Returns the runs by mode.
+    Each turn sends a text of 13 characters, which becomes 31 ids in the chat template of the
+    benchmark models. Returns the runs by mode.
     """
     settings = settings | {
         name: 2 * settings[name] for name in ("max_model_len", "num_gpu_blocks_override")
@@ -188,8 +188,9 @@ def summarize(mode: str, through: str, runs: list[TurnTimings]) -> ReportRow:
 
 
 def compute_ratios(rows: list[ReportRow]) -> dict[str, float]:
-    """Divide each figure in milliseconds by that of mode streaming over the same interface
-    (`through`: engine or server). Returns the ratios, each named after what was divided."""
+    """Compare each mode with `streaming`: divide each figure in milliseconds by the same figure of
+    the row that has mode `streaming` and the same `through` (engine or server). Returns the ratios,
+    each under a name that contains that of the figure."""
     ratios: dict[str, float] = {}
     row_of = {(r["through"], r["mode"]): r for r in rows}
     for (through, mode), row in row_of.items():

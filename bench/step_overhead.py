@@ -1,8 +1,8 @@
 """Time that scheduler, cache and batch building take per decode step and turn, on a null device.
 
-Measured: decode steps of N sequences; and turns (16 ids in, 8 out) after a history of H ids, of a
-streaming session, whose time must not depend on H, and of a regular session, which publishes each
-turn. Turns of the two sessions alternate.
+Measured: decode steps of N sequences; and turns (16 ids in, 8 out) after a history of H ids,
+alternately in a streaming and in a regular session. The time of a turn must not depend on H in the
+streaming session; the regular session publishes each turn to the radix tree.
 """
 
 import argparse

@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass
 class TurnTimings:
-    """Timings of all turns but the first of each session, in seconds, as [session][turn]; and the
-    outputs of all turns, as [session]."""
+    """Timings in seconds, and outputs, of the turns of a run, as [session][turn]. The timings leave
+    out the first turn of each session; the outputs do not."""
 
     wall_s: list[list[float]]
     outside_model_s: list[list[float]]
-    """Wall clock of each turn less the busy time of the device during it; possibly for only some of
-    the sessions."""
+    """Wall clock of each turn less the busy time of the device during the turn. May have fewer
+    sessions than `wall_s`."""
     outputs: list[list[Any]]
 
     @classmethod

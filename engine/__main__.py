@@ -1,4 +1,5 @@
-"""Run the engine process on a torch device: `python -m continuo.engine START`."""
+"""Main program of the engine process on a torch device: `python -m continuo.engine START`, where
+START is a StartOptions as JSON."""
 
 import secrets
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""Batches for the device and their results. Knows no session, no scheduler and no torch.
+"""Batches for the device and their results. Independent of sessions, scheduler and torch.
 
-A batch is one step: its page moves first, in order, then all rows together. A row is a stretch of
-one sequence: its inputs are written to KV at positions start, start+1, …; if `sample` is given, one
-token id is drawn from the logits of its last input.
+A batch is one step: its page moves first, in order, then all rows together. A row computes
+consecutive tokens of one sequence: the KV of its inputs is written at positions start, start+1, …;
+if `sample` is given, one token id is drawn from the logits of the last input.
 
     position   0 ........ start .......... start+count
     KV         committed     | written now |
@@ -22,16 +22,16 @@ TicketT = TypeVar("TicketT")
 
 
 class PenalizedIds(msgspec.Struct, frozen=True):
-    """Ids that the penalties of one turn apply to. `seen_ids` are the distinct ids of prompt and
-    output; `output_counts` are the occurrences of each id in the output so far."""
+    """Token ids that the penalties of one turn apply to. `seen_ids` are the distinct ids of prompt
+    and output; `output_counts` are the occurrences of each id in the output so far."""
 
     seen_ids: set[int]
     output_counts: dict[int, int]
 
 
 class TokenMask(Protocol):
-    """The ids that a turn may draw next. Computed after the forward pass of the step has been
-    launched; on CUDA the mask and the forward pass are computed in parallel."""
+    """Constraint on the token id that a turn draws next. The bitmask is computed after the forward
+    pass of the step has been launched; on CUDA the two are computed in parallel."""
 
     def compute_bitmask(self) -> bytes:
         """Return the mask: one bit per id, set if the id may be drawn, least significant bit first.
@@ -40,12 +40,13 @@ class TokenMask(Protocol):
 
 
 class SampleParams(msgspec.Struct, frozen=True):
-    """Parameters for drawing one id: those of the turn, and what changes from id to id. Greedy if
-    temperature is 0; else inverse CDF of `uniform`.
+    """Parameters for sampling one token id: those of the turn, and what changes from id to id.
+    Greedy if `temperature` is 0; else by inverse transform sampling with the random number
+    `uniform` in [0, 1).
 
-    Order of operations: penalties, logit bias, mask, temperature, top-k, top-p, min-p. Candidates
-    are ordered by probability, descending, ties by id, and `uniform` in [0, 1) picks along that
-    order.
+    Order of operations: penalties, logit bias, mask, temperature, top-k, top-p, min-p. The
+    remaining candidates are ordered by descending probability, ties by id; `uniform` is looked up
+    in their cumulative distribution.
     """
 
     sampling: Sampling = Sampling()
@@ -58,8 +59,8 @@ class BatchRow(msgspec.Struct, frozen=True):
     ids: array[int]
     """Input token ids (int32); empty if and only if the input comes from `feed_row`."""
     feed_row: int
-    """Index of the row of the previous batch whose drawn id is the only input of this row; -1: the
-    inputs are `ids`."""
+    """Index of a row of the previous batch: the id which that row draws is the only input of this
+    row. -1 if the inputs are `ids`."""
     start: int
     """Position of the first input: the number of tokens of this sequence already in KV."""
     pages: array[int]
@@ -88,7 +89,8 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True):
-    """Log-probabilities (natural): of the drawn id, and of the likeliest ids, best first."""
+    """Natural log-probabilities: that of the drawn id, and (id, log-probability) of the likeliest
+    ids, likeliest first."""
 
     drawn: float
     top: list[tuple[int, float]]
@@ -118,6 +120,8 @@ class Geometry(msgspec.Struct, frozen=True):
     vocab_size: int
     batched_tokens: int
     steps_ahead: int
+    """Number of steps that the device can run beyond the one whose result is awaited. 0: the thread
+    that calls the Runner computes each step itself."""
     host_pages: int = 0
     """Capacity of the host tier, in pages."""
 
@@ -135,9 +139,11 @@ class Runner(Protocol[TicketT]):
     its RowResult; an exception means that the whole step has failed, whether one row or all rows
     are the cause. `is_usable` then says whether another step may be launched.
 
-    If `steps_ahead` is 0, the calling thread computes each step itself, perhaps together with
-    worker threads: `run_until_near_end` returns when the workers can finish alone, so that the
-    caller plans and launches the next step meanwhile.
+    `Geometry.steps_ahead` is the number of steps that the device can run beyond the one whose
+    result is awaited. If it is 0, the device has no thread of its own: the calling thread computes
+    each step, possibly with worker threads. If these can compute the end of the step alone, the
+    caller calls `run_until_near_end`, launches the next step meanwhile, and collects the earlier
+    step afterwards.
     """
 
     @property
@@ -148,8 +154,9 @@ class Runner(Protocol[TicketT]):
     def collect(self, ticket: TicketT) -> BatchResult: ...
 
     def run_until_near_end(self, ticket: TicketT) -> bool:
-        """Compute a step until worker threads can finish it alone. Returns False if there are no
-        worker threads: then the step must be collected before the next one is launched."""
+        """Compute a launched step until worker threads can finish it alone, and return True; the
+        caller may then launch the next step before it collects this one. Returns False if that is
+        not possible: the caller must collect this step first. By default nothing is computed."""
         del ticket
         return False
 

@@ -28,20 +28,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_offloading_size: float = 0.0
     """GiB of host memory for the pages of idle sessions; 0: none, evicted KV is recomputed."""
     max_num_seqs: int = 64
-    """Maximum rows in one step."""
+    """Maximum rows, and thus sequences, in one step."""
     max_num_batched_tokens: int | None = None
     """Maximum tokens in one step; None: 512 on a CPU, 8,192 on a GPU."""
     threads: int | None = None
-    """CPU threads of the device; None: one per core."""
+    """CPU threads that compute a step; None: one per core."""
     steps_ahead: int | None = None
     """Steps launched while the result of an earlier one is awaited: 0 or 1. None: 1 on a GPU, 0 on
     a CPU."""
     detach_grace_s: float = 30.0
-    """Seconds that turns continue after their client disconnected; then they are paused."""
+    """Seconds for which turns continue after their client disconnects; then they are paused."""
     detach_keep_s: float = 900.0
-    """Seconds that sessions are kept after their client disconnected; then they are closed."""
+    """Seconds for which sessions are kept after their client disconnects; then they are closed."""
     audit_every_step: bool = False
-    """Audit the cache after every step (tests)."""
+    """Check the invariants of the KV cache after every step; for tests."""
 
 
 class ListenerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,8 @@ class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: EngineConfig
     parent: int
-    """Inherited descriptor of a socket to the parent; the process exits when it is closed."""
+    """Inherited descriptor of a socket to the parent process; the engine process exits when the
+    parent closes its end."""
     recorder: int
-    """Inherited descriptor of the memory of the flight recorder."""
+    """Inherited descriptor of the flight recorder's memory."""
     listening: ListenerConfig | None = None

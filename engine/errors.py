@@ -7,22 +7,22 @@
     ├── StaleEngineFence      another gateway has taken the session over; final for this client
     ├── Busy                  a bound was reached                                      (retryable)
     ├── TurnFailed            this turn failed (NaN logits, …); its session is intact  (retryable)
-    ├── CommandFailed         a bug of the engine in this command; the engine closed the session
+    ├── CommandFailed         a bug in the engine made the command fail; the session was closed
     ├── ModelMismatch         the session was made with another model, tokenizer or template
     ├── EngineLost            the engine process has died or does not respond          (retryable)
     ├── SessionQuarantined    engines died while they computed this session: it can only be closed
     ├── LinkRefused           gateway and engine differ in secret, link version or model
     └── ModelError            the model cannot be loaded or run
 
-`is_retryable` says whether the same call may succeed later.
+`is_retryable`: whether the same call may succeed later.
 """
 
 from typing import ClassVar
 
 
 class EngineError(Exception):
-    """Base of all errors of the engine client. `code` is sent over the link; `field` names the
-    invalid argument."""
+    """Base of all errors of the engine client. `code` identifies the class on the link; `field`
+    names the invalid argument."""
 
     code: ClassVar[str] = "engine_error"
     is_retryable: ClassVar[bool] = False

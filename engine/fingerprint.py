@@ -1,10 +1,11 @@
-"""Fingerprint: digest of the model, tokenizer and chat template of a session. Knows no torch.
+"""Fingerprint: the digest that identifies a checkpoint's model, tokenizer and chat template.
 
     sha256( name and content of each configuration, tokenizer and template file, and each shard )
 
-For a large shard, its size, its header and a sample of each tensor replace the content. Token ids
-are valid only with the tokenizer that made them; their KV, and a turn that continues them, only
-with the same weights. The fingerprint does not depend on the folder or the machine of a checkpoint.
+For a large shard, its size, its header and a sample of each tensor replace the content. A session
+belongs to one fingerprint: its token ids are valid only with the tokenizer that made them, and
+their KV only with the same weights. The fingerprint does not depend on the folder or the machine
+that holds the checkpoint.
 """
 
 import hashlib
@@ -18,8 +19,8 @@ import msgspec
 from continuo.engine.errors import ModelError
 
 FINGERPRINT_DIGITS = 16
-"""Hexadecimal digits kept of the SHA-256 digest: models are few, and an attacker gains nothing by a
-collision."""
+"""Hexadecimal digits to which the SHA-256 digest is cut. They suffice because few models are
+compared and an attacker gains nothing by a collision."""
 IDENTITY_FILES = (
     "config.json",
     "tokenizer.json",
@@ -34,12 +35,12 @@ IDENTITY_FILES = (
 )
 """Files that determine tokenization and the architecture of the network."""
 WHOLE_BYTES_MAX = 64 << 20
-"""Shards up to this size are read whole. Larger ones are sampled, one sample per tensor, so that
-startup does not wait for gigabytes to be read."""
+"""Maximum size of a shard that is read whole. Larger ones are sampled, one sample per tensor, so
+that startup does not wait for gigabytes to be read."""
 SAMPLE_BYTES = 4096
 """Bytes read from the middle of each tensor of a large shard."""
 HEADER_BYTES_MAX = 100 << 20
-"""Maximum bytes of the header of a shard, as in the safetensors format."""
+"""Maximum size of a shard's header, which is the limit of the safetensors format."""
 SHARD_INDEX_FILE, SINGLE_SHARD_FILE = "model.safetensors.index.json", "model.safetensors"
 
 

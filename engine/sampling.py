@@ -28,7 +28,7 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    """Number of likeliest ids to choose from; 0: all."""
+    """Number of likeliest ids to sample from; 0: all ids."""
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     """Seed of the random numbers; None: the engine chooses one. TurnEnded reports it."""

@@ -50,9 +50,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     times this."""
     outbox_over_limit_s_max: float = 10.0
     off_loop_chars_min: int = 4 * 1024
-    """Tokenization of more than this runs on a thread, not on the event loop. Counted are the
-    characters to tokenize plus the tokens of the conversation that they are added to. The slowest
-    text takes about 6 us per character, and may be tokenized several times."""
+    """Tokenization of a size above this runs on a thread, not on the event loop. The size is the
+    number of characters to tokenize, plus the number of tokens of the conversation to which they
+    are added. The slowest text takes about 6 us per character, and may be tokenized several
+    times."""
     out_of_band_responses_max: int = 8
     """Concurrent out-of-band responses of one session; more are refused."""
     command_timeout_s: float = 15.0

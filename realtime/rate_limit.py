@@ -20,7 +20,7 @@ MonotonicClock = Callable[[], float]
 """Returns the time in seconds."""
 FaultPredicate = Callable[[BaseException], bool]
 CHARS_PER_TOKEN = 4
-"""Estimate for a text whose tokens were not counted."""
+"""Estimated characters per token, for text whose tokens were not counted."""
 
 
 class TokenBucket:
@@ -63,8 +63,8 @@ class TenantRateLimits:
     @contextmanager
     def charge_request(self, is_fault: FaultPredicate | None = None) -> Generator[None]:
         """Charge one request, and refund it if the enclosed block, which begins a response, fails
-        by a fault of the server. `is_fault` decides that (default: `is_server_fault`). Raises
-        Refusal if a bucket holds less than 1."""
+        because of a fault of the server. `is_fault` returns whether an exception is such a fault
+        (default: `is_server_fault`). Raises Refusal if a bucket holds less than 1."""
         for name in self._buckets:
             self._require_available(name)
         self._take("requests", 1)
@@ -79,10 +79,11 @@ class TenantRateLimits:
     def charge_text(
         self, chars: int, tokens_max: int, is_fault: FaultPredicate | None = None
     ) -> Generator[None]:
-        """Charge a text of `chars` characters if the enclosed block, which tokenizes it, is refused
-        or cancelled. A failure by a fault of the server (`is_fault`, as in `charge_request`) is
-        free. The charge is an estimate from the length, at most `tokens_max` tokens. Raises Refusal
-        if the text is long and the tokens bucket holds less than 1."""
+        """Context manager for the tokenization of a text of `chars` characters. If the block raises
+        a refusal or is cancelled, charges an estimate from the length of the text, at most
+        `tokens_max` tokens. Charges nothing if the block succeeds, or fails because of a fault of
+        the server (`is_fault`, as in `charge_request`). Raises Refusal if the text is too long for
+        the event loop (as in TokenizerThreads) and the tokens bucket holds less than 1."""
         if chars > self._off_loop_chars and "tokens" in self._buckets:
             self._require_available("tokens")
         try:
@@ -144,7 +145,7 @@ class RateLimits:
 
 
 def is_server_fault(error: BaseException) -> bool:
-    """Whether a request failed by a fault of the server and not of its client."""
+    """Whether a request failed because of a fault of the server, not of its client."""
     if isinstance(error, Refusal):
         return error.kind == "server_error"
     return isinstance(error, Exception) and not isinstance(error, BadRequest)

@@ -25,7 +25,7 @@ UNCHECKED = ("tools/check_prose.py", "tools/demo_model/")
 """Prefixes of paths that are not checked: this file, which names the refused words, and the
 training recipe of the demo model."""
 BASE = "c807a00f5d84"
-"""Commit since which the length of commit subjects is checked."""
+"""Last commit whose subject is not checked; later commits must have short subjects."""
 SUBJECT_CHARS_MAX = 72
 
 FIRST_WORDS = re.compile(
@@ -63,7 +63,8 @@ def findings_of(file: str, source: str) -> Iterator[Finding]:
 
 
 def riddles(file: str, line: int, text: str) -> Iterator[Finding]:
-    """Yield a finding for the first refused word of a line."""
+    """Yield a finding if a line has a word that readers would have to puzzle out (see RIDDLES).
+    Only the first such word of the line is reported."""
     if found := RIDDLES.search(text):
         yield Finding(file, line, text.strip(), f"{found.group()!r} is no term of the trade")
 

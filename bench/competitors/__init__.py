@@ -8,9 +8,9 @@
                                             cached, slots batched
                       slots                 the same, but only new ids are sent
 
-A competitor runs in a process of its own, with the first Python interpreter that has the modules
-which it requires: that named by CONTINUO_PEERS_PYTHON, that of Continuo, or that of `.venv-peers`
-in the root of the repository.
+A competitor runs in a process of its own, with the first of these Python interpreters that has the
+modules it requires: the one named by CONTINUO_PEERS_PYTHON, the one that runs Continuo, and the one
+of `.venv-peers` in the root of the repository.
 """
 
 import dataclasses
@@ -39,8 +39,9 @@ Outputs = list[list[Ids]]
 
 
 class Competitor(NamedTuple):
-    """A mode of another engine. `module`: the Python module that its process runs;
-    `required_modules`: the packages that the module imports."""
+    """A competitor (another engine) in one mode: a way to compute the turns of a session, listed
+    above. `module`: the Python module that its process runs; `required_modules`: the packages that
+    the module imports."""
 
     name: str
     mode: str
@@ -97,7 +98,8 @@ HOW_TO_INSTALL = {
 @dataclasses.dataclass(frozen=True)
 class CompetitorResult:
     """Client wall clock per turn in milliseconds, without the first turn: means over all turns and
-    over the last ten of each session. None if it could not be measured; `note` has the reason."""
+    over the last ten of each session. The means are None if the competitor could not be measured;
+    `note` has the reason."""
 
     name: str
     mode: str

@@ -1,4 +1,8 @@
-"""The process of competitor llama-cpp-python: its class Llama, and slots by llama.cpp's C API."""
+"""The process of the competitor llama-cpp-python.
+
+Mode `resend` uses its class Llama. The modes with slots call llama.cpp's C API; a slot is a
+sequence of a context, with the KV of one session.
+"""
 
 import tempfile
 from collections import deque
@@ -37,8 +41,8 @@ def run(job: Workload) -> WorkloadResult:
 class _ResendGenerator:
     """Runs Llama.generate() on the whole context of a session.
 
-    A Llama keeps only the KV of its last context, whose common prefix it reuses. So each session
-    has a Llama of its own.
+    A Llama keeps only the KV of its last context, and reuses the prefix that the next context has
+    in common with it. So each session has a Llama of its own.
     """
 
     def __init__(self, path: Path, job: Workload) -> None:
@@ -71,8 +75,8 @@ def _create_llama(path: Path, job: Workload) -> Any:
 class _Slot:
     """The state of one session, which is a sequence of the llama.cpp context.
 
-    `context`: all ids of the session; `cached`: its first ids, whose KV is computed; `output`: ids
-    generated in the current turn.
+    `context`: all ids of the session; `cached`: the first ids of `context`, whose KV is computed;
+    `output`: ids generated in the current turn.
     """
 
     def __init__(self) -> None:
@@ -83,8 +87,8 @@ class _Slot:
 
 
 class _SlotBackend:
-    """A llama.cpp context with a sequence per session. Each step computes ids of all active
-    sessions whose KV is missing, up to BATCH_TOKENS_MAX."""
+    """A llama.cpp context with a sequence per session. Each step computes the missing KV of all
+    active sessions, for up to BATCH_TOKENS_MAX ids."""
 
     def __init__(self, path: Path, job: Workload, *, resend: bool) -> None:
         self._model = llama_cpp.llama_model_load_from_file(
@@ -108,8 +112,9 @@ class _SlotBackend:
             self._keep_prefix(session, list(slot.context))
 
     def _keep_prefix(self, session: int, sent: Ids) -> None:
-        """Make `sent` the context of a session, as a server does that receives whole contexts: keep
-        the KV of the common prefix, except that of the last id, and discard the other KV."""
+        """Make `sent` the context of a session, like a server that receives whole contexts: keep
+        the KV of the common prefix and discard the rest. The KV of the last id of `sent` is always
+        computed again, for its logits."""
         slot = self._slots[session]
         kept = 0
         for old, new in zip(slot.cached, sent, strict=False):

@@ -1,7 +1,8 @@
-"""Validation of a caller's arguments against the types and bounds of a command. Knows no session.
+"""Validation of a caller's arguments against the types and bounds of a command, independent of
+sessions.
 
-Without this check, a value of the wrong type would be detected by the engine only, or break the
-encoding of commands of other sessions in the same frame.
+Without this check, a value of the wrong type would be detected only by the engine, or would make
+the encoding of a frame fail together with the commands of other sessions in it.
 """
 
 import functools
@@ -16,8 +17,8 @@ from continuo.engine.wire.bounds import find_field
 from continuo.engine.wire.messages import EngineCommand
 
 COMMAND_BYTES_MAX = 32 << 20
-"""Maximum size of one encoded command: far above that of a long context, far below that of a
-frame."""
+"""Maximum size of one encoded command: far above the size of a long context, far below the limit of
+a frame."""
 
 _CommandT = TypeVar("_CommandT", bound=EngineCommand)
 _encoder = msgspec.msgpack.Encoder(enc_hook=operator.index)  # accept numpy's integers as ints

@@ -41,7 +41,8 @@ DEVICE_HANG_S = 30.0
 step began, even if it sends events. The limit is long because the first step of a kind may compile
 for many seconds."""
 DISCONNECT_AFTER_S = 60.0
-"""Silence after which the link is closed; a child process is then killed and restarted."""
+"""Silence after which the link is closed and reconnected; a child process is killed and
+restarted."""
 RESTART_BACKOFF_S = (0.0, 0.5, 2.0, 5.0, 10.0)
 """Delays before successive attempts to restart a child process; if the last attempt fails, no more
 are made."""
@@ -144,7 +145,8 @@ class EngineConnection:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the engine last sent data; or since its step began, if its device hangs."""
+        """Seconds since the engine last sent data, or since its step in flight began if its device
+        hangs (DEVICE_HANG_S)."""
         hangs_s = self.load.step_s if self.load.step_s > DEVICE_HANG_S else 0.0
         return max(time.monotonic() - self._received_s, hangs_s)
 
@@ -162,8 +164,8 @@ class EngineConnection:
         self._link.send_all(commands)
 
     async def run_with_restarts(self) -> None:
-        """Connect, and after each loss reconnect, which starts the process of an own engine again,
-        until the backoff is exhausted or `close` is called."""
+        """Connect, and reconnect after each loss, until the backoff is exhausted or `close` is
+        called. Reconnecting to a child process starts it again."""
         delays = self._backoff()
         while not self._is_closed:
             if self.is_connected:

@@ -1,5 +1,4 @@
-"""EngineClient: the async client of one or more engine processes, for one gateway. Decodes ids to
-text; knows no torch."""
+"""EngineClient: a gateway's async client of one or more engine processes. Decodes ids to text."""
 
 import asyncio
 import functools
@@ -77,10 +76,10 @@ class EngineClient:
     """Client of one or more engines. Session ids are chosen by the caller, or generated. Errors:
     see `continuo.engine.errors`.
 
-    When an engine process dies, commands wait until it is restarted, or are sent to another engine;
-    sessions are attached there from their logs when they are next used, and turns resume where they
-    were. EngineLost is raised if no engine will be available. Positions count tokens of a session's
-    log.
+    When an engine process dies, commands wait until it is restarted, or are sent to another engine.
+    A session is restored there from its log when it is next used, and a turn resumes after the last
+    id received. EngineLost is raised if no engine will be available. Positions count tokens of a
+    session's log.
 
     A session's fence is a fencing token: it grows with each takeover, and calls with a lower one
     raise StaleEngineFence.
@@ -94,8 +93,8 @@ class EngineClient:
         launch: EngineLauncher | None = None,
         on_loading: OnLoading = lambda _what, _fraction: None,
     ) -> None:
-        """`launch` starts an engine of this client's own and returns a socket to it; used by
-        `connect`."""
+        """`launch` starts this client's own engine process and returns a socket to it; `connect`
+        calls it. None if all engines are remote."""
         self._router = Router()
         self._on_loading = on_loading
         self._process: EngineProcess | None = None
@@ -116,7 +115,7 @@ class EngineClient:
         listener: ListenerConfig | None = None,
     ) -> "EngineClient":
         """Start an engine process and wait until its model is loaded. The engine process exits when
-        this process does. With `listener` it also accepts clients of other processes. Raises
+        the calling process does. With `listener` it also accepts clients of other processes. Raises
         ModelError."""
         process = EngineProcess(config, listener)
         client = cls(process.launch, on_loading)
@@ -255,7 +254,7 @@ class EngineClient:
             await self._process.stop()
 
     async def wait_until_lost(self) -> None:
-        """Wait until no engine is left and none is expected to return."""
+        """Wait until no engine is available and none is expected to return."""
         await self._router.failed.wait()
 
     def _supervise(self, connection: EngineConnection) -> None:
@@ -277,9 +276,9 @@ class EngineClient:
         cache_scope: str = "",
         fence: int = 0,
     ) -> str:
-        """Open a session on an empty log and return its id. KV is shared only within `cache_scope`.
-        A session that is already open is restarted if `fence` is higher than its own; else
-        BadRequest is raised, or StaleEngineFence if `fence` is lower."""
+        """Open a session with an empty log and return its id. KV is shared only within
+        `cache_scope`. If the session is already open, a higher `fence` restarts it with an empty
+        log, the same fence raises BadRequest, and a lower one raises StaleEngineFence."""
         session, n = session_id or _new_id("sess"), self._router.next_number()
         digest = self.ready.digest
         opened = validate_command(
@@ -305,14 +304,14 @@ class EngineClient:
         cache_scope: str = "",
         fence: int = 0,
     ) -> TurnStream | None:
-        """Take over a session that another client opened. `ids` becomes its log, and the other
-        client can no longer use it.
+        """Take over a session that another client opened. `ids` becomes the log of the session, and
+        the other client can no longer use the session.
 
         An engine that still has the session keeps the KV of the common prefix; if none has it, the
         session is placed on the least loaded engine. An `unfinished` turn continues on the engine
-        that runs it; if none does, generation resumes behind the ids that the turn has emitted. The
-        TurnStream returned starts with all emitted ids and neither skips nor repeats any. Returns
-        None if `unfinished` is None. Raises StaleEngineFence, TooLong, BadRequest."""
+        that runs it; if none does, generation resumes after the ids that the turn has emitted. The
+        returned TurnStream begins with the ids emitted so far, and then neither skips nor repeats
+        any. Returns None if `unfinished` is None. Raises StaleEngineFence, TooLong, BadRequest."""
         router, n = self._router, self._router.next_number()
         scope, digest = cache_scope, self.ready.digest
         opened = OpenSession(
@@ -377,7 +376,7 @@ class EngineClient:
         self._router.set_fence(session, fence)
 
     async def pause(self, session: str) -> None:
-        """Pause the turn of a session within a step; the turn emits nothing until `resume`. No
+        """Pause the turn of a session within one step; the turn emits nothing until `resume`. No
         effect if no turn is running."""
         await self._request(PauseTurn(self._router.next_number(), session))
 
@@ -408,7 +407,7 @@ class EngineClient:
         until its end.
 
         `span`: `firm` ids are history; `provisional` ids are a replaceable span at the end (text
-        that its author has not finished), replaced by each further call; `commit` replaces that
+        that the user is still typing), which each further call replaces; `commit` replaces that
         span with firm ids. The other options are for regular sessions: see messages.AppendIds.
         Raises TooLong, BadRequest, UnknownEngineSession, Busy."""
         n, new = self._router.next_number(), list_token_ids(ids, self.ready.max_model_len)
@@ -428,12 +427,11 @@ class EngineClient:
             *_, turn = await asyncio.gather(
                 self.open(session, streaming=False, cache_scope=cache_scope),
                 self.append(session, ids),
-                self.generate(session, sampling),
+                self._generate(session, sampling, None, lambda: self._close_in_background(session)),
             )
         except BaseException:
             self._close_in_background(session)
             raise
-        turn.set_on_ended(lambda: self._close_in_background(session))
         return turn
 
     def _close_in_background(self, session: str) -> None:
@@ -444,9 +442,18 @@ class EngineClient:
         self, session: str, sampling: Sampling, turn: str | None = None
     ) -> TurnStream:
         """Start a turn on the whole log; returns once it has begun. The drawn ids, including a
-        final stop id, become part of the log. `turn` is the id of the turn (None: generated). A
-        regular session can branch from a finished turn by this id, and refuses the id for another
-        turn. Raises BadRequest, TooLong, UnknownEngineSession, Busy."""
+        final stop id, become part of the log. `turn` is the id of the turn (None: generated). In a
+        regular session, later appends can branch from the finished turn by this id, and another
+        turn with the same id is refused. Raises BadRequest, TooLong, UnknownEngineSession, Busy."""
+        return await self._generate(session, sampling, turn)
+
+    async def _generate(
+        self,
+        session: str,
+        sampling: Sampling,
+        turn: str | None,
+        on_ended: Callable[[], None] = lambda: None,
+    ) -> TurnStream:
         asked_s = time.monotonic() if self._process is not None else 0.0
         n, name = self._router.next_number(), turn or _new_id("turn")
         command = validate_command(Generate(n, session, name, sampling, asked_s=asked_s))
@@ -454,7 +461,8 @@ class EngineClient:
         if command.sampling.seed is None:
             sampling = msgspec.structs.replace(command.sampling, seed=secrets.randbits(63))
             command = msgspec.structs.replace(command, sampling=sampling)
-        stream = TurnStream(name, session, self.text.create_detokenizer(), command.sampling)
+        detokenizer = self.text.create_detokenizer()
+        stream = TurnStream(name, session, detokenizer, command.sampling, on_ended)
         key = (session, stream.id)
         if key in self._router.turns:
             raise BadRequest(f"turn {stream.id} is already in flight", field="turn")
@@ -478,15 +486,17 @@ class EngineClient:
         ).length
 
     async def rewind(self, session: str, to: int) -> int:
-        """Cut the log to its first `to` tokens, whose KV is kept. Returns its length."""
+        """Cut the log to its first `to` tokens, whose KV is kept. Returns the new length of the
+        log, which is `to`."""
         return (await self._request(RewindSession(self._router.next_number(), session, to))).length
 
     async def fork(
         self, session: str, at: int | None = None, *, child: str | None = None, fence: int = 0
     ) -> str:
-        """Open a session on the first `at` tokens (None: all) of another. The child shares their KV
-        and has the turns that finished within them. `fence` is the child's. Returns the child's id.
-        Raises BadRequest if a session with this id is already open."""
+        """Open session `child` (None: the id is generated) with the first `at` tokens (None: all)
+        of `session`. The child shares their KV and has the turns that finished within them. `fence`
+        is the child's fence. Returns the child's id. Raises BadRequest if a session with this id is
+        already open."""
         name = child or _new_id("sess")
         command = validate_command(
             ForkSession(self._router.next_number(), session, name, at, fence)
@@ -516,8 +526,8 @@ class EngineClient:
         return await self._router.inspect(session)
 
     async def list_sessions(self) -> list[SessionInfo]:
-        """List the sessions of all engines, and those that no engine has: their engine was lost,
-        and they are attached to another one when they are next used."""
+        """List the sessions of all engines, and the sessions whose engine was lost and that are not
+        attached to another one yet."""
         replies = await self._router.request_all(ListSessions)
         infos = [info for done in replies for info in done.sessions or []]
         known = {info.session for info in infos}
@@ -526,8 +536,8 @@ class EngineClient:
         ]
 
     async def stats(self) -> EngineStats:
-        """Return the sums of the statistics of all engines; sessions that no engine has are counted
-        too."""
+        """Return the sums of the statistics of all engines. `sessions` also counts those whose
+        engine was lost."""
         found = [done.stats for done in await self._router.request_all(GetStats) if done.stats]
         names = EngineStats.__struct_fields__
         sums = EngineStats(*(sum(getattr(stats, name) for stats in found) for name in names))
@@ -536,8 +546,8 @@ class EngineClient:
 
 
 _TEXT_TOKENS_MIN = 4096
-"""Minimum of `_text_tokens_max`: a chat template is probed with texts of some hundred tokens, even
-if the model's context is tiny."""
+"""Lower bound of the limit on the tokens of one encode call (`_text_tokens_max`). Even if the
+model's context is tiny, its chat template is probed with texts of some hundred tokens."""
 
 
 def _text_tokens_max(ready: EngineReady) -> int:

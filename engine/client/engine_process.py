@@ -1,5 +1,5 @@
-"""Subprocess that runs the engine. `EngineConnection.run_with_restarts` starts it again after its
-death."""
+"""Subprocess that runs the engine. `EngineConnection.run_with_restarts` restarts it when it
+dies."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from continuo.engine.config import EngineConfig, ListenerConfig, StartOptions
 from continuo.engine.wire.flight_recorder import create_memory_file
 
 ENGINE_MODULE = "continuo.engine"
-"""Module that the process runs."""
+"""Python module that an engine process runs."""
 STOP_GRACE_S = 5.0
 """Seconds a process has to exit once its link is closed, before it is killed."""
 DEFAULT_ENVIRONMENT = {"GOMP_SPINCOUNT": "3000"}
@@ -26,8 +26,9 @@ core from the gateway between two steps."""
 
 class EngineProcess:
     def __init__(self, config: EngineConfig, listener: ListenerConfig | None = None) -> None:
-        """With `listener`, the process also accepts other gateways. The listening socket stays open
-        in this process, so that connections made during a restart wait in its backlog."""
+        """With `listener`, the engine process also accepts other gateways. This gateway keeps the
+        listening socket open, so that connections made while the engine restarts wait in its
+        backlog."""
         self._config = config
         self._listener = listener
         self._process: Process | None = None

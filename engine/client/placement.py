@@ -13,7 +13,7 @@ class PlacementCandidate(NamedTuple):
     load: EngineLoad
     """Load that the engine last reported."""
     placed_sessions: int
-    """Sessions placed on the engine since that report."""
+    """Number of sessions placed on the engine since it reported `load`."""
 
 
 def choose_engine(

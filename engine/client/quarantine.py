@@ -7,8 +7,8 @@
 
 The engine process that is started next reports the flight record of the dead one, which lists the
 rows of its last step. Until then, and if the record is lost, the death counts against all sessions
-with work on the dead engine; without a record no session is quarantined. A session is cleared when
-it has drawn enough ids since the last death, or when its turn has ended.
+with work on the dead engine; without a record no session is quarantined. A session is cleared of
+suspicion when enough ids have been drawn for it since the last death, or when its turn has ended.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,12 +20,13 @@ from continuo.engine.wire.messages import Predecessor
 SUSPECT_DEATHS = 2
 QUARANTINE_DEATHS = 3
 EVIDENCE_WINDOW_S = 600.0
-"""Seconds that an engine death counts against a session; older ones are no evidence, because
-engines are also killed by other causes."""
+"""Seconds for which an engine death counts against a session. Older deaths are no evidence, because
+engines also die from other causes."""
 IDS_TO_CLEAR = 4
-"""Token ids that a session must draw after a death to be cleared. More than one, because ids drawn
-just before a death may not have been received. Doubled with each death beyond SUSPECT_DEATHS, so
-that the search for the culprit ends however many ids are lost with each engine."""
+"""Number of token ids that must be drawn for a session after an engine death to clear the session
+of suspicion. More than one, because the first ids may repeat those that were drawn just before the
+death and lost with the engine. Doubled with each death beyond SUSPECT_DEATHS, so that a session
+that causes deaths is found however many ids are lost with each engine."""
 IDS_TO_CLEAR_DOUBLINGS_MAX = 16
 UNEXPLAINED_LOSSES_MAX = 16
 """Maximum number of engine losses whose flight record is awaited; the oldest is discarded first."""
@@ -51,7 +52,7 @@ class CrashEvidence:
         self.deaths: dict[str, float] = {}
         """Time of each death, in seconds, by the incarnation of the engine."""
         self.ids_drawn = 0
-        """Token ids drawn for the session since the last of these deaths."""
+        """Number of token ids drawn for the session since the last of `deaths`."""
 
     def add_death(self, incarnation: str, now: float) -> None:
         self.deaths = {name: at for name, at in self.deaths.items() if now - at < EVIDENCE_WINDOW_S}
@@ -67,7 +68,8 @@ class CrashEvidence:
 
     @property
     def ids_to_clear(self) -> int:
-        """Token ids that the session must draw after the last death to be cleared."""
+        """Number of token ids that must be drawn for the session after the last death to clear it
+        of suspicion. See `ids_drawn`."""
         more = max(len(self.deaths) - SUSPECT_DEATHS, 0)
         return IDS_TO_CLEAR << min(more, IDS_TO_CLEAR_DOUBLINGS_MAX)
 
@@ -140,7 +142,8 @@ class Quarantine:
     # ---- clearing -------------------------------------------------------------------------------
 
     def count_drawn(self, session: str, ids: int) -> None:
-        """Count ids drawn for a session, and clear the session when they are enough."""
+        """Count ids drawn for a session, and clear the session of suspicion when `ids_to_clear` are
+        reached."""
         evidence = self._evidence.get(session)
         if evidence is not None:
             evidence.ids_drawn += ids
@@ -148,8 +151,8 @@ class Quarantine:
                 del self._evidence[session]
 
     def clear(self, session: str) -> None:
-        """Withdraw all deaths that count against a session, because its turn has ended well or the
-        session was closed."""
+        """Withdraw all deaths that count against a session, because its turn has ended normally, or
+        because this client no longer has the session."""
         self._evidence.pop(session, None)
 
     def release(self, session: str) -> None:
@@ -163,8 +166,8 @@ class Quarantine:
         return session in self._quarantined
 
     def isolated_ids(self, session: str) -> int:
-        """Return how many ids a suspect must compute in steps without other rows; 0 for any other
-        session."""
+        """Return how many more ids of a suspect must be computed in steps without other rows; 0 for
+        a session that is no suspect."""
         evidence = self._evidence.get(session)
         return evidence.ids_to_clear if evidence is not None and evidence.is_suspect else 0
 

@@ -50,8 +50,8 @@ class SessionReplica:
         """Length of the log when the turn began."""
         self.is_paused = False
         self.is_attached = False
-        """Whether the session was ever attached from its log; if so, its engine may not know its
-        older turns."""
+        """Whether an AttachSession has ever restored the session on an engine. If so, the engine
+        may have no record of the turns that finished before."""
         self.last_used_s = time.monotonic()
         """Monotonic time of the last change, or of the end of the last turn."""
 
@@ -60,21 +60,22 @@ class SessionReplica:
         return self.turn_id is not None and not self.is_paused
 
     def restore_span(self) -> None:
-        """Put the deferred provisional span back at the end of the log."""
+        """Put the provisional span in `deferred_span`, which was removed from the log for a turn,
+        back at the end of the log."""
         span, self.deferred_span = self.deferred_span, array("i")
         self.log.put_provisional(span)
 
     @property
     def has_timed_out(self) -> bool:
         """Whether the idle timeout has passed. Never true while the session has a turn, even a
-        paused one, because its reader would not receive the end."""
+        paused one, because the reader of the TurnStream would never receive its end."""
         timeout_s = self.opened.timeout_s
         if timeout_s is None or self.turn_id is not None:
             return False
         return time.monotonic() - self.last_used_s >= timeout_s
 
     def build_info(self) -> SessionInfo:
-        """Build the SessionInfo of a session that no engine has: all of its KV is lost."""
+        """Build the SessionInfo of a session that no engine has. All of its KV counts as lost."""
         return SessionInfo(
             session=self.opened.session,
             streaming=self.log.turn_tree is None,
@@ -176,8 +177,10 @@ class SessionReplicas:
         fence: int = 0,
         isolated_ids: int = 0,
     ) -> AttachSession | None:
-        """Build the command that restores the session on any engine and continues its turn, or
-        leaves the turn paused. Returns None if there is no such session."""
+        """Build the command that restores the session on any engine and continues its turn; a
+        paused turn stays paused. `n`: number of the command. `isolated_ids`: number of ids after
+        the log for which the session's rows are computed in steps of their own; 0: no isolation
+        (`AttachSession.apart`). Returns None if there is no such session."""
         replica = self._replicas.get(session)
         if replica is None:
             return None
@@ -201,8 +204,8 @@ class SessionReplicas:
         )
 
     def build_failed_end(self, turn: TurnStream, error: str) -> TurnEnded | None:
-        """Build the TurnEnded of a turn that failed and that no engine will end. Returns None if
-        the turn has not begun."""
+        """Build the TurnEnded of a turn that fails here, because no engine may continue it. Returns
+        None if the turn has not begun."""
         replica = self._replicas.get(turn.session)
         if replica is None or replica.turn_id != turn.id:
             return None
@@ -228,8 +231,9 @@ class SessionReplicas:
         return True
 
     def translate(self, command: SessionCommand) -> SessionCommand:
-        """Rewrite a command for an engine that does not know the session's older turns. Raises
-        BadRequest where an engine that knows those turns would."""
+        """Rewrite a command for an engine without a record of the session's older turns: an append
+        that branches from one of them is replaced by an append of the whole log. Raises BadRequest
+        in the same cases as an engine with that record."""
         replica = self._replicas.get(command.session)
         if replica is None or not replica.is_attached:
             return command
@@ -251,7 +255,7 @@ class SessionReplicas:
         return [name for name, replica in self._replicas.items() if replica.has_timed_out]
 
     def list_infos(self) -> list[SessionInfo]:
-        """List the SessionInfo of all sessions, without KV, as if no engine had them."""
+        """List a SessionInfo of every session as if no engine had the session, so without KV."""
         return [replica.build_info() for replica in self._replicas.values()]
 
     def has_session(self, session: str) -> bool:

@@ -1,10 +1,10 @@
 """Router: sends each command to the engine of its session; moves the sessions of lost engines.
 
 A session stays on the engine where it was placed. If the link to that engine is lost, the session
-waits RECONNECT_GRACE_S for a new link, which finds the KV intact; after that it moves to another
-connected engine, or waits for the first one to connect. On a new link or engine it is attached from
-its replica before its next command. Sessions that kill engines are found by CrashEvidence and
-quarantined.
+waits RECONNECT_GRACE_S for a new link to the same engine, where its KV may be intact. After that
+the session moves to another connected engine, or waits for the first one to connect. On a new link
+or engine it is attached from its replica before its next command is sent. Sessions that make engine
+processes die are quarantined (see quarantine.py).
 """
 
 import asyncio
@@ -66,8 +66,9 @@ log = logging.getLogger(__name__)
 RECONNECT_GRACE_S = 0.5
 """Seconds that the sessions of a lost engine wait for its return before they move to others."""
 RECORD_WAIT_S = 30.0
-"""Seconds that a session suspected of an engine's death waits for the flight record of that engine,
-which the next process reports and which shows whether the session was alone in the last step."""
+"""Seconds that a session suspected of an engine's death waits for the flight record of that engine.
+The next engine process reports the record, which shows whether the session was alone in the last
+step."""
 LOCATE_TIMEOUT_S = 1.0
 """Limit for locating or inspecting a session on all engines."""
 QUARANTINED_MESSAGE = (
@@ -75,8 +76,9 @@ QUARANTINED_MESSAGE = (
     "the last time with no other session in the step; it can only be closed"
 )
 STALE_COPY_S = 900.0
-"""Seconds of disconnection after which an engine has closed its detached sessions by itself, so
-that no stale copies are left to close."""
+"""Maximum seconds for which stale copies (of sessions that moved to another engine) on a
+disconnected engine are remembered, to be closed when it reconnects. After that time the engine has
+closed its detached sessions by itself."""
 
 
 class Placement:
@@ -92,7 +94,7 @@ class Placement:
         self.connection = connection
         self.link_epoch = connection.link_epoch
         """`EngineConnection.link_epoch` of the link on which the session was last opened or
-        attached; -1: it must be attached before its next command."""
+        attached; -1 if the session must be attached before its next command."""
         self.incarnation = _get_incarnation(connection)
 
     @property
@@ -132,16 +134,17 @@ class Router:
         self.quarantine = Quarantine()
         self.first_ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         self.failure: EngineLost | None = None
-        """Error of all further commands; set when no engine will be available any more."""
+        """Error with which all further commands fail; set when no engine will be available any
+        more."""
         self.failed = asyncio.Event()
         self.on_expired: Callable[[str], None] = lambda _session: None
         self.on_superseded: Callable[[str], None] = lambda _session: None
         self._placements: dict[str, Placement] = {}
         self._stale_copies: dict[EngineConnection, dict[str, int]] = {}
-        """By disconnected engine: the sessions, with their fences, that moved away from it and must
-        be closed there when it reconnects."""
+        """For each disconnected engine, the sessions that have moved to another one and must be
+        closed when it reconnects, with their fences."""
         self._preferred: dict[str, str] = {}
-        """By session that is being attached: the incarnation of the engine that may hold its KV."""
+        """For each session being attached, the incarnation of the engine that may have its KV."""
         self._pending: dict[int, PendingCommand] = {}
         self._last_number = 0
 
@@ -152,15 +155,15 @@ class Router:
     # ---- commands -------------------------------------------------------------------------
 
     async def request(self, command: EngineCommand) -> CommandDone:
-        """Send a command and wait for its reply. Raises the EngineError of a refusal, and
-        EngineLost if no engine will be available."""
+        """Send a command and wait for its reply. Raises the engine's EngineError if it refuses the
+        command, and EngineLost if no engine will be available."""
         return await self.submit(command).reply
 
     def submit(
         self, command: EngineCommand, connection: EngineConnection | None = None
     ) -> PendingCommand:
         """Send a command, or queue it until an engine is available. `connection` is the preferred
-        engine of a command that concerns no placed session."""
+        engine for a command on no session, or on a session that is not placed."""
         pending = PendingCommand(command)
         pending.reply.add_done_callback(_mark_retrieved)
         if self.failure is not None:
@@ -198,7 +201,7 @@ class Router:
 
     async def attach(self, command: AttachSession, preferred: str | None) -> CommandDone:
         """Attach a session, if possible to the engine with the incarnation `preferred`, which may
-        hold its KV. If the session is new to this client, it is closed on all other engines,
+        have its KV. If the session is new to this client, it is closed on all other engines,
         because its previous client may have placed it on any of them."""
         session, is_new = command.session, command.session not in self._placements
         if preferred is not None:
@@ -213,9 +216,10 @@ class Router:
         return done
 
     async def locate(self, session: str) -> str | None:
-        """Return the incarnation of the engine that has a session, whichever client it is attached
-        to. Returns None if no engine reports it within LOCATE_TIMEOUT_S, or fewer than two engines
-        respond."""
+        """Ask all engines for a session, and return the incarnation of the one that has it,
+        whichever client it is attached to. Returns None if no engine reports the session within
+        LOCATE_TIMEOUT_S. Also returns None if fewer than two engines respond, because then there is
+        no choice of engine."""
         up = [connection for connection in self.connections if connection.is_responsive]
         if len(up) < 2:
             return None
@@ -253,7 +257,8 @@ class Router:
         return next((p for p in answered if p.reply.exception() is None), None)
 
     def has_session(self, session: str) -> bool:
-        """Return whether a session is open, even if its engine was lost, and not being closed."""
+        """Return whether a session is open, even if its engine was lost, and no command to close it
+        is pending."""
         return self.replicas.has_session(session) and not any(
             isinstance(pending.command, CloseSession) and pending.command.session == session
             for pending in self._pending.values()
@@ -371,8 +376,8 @@ class Router:
         return placement.connection
 
     def _should_migrate(self, session: str, connection: EngineConnection) -> bool:
-        """Return whether to move a session: its engine is draining, the session has no turn there,
-        and another engine accepts sessions."""
+        """Return whether a session should move to another engine, because its engine is draining,
+        the session has no turn, and another engine accepts sessions."""
         return (
             connection.load.draining
             and not self.replicas.has_turn(session)
@@ -518,8 +523,8 @@ class Router:
         self._redispatch()
 
     def on_disconnected(self, connection: EngineConnection) -> None:
-        """Interrupt the turns of a lost engine. Its commands wait for its return, or are sent to
-        another one."""
+        """Interrupt the turns of a lost engine, and record the loss for the quarantine. The
+        engine's pending commands wait until it reconnects, or are sent to another engine."""
         for turn in self.turns.values():
             placement = self._placements.get(turn.session)
             if placement is not None and placement.connection is connection:
@@ -604,8 +609,8 @@ class Router:
     # ---- quarantine -----------------------------------------------------------------------
 
     def _quarantine_session(self, session: str) -> None:
-        """Quarantine a session: fail its turn, refuse its pending commands, and send it to no
-        engine."""
+        """Quarantine a session: fail its turn, refuse its pending commands, and remove its copies
+        here and on its engine."""
         log.error("session %s: %s", session, QUARANTINED_MESSAGE)
         placement = self._placements.get(session)
         if placement is not None and not placement.is_lost:
@@ -633,8 +638,9 @@ class Router:
         )
 
     def _redispatch(self) -> None:
-        """Attach sessions with running turns again, and resend commands whose link was lost, where
-        an engine is available."""
+        """Attach the sessions with running turns again where necessary, and send the commands that
+        wait for an engine or whose link was lost. Those without an available engine keep
+        waiting."""
         if self.failure is not None:
             return
         for session in self.replicas.list_generating():

@@ -1,4 +1,4 @@
-"""TurnStream: the output of one turn as the client reads it. Ids become text here."""
+"""TurnStream: the output of one turn as the client reads it. Decodes the ids to text."""
 
 import asyncio
 from collections import deque
@@ -14,9 +14,10 @@ from continuo.engine.wire.messages import TokenLogprobs, TurnEnded, TurnTokens
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive output ids of a turn and the text that became certain with them. `text` is empty
-    if the ids end within a character or may begin a stop string; it is never retracted, and
-    excludes a matched stop string and stop ids. `first` is the index of ids[0] in the output."""
+    """Consecutive output ids of a turn and the text that they complete. Text is held back while it
+    ends within a character or may begin a stop string, so `text` may be empty and is never
+    retracted. It excludes stop ids and a matched stop string. `first` is the index of ids[0] in the
+    output."""
 
     first: int
     ids: list[int]
@@ -32,15 +33,21 @@ class TurnStream:
     """Asynchronous output of one turn: `consume` its chunks, or iterate over them. `ended` is set
     at the end.
 
-    If the engine dies, the turn resumes where it was on the restarted or another engine; until then
-    `is_interrupted` is true. Both ways of reading raise EngineLost if no engine is left,
-    StaleEngineFence if another gateway has taken the session over, and TurnFailed if the turn
-    itself failed.
+    If the engine dies, the turn resumes after the last id received, on the restarted or another
+    engine; until then `is_interrupted` is true. Both ways of reading raise EngineLost if no engine
+    is left, StaleEngineFence if another gateway has taken the session over, and TurnFailed if the
+    turn itself failed.
     """
 
     def __init__(
-        self, turn_id: str, session: str, detokenizer: Detokenizer, sampling: Sampling
+        self,
+        turn_id: str,
+        session: str,
+        detokenizer: Detokenizer,
+        sampling: Sampling,
+        on_ended: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_ended`: called once at the end of the turn, whether or not the output was read."""
         self.id = turn_id
         self.session = session
         self.sampling = sampling
@@ -50,7 +57,7 @@ class TurnStream:
         self.ended: TurnEnded | None = None
         self.is_interrupted = False
         self._has_ended = False
-        self._on_ended: Callable[[], None] = lambda: None
+        self._on_ended = on_ended
         self._on_interrupted: Callable[[], None] = lambda: None
         self._detokenizer = detokenizer
         self._stop_filter = StopStringFilter(() if sampling.ignore_eos else sampling.stop)
@@ -83,22 +90,15 @@ class TurnStream:
             self.is_interrupted = True
             self._enqueue(_EngineLossMarker())
 
-    def set_on_interrupted(self, callback: Callable[[], None]) -> None:
-        """Set a callback for losses of the engine. The reader calls it between the last chunk
-        before the loss and the first one after it."""
-        self._on_interrupted = callback
-
-    def set_on_ended(self, callback: Callable[[], None]) -> None:
-        """Set a callback for the end of the turn, called once, whether or not the output was read;
-        at once if the turn has already ended."""
-        self._on_ended = callback
-        if self._has_ended:
-            callback()
-
-    async def consume(self, on_chunk: Callable[[OutputChunk], None]) -> None:
+    async def consume(
+        self,
+        on_chunk: Callable[[OutputChunk], None],
+        on_interrupted: Callable[[], None] = lambda: None,
+    ) -> None:
         """Call `on_chunk` with each chunk: with the available ones now, with later ones as soon as
-        they arrive, without waking a task. Returns at the end of the turn. Exceptions of `on_chunk`
-        are raised here.
+        they arrive, without waking a task. Call `on_interrupted` when the engine was lost, between
+        the last chunk before the loss and the first one after it. Returns at the end of the turn.
+        Exceptions of both are raised here.
         """
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -111,6 +111,7 @@ class TurnStream:
             except Exception as error:  # noqa: BLE001 - raised to the reader by its future
                 end.set_exception(error)
 
+        self._on_interrupted = on_interrupted
         drain()
         self._wake = drain
         try:
@@ -167,6 +168,6 @@ class TurnStream:
 
     def _flush_text(self, ended: TurnEnded) -> str:
         """Return the text held back until the end of the turn: an incomplete character and, unless
-        a stop string ended the turn, a possible start of one."""
+        a stop string ended the turn, text that might have begun a stop string."""
         rest = self._stop_filter.push(self._detokenizer.flush())
         return rest if ended.stop is not None else rest + self._stop_filter.flush()

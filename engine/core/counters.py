@@ -1,4 +1,4 @@
-"""Counters of one engine since its start, and the clock of its device."""
+"""Counters of one engine since its start, and the seconds that its device has computed."""
 
 
 class Counters:
@@ -11,8 +11,8 @@ class Counters:
         self._model_s_before_step = 0.0
         """Value of `model_s` before the step that began at `_step_began_s`."""
         self._step_began_s = 0.0
-        """Time at which the step in flight began; if no step is in flight, the last collected
-        one."""
+        """Time at which the step in flight began; if no step is in flight, that of the last
+        collected step."""
         self._is_step_in_flight = False
         self.failed_steps = 0
         self.failed_audits = 0
@@ -43,8 +43,7 @@ class Counters:
         return now - self._step_began_s if self._is_step_in_flight else 0.0
 
     def model_s_at(self, at: float) -> float:
-        """Return the seconds that the device had computed at time `at`, which must not be before
-        the last step but one. A time before the last step gives the value at the start of that
-        step."""
+        """Return the seconds that the device had computed at time `at`. For a time before the start
+        of the last step, returns the value at that start."""
         within = self._model_s_before_step + max(at - self._step_began_s, 0.0)
         return within if self._is_step_in_flight else min(within, self.model_s)

@@ -30,8 +30,8 @@ class DeferredCommands(deque[DeferrableCommand]):
         return sum(isinstance(command, Generate) for command in self)
 
     def pop_superseded_span(self, command: DeferrableCommand) -> AppendIds | None:
-        """Remove and return the only deferred command if it and `command` both append a provisional
-        span: the new span replaces that of the deferred command. Else returns None."""
+        """Remove and return the only deferred command if both it and `command` append a provisional
+        span, because the span of `command` replaces it. Returns None otherwise."""
         if len(self) == 1 and _is_provisional(command) and _is_provisional(last := self[-1]):
             self.clear()
             return last

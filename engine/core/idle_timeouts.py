@@ -1,8 +1,8 @@
 """IdleTimeouts: finds the sessions whose idle timeout has passed. Pure.
 
 A timeout counts from the end of the last turn or change, and cannot expire during a turn. Using a
-session does not update the heap: the entry of a session is only checked when it is due, and then
-pushed back with the actual deadline.
+session does not update the heap: an entry is only checked when it is due, and is pushed again if
+the actual deadline is later.
 """
 
 import heapq
@@ -23,8 +23,8 @@ class IdleTimeouts:
             self._push(sequence, sequence.last_used_s + sequence.timeout_s)
 
     def pop_expired(self, now: float) -> Iterator[Sequence]:
-        """Yield each session whose timeout has passed, once. The caller may close that session
-        before the next."""
+        """Yield each session whose timeout has passed, once. The caller may close a session before
+        it asks for the next one."""
         while self._heap and self._heap[0][0] <= now:
             sequence = heapq.heappop(self._heap)[2]
             if sequence.closing_command is not None or sequence.timeout_s is None:

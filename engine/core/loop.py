@@ -1,11 +1,12 @@
 """EngineLoop: runs one step after another.  receive → plan → launch → send → collect.
 
-One event loop drives the engine; it sleeps when no tokens are owed. The events of a step are sent
-while the device computes: at once if another step is in flight, else after the next launch. Up to
-`steps_ahead` steps are launched, on a device thread, beyond the one whose result is awaited. With
-`steps_ahead` 0 (on a CPU) this thread computes each step itself, because switching threads costs
-more than all the Python of a small step; if worker threads take part, it leaves the end of a step
-to them and plans the next one meanwhile. Effects on sequences are applied at collect.
+One asyncio event loop drives the engine; it sleeps when no sequence has tokens to compute. The
+events of a step are sent while the device computes: at once if another step is in flight, else
+after the next launch. Up to `steps_ahead` steps are launched, on a device thread, beyond the one
+whose result is awaited. With `steps_ahead` 0 (on a CPU) this thread computes each step itself,
+because switching threads costs more than all the Python code of a small step; if worker threads
+take part, it leaves the end of a step to them and plans the next step meanwhile. The effects of a
+step on its sequences are applied when it is collected.
 """
 
 import asyncio
@@ -58,7 +59,7 @@ class PreparedStep(NamedTuple):
 
 
 class InFlightStep(NamedTuple):
-    """A step on the device."""
+    """A step that was launched and is not collected yet."""
 
     step: PreparedStep
     ticket: object
@@ -77,7 +78,8 @@ class EngineLoop(Generic[TicketT]):
         *,
         audit_every_step: bool = False,
     ) -> None:
-        """`recorder` stores the rows in flight for the process that is started after a crash."""
+        """`recorder` stores the rows in flight for the next engine process, in case this one
+        crashes; None: they are not kept for it."""
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler
@@ -151,7 +153,7 @@ class EngineLoop(Generic[TicketT]):
         sessions.expire_idle()
 
     def _launch(self) -> bool:
-        """Launch the next step. Returns False if no tokens are owed, or if a step is in flight
+        """Launch the next step. Returns False if no rows can be planned, or if a step is in flight
         during the search for a faulty row."""
         if self._steps_in_flight and self._scheduler.is_isolating_fault:
             return False
@@ -171,7 +173,7 @@ class EngineLoop(Generic[TicketT]):
         return True
 
     def prepare_step(self) -> PreparedStep | None:
-        """Plan a step and build its batch. Returns None if no tokens are owed."""
+        """Plan a step and build its batch. Returns None if no rows can be planned."""
         scheduled_rows, load = self._scheduler.plan()
         if not scheduled_rows:
             return None
@@ -233,8 +235,9 @@ class EngineLoop(Generic[TicketT]):
             self._discard_unneeded_step(sessions)
 
     def _discard_unneeded_step(self, sessions: Sessions) -> None:
-        """Cancel the step in flight if all turns that it serves have just ended. Only without a
-        device thread, because the calling thread would have to compute the step."""
+        """Cancel the step in flight if none of its rows is needed any more, because their turns
+        have just ended. Done only without a device thread, because this thread would have to
+        compute the step."""
         if self._has_device_thread or not self._steps_in_flight:
             return
         step, ticket = self._steps_in_flight[0]
@@ -330,7 +333,8 @@ class EngineLoop(Generic[TicketT]):
     def apply_failure(
         self, steps: list[PreparedStep], error: Exception, sessions: Sessions
     ) -> None:
-        """Roll back steps of which the first has failed on the device; the later ones are lost too.
+        """Roll back `steps`, of which the first has failed on the device; the later ones are lost
+        with it.
 
         The rows of all steps are planned again, those of the failed step in smaller groups, until
         the row that fails alone is found: only its turn fails, and its session stays open. If a

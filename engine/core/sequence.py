@@ -1,10 +1,11 @@
-"""Sequence: the ids of a session, how many of them have KV, and how many are owed.
+"""Sequence: the ids of a session, and how far their KV is computed.
 
     committed  ≤  launched  ≤  len(ids) + promised
 
 `committed` tokens have KV in the lease; `launched` adds those whose KV is in flight; `promised` ids
-will be drawn by launched steps. The rest is owed. There is no prefill phase and no decode phase: a
-step computes part of what is owed, and draws an id if it reaches the end and a turn is running.
+will be drawn by launched steps. The tokens after `launched` are owed: their KV must still be
+computed. There is no prefill phase and no decode phase: a step computes some owed tokens, and draws
+an id if it reaches the last one and a turn is running.
 """
 
 from array import array
@@ -68,7 +69,8 @@ class Sequence:
         """TurnEnded of the last turn; for a paused turn, its state when it was paused."""
         self.is_paused = False
         self.turn_count = 0
-        """Number of turns begun. The prompt of the first one is published in the radix tree."""
+        """Number of turns begun. Only for the first turn, the prompt is looked up in the radix tree
+        even if the lease has KV, and is published there as soon as it is computed."""
         self.publish_to = 0
         """Publish ids[:publish_to] once they are committed; 0: nothing to publish."""
         self.deferred_span: array[int] = array("i")
@@ -101,7 +103,8 @@ class Sequence:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn runs or tokens are in flight: then log and lease must not be changed."""
+        """Whether a turn runs or tokens are in flight; then commands must not change log and
+        lease."""
         return self.turn is not None or self.lease.reserved > 0
 
     @property
@@ -128,6 +131,6 @@ class Sequence:
 
     @property
     def can_draw(self) -> bool:
-        """Whether the turn may launch one more output id."""
+        """Whether a turn is running and one more output id would not exceed its limit."""
         turn = self.turn
         return turn is not None and turn.launched_tokens < turn.max_output_tokens

@@ -7,8 +7,8 @@
 A command on a session with a running turn or with tokens in flight is deferred, in order; only
 attach, cancel, pause, close, info and a fork of the running turn's prompt are not. A refused
 command changes nothing. A command that fails because of a bug is refused too, and its session is
-closed, because its state is unknown. Each row in flight holds the Turn for which it draws an id, so
-that an id drawn for a turn that has ended is recognized.
+closed, because its state is unknown. Each row in flight refers to the Turn for which it draws an
+id, so that an id drawn for a turn that has ended meanwhile is discarded.
 """
 
 import logging
@@ -167,8 +167,8 @@ class Sessions:
                 self._discard(sequence, message)
 
     def _forked_child(self, command: LoopCommand) -> Sequence | None:
-        """Return the child that a ForkSession has opened; None if it has opened none, or for
-        another command."""
+        """Return the child session that a failed ForkSession has opened. Returns None for any other
+        command, or if no child was opened."""
         child = self._sequences.get(command.child) if isinstance(command, ForkSession) else None
         return child if child is not None and child.opening_command is command else None
 
@@ -184,7 +184,8 @@ class Sessions:
             self._scheduler.remove(sequence)
 
     def _apply_or_defer(self, sequence: Sequence, command: DeferrableCommand) -> None:
-        """Apply a command if the session is idle and has none deferred; else defer it."""
+        """Apply a command if the session is idle, has no deferred commands, and the command's
+        grammar is compiled; else defer the command."""
         match command:
             case AppendIds():
                 sequence.log.check_append(command, self._geometry.vocab_size)
@@ -214,9 +215,9 @@ class Sessions:
         deferred.put(command, sequence.id)
 
     def _defer_span(self, sequence: Sequence, span: AppendIds) -> None:
-        """Acknowledge a deferred provisional span that a newer one supersedes while a turn runs, or
-        refuse it as too long. The span is stored in `deferred_span`, so that it takes effect if the
-        newer one is refused."""
+        """Acknowledge `span`, a deferred provisional append that a newer one has superseded while a
+        turn runs, or refuse it as too long. If the newer one is refused when the turn ends, `span`
+        takes effect; therefore its ids are kept in `deferred_span`."""
         try:
             sequence.log.check_room(len(sequence.ids) + len(span.ids))
         except TooLong as error:
@@ -385,8 +386,8 @@ class Sessions:
             self.advance_if_idle(sequence)
 
     def _resend(self, sequence: Sequence, command: AttachSession) -> None:
-        """Emit the output ids of a turn that its client does not have, and its TurnEnded if it has
-        ended."""
+        """Emit the output ids of an attached turn that are not in the ids of the command, and the
+        turn's TurnEnded if it has ended."""
         assert command.generate is not None
         turn, first = command.generate.turn, command.generate.resumed
         rest = sequence.ids[len(command.ids) : sequence.log.length].tolist()
@@ -487,7 +488,7 @@ class Sessions:
     def _end_paused_turn(
         self, sequence: Sequence, ended: TurnEnded, *, drop_output: bool = False
     ) -> None:
-        """End a paused turn, which cannot be resumed any more."""
+        """End a paused turn, so that it can no longer be resumed."""
         if drop_output:
             kept = sequence.log.rewind(ended.prompt_tokens)
             if sequence.in_flight:  # KV is cut when the step is collected
@@ -530,10 +531,10 @@ class Sessions:
         emit_event: bool = True,
         error: str | None = None,
     ) -> None:
-        """End the running turn; all turns end here. Ids of the turn still in flight are discarded
-        when they are collected. `drop_output` also removes its output from the log; an attach that
-        names the turn then starts it again. `is_paused`: the turn is paused and no TurnEnded is
-        emitted."""
+        """End the running turn. Every running turn ends by this method. Its ids still in flight are
+        discarded when they are collected. `drop_output` also removes the output of the turn from
+        the log; an attach that names the turn then starts it again. `is_paused` pauses the turn
+        instead, without a TurnEnded."""
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
@@ -611,7 +612,8 @@ class Sessions:
         return self._timeouts.next_due_in_s(now)
 
     def publish_prompt(self, sequence: Sequence) -> None:
-        """Publish the prompt of the session's first turn in the radix tree once it is committed."""
+        """Publish the prompt of the session's first turn in the radix tree, if its KV is complete
+        and it was not published before."""
         if sequence.publish_to and sequence.committed >= sequence.publish_to:
             self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)
             sequence.publish_to = 0
@@ -648,7 +650,8 @@ class Sessions:
         sequence.publish_to = min(sequence.publish_to, to)
 
     def _schedule(self, sequence: Sequence) -> None:
-        """Schedule the ids that an idle session owes, to be prefilled when there is time."""
+        """Schedule an idle session's owed ids (see sequence.py) for prefill when there is time, or
+        unschedule the session if it owes none."""
         if sequence.owed:
             self._scheduler.add_append(sequence)
         else:
@@ -670,8 +673,9 @@ class Sessions:
 
 
 def _continues_turn(sequence: Sequence, command: AttachSession) -> bool:
-    """Return whether an attach names the running or last turn of a session and its ids agree with
-    the log."""
+    """Return whether an attach command continues the running or last turn of a session: it names
+    that turn, with the same prompt, and the token ids of the command are the beginning of the
+    session's log."""
     generate = command.generate
     if generate is None:
         return False

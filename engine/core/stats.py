@@ -1,4 +1,4 @@
-"""Snapshots of a session, of the load and of the counters of an engine. Read-only."""
+"""Snapshots for reports: of one session, of the engine's load, and of its counters."""
 
 from collections.abc import Collection
 

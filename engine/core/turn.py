@@ -12,8 +12,8 @@ _MASK = (1 << 64) - 1
 
 
 def uniform(seed: int, k: int) -> float:
-    """Return the uniform number in [0, 1) for output `k` of a turn: 53 bits of SplitMix64 (Steele,
-    Lea, Flood 2014) of seed and k."""
+    """Return the uniform random number in [0, 1) for drawing output id `k` (from 0) of a turn: 53
+    bits of SplitMix64 (Steele, Lea, Flood 2014) of seed and k."""
     z = (seed * 0xD1342543DE82EF95 + (k + 1) * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -68,13 +68,13 @@ class Turn:
         self.prompt_tokens = 0
         """Length of the log when the turn began."""
         self.launched_tokens = 0
-        """Output ids that launched steps draw, including those of steps not collected yet."""
+        """Number of output ids that all launched steps draw, including steps not collected yet."""
         self.output_tokens = 0
-        """Output ids in the log."""
+        """Number of output ids in the log."""
         self.is_admitted = False
         self.penalized: PenalizedIds | None = None
         self.cached_tokens: int | None = None
-        """Prompt tokens whose KV was found when the turn was first admitted."""
+        """Prompt tokens whose KV was found when the turn was first admitted; None before that."""
         self.residency: KVResidency = "none"
         self._greedy_sample: SampleParams | None = None
         self.model_s_at_request = 0.0
@@ -113,7 +113,7 @@ class Turn:
         return self.finish_reason(ids[-1])
 
     def finish_reason(self, last_id: int) -> TurnEndReason | None:
-        """Return why the turn ends after `last_id`; None if it continues."""
+        """Return the reason why the turn ends after `last_id`; None if it continues."""
         if self.stopped_by is not None or last_id in self.stop_ids:
             return "stop"
         return "length" if self.output_tokens >= self.max_output_tokens else None
@@ -130,7 +130,8 @@ class Turn:
         return self._greedy_sample
 
     def accept(self, token_id: int) -> TurnEndReason | None:
-        """Apply a drawn id, which is already in the log. Returns why the turn ends, or None."""
+        """Apply a drawn id, which is already in the log. Returns the reason why the turn ends with
+        it, or None."""
         self.output_tokens += 1
         if self.matcher is not None:
             self.matcher.accept(token_id)

@@ -87,9 +87,9 @@ def build_runner(
 
 
 def _try_build_native(model: CausalLM, pool: KVPool, *others: Any) -> TorchRunner | None:
-    """Build the runner of the native decoder.
+    """Build the runner of the native decoder. `others`: further arguments of `TorchRunner`.
 
-    Returns None if the decoder does not support the model, or if steps run ahead.
+    Returns None if the decoder does not support the model, or if `steps_ahead` is not 0.
     """
     geometry: Geometry = others[1]
     threads = torch.get_num_threads()
@@ -127,7 +127,8 @@ def _check_bounds(config: EngineConfig) -> None:
 def _load_model(
     config: EngineConfig, folder: Path, model_config: Any, like: Tensor, progress: ProgressCallback
 ) -> tuple[CausalLM, int]:
-    """Load the model. Returns the model and its longest context, in tokens."""
+    """Load the model with the dtype and device of `like`. Returns the model and its longest
+    context, in tokens."""
     to_shape = ARCHITECTURES.get((model_config.architectures or [""])[0])
     if to_shape is not None:
         limit = rope.context_limit(model_config)
@@ -168,10 +169,10 @@ def _build_geometry(
 
 
 def _disable_malloc_trim() -> None:
-    """Make glibc keep freed memory instead of returning it to the system.
+    """Make glibc keep freed memory instead of returning it to the operating system.
 
-    The next step would fault returned memory in again page by page, which takes milliseconds for a
-    few megabytes. Does nothing with other C libraries.
+    Otherwise the next step would cause a page fault for each page that it allocates again, which
+    takes milliseconds for a few megabytes. Does nothing with other C libraries.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -183,7 +184,7 @@ def _disable_malloc_trim() -> None:
 
 
 def _choose_backend(device: torch.device) -> AttentionBackend:
-    """Choose the Triton kernels on CUDA if triton is installed, as it is with torch for CUDA; else
+    """Choose the Triton kernels on CUDA if triton is installed (torch for CUDA installs it), else
     the reference backend."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return ReferenceBackend()
@@ -203,11 +204,11 @@ def _choose_device(config: EngineConfig) -> torch.device:
 def _choose_dtype(
     config: EngineConfig, checkpoint: weights.CheckpointInfo, device: torch.device
 ) -> torch.dtype:
-    """Resolve dtype `auto`: on CUDA, the checkpoint's own dtype.
+    """Return the configured dtype; `auto` is the checkpoint's dtype on CUDA.
 
-    On a CPU, fp32 for small models, where it costs no more and makes ids independent of the batch;
-    bf16 for all others, whose steps are bound by reading weights; never fp16, whose multiplications
-    are many times slower on CPUs.
+    On a CPU, `auto` is fp32 for small models, where fp32 is as fast and makes the sampled ids
+    independent of the other rows of a batch, and bf16 for all others, whose speed is limited by
+    reading weights from memory. It is never fp16, which is many times slower on CPUs.
     """
     if config.dtype != "auto":
         return getattr(torch, config.dtype)

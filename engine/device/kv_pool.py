@@ -19,7 +19,8 @@ from continuo.engine.device.step_inputs import upload
 
 
 class KVPool:
-    """The tensors of KV pages. Layers may differ in heads and dims; all share pages and slots."""
+    """The tensors of KV pages. Layers may differ in heads and dims; a token has the same page and
+    slot in all of them."""
 
     def __init__(
         self,
@@ -82,8 +83,9 @@ class KVPool:
             pool[target_pages] = pool[source_pages]
 
     def _spill(self, pages: list[int], slots: list[int]) -> None:
-        """Copy device pages to pages `slots` of the host tier. `slots` must ascend, so that
-        adjacent ones are copied together."""
+        """Copy each device page of `pages` to the page of the host tier at the same index of
+        `slots`. `slots` must be in ascending order, so that adjacent host pages are copied
+        together."""
         source_pages = self._upload_pages(pages)
         for pool, host in zip(self._tensors, self._host_tensors, strict=True):
             block = pool[source_pages]
@@ -91,8 +93,9 @@ class KVPool:
                 host[slot : slot + count].copy_(block[first : first + count], non_blocking=True)
 
     def _load(self, slots: list[int], pages: list[int]) -> None:
-        """Copy pages `slots` of the host tier to device pages. `slots` must ascend, so that
-        adjacent ones are copied together."""
+        """Copy each page of the host tier in `slots` to the device page at the same index of
+        `pages`. `slots` must be in ascending order, so that adjacent host pages are copied
+        together."""
         target_pages = self._upload_pages(pages)
         for pool, host in zip(self._tensors, self._host_tensors, strict=True):
             block = pool.new_empty(len(slots), *pool.shape[1:])
@@ -105,8 +108,9 @@ class KVPool:
 
 
 def _find_contiguous_runs(slots: list[int]) -> list[tuple[int, int, int]]:
-    """Find the runs of adjacent host pages in `slots`, as (index of the first in `slots`, first
-    host page, count): only contiguous pinned memory is copied asynchronously."""
+    """Find the runs of adjacent host pages in `slots`, which are page numbers of the host tier.
+    Returns (index of the first in `slots`, first host page, count) of each run. Only copies of
+    contiguous pinned memory are asynchronous."""
     runs: list[tuple[int, int, int]] = []
     for index, slot in enumerate(slots):
         first, begin, count = runs[-1] if runs else (0, 0, 0)
@@ -118,8 +122,8 @@ def _find_contiguous_runs(slots: list[int]) -> list[tuple[int, int, int]]:
 
 
 def _split_into_independent_runs(moves: Sequence[PageMove]) -> list[list[PageMove]]:
-    """Split moves into runs of one kind in which no move reads or writes a page written earlier in
-    the same run, so that each run takes one operation."""
+    """Split moves into runs that can each be copied in one operation: all moves of a run have one
+    kind, and none reads or writes a page that an earlier move of the run writes."""
     runs: list[list[PageMove]] = []
     written: set[int] = set()
     for move in moves:

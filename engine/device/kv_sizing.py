@@ -24,7 +24,8 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def count_host_pages(config: EngineConfig, token_bytes: int) -> int:
-    """Count the pages of a host tier of `kv_offloading_size` GiB. Raises ModelError."""
+    """Count the pages of a host tier of `kv_offloading_size` GiB. Raises ModelError if the size is
+    negative."""
     if config.kv_offloading_size < 0:
         raise ModelError(
             f"kv_offloading_size is {config.kv_offloading_size}; it must be at least 0"
@@ -43,9 +44,11 @@ def size_pool(
     tokens.
 
     The pool always holds at least one session of max_model_len tokens. If `max_model_len` is
-    configured, a pool of default size grows to that, and a pool of configured size that is too
-    small is refused. Otherwise max_model_len is the limit of the model, or the tokens of the pool
-    if those are fewer. Raises ModelError.
+    configured, a pool of default size grows until it holds such a session. Otherwise max_model_len
+    is `limit`, or the number of tokens in the pool if that is less.
+
+    Raises ModelError if `max_model_len` exceeds `limit`, or if a pool of configured size is too
+    small.
     """
     requested = config.max_model_len
     if requested is not None and requested > limit:

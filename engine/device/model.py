@@ -11,8 +11,8 @@ from torch import Tensor
 
 AttentionFn = Callable[[int, Tensor, Tensor, Tensor, float, int | None], Tensor]
 """(layer, query [T, heads, dim], key and value [T, kv_heads, dim], scale, window) -> [T, heads,
-dim]: writes the keys and values of T tokens to the KV pool, then attends from each token to the
-last `window` tokens of its row up to itself (None: all)."""
+dim]: writes the keys and values of T tokens to the KV pool, then computes causal attention of each
+token to the last `window` tokens of its row, itself included (None: no window)."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class KVShape:
 
 @dataclass(frozen=True)
 class WeightTarget:
-    """Destination of a checkpoint tensor: its shape must be `shape`; it is copied to `tensor`,
-    broadcast if smaller."""
+    """Destination of a checkpoint tensor. The checkpoint tensor must have shape `shape`; if that is
+    smaller than `tensor`, the copy is broadcast."""
 
     tensor: Tensor
     shape: tuple[int, ...]

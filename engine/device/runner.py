@@ -20,10 +20,10 @@ from continuo.engine.device.sampling import SamplerOutput, draw
 from continuo.engine.device.step_inputs import StepInputs
 
 SINGLE_THREAD_WORK_MAX, WEIGHT_READ_COST = 300_000_000, 8
-"""Most work of a step that runs on a single CPU thread, in multiply-adds plus bytes of KV: some ten
-milliseconds. Several threads wait for one another after every operation; where other processes
-compete for the cores, the waiting costs many times the time saved. Reading a weight from memory
-counts as WEIGHT_READ_COST multiply-adds."""
+"""Maximum work of a step that runs on a single CPU thread, in multiply-adds plus bytes of KV: about
+ten milliseconds of computation. Several threads wait for one another after every operation; where
+other processes compete for the cores, this costs many times what it saves. Reading a weight from
+memory counts as WEIGHT_READ_COST multiply-adds."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class TorchRunner(Runner[Any]):
         return self._geometry
 
     def launch(self, batch: Batch) -> PendingStep | Batch:
-        """Start a step and return its ticket for `collect`. On a CPU where no step runs ahead, the
+        """Start a step and return its ticket for `collect`. On a CPU with `steps_ahead` 0, the
         ticket is the batch itself, and `collect` runs the whole step."""
         runs_in_collect = self.device.type == "cpu" and not self._geometry.steps_ahead
         return batch if runs_in_collect else self._start(batch)

@@ -7,8 +7,9 @@ log-probabilities are those of the logits at this point), grammar mask, temperat
 
 Candidates are ordered by logit, ties by id. In that order each of the three filters (top-k, top-p,
 min-p) keeps a prefix, so together they amount to one number per row: how many candidates are kept.
-The drawn id is the first whose cumulative probability exceeds uniform * (probability kept). Rows
-are independent: other rows of the batch have no influence.
+The drawn id is the first whose cumulative probability exceeds uniform * (probability kept), where
+`uniform` is the row's random number in [0, 1). Rows are independent: other rows of the batch have
+no influence.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class SamplerOutput:
     """[S] the largest logit that the mask allows. Not finite where a logit is NaN or +inf, or all
     are -inf: the row has failed."""
     logprobs: tuple[Tensor, Tensor, Tensor] | None
-    """Log-probabilities of the drawn ids [S], those of the n likeliest ids [S, n], and these ids
-    [S, n]; None if no row requests log-probabilities."""
+    """Log-probabilities of the drawn ids [S]; those of the n likeliest ids [S, n]; and the n
+    likeliest ids [S, n]. None if no row requests log-probabilities."""
 
     def to_host(self) -> SamplerOutput:
         """Copy to host memory. On CUDA the copies are asynchronous: the caller waits for an event
@@ -209,19 +210,17 @@ def _sample(logits: Tensor, samples: list[SampleParams]) -> Tensor:
 
 
 def _sort_candidates(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all ids [M, vocab], likeliest first, ties by id, and flags [M] whether the order of
-    each row is exact: here all True."""
+    """Sort all ids of each row, the likeliest first, ties by id. Returns the ids [M, vocab], and
+    flags [M]: whether the order of each row is certain, which is always true here, unlike in
+    `_sort_top_candidates`."""
     ids = logits.sort(dim=-1, descending=True, stable=True).indices
     return ids, torch.ones(len(logits), dtype=torch.bool, device=logits.device)
 
 
 def _sort_top_candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the first `count` columns of `_sort_candidates`, and flags [M] whether each row is
-    exact.
-
-    A row is not exact if its last candidate ties with the next id, since topk may return either of
-    the two.
-    """
+    """Return the `count` likeliest ids of each row [M, count], in the order of `_sort_candidates`,
+    and flags [M]: false if the last of these ids ties with an id that is not among them. Such a row
+    must be sorted whole, because topk may return either of the two."""
     values, ids = logits.topk(count + 1, dim=-1)
     is_exact = values[:, -2] > values[:, -1]
     ids = ids[:, :-1].sort(dim=-1).values
@@ -232,9 +231,10 @@ def _sort_top_candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _pick(ids: Tensor, exact: Tensor, probs: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
     """Pick one candidate per row.
 
-    ids [M, K]: the K most probable ids, in order; exact [M]: whether no tie makes them ambiguous;
-    probs [M, vocab]; params [M, 5] float64: temperature, top_k, top_p, min_p, uniform. Returns the
-    drawn ids [M], and flags [M] whether K candidates sufficed to determine each of them.
+    ids [M, K]: the K most probable ids, in order; exact [M]: false where a tie makes the last of
+    the K ids ambiguous; probs [M, vocab]; params [M, 5] float64: temperature, top_k, top_p, min_p,
+    uniform. Returns the drawn ids [M], and flags [M]: true where the K candidates suffice to
+    determine the drawn id.
     """
     _, top_k, top_p, min_p, uniform = params[:, :, None].unbind(1)  # each [M, 1]
     vocab, count = probs.shape[1], ids.shape[1]

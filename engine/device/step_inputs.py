@@ -34,23 +34,24 @@ class StepInputs:
     pages: Tensor
     """[T] int64 on the device: the page that each token's KV is written to."""
     slots: Tensor
-    """[T] int64 on the device: the slot in that page that each token's KV is written to."""
+    """[T] int64 on the device: the slot, within the page in `pages`, that each token's KV is
+    written to."""
     row_offsets: Ints
     """[R + 1] index of each row's first token among the T; the last entry is T."""
     starts: Ints
-    """[R] tokens of each row whose KV is written before this step."""
+    """[R] position of each row's first token: the number of earlier tokens, which have KV."""
     counts: Ints
-    """[R] tokens of each row in this step."""
+    """[R] number of tokens of each row in this step."""
     page_tables: list[Ints]
     """R page tables, each with the pages for positions [0, start + count) of its row."""
     logit_indices: Tensor | None
     """[S] int64 on the device: indices of the tokens whose logits are computed; None: all T, in
     order."""
     sampled_rows: list[int]
-    """Numbers of the S rows that draw an id."""
+    """Indices of the S rows that draw an id."""
     fed_tokens: list[tuple[int, int]]
-    """For each fed row: (index of its token among the T, row of the previous batch that draws its
-    id)."""
+    """For each fed row, whose input id the previous step draws: (index of its token among the T,
+    row of the previous batch that draws the id)."""
 
 
 def build_inputs(

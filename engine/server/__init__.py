@@ -1,1 +1,2 @@
-"""Engine process around the loop: startup, clients, and the attachment of sessions to clients."""
+"""Parts of the engine process around the engine core: startup, listener, clients, and the
+attachment of sessions to clients."""

@@ -1,5 +1,5 @@
-"""Assembly of an engine core around one device. Knows no tensors: the device may be any Runner: a
-model, a simulated clock, or the null device of the tests."""
+"""Assembly of an engine core from its parts and a device. The device may be any Runner: a model, a
+simulated clock, or the null device of the tests."""
 
 import time
 from typing import Generic, NamedTuple

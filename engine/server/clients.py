@@ -1,14 +1,14 @@
-"""Clients: the attachment of each session to one client. Neither the links nor the loop know of
-attachments.
+"""Clients: the gateways connected to an engine process, and the attachment of each session to one
+of them. Links and loop are unaware of attachments.
 
     client ──commands──▶ attachment checked, renumbered ─────────────▶ loop
     client ◀──events──── replies to the sender; others by attachment ◀── loop
 
-A session is attached to one client, under a fence that only grows. A client that attaches it with a
-higher fence takes it over; a client with a lower one can neither change the session nor receive its
-events, but can get its SessionInfo. When a client disconnects, its turns continue for a grace and
-are then paused; later its sessions are closed. Until then their logs contain the output of their
-turns, for any client that attaches them.
+A session is attached to one client, under a fence (fencing token) that only grows. A client that
+attaches the session with a higher fence takes it over; a client with a lower fence can neither
+change the session nor receive its events, but can get its SessionInfo. When a client disconnects,
+its turns continue for a grace period and are then paused; later its sessions are closed. Any client
+that attaches such a session before that receives the output generated meanwhile.
 """
 
 import asyncio
@@ -62,12 +62,12 @@ log = logging.getLogger(__name__)
 SendToClient = Callable[[list[EngineEvent]], None]
 MODEL_FILE_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 MODEL_FILE_BYTES_MAX = 64 << 20
-"""Maximum size of a model file that is sent; larger ones are neither tokenizer nor
+"""Maximum size of a model file that is sent to clients; a larger file is neither a tokenizer nor a
 configuration."""
 
 
 class ClientState:
-    """A client on its current link."""
+    """State of one connected client, which has one link."""
 
     def __init__(self, send: SendToClient, disconnect: Callable[[], None] | None) -> None:
         self.send = send
@@ -80,8 +80,8 @@ class ClientState:
 
 
 class Attachment:
-    """Attachment of a session to `client`, which may change it and receives its events; None after
-    that client disconnected."""
+    """Attachment of a session to one client: only that client may change the session and receives
+    its events. `client` is None after that client has disconnected."""
 
     __slots__ = ("client", "detach_count", "fence")
 
@@ -89,11 +89,12 @@ class Attachment:
         self.client: ClientState | None = client
         self.fence = fence
         self.detach_count = 0
-        """Number of times that a disconnect has detached the session."""
+        """Number of times that the session was detached because its client disconnected."""
 
 
 class DetachedSession(NamedTuple):
-    """A session whose client disconnected. `detach_count` identifies that disconnect."""
+    """A session whose client has disconnected. `detach_count` is the attachment's count after that
+    disconnect: a higher count now means that the session was attached and detached again."""
 
     session: str
     attachment: Attachment
@@ -101,13 +102,14 @@ class DetachedSession(NamedTuple):
 
 
 class InFlightCommand(NamedTuple):
-    """A command in the loop, with its sender and the number that the sender gave it."""
+    """A command passed to the loop and not answered yet: its sender, and the command as received,
+    with the sender's own number."""
 
     client: ClientState
     command: LoopCommand
     created_session: str | None
-    """Session that this command has attached, if any; its attachment is removed if the command is
-    refused."""
+    """Id of the session that was attached for this command and not before, or None; that attachment
+    is removed if the loop refuses the command."""
 
 
 class Clients:
@@ -127,24 +129,26 @@ class Clients:
         self._clock = clock
         self._attachments: dict[str, Attachment] = {}
         self._closing: dict[str, Attachment] = {}
-        """Former attachments of sessions being closed, by session: the id may be opened again, but
-        the TurnEnded of the session is still to be sent to its client."""
+        """Attachments of sessions that are being closed, by session id. They route the last events
+        of a session to its client, even if a new session under the same id is already being
+        opened."""
         self._commands_in_flight: dict[int, InFlightCommand] = {}
         self._last_number = NO_REPLY
-        self.connected: set[ClientState] = set()
+        self.connected: dict[ClientState, None] = {}
+        """The clients in the order of their connections, so that a simulated life repeats."""
 
     # ---- connecting and disconnecting -----------------------------------------------------
 
     def add(self, send: SendToClient, disconnect: Callable[[], None] | None = None) -> ClientState:
         client = ClientState(send, disconnect)
         client.last_received_s = self._clock()
-        self.connected.add(client)
+        self.connected[client] = None
         return client
 
     def remove(self, client: ClientState) -> None:
         """Remove a client that disconnected. Its turns continue for `detach_grace_s`; its sessions
         are kept for `detach_keep_s`."""
-        self.connected.discard(client)
+        self.connected.pop(client, None)
         detached: list[DetachedSession] = []
         for name, attachment in self._attachments.items():
             if attachment.client is client:
@@ -156,8 +160,9 @@ class Clients:
             event_loop.call_later(config.detach_keep_s, self._close_detached, detached)
 
     def _identify(self, client: ClientState, name: str) -> None:
-        """Supersede the previous link of a client that reconnects, even if that link's disconnect
-        has not been detected yet."""
+        """Record the id `name` that a client has sent in a ping. A client already connected under
+        this id is disconnected: it has reconnected, and the loss of its previous link has not been
+        detected yet."""
         if not name or client.name == name:
             return
         client.name = name
@@ -178,8 +183,8 @@ class Clients:
     # ---- commands in ----------------------------------------------------------------------
 
     def receive(self, client: ClientState, commands: list[EngineCommand]) -> None:
-        """Receive commands of a client. Commands that another client's attachment or a higher fence
-        forbids are refused; the others are passed to the loop, in order."""
+        """Handle commands received from a client. Commands that the attachment of their session
+        does not allow are refused; the others are answered here or passed to the loop, in order."""
         client.last_received_s = self._clock()
         accepted: list[LoopCommand] = []
         for command in commands:
@@ -235,9 +240,10 @@ class Clients:
     def _prepare_open(
         self, client: ClientState, command: OpenSession
     ) -> tuple[OpenSession | AttachSession, str | None]:
-        """Attach the session of an OpenSession to its sender. If it is open already, under a lower
-        fence, it is restarted: the command becomes an AttachSession with an empty log. Returns the
-        command for the loop, and the session if it was not attached before."""
+        """Attach the session of an OpenSession to `client`. If the engine already has the session,
+        but detached or attached under a lower fence, the session is restarted: the command becomes
+        an AttachSession with an empty log. Returns the command for the loop, and the session's id
+        if it was not attached before, else None. Raises StaleEngineFence as `_attach` does."""
         attachment = self._attachments.get(command.session)
         if attachment is None or (
             attachment.client is client and attachment.fence == command.fence
@@ -250,9 +256,9 @@ class Clients:
     def _prepare_fork(
         self, client: ClientState, command: ForkSession, accepted: list[LoopCommand]
     ) -> str | None:
-        """Attach the child of a fork and return its id, or None if the loop will refuse the fork. A
-        detached child, left by a link that was lost before the reply arrived, is closed first; any
-        other child that exists makes the loop refuse the fork."""
+        """Attach the child of a ForkSession to `client` and return the child's id. A detached
+        session with that id, left by an earlier fork whose reply was lost with the link, is closed
+        first. Returns None if any other session has the id: the loop then refuses the fork."""
         attachment = self._attachments.get(command.child)
         if (
             attachment is not None
@@ -266,8 +272,9 @@ class Clients:
         return command.child
 
     def _attach(self, client: ClientState, command: OpenSession | AttachSession) -> str | None:
-        """Attach a session to a client. Returns the session if it was not attached before, else
-        None. Raises StaleEngineFence for a lower fence, or the same one held by another client."""
+        """Attach a session to a client. Returns the session's id if it was not attached before,
+        else None. Raises StaleEngineFence if the command's fence is lower than the session's, or
+        equal to it while another client is attached."""
         session, fence = command.session, command.fence
         attachment = self._attachments.get(session)
         if attachment is None:
@@ -312,9 +319,10 @@ class Clients:
     def _renumber(
         self, client: ClientState, command: LoopCommand, created_session: str | None
     ) -> LoopCommand:
-        """Give a command a number that is unique in the loop, because two clients may use the same
-        ones. NO_REPLY commands are recorded too: if one is refused, the attachment that it created
-        must be removed."""
+        """Return the command under a number that is unique in the loop, because two clients may use
+        the same number, and record it as in flight until the loop replies. `created_session`: id of
+        the session that was attached to the client for this command, or None. NO_REPLY commands are
+        recorded too, because that attachment must be removed if the loop refuses the command."""
         self._last_number += 1
         self._commands_in_flight[self._last_number] = InFlightCommand(
             client, command, created_session
@@ -376,7 +384,7 @@ class Clients:
         self._enqueue([CloseSession(NO_REPLY, name) for name in closed])
 
     def _filter_detached(self, detached: list[DetachedSession]) -> list[str]:
-        """Return the sessions that are still open and have not been attached since."""
+        """Return the ids of those sessions that are still open and have not been attached again."""
         return [
             name
             for name, attachment, detach_count in detached
@@ -387,7 +395,8 @@ class Clients:
 
 
 def _read_model_files(folder: str) -> dict[str, bytes]:
-    """Return the contents of all files of the checkpoint folder but the weights, by name."""
+    """Return the contents of the tokenizer, configuration and template files of a checkpoint
+    folder, by file name."""
     return {
         file.name: file.read_bytes()
         for file in Path(folder).iterdir()

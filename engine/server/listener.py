@@ -1,4 +1,5 @@
-"""Listener: accepts clients of other processes on a socket."""
+"""Listener: accepts links from remote clients, which are gateways in other processes, on a
+listening socket."""
 
 import asyncio
 import logging

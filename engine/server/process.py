@@ -1,4 +1,4 @@
-"""Main program of an engine process, but for the device. Knows no torch.
+"""Main program of an engine process, for any device: the caller passes a factory that builds it.
 
 The single argument, START (JSON of StartOptions), names the inherited descriptors: a socket to the
 parent process, which is a client too, the memory of the flight recorder, and optionally a listening
@@ -44,13 +44,13 @@ ParentLink = Link[EngineEvent, EngineCommand]
 RunnerFactory = Callable[
     [EngineConfig, Callable[[str, float], None]], tuple[Runner[Any], EngineReady]
 ]
-"""Factory of the device. Runs on a thread and calls its second argument with the stage of loading
-and the fraction done. Raises EngineError."""
+"""Function that loads the model and builds the device. Called on a thread of its own; reports
+progress to its second argument, as loading stage and fraction done. Raises EngineError."""
 
 
 def main(build_runner: RunnerFactory) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    for number in (signal.SIGINT, signal.SIGTERM):  # signals to the group are for the parent
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles signals to the group
         signal.signal(number, signal.SIG_IGN)
     start = msgspec.json.decode(sys.argv[1], type=StartOptions)
     status = 0
@@ -69,7 +69,10 @@ async def _serve(start: StartOptions, build_runner: RunnerFactory) -> None:
     early_commands: list[EngineCommand] = []
     lost = asyncio.Event()
     decoder = msgspec.msgpack.Decoder(list[EngineCommand])
-    link: ParentLink = Link(decoder, early_commands.extend, lost.set, make_refusal=refuse_malformed)
+    receive: Callable[[list[EngineCommand]], None] = early_commands.extend
+    link: ParentLink = Link(
+        decoder, lambda commands: receive(commands), lost.set, make_refusal=refuse_malformed
+    )
     event_loop = asyncio.get_running_loop()
     await event_loop.create_connection(lambda: link, sock=socket.socket(fileno=start.parent))
 
@@ -77,8 +80,8 @@ async def _serve(start: StartOptions, build_runner: RunnerFactory) -> None:
         event_loop.call_soon_threadsafe(link.send, ModelLoading(what, fraction))
 
     try:
-        # Load on a separate thread. When it ends, so do the threads that torch made for it:
-        # libgomp lets the threads of a step spin only while no more threads exist than cores.
+        # Load on a separate thread. The threads that torch creates for it end when it ends. They
+        # must not remain: libgomp's threads spin only if there are no more of them than cores.
         with ThreadPoolExecutor(1, "loading") as loading:
             runner, ready = await event_loop.run_in_executor(
                 loading, build_runner, config, progress
@@ -94,7 +97,7 @@ async def _serve(start: StartOptions, build_runner: RunnerFactory) -> None:
     gc.collect()
     gc.freeze()  # loaded objects stay: exclude them from every later collection
     parent = clients.add(link.send_now)
-    link.on_messages = functools.partial(clients.receive, parent)
+    receive = functools.partial(clients.receive, parent)
     link.send(ready)
     recorder.begin_incarnation(ready.incarnation)
     clients.receive(parent, early_commands)

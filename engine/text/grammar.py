@@ -53,10 +53,10 @@ class SchemaError(Exception):
 
 
 def build_json_rule(schema: str, **default: str) -> str:
-    """Convert a JSON schema to a term of a Lark grammar. Keywords of `default` that the schema
-    lacks are added to it.
+    """Convert a JSON schema to a term of a Lark grammar. `default`: keywords that are added to the
+    schema unless the schema has them.
 
-    Raises SchemaError.
+    Raises SchemaError if `schema` is not a JSON object.
     """
     try:
         value: object = json.loads(schema)
@@ -97,8 +97,8 @@ class GrammarMatcher:
     def __init__(
         self, matcher: llguidance.LLMatcher, ends: Sequence[int], stop_ids: Sequence[int]
     ) -> None:
-        """`ends`: ids that llguidance allows where the grammar may end; token masks allow the
-        turn's `stop_ids` there instead."""
+        """`ends`: ids that `matcher` allows where the grammar may end. Token masks allow the turn's
+        `stop_ids` in their place."""
         self._matcher = matcher
         self._stop_ids = frozenset(stop_ids)
         self._end_ids = self._stop_ids.union(ends)

@@ -13,10 +13,10 @@ from typing import Protocol
 
 
 class StopStringFilter:
-    """Passes text through, but holds back text that may turn out to be a stop string, and passes
-    nothing from a matched stop string on.
+    """Removes the first stop string and all text after it from a stream of text.
 
-    Holds back at most one character less than the longest stop string.
+    Text that may be the beginning of a stop string is held back: at most one character less than
+    the longest stop string.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -28,7 +28,8 @@ class StopStringFilter:
         """The stop string found, if any."""
 
     def push(self, text: str) -> str:
-        """Add text. Returns the text, held back or new, that certainly precedes any stop string."""
+        """Add text. Returns the part of the held-back and the new text that precedes every possible
+        stop string."""
         if not self._stops:
             return text
         if self.matched is not None or not text:
@@ -48,13 +49,14 @@ class StopStringFilter:
         return text[:certain]
 
     def flush(self) -> str:
-        """End the text. Returns the text held back, because it cannot become a stop string any
-        more."""
+        """Return the text held back, at the end of the text: it can no longer become a stop
+        string."""
         held, self._held = self._held, ""
         return held
 
     def _count_held(self, text: str) -> int:
-        """Return the length of the longest suffix of `text` that a stop string begins with."""
+        """Return the length of the longest suffix of `text` that is the beginning of a stop string,
+        but not a whole one."""
         for length in range(min(self._held_max, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
                 return length
@@ -67,7 +69,7 @@ class IncrementalDecoder(Protocol):
 
 class StopStringMatcher:
     """Finds stop strings in the text of ids as they are drawn; a stop string may span several ids.
-    O(new ids)."""
+    The time of a push depends only on the number of new ids."""
 
     def __init__(self, stops: Sequence[str], detokenizer: IncrementalDecoder) -> None:
         self._filter = StopStringFilter(stops)

@@ -93,7 +93,7 @@ class ToolParser:
         return self._take_events()
 
     def finish(self) -> list[ParsedToolEvent]:
-        """End the text: emit text that was held back, and end an open call."""
+        """Finish parsing: emit the text that was held back, and end a call that is still open."""
         while self._state in (ToolParser._read_head, ToolParser._read_list):
             self._reject_call()
             while self._state(self):
@@ -118,7 +118,8 @@ class ToolParser:
         return False
 
     def _read_beginning(self) -> bool:
-        """Parse the beginning of a response that may consist of a call alone."""
+        """Parse the beginning of a response that may consist of a call alone. Returns False if more
+        text is needed."""
         stripped = self._unread.lstrip()
         if not stripped:
             return False
@@ -157,7 +158,7 @@ class ToolParser:
         return True
 
     def _read_list(self) -> bool:
-        """Parse the bracket that opens a list of calls."""
+        """Parse the bracket that opens a list of calls. Returns False if more text is needed."""
         stripped = self._unread.lstrip()
         if not stripped:
             return False
@@ -172,7 +173,8 @@ class ToolParser:
         return True
 
     def _read_head(self) -> bool:
-        """Parse the head of a call: its text up to the start of its arguments."""
+        """Parse the head of a call: its text up to the start of its arguments. Returns False if
+        more text is needed."""
         if self._tool_format.args_marker:
             return self._read_named_head()
         head = _HEAD.match(self._unread)
@@ -184,7 +186,7 @@ class ToolParser:
         return self._read_whole_call()
 
     def _read_named_head(self) -> bool:
-        """Parse `name[ARGS]{` or `name[CALL_ID]id[ARGS]{`."""
+        """Parse `name[ARGS]{` or `name[CALL_ID]id[ARGS]{`. Returns False if more text is needed."""
         head = _NAMED_HEAD.match(self._unread)
         if head and self._unread[head.end()] == "{" and self._is_tool(head[1]):
             return self._start_call(head[1], head.end())
@@ -197,7 +199,7 @@ class ToolParser:
 
     def _read_whole_call(self) -> bool:
         """Parse a complete call whose arguments cannot be streamed: they precede the name, or are
-        not an object."""
+        not an object. Returns False if more text is needed."""
         start = len(self._unread) - len(self._unread.lstrip())
         if start == len(self._unread):
             return False
@@ -241,7 +243,7 @@ class ToolParser:
 
     def _read_remainder(self) -> bool:
         """Skip the remaining text of the call's JSON object after its arguments, up to its closing
-        brace."""
+        brace. Returns False if more text is needed."""
         if self._scanner.is_fresh:
             stripped = self._unread.lstrip()
             if not stripped:
@@ -313,7 +315,8 @@ class ToolParser:
         self._state = ToolParser._read_after_call
 
     def _reject_call(self) -> bool:
-        """Emit the consumed markup as text, because no call follows it, and continue with text."""
+        """Emit the consumed markup as text, because no call follows it, and continue with text.
+        Returns True: the unread text can be parsed at once."""
         self._emit_text(self._markup)
         self._markup = ""
         self._state = ToolParser._read_text
@@ -401,7 +404,7 @@ def _parse_string(quoted: str) -> str | None:
 
 
 def _count_overlap(text: str, marker: str) -> int:
-    """Return the length of the longest suffix of `text` that `marker` begins with, except the whole
-    marker."""
+    """Return the length of the longest suffix of `text` that is the beginning of `marker`, but not
+    the whole marker."""
     lengths = range(min(len(text), len(marker) - 1), 0, -1)
     return next((length for length in lengths if marker.startswith(text[-length:])), 0)

@@ -80,8 +80,8 @@ class FlightRecorder:
         self._memory[0 : 1 + len(name)] = bytes((len(name),)) + name
 
     def begin_step(self, number: int, session_hashes: list[bytes]) -> None:
-        """Record the rows of step `number`, which is about to be launched: hash_session_id of the
-        session of each row."""
+        """Record step `number` before it is launched. `session_hashes` has the hash_session_id of
+        each row's session."""
         start = self._step_offsets[number % STEPS_IN_FLIGHT_MAX]
         rows = self._row_counts[len(session_hashes)] + b"".join(session_hashes)
         self._memory[start + 1 : start + 1 + len(rows)] = rows

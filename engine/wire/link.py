@@ -1,4 +1,4 @@
-"""Link: carries messages between engine client and engine; the only code that knows that they run
+"""Link: carries messages between engine client and engine. No other code depends on the two running
 in different processes.
 
 A frame is a 4-byte little-endian length and a MessagePack array of tagged structs. Messages sent in
@@ -54,8 +54,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         self._decoder = decoder
         self._make_refusal = make_refusal
         self._encoder = msgspec.msgpack.Encoder()
-        self.on_messages = on_messages
-        """Callback for the messages of each frame; may be replaced while the link is open."""
+        self._on_messages = on_messages
         self._on_lost = on_lost
         self._handshake = handshake
         self._on_established = on_established
@@ -67,8 +66,8 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         self._to_send: list[Sent] = []
 
     def send(self, *messages: Sent) -> None:
-        """Queue messages for the frame of this event loop iteration. Discards them silently once
-        the link is lost, which `on_lost` reports."""
+        """Queue messages, to be sent in one frame after this iteration of the event loop. Once the
+        link is lost, which `on_lost` reports, messages are silently discarded."""
         if not self._to_send:
             asyncio.get_running_loop().call_soon(self._flush)
         self._to_send.extend(messages)
@@ -144,11 +143,13 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
                 return
             messages = valid
         if messages:
-            self.on_messages(messages)
+            self._on_messages(messages)
 
     def _decode_valid(self, frame: bytes) -> list[Received] | None:
-        """Decode a frame message by message, refusing those that cannot be decoded. Returns None if
-        the frame is not an array of numbered messages, or if this end has no `make_refusal`."""
+        """Decode a frame that cannot be decoded as a whole, message by message. Returns the valid
+        messages; refuses the others with the replies of `make_refusal`. Returns None if no message
+        can be refused: the frame is not an array of numbered messages, or this end has no
+        `make_refusal`."""
         if self._make_refusal is None:
             return None
         [kind] = get_args(self._decoder.type)

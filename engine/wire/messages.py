@@ -1,4 +1,5 @@
-"""Messages of the link between gateway and engine: EngineCommand in, EngineEvent out.
+"""Messages of the link between gateway and engine: EngineCommand to the engine, EngineEvent from
+it.
 
 Every command has a number `n`. Unless `n` is 0, the engine sends exactly one reply with the same
 `n`: CommandDone when the command has taken effect, else CommandRefused. The reply to a Ping is a
@@ -21,12 +22,12 @@ from continuo.engine.wire.bounds import find_field
 
 TurnEndReason = Literal["stop", "length", "cancelled", "failed"]
 KVResidency = Literal["hot", "host", "recomputed", "none"]
-"""Place where the KV of a session was found when its turn began: `hot`: on the device; `host`: in
-part in the host tier; `recomputed`: in part lost; `none`: the session had no KV."""
+"""Place where the KV of a session was found when its turn began: `hot`: on the device; `host`:
+partly in the host tier; `recomputed`: partly lost; `none`: the session had no KV."""
 
 
 NO_REPLY = 0
-"""`n` of a command whose sender expects no reply, or that the engine creates for itself."""
+"""Value of `n` in a command that needs no reply, such as those that the engine itself creates."""
 
 
 class NumberedCommand(msgspec.Struct, frozen=True):
@@ -63,12 +64,12 @@ class AppendIds(FencedCommand, frozen=True, tag="Append"):
     there is one; `provisional` replaces that span with the ids; `commit` replaces the span with the
     ids and makes them firm. The common prefix of the new ids and the old span keeps its KV.
 
-    The other fields are for regular sessions and choose the log to append to. `after`: the log at
-    the end of that finished turn instead of the current log. `replace`: discard that turn and all
-    turns that continue from it, and append at the end of the turn before it (without `after`:
-    discard everything). `drop_previous_output`: remove the output of the last turn, as far as the
-    output is still in the log, and keep ids appended after it. `offset`, unless 0: cut the log to
-    [:offset].
+    The other fields are for regular sessions and choose the log to append to. `after`: id of a
+    finished turn; the log at its end instead of the current log. `replace`: discard the turn
+    `after` and all turns that continue from it, and append at the end of the turn before it
+    (without `after`: discard everything). `drop_previous_output`: remove the output of the last
+    turn, as far as the output is still in the log, and keep ids appended after it. `offset`, unless
+    0: cut the log to its first `offset` ids before appending.
     """
 
     session: str
@@ -81,9 +82,9 @@ class AppendIds(FencedCommand, frozen=True, tag="Append"):
 
 
 class Generate(FencedCommand, frozen=True, tag="Generate"):
-    """Start turn `turn`. `resumed` is the number of ids at the end of the log that the turn has
-    already emitted, on another engine. `asked_s` is the time of the request on the monotonic clock
-    if client and engine share one; else 0."""
+    """Start a turn with the id `turn`. `resumed` is the number of ids at the end of the log that
+    the turn has already emitted, on another engine. `asked_s` is the time of the request on the
+    monotonic clock if client and engine share one; else 0."""
 
     session: str
     turn: str
@@ -137,16 +138,16 @@ class GetSessionInfo(FencedCommand, frozen=True, tag="Info"):
 
 
 class AttachSession(FencedCommand, frozen=True, tag="Attach"):
-    """Make the engine hold a session exactly as its client knows it.
+    """Make an engine's copy of a session equal to its client's replica.
 
-    A session that this engine does not hold is opened with `opened`. Its log is changed to `ids`,
+    A session that this engine does not have is opened with `opened`. The log is changed to `ids`,
     keeping the KV of the common prefix; `provisional` becomes its provisional span. All commands
     that are deferred on the session are refused, whichever client sent them.
 
-    The turn named by `generate` continues if this engine is running or has ended it, and if the
-    turn has emitted here all its ids that `ids` contain: the ids after those are sent as
-    TurnTokens, and TurnEnded if the turn has ended. Otherwise this engine starts the turn after the
-    `generate.resumed` ids at the end of `ids`, which the turn emitted elsewhere. Any other turn of
+    If this engine runs or has ended the turn named by `generate`, with the same prompt, and its log
+    begins with `ids`, that turn continues: its output after `ids` is sent as TurnTokens, and
+    TurnEnded if it has ended. Otherwise the engine starts the turn at the end of `ids`, whose last
+    `generate.resumed` ids are output that the turn has emitted on another engine. Any other turn of
     the session is cancelled. `paused` leaves the turn paused until the next AttachSession or
     CancelTurn.
     """
@@ -158,7 +159,7 @@ class AttachSession(FencedCommand, frozen=True, tag="Attach"):
     paused: bool = False
     apart: int = 0
     """Above 0 for a session suspected of killing engine processes: its steps contain no other
-    session until the KV of all of `ids` and of this many more ids is computed."""
+    session until the KV of `ids`, and of this many more ids, is computed."""
 
     @property
     def session(self) -> str:
@@ -177,13 +178,13 @@ class Ping(NumberedCommand, frozen=True, tag="Ping"):
     """Liveness probe, answered by a Pong at once, even while the device is busy."""
 
     front: str = ""
-    """Id of the client, the same on all its links: a new link supersedes the previous one. Empty:
+    """Id of the client. A new link of the same client supersedes its previous link. Empty:
     unknown."""
 
 
 class LocateSession(NumberedCommand, frozen=True, tag="Locate"):
-    """Find out whether this engine holds a session, whichever client the session is attached to.
-    Answered at once: CommandDone if the engine holds it, else CommandRefused."""
+    """Find out whether this engine has a session, whichever client the session is attached to.
+    Answered at once: CommandDone if the engine has the session, else CommandRefused."""
 
     session: str
 
@@ -282,8 +283,8 @@ class Predecessor(msgspec.Struct, frozen=True):
 
     incarnation: str
     steps: list[list[bytes]]
-    """Rows of the steps that were in flight when the process ended: a list per step, with
-    flight_recorder.hash_session_id of the session of each row. Empty if no step was in flight."""
+    """Steps that were in flight when the process ended. Each is a list with one entry per row: the
+    `flight_recorder.hash_session_id` of the row's session. Empty if no step was in flight."""
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="Ready"):
@@ -382,7 +383,8 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     turn: str
     reason: TurnEndReason
     length: int
-    """Length of the session's log now; after a cancel with `drop`, its length before the turn."""
+    """Length of the session's log after the turn. Does not include output that was removed because
+    the turn was cancelled with `CancelTurn.drop`."""
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens whose KV existed when the turn was first admitted, so that it was not computed
@@ -395,7 +397,7 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     queued_s: float = 0.0
     """Seconds from the request to the first step of the turn."""
     prefill_s: float = 0.0
-    """Seconds from the first step to the first id."""
+    """Seconds from the first step of the turn to its first output id."""
     model_s: float = 0.0
     """Seconds that the device computed, for any session, from the request to the end of the
     turn."""

@@ -3,10 +3,10 @@
     ids   | firm: history, changed only on request    | provisional: the last span, replaceable |
           0 .................................... length ............................... len(ids)
 
-The log is the source of truth. The engine keeps one beside each lease; the engine client keeps
-another, from which it attaches the session elsewhere if the engine is lost. Every change validates
-first and then cannot fail: a refused change has no effect. `append` and `rewind` return how many
-ids at the start of the old log are kept.
+The log is the source of truth. The engine keeps one beside each lease. The engine client keeps a
+copy, from which it attaches the session to another engine if the first one is lost. Every change
+validates its arguments before it takes effect, so a refused change has no effect. `append` and
+`rewind` return how many ids at the start of the old log are kept.
 """
 
 from array import array
@@ -30,12 +30,12 @@ class TokenLog:
 
     @property
     def length(self) -> int:
-        """Tokens without the provisional span."""
+        """Length of the log in tokens, without the provisional span."""
         return len(self.ids) if self.provisional_start is None else self.provisional_start
 
     @property
     def provisional(self) -> int:
-        """Tokens of the provisional span."""
+        """Length of the provisional span in tokens."""
         return len(self.ids) - self.length
 
     # ---- changes ----------------------------------------------------------------------------
@@ -55,7 +55,7 @@ class TokenLog:
             raise BadRequest(f"{field} is not allowed in a {append.span} append", field=field)
 
     def check_room(self, length: int) -> None:
-        """Raise TooLong if the log cannot have this length."""
+        """Raise TooLong if `length` exceeds the capacity of the log."""
         if length > self.capacity:
             raise TooLong(
                 f"the log would be {length} tokens long; the session holds {self.capacity}",
@@ -63,8 +63,9 @@ class TokenLog:
             )
 
     def append(self, append: AppendIds) -> int:
-        """Apply an append. Raises TooLong if the log would exceed its capacity, and BadRequest if
-        `after` is not a finished turn of this session."""
+        """Apply an append. Returns how many ids at the start of the old log are kept. Raises
+        TooLong if the log would exceed its capacity, and BadRequest if `after` is not a finished
+        turn of this session."""
         new = array("i", append.ids)
         if append.span == "firm":
             return self._append_firm(append, new)
@@ -74,8 +75,8 @@ class TokenLog:
         return kept
 
     def rewind(self, to: int) -> int:
-        """Cut the firm ids to the first `to` and put a provisional span, if any, after them. Raises
-        BadRequest if `to` is out of range."""
+        """Cut the firm ids to the first `to`, and move the provisional span, if any, to their end.
+        Returns `to`. Raises BadRequest if `to` is out of range."""
         if not 0 <= to <= self.length:
             raise BadRequest(f"to is {to}; it must be from 0 to {self.length}", field="to")
         span = self.take_provisional()
@@ -111,8 +112,8 @@ class TokenLog:
             self.turn_tree.record(turn, self.ids, prompt_tokens)
 
     def check_turn_unused(self, turn: str) -> None:
-        """Raise BadRequest if a finished turn that a regular session can branch from has this
-        id."""
+        """Raise BadRequest if this is the id of a finished turn in the turn tree of a regular
+        session."""
         if self.turn_tree is not None:
             self.turn_tree.check_unused(turn)
 
@@ -125,13 +126,15 @@ class TokenLog:
         return child
 
     def clear_turns(self) -> None:
-        """Remove all finished turns, so that none can be branched from; the ids stay."""
+        """Remove all finished turns, so that appends can no longer branch from them; the ids of the
+        log stay."""
         if self.turn_tree is not None:
             self.turn_tree = TurnTree()
 
     def find_base(self, append: AppendIds) -> AppendBase | None:
-        """Return the log that an append extends if the append uses an option of regular sessions.
-        Returns None if it extends the current log."""
+        """Return the log that an append extends if that may not be the current log: the append has
+        one of the options of AppendIds that only regular sessions allow (`after`, `replace`,
+        `drop_previous_output`, `offset`). Returns None for any other append."""
         if self.turn_tree is None or regular_only_option(append) is None:
             return None
         return self.turn_tree.find_base(

@@ -1,11 +1,11 @@
 """TurnTree: the finished turns of a regular session, as a tree to branch from.
 
     root ── t1 ── t2 ── t3          each node keeps the ids from its parent's end to its own end;
-              └── t4                a whole log is joined only when an append branches off
+              └── t4                a whole log is assembled only when an append branches off
 
-After a rewind that cuts the output of a turn, the current log descends from a copy of the turn with
-the remaining ids; the whole turn can still be branched from. A streaming session has no turn tree:
-it is append-only.
+When a rewind cuts the output of a turn, the current log continues from a copy of that turn with the
+remaining ids; appends can still branch from the end of the whole turn. A streaming session has no
+turn tree, because it is append-only.
 """
 
 from array import array
@@ -38,8 +38,9 @@ class FinishedTurn:
 
 
 class AppendBase(NamedTuple):
-    """Log that an append extends: its ids, its last finished turn (`tip`), and the turns that the
-    append discards (`replaced`)."""
+    """The log that an append extends: the current log of a regular session, or one that the
+    append's options choose. `ids`: its content; `tip`: its last finished turn; `replaced`: the
+    finished turns that the append discards."""
 
     ids: "array[int]"
     tip: FinishedTurn | None
@@ -68,7 +69,7 @@ class TurnTree:
             )
 
     def truncate(self, to: int) -> None:
-        """Update the tree after the current log was cut to its first `to` ids."""
+        """Update the tree after the current log has been cut to its first `to` ids."""
         self._tip = _truncate(self._tip, to)
 
     def fork(self, at: int) -> "TurnTree":
@@ -114,8 +115,8 @@ class TurnTree:
         return AppendBase(ids, _truncate(past, len(ids)), replaced)
 
     def apply_base(self, base: "AppendBase") -> None:
-        """Continue from `base`: delete the turns that it replaces, and make its last turn that of
-        the current log."""
+        """Continue from an earlier turn: `base.tip` becomes the last finished turn of the session,
+        and the turns that an append discards (`base.replaced`) are deleted."""
         for past in base.replaced:
             del self._finished[past.turn_id]
         self._tip = base.tip

@@ -3,7 +3,8 @@
     ├─ instructions, tools ─┼─ out of window ─┼─ kept: 80 % of the context ─┼─ reserve ─┤
 
 Removing items from the window shifts all tokens after them, so that their KV is computed again.
-Therefore many items are removed at once, before the context is full and while no response waits.
+Therefore many items are removed at once, before the context is full, and never while a response is
+being generated.
 """
 
 import msgspec
@@ -20,8 +21,8 @@ class ContextWindow(msgspec.Struct, frozen=True):
     truncation: Truncation
 
     def fit(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with its oldest items out of window if it is too long. While a
-        response is open, or with truncation disabled, it is returned unchanged."""
+        """Move the oldest items out of window if the conversation is too long. Returns the
+        conversation unchanged while a response is open, or if truncation is disabled."""
         if self.truncation.mode == "disabled" or conversation.has_open_response:
             return conversation
         head = len(conversation.head.ids)
@@ -37,7 +38,9 @@ class ContextWindow(msgspec.Struct, frozen=True):
         return conversation.without_oldest(min(target, bound))
 
     def allows_change(self, old: Conversation, new: Conversation) -> bool:
-        """Whether the length of `new` allows an edit that changes `old` to `new`."""
+        """Whether an edit from `old` to `new` is allowed by its length: `new` fits the context, or
+        is no longer than `old`, or, with truncation, can be made to fit once the open response has
+        ended."""
         if new.length <= max(self.context_tokens, old.length):
             return True
         if self.truncation.mode == "disabled" or not new.has_open_response:

@@ -34,13 +34,13 @@ from continuo.realtime.protocol.items import ROOT, ContentPart, Item, MessageIte
 from continuo.realtime.protocol.settings import GenerationSettings, Tool
 
 _NON_MERGING_SUFFIX = " zq9"
-"""Text that is never merged with text before it into one token. `with_draft` uses it to find the
-ids that stay the same whatever text follows."""
+"""Text that is never merged with preceding text into one token. `with_draft` uses it to find the
+token ids that stay the same whatever text follows."""
 
 
 class Conversation(msgspec.Struct, frozen=True, eq=False):
-    """Items and ids of a conversation: the ids are those of `head`, then of `spans`, and `length`
-    counts them."""
+    """Items and token ids of a conversation. The ids are those of `head`, followed by those of
+    `spans`; `length` is their number."""
 
     template: ChatTemplate
     instructions: str
@@ -48,7 +48,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     head: Span
     spans: tuple[Span, ...] = ()
     out_of_window: tuple[Item, ...] = ()
-    """Items before all spans. They have no ids, because the model no longer sees them."""
+    """Items before all spans. They have no token ids, because the model no longer sees them."""
 
     @classmethod
     def start(cls, template: ChatTemplate, settings: GenerationSettings) -> "Conversation":
@@ -88,8 +88,9 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         raise KeyError(item_id)
 
     def compute_rewind(self, old: "Conversation") -> Rewind | None:
-        """Return the rewind that turns the ids of the older conversation `old` into these, or None
-        if all old ids are kept. Open responses have no ids and do not count."""
+        """Return the rewind that changes the token ids of the older conversation `old` to those of
+        this one, or None if all old ids are kept. Open responses are ignored, because they have no
+        ids."""
         same_spans = common_prefix_length(self.all_spans, old.all_spans)
         new_ids, old_ids = (
             [id for span in version.all_spans[same_spans:] for id in span.ids]
@@ -116,9 +117,10 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._tokenize([span for span in self.spans if not span.is_open], since=0)
 
     def render_header(self) -> tuple["Conversation", list[int]]:
-        """Render the header of a response at the end. Returns the conversation and the ids of the
-        header. In the returned conversation, spans may have other ids: some templates change
-        earlier messages when a header follows."""
+        """Render the header that opens a response at the end of the conversation. Returns the
+        conversation, and the token ids of the header. Earlier spans may have different ids in the
+        returned conversation, because some templates change earlier messages when a header
+        follows."""
         tokenization = self._begin_tokenization(self.all_spans)
         header = tokenization.render_header()
         return self._from_tokenization(tokenization), header
@@ -159,9 +161,9 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return fresh._tokenize(self.spans, since=0)
 
     def retokenize(self) -> "Conversation":
-        """Tokenize all items again from their text, because the ids belong to another model,
-        tokenizer or chat template. Open responses keep their positions. Raises BadRequest if the
-        template cannot render an item."""
+        """Tokenize all items again from their text. Needed if the token ids belong to another
+        model, tokenizer or chat template. Open responses keep their positions. Raises BadRequest if
+        the template cannot render an item."""
         spans = [
             new
             for span in self.spans
@@ -183,8 +185,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._move_out_of_window(len(self.spans) - 1)
 
     def with_draft(self, draft: str) -> "Conversation":
-        """Append the draft as the beginning of a user message. Its span has only the ids that stay
-        the same whatever text follows."""
+        """Append the draft as the beginning of a user message. Its span has only the token ids that
+        stay the same whatever text follows."""
         versions = [
             self.add_item(
                 MessageItem(id="draft", role="user", parts=(ContentPart("input_text", text),))
@@ -196,8 +198,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return msgspec.structs.replace(versions[0], spans=(*versions[0].spans[:-1], last))
 
     def reuse_spans(self, items: Sequence[Item]) -> list[Span]:
-        """Make spans for the items. Spans of this conversation that hold the same items are reused
-        with their ids."""
+        """Make spans for `items`. Where a span of this conversation has the same items, that span
+        is returned, with its ids; all other spans are not tokenized yet."""
         spans: list[Span] = []
         while items:
             known = (
@@ -220,7 +222,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._tokenize(spans, since=len(self.spans), tokens_max=tokens_max)
 
     def with_items_out_of_window(self, items: Sequence[Item]) -> "Conversation":
-        """Move all spans out of the window, and append `items` there too."""
+        """Move the items of all spans out of window, and append `items` to the items out of
+        window."""
         cut = self._move_out_of_window(len(self.spans))
         return msgspec.structs.replace(cut, out_of_window=(*cut.out_of_window, *items))
 
@@ -251,9 +254,9 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._tokenize(spans, since=at)
 
     def truncate_item(self, item: MessageItem, text: ModelText) -> "Conversation":
-        """Replace the item that has the id of `item`. The text of `item` is a prefix of the old
-        text. If the item was sampled, the tokens that lie within the prefix are kept; further items
-        of the same response are rendered from their text.
+        """Replace the item with the same id by `item`, whose text is a prefix of the old text. If
+        the item begins a sampled response, the tokens within the prefix are kept. Other items of
+        the same response are rendered from their text.
 
             prefix  ├─ sampled tokens that end within it ─┼─ its last characters, encoded again ─┤
         """
@@ -322,10 +325,10 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     def _tokenize(
         self, spans: Sequence[Span], *, since: int, tokens_max: int | None = None
     ) -> "Conversation":
-        """Return a conversation with `spans`, of which those before index `since` are unchanged and
-        keep their ids; the others are tokenized. All are tokenized if the template is not
-        append-stable and spans with ids are replaced, because the template may have changed earlier
-        spans on account of these. Raises TooLong above `tokens_max` tokens."""
+        """Return a conversation with `spans`. Those before index `since` are unchanged and keep
+        their ids; the others are tokenized. If spans with ids are replaced and the template is not
+        append-stable, all spans are tokenized, because the ids of earlier spans may depend on the
+        replaced ones. Raises TooLong above `tokens_max` tokens."""
         replaces_ids = any(span.ids for span in self.spans[since:])
         if replaces_ids and not self.template.is_append_stable:
             since = 0
@@ -363,7 +366,7 @@ def _is_open_response(span: Span, response_id: str) -> bool:
 
 
 def _split_span(span: Span, after: str) -> tuple[Span, Span]:
-    """Split a span after the item `after`. Both parts are rendered from their items, so that a
-    response loses its sampled ids."""
+    """Split a span after the item `after`. Both parts are rendered from their items; if the span is
+    a response, its sampled ids are lost."""
     at = 1 + next(n for n, item in enumerate(span.items) if item.id == after)
     return Span(span.items[:at]), Span(span.items[at:])

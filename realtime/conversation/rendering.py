@@ -55,8 +55,9 @@ def count_head_chars(settings: GenerationSettings) -> int:
 
 
 UNSTABLE_WORD_CHARS_MAX = 16
-"""Maximum number of characters at the end of a draft that are withheld from the engine as an
-unfinished word; no real word is longer."""
+"""Maximum number of characters at the end of a draft that are withheld from the engine, because
+their tokens may change while the last word is unfinished. Of a longer word (hardly any is real),
+only so many last characters are withheld."""
 
 
 def stable_prefix(draft: str) -> str:

@@ -66,7 +66,8 @@ class TextLimits(msgspec.Struct, frozen=True):
 
     def check_input(self, settings: GenerationSettings, items: Sequence[Item], param: str) -> None:
         """Check instructions, tools and items of a request. With truncation, each single item has
-        to fit beside instructions and tools; without it, all items together. Raises Refusal."""
+        to fit together with instructions and tools; without it, all items have to. Raises
+        Refusal."""
         head = count_head_chars(settings)
         sizes = [count_chars(item) for item in items]
         if settings.truncation.mode == "disabled":
@@ -84,8 +85,8 @@ class TextLimits(msgspec.Struct, frozen=True):
         self.check(count_head_chars(settings) + sum(map(count_chars, context)), names.input)
 
     def count_visible_items(self, items: Sequence[Item]) -> int:
-        """Count how many of the newest items can be in the context window at most: an upper bound
-        with some margin, computed from their characters."""
+        """Return an upper bound on the number of newest items that the context window can hold,
+        estimated from their length in characters."""
         tokens = 0
         for count, item in enumerate(reversed(items), 1):
             tokens += self.count_tokens_min(count_chars(item))

@@ -18,14 +18,14 @@ ToolSchemas = tuple[dict[str, Any], ...]
 
 
 class Span(msgspec.Struct, frozen=True, eq=False):
-    """The ids of one rendered message, or of one response, with the items that it holds."""
+    """The token ids of one rendered message, or of one response, with its items."""
 
     items: tuple[Item, ...] = ()
     ids: tuple[int, ...] = ()
     response_id: str | None = None
-    """Id of the response that the span is, or was cut from; None for any other span."""
+    """Id of the response whose output this span holds, or was cut from; None for other spans."""
     sampled_ids: tuple[int, ...] | None = None
-    """The part of `ids` that the model has drawn; None if the span is rendered from its items."""
+    """The part of `ids` that the model has sampled; None if the span is rendered from its items."""
     is_open: bool = False
     """Whether the span stands for a response that is being generated."""
     message: ChatMessage | None = None
@@ -37,7 +37,7 @@ class Span(msgspec.Struct, frozen=True, eq=False):
 
 
 class Tokenization:
-    """Assigns ids to the head, then to spans in the order in which they are added."""
+    """Assigns token ids to the head, then to spans in the order in which they are added."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Tokenization:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The head, then the spans."""
+        """Spans in order. The first one is the head."""
         return tuple(self._spans)
 
     @property
@@ -86,8 +86,8 @@ class Tokenization:
         self._messages.append(message)
 
     def render_header(self) -> list[int]:
-        """Return the ids of the header, which opens the assistant's turn. The template may change
-        the ids of earlier spans for it."""
+        """Return the token ids of the header, which opens the assistant's turn. May replace the ids
+        of earlier spans, which some templates render differently before a header."""
         return self._extend([], with_header=True)
 
     def _tokenize_head(self, system: str | None) -> Span:
@@ -96,8 +96,8 @@ class Tokenization:
         return Span(ids=tuple(self._template.extend([], self._messages, self._tools).ids))
 
     def _extend(self, new: list[ChatMessage], *, with_header: bool = False) -> list[int]:
-        """Return the ids of the message in `new`, or of the header, and replace the ids of the
-        earlier spans that the template renders differently now."""
+        """Return the ids of the one message in `new`, or those of the header if `new` is empty.
+        Also replaces the ids of earlier spans that the template renders differently as a result."""
         is_sampled = self._spans[-1].sampled_ids is not None
         extension = self._template.extend(
             self._messages, new, self._tools, with_header=with_header, is_sampled=is_sampled
@@ -133,7 +133,8 @@ class Tokenization:
 
 
 def merge_tool_calls(spans: Sequence[Span]) -> list[Span]:
-    """Merge spans of function calls into the assistant span before them, if both are rendered."""
+    """Merge spans of function calls into the assistant span before them, if both spans are rendered
+    from their items."""
     result: list[Span] = []
     for span in spans:
         last = result[-1] if result else None

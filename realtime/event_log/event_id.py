@@ -2,11 +2,17 @@
 
     event_EPOCH_OFFSET[_RESPONSE.BOUNDARIES.CHARS.CHECKSUM]…[-RESPONSE.PARTS][~NONCE]
 
-An event id says how much of a session's output a client has seen. It counts what the conversation
-itself can replay, not frames: logged events (items added or changed, responses started or ended),
-and for each response that was being generated the beginnings and ends of its items and the
-characters of the last one. So it means the same on any gateway, no matter how deltas were merged on
-the way.
+    EPOCH, OFFSET     epoch of the event log; number of logged events before this position
+    _RESPONSE.etc.    for each response that was being generated: its number and ResponseProgress
+    -RESPONSE.PARTS   PARTS server events of the next event were sent; RESPONSE is the number of the
+                      response that emits that event, empty for a logged event
+    ~NONCE            makes the id of an event that is not logged unique
+
+An event id says how much of a session's output a client has seen. It counts units that can be
+replayed from the conversation, not frames: logged events (items added or changed, responses started
+or ended) and, for each response that was being generated, the beginnings and ends of its items and
+the characters of the item being generated. An event id therefore has the same meaning on every
+gateway, even if deltas are merged before they are sent.
 """
 
 import re
@@ -28,12 +34,12 @@ class ResponseProgress(msgspec.Struct, frozen=True, gc=False):
     response_number: int
     """Offset of the logged event that started the response."""
     item_boundaries: int = 0
-    """Number of its items that have begun, plus the number of those that have ended."""
+    """Number of items of the response that have begun, plus the number of those that have ended."""
     chars: int = 0
-    """Characters so far of the item that has begun and not ended; 0 if there is none."""
+    """Characters so far of the item being generated; 0 if none is."""
     checksum: int = 0
     """CRC-32 of the output so far: its text, the names of called functions, and the status of ended
-    items. It must be the same if the response is generated again elsewhere."""
+    items. If another gateway generates the response again, its checksum must be equal."""
 
 
 class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -43,16 +49,17 @@ class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     open_responses: tuple[ResponseProgress, ...] = ()
     """Progress of the responses that are being generated."""
     response_number: int | None = None
-    """Response that the next event is output of; None if the next event is a logged event."""
+    """If the event after this position is output of a response (the beginning or end of an item, or
+    a delta): the number of that response. None if that event is a logged event."""
     emitted_parts: int = 0
-    """How many server events of the next event were already sent; one conversation event may be
-    encoded as several server events."""
+    """Number of server events already sent for the conversation event after this position, which
+    may be encoded as several."""
     nonce: str = ""
     """Random suffix of the id of an event that is not logged and not replayed, such as an error; it
     makes the id unique. Empty for all other events."""
     is_inclusive: bool = False
-    """Whether the position is after the event that carries this id, as for deltas, and not before
-    it."""
+    """Whether the position is after the event that carries this id: true for deltas. Otherwise the
+    position is before that event, and `encode` adds how many of its server events were sent."""
 
     def encode(self, part: int = 1) -> str:
         """Encode the id of one server event. `part`: its number, from 1, among the server events
@@ -77,7 +84,7 @@ class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 def parse_event_id(event_id: str) -> EventId | None:
-    """Parse an event id. Returns None if it is not one of this server's."""
+    """Parse an event id. Returns None if its format is not that of this server's ids."""
     found = _PATTERN.fullmatch(event_id)
     if found is None:
         return None
@@ -97,7 +104,7 @@ def parse_event_id(event_id: str) -> EventId | None:
 
 
 def make_unlogged_event_id(event_id: str | None) -> str | None:
-    """Make an event id at the position of another, so that a client resuming from it misses no
-    event. Returns None if that position is unknown."""
+    """Make the id of an unlogged event at the same position as `event_id`, so that a client that
+    resumes from it misses no event. Returns None if `event_id` is None or cannot be parsed."""
     position = parse_event_id(event_id) if event_id is not None else None
     return None if position is None else position.for_unlogged_event().encode()

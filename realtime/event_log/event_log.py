@@ -3,10 +3,10 @@
     logged    ItemAdded │ … │ ResponseStarted │ … │ ResponseEnded     numbered; the last few kept
     output    items as they begin, grow and end, between start and end of their response
 
-Logged events are emitted once they are in the store. Only the end of a response is emitted even
-while the store is unavailable; a client that later resumes where this event is unknown gets a
-snapshot. The output of a response is emitted at once, because it can be made again from its ids.
-The output of a response that has ended is replayed from its items.
+Logged events are emitted once they are in the store. The one exception is the end of a response,
+which is emitted even while the store is unavailable; a client that later resumes on a gateway
+without this event gets a snapshot. The output of a response is emitted at once, because it can be
+regenerated from its token ids. The output of a response that has ended is replayed from its items.
 """
 
 import zlib
@@ -33,8 +33,8 @@ LOGGED_EVENTS_MAX = 256
 """Number of logged events kept for replay; a client whose position is older gets a snapshot."""
 
 UNRESUMABLE = EventId(epoch="0")
-"""Position of events that are not in the order of the log: a client that has seen only such events
-gets a snapshot."""
+"""Position of the events of a snapshot, which the log cannot replay: a client that has seen only
+such events gets another snapshot."""
 
 
 class ReplayGap(Exception):
@@ -64,8 +64,14 @@ KeyError if the item is not in the conversation."""
 
 class EventLog:
     def __init__(
-        self, epoch: str, first_offset: int = 0, events: Iterable[LoggedEvent] = ()
+        self,
+        epoch: str,
+        first_offset: int = 0,
+        events: Iterable[LoggedEvent] = (),
+        on_gap: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_gap`: called if a response that is generated again differs from what the client has
+        seen."""
         self.epoch = epoch
         self._events = list(events)
         self._first_offset = first_offset
@@ -77,14 +83,12 @@ class EventLog:
         """The number of each response being generated, which is the offset of the event that
         started it, by response id."""
         self._ahead: dict[int, tuple[ResponseProgress, int]] = {}
-        """Responses, by number, of which the client has seen more than this gateway has, because
-        they were generated elsewhere and are being generated again. Each with the position up to
-        which the client has seen the output, and how many server events it has seen of the event
-        after that position. Their output is not emitted until it is past what the client has
-        seen."""
+        """Responses, by number, whose output the client has received up to a position that this
+        gateway has not reached yet, because they were first generated elsewhere. Values: this
+        position, and how many server events of the event after it the client has received. No
+        further output of a response is emitted until generation has passed this position."""
         self._listener: EventListener | None = None
-        self.on_gap: Callable[[], None] = lambda: None
-        """Called if a response that is generated again differs from what the client has seen."""
+        self._on_gap = on_gap
 
     @property
     def next_offset(self) -> int:
@@ -186,8 +190,8 @@ class EventLog:
             self._emit(EmittedEvent(event, id_before or self._make_event_id(is_inclusive=True)))
 
     def interrupt_response(self, response_id: str) -> None:
-        """Emit that the generation of a response is interrupted. A client that has seen more of its
-        output than this gateway has is waiting already and gets no event."""
+        """Emit that the generation of a response is interrupted. A client that has received more of
+        the output than this gateway has generated is already waiting, and gets no event."""
         number = self._response_numbers[response_id]
         if number not in self._ahead:
             item_id, chars = self._responses[number].find_open_item()
@@ -219,7 +223,7 @@ class EventLog:
 
     def _report_gap(self) -> None:
         self.detach()
-        self.on_gap()
+        self._on_gap()
 
     def _replay_ahead(
         self, stream: "_ResponseStream", since: ResponseProgress, seen_parts: int
@@ -306,16 +310,16 @@ class _Replay:
         streams: "dict[int, _ResponseStream]",
         find_previous: FindPreviousItem,
     ) -> None:
-        """`streams`: output, by response number, of the responses that are being generated or have
-        ended since that position."""
+        """`since`: the client's position. `streams`: output, by response number, of the responses
+        that are being generated or have ended since that position."""
         self.missed: list[EmittedEvent] = []
         self._since = since
         self._epoch = epoch
         self._streams = streams
         self._find_previous = find_previous
         self._reached = {progress.response_number: progress for progress in since.open_responses}
-        """Progress of each open response, by response number, that the client has reached after the
-        events in `missed`."""
+        """Position, by response number, that the client reaches in each open response by receiving
+        the events in `missed`. At first the position in `since`; advances as events are added."""
         self._seen_parts = {since.response_number: since.emitted_parts}
         self._response_of_item = {
             item_id: number for number, stream in streams.items() for item_id in stream.item_ids
@@ -344,8 +348,10 @@ class _Replay:
     def add_output_so_far(
         self, open_responses: KeysView[int], next_offset: int
     ) -> dict[int, tuple[ResponseProgress, int]]:
-        """Add the output so far of the responses being generated. Returns, in the form of
-        `EventLog._ahead`, the responses of which the client has seen more than this gateway has."""
+        """Add the output so far of the responses being generated. Returns those whose output the
+        client has received further than this gateway has generated it. Keys: response numbers.
+        Values: the client's position, and how many server events of the event after it the client
+        has received."""
         if self._reached.keys() != open_responses:
             raise ReplayGap
         ahead: dict[int, tuple[ResponseProgress, int]] = {}
@@ -357,8 +363,10 @@ class _Replay:
         return ahead
 
     def _add_item_before(self, event: ConversationEvent, offset: int) -> None:
-        """If `event` adds an item after one that an open response is generating, add the output of
-        that response first: the client must know the earlier item."""
+        """Prepare the replay of an event that adds an item after another one, which the client
+        must know. If an open response generates that other item, the output of the response is
+        replayed first. Raises ReplayGap if this gateway does not know the other item, but an open
+        response may generate it next."""
         previous = _previous_item_of(event)
         response = self._response_of_item.get(previous or "", -1)
         if response in self._reached and self._is_covered(response):
@@ -372,8 +380,8 @@ class _Replay:
         return self._streams[number].covers(self._reached[number], self._seen_parts.get(number, 0))
 
     def _expects_item(self, number: int) -> bool:
-        """Whether the client's position is between two items of a response. The next item may still
-        be unknown here."""
+        """Whether the client has received no part of an item after the last complete one of the
+        response with this number, so that the next event of the response begins an item."""
         return self._reached[number].item_boundaries % 2 == 0
 
     def _add_output(self, number: int, offset: int) -> None:
@@ -455,7 +463,8 @@ class _ResponseStream:
         self, since: ResponseProgress
     ) -> Iterator[tuple[ConversationEvent, ResponseProgress]]:
         """Yield the output after `since`, each event with the position after it. The stream must
-        cover `since`. Raises ReplayGap if the output up to `since` was different."""
+        cover `since`. Raises ReplayGap if the checksum shows that the client received different
+        output up to `since`."""
         if self._progress_at(since.item_boundaries, since.chars) != since:
             raise ReplayGap
         for n, output in enumerate(self._items):
@@ -473,8 +482,9 @@ class _ResponseStream:
                     yield output.ended, self._boundaries[end]
 
     def _progress_at(self, item_boundaries: int, chars: int) -> ResponseProgress:
-        """Return the progress, with its checksum, at `chars` characters after a number of item
-        boundaries."""
+        """Return the progress (a position with its checksum) after the first `item_boundaries`
+        beginnings and ends of items, and after `chars` characters of the item that is open
+        there."""
         if not chars:
             return self._boundaries[item_boundaries]
         return _advance(
@@ -484,8 +494,8 @@ class _ResponseStream:
 
 
 def _previous_item_of(event: ConversationEvent) -> str | None:
-    """Return the id of the item after which an event adds another; None for other events, and for
-    an item added at the beginning."""
+    """Return the id of the item after which `event` adds an item. Returns None if it adds the first
+    item, or no item."""
     match event:
         case ItemAdded(previous_item_id=previous) | TextCommitted(previous_item_id=previous):
             return previous
@@ -531,9 +541,14 @@ def _assign_event_ids(
     offset: int,
     seen_parts: int,
 ) -> Iterator[EmittedEvent]:
-    """Yield each output event of a response with its event id, and update the progress of the
-    response in `reached`. `events`: each with the position after it. `seen_parts`: how many server
-    events of the first one the client has already seen."""
+    """Yield the output events of a response with their event ids, and update the position of the
+    response in `reached`.
+
+    `events`: each event with the position after it, beginning at position `since`. `offset`: number
+    of logged events before them. `seen_parts`: number of server events of the first event that the
+    client has received (one event may be encoded as several server events). Raises ReplayGap if
+    `seen_parts` is not 0 and the first event is a delta.
+    """
     number = since.response_number
     for event, after in events:
         is_delta = isinstance(event, TextDelta | ArgumentsDelta)

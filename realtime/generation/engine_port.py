@@ -16,7 +16,7 @@ AppendMode = Literal["firm", "provisional", "commit"]
 
 
 class EnginePort(Protocol):
-    """The calls of `EngineClient`, which documents them."""
+    """The methods of `EngineClient` that sessions and responses call; documented there."""
 
     ready: EngineReady
     text: ModelText

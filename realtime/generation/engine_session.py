@@ -1,7 +1,7 @@
 """EngineSession: one session in the engine, and the gateway's copy of its token log.
 
-Makes the log equal to the ids of a conversation with the fewest tokens: rewinds to the first id
-that differs, then appends the new ids."""
+Makes the log equal to the ids of a conversation with as little prefill as possible: rewinds to the
+first id that differs, then appends the new ids."""
 
 import asyncio
 import contextlib
@@ -22,9 +22,9 @@ class SyncResult(msgspec.Struct, frozen=True):
 class EngineSession:
     """Client of one session in the engine. Its calls run one at a time.
 
-    The token log of the session, as far as known, is the ids of `_spans`, then `_tail` (ids after
-    the last span, such as a header), then `_draft`, which is provisional. `_spans` is None while
-    the session is not open or its log is unknown."""
+    The token log of the session, as far as known, consists of the token ids of `_spans`, then
+    `_tail` (token ids after the last span, such as a header), then `_draft`, which is provisional.
+    `_spans` is None while the session is not open or its log is unknown."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class EngineSession:
         fence: int = 0,
         may_exist: bool = False,
     ) -> None:
-        """`parent`: the session is opened as a fork of this one, with the ids that both logs begin
-        with, to share their KV. `fence`: fence of the session lease. `may_exist`: the session was
-        opened elsewhere, and an engine may still hold it."""
+        """`parent`: the engine session of which this one is opened as a fork, to share the KV of
+        the leading ids that both have in common. `fence`: fence of the session lease. `may_exist`:
+        the session was opened elsewhere, and an engine may still hold it."""
         self._engine = engine
         self._base_id = session_id
         self._reopen_count = 0
@@ -50,14 +50,15 @@ class EngineSession:
         self._draft: list[int] = []
         self._parent = parent
         self._stale_ids: list[str] = []
-        """Ids that this session had in the engine before `invalidate`, and that the engine may
-        still hold."""
+        """Earlier values of `session_id`, replaced by `invalidate`. The engine may still hold
+        sessions with these ids."""
         self._turn: TurnStream | None = None
         """The turn that is appending to the log; its ids are not in `_tail` yet."""
         self._lock = asyncio.Lock()
 
     def invalidate(self) -> None:
-        """Discard what is known of the log, after the engine was lost or did not respond."""
+        """Treat the engine's log as unknown, after the engine was lost or did not respond. The next
+        call opens the session again, under a new id."""
         self._stale_ids.append(self.session_id)
         self._spans, self._tail, self._draft, self._turn = None, [], [], None
         self._reopen_count += 1
@@ -79,7 +80,7 @@ class EngineSession:
         draft: Sequence[int] | None = None,
     ) -> SyncResult:
         """Make the engine's log the ids of `spans` and `tail`, then `draft`. `draft` None keeps the
-        present draft. Raises EngineError."""
+        current draft. Raises EngineError."""
         async with self._exclusive():
             try:
                 return await self._sync(tuple(spans), list(tail), draft)
@@ -90,8 +91,8 @@ class EngineSession:
 
     @contextlib.asynccontextmanager
     async def _exclusive(self) -> AsyncGenerator[None]:
-        """Hold the lock for one call. A cancelled call may still take effect in the engine, so the
-        log is unknown after it."""
+        """Hold the lock for one call. If the call is cancelled, invalidates the log, because the
+        call may still take effect in the engine."""
         async with self._lock:
             try:
                 yield
@@ -100,7 +101,8 @@ class EngineSession:
                 raise
 
     def fork(self, session_id: str) -> "EngineSession":
-        """Create a session that opens as a fork of this one, sharing the KV of their common ids."""
+        """Create a session that will be opened as a fork of this one, to share the KV of the
+        leading token ids that both have in common."""
         return EngineSession(
             self._engine, session_id, cache_scope=self._cache_scope, parent=self, fence=self._fence
         )
@@ -145,8 +147,8 @@ class EngineSession:
         self, spans: Sequence[Span], header: Sequence[int], sampling: Sampling, turn_id: str
     ) -> TurnStream:
         """Make the engine's log the ids of `spans` and `header`, and start a turn there. All
-        commands are sent together, so that the engine prefills none of the new ids before the turn
-        begins: the turn finds in KV only what was there before. Raises EngineError."""
+        commands are sent together, so that the turn begins before any of the new ids is prefilled;
+        its `cached_tokens` then counts only KV from before these commands. Raises EngineError."""
         async with self._exclusive():
             try:
                 return await self._start_turn(tuple(spans), list(header), sampling, turn_id)
@@ -155,8 +157,8 @@ class EngineSession:
                 return await self._start_turn(tuple(spans), list(header), sampling, turn_id)
 
     def commit_turn(self, turn: TurnStream, sampled_ids: Sequence[int]) -> None:
-        """Append the ids of an ended turn to the known log. Does nothing if that log was
-        invalidated while the turn ran."""
+        """Append the ids that an ended turn has sampled to the gateway's copy of the log. Does
+        nothing if the copy was invalidated while the turn ran."""
         if turn is not self._turn:
             return
         self._turn = None
@@ -166,12 +168,12 @@ class EngineSession:
         assert self.length == ended.length, "the known log is as long as the engine's"
 
     async def cancel_turn(self, turn: TurnStream, *, discard_output: bool = False) -> None:
-        """Cancel a turn. `discard_output` removes its ids from the log."""
+        """Cancel a turn. `discard_output`: also remove its sampled ids from the log."""
         await self._engine.cancel(turn.session, turn.id, discard_output=discard_output)
 
     def _invalidate_uncommitted(self) -> None:
-        """Invalidate the log if the last turn was never committed: the ids that it appended are
-        unknown."""
+        """Invalidate the log if the last turn was never committed: the token ids that it appended
+        are unknown."""
         if self._turn is not None:
             self.invalidate()
 
@@ -237,8 +239,8 @@ class EngineSession:
         self, spans: tuple[Span, ...], desired: Sequence[Span], tail: Sequence[int]
     ) -> tuple[int, list[int], list[int], int]:
         """Compare the log with the desired one. Returns four values: the number of leading spans
-        that are equal; the ids after these spans in the log; those in the desired log; and how many
-        leading ids of the two lists are equal."""
+        that are equal; the ids after these spans in the log; the ids after these spans in the
+        desired log; and how many leading ids of the two lists are equal."""
         same = common_prefix_length(spans, desired)
         old = [id for span in spans[same:] for id in span.ids] + self._tail
         new = [id for span in desired[same:] for id in span.ids] + list(tail)
@@ -263,9 +265,10 @@ class EngineSession:
     async def fork_into(
         self, child: str, desired: Sequence[Span], tail: Sequence[int], fence: int
     ) -> tuple[tuple[Span, ...], list[int]] | None:
-        """Fork the leading ids in common with `desired` and `tail` into the session `child`, under
-        the child's `fence`. Returns the spans and further ids of the child's log, or None if
-        nothing was forked. A running turn of this session continues."""
+        """Open the session `child` in the engine as a fork, with the leading ids that this log has
+        in common with `desired` and `tail`. `fence` is the child's. Returns the spans and further
+        ids of the child's log, or None if no session was opened. A running turn of this session
+        continues."""
         async with self._lock:
             spans = self._spans
             if spans is None:
@@ -281,8 +284,8 @@ class EngineSession:
             return spans[:same], old[:keep]
 
     async def _append(self, ids: list[int], *, final: bool) -> None:
-        """Append ids to the log. `final`: they replace the draft; the leading ids that are equal to
-        the draft's keep their KV."""
+        """Append token ids to the log. `final`: they replace the draft, and leading ids that equal
+        those of the draft keep their KV."""
         if final and self._draft:
             await self._engine.append(self.session_id, ids, "commit")
             self._draft = []

@@ -1,6 +1,6 @@
-"""Generation of one response: the engine session is brought up to the prompt, a turn runs, and its
-output is emitted as events once the response is accepted (stored). The response always ends: with
-the status `failed` if there is an error at any point."""
+"""Generation of one response: the token log of the engine session is made equal to the prompt, a
+turn runs, and its output is emitted as events once the response is accepted (stored). The response
+always ends: with the status `failed` if there is an error at any point."""
 
 import asyncio
 import contextlib
@@ -33,8 +33,8 @@ EmitEvent = Callable[[ConversationEvent], None]
 
 
 class Generation:
-    """A response that is being generated. `response` is its present state; when it has ended, its
-    settings contain the seed that was used. `sampled_ids` are the ids sampled so far."""
+    """A response that is being generated. `response` is its current state; when it has ended, its
+    settings contain the seed that was used. `sampled_ids` are the token ids sampled so far."""
 
     def __init__(
         self,
@@ -42,7 +42,10 @@ class Generation:
         engine_session: EngineSession,
         output: OutputItems,
         parser: OutputParser,
+        on_interrupted: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_interrupted`: called when the engine that runs the turn is lost, after the output
+        received until then was emitted."""
         self.response = response
         self.engine_session = engine_session
         self.sampled_ids: list[int] = []
@@ -50,9 +53,7 @@ class Generation:
         self._parser = parser
         self.is_refused = False
         """Whether the response was not accepted: no event is emitted, its output is discarded."""
-        self.on_interrupted: Callable[[], None] = lambda: None
-        """Called when the engine that runs the turn is lost, after the output received until then
-        was emitted."""
+        self._on_interrupted = on_interrupted
         self._is_cancelled = False
         self._current_turn: TurnStream | None = None
 
@@ -61,8 +62,8 @@ class Generation:
         return self._is_cancelled
 
     async def cancel(self) -> None:
-        """Cancel the turn within a step; `run` returns soon after. A turn that was requested just
-        before is cancelled too: the engine executes commands in order."""
+        """Cancel generation: the turn ends within one engine step, and `run` returns soon after. A
+        turn whose start is still in progress is cancelled as soon as it has started."""
         self._is_cancelled = True
         if self._current_turn is not None:
             await self.engine_session.cancel_turn(self._current_turn)
@@ -124,8 +125,6 @@ class Generation:
             await self.engine_session.cancel_turn(turn)
         if not await self._await_acceptance(accepted):
             await self.engine_session.cancel_turn(turn, discard_output=True)
-        if not self.is_refused:
-            turn.set_on_interrupted(lambda: self.on_interrupted())
         turn_ids: list[int] = []
 
         def consume_chunk(chunk: OutputChunk) -> None:
@@ -136,8 +135,12 @@ class Generation:
             for event in self._output.append(self._parser.push(chunk.text)):
                 emit(event)
 
+        def report_interruption() -> None:
+            if not self.is_refused:
+                self._on_interrupted()
+
         with contextlib.suppress(TurnFailed):  # `turn.ended` has the failure too
-            await turn.consume(consume_chunk)
+            await turn.consume(consume_chunk, report_interruption)
         ended = turn.ended
         assert ended is not None, "a consumed turn has ended"
         kept = ended.length - prompt.length

@@ -46,7 +46,7 @@ def _is_call_required(settings: GenerationSettings) -> bool:
 
 
 def _are_calls_constrained(settings: GenerationSettings) -> bool:
-    """Whether tool calls are allowed but restricted by a grammar."""
+    """Whether tool calls are allowed, but must follow a grammar."""
     if not settings.tools or settings.tool_choice.mode == "none":
         return False
     is_free = settings.tool_choice.mode == "auto" and settings.parallel_tool_calls

@@ -30,8 +30,9 @@ from continuo.realtime.protocol.items import (
 from continuo.realtime.protocol.response import Response
 
 PlaceItems = Callable[[tuple[Item, ...]], str | None]
-"""Records the items that a response has so far. Returns the id of the conversation item before the
-last of them, or None."""
+"""Callback of a response that puts the items it has so far into the conversation. Returns the id of
+the conversation's item before the last of them. Returns None if there is none, or if the response
+does not belong to a conversation."""
 
 
 class OutputItems:
@@ -81,7 +82,8 @@ class OutputItems:
         return events
 
     def finish(self, status: ItemStatus, *, needs_item: bool) -> Iterator[ConversationEvent]:
-        """End the current item. `needs_item`: start an empty message first if there is no item."""
+        """End the current item. `needs_item`: if the response has no item, add an empty message
+        first."""
         if needs_item and not self.items:
             yield from self._start_message()
         yield from self._end_item(status)

@@ -32,7 +32,7 @@ class OutputParser(Protocol):
     def push(self, text: str) -> Sequence[ParsedChunk]: ...
     def finish(self) -> Sequence[ParsedChunk]:
         """End the output. Returns the chunks of the text that was held back because it might have
-        become a call."""
+        been the beginning of a call."""
         ...
 
 

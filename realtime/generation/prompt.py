@@ -1,4 +1,4 @@
-"""Prompt: the ids that a response is generated from, and how they are sampled."""
+"""Prompt: the token ids from which a response is generated, and its sampling parameters."""
 
 import secrets
 

@@ -13,12 +13,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LONG_TEXT_CHARS = 64 * 1024
-"""Texts longer than this have their own thread: each takes from 50 ms to a second."""
+"""Texts longer than this are tokenized on a second thread, so that they do not delay shorter ones:
+each takes from 50 ms to a second."""
 
 
 class TokenizerThreads:
     def __init__(self, off_loop_chars: int) -> None:
-        """Work on at most `off_loop_chars` characters runs on the event loop itself."""
+        """`off_loop_chars`: texts with more characters than this are tokenized on a thread, shorter
+        ones on the event loop."""
         self._off_loop_chars = off_loop_chars
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._long_text_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer of long texts")

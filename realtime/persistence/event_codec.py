@@ -1,7 +1,7 @@
 """Codec of the event log in the store. Pure.
 
-Stored events are small: they contain the ids of items, and neither items nor settings, which are in
-the entries and the state of the session."""
+Stored events are small: they contain only the ids of items, because the items are in the entries of
+the session, and no settings, which are in its state."""
 
 import re
 from collections.abc import Sequence
@@ -98,7 +98,7 @@ class _PackedUsage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _PackedResponse(msgspec.Struct, frozen=True, array_like=True):
-    """A response as its start and end events contain it. For items of the conversation, only ids
+    """A response, as contained in its start and end events. For items of the conversation, only ids
     are stored."""
 
     id: _PackedId
@@ -218,9 +218,10 @@ def decode_events(
     conversation: Conversation,
     conversation_id: str,
 ) -> list[LoggedEvent]:
-    """Decode the newest events, back to the first that cannot be replayed exactly. Returns them
-    oldest first. `settings`, `conversation`: the present ones, to which the events refer.
-    `conversation_id`: set in the decoded responses."""
+    """Decode events, from the newest back to the first that cannot be replayed exactly, which is
+    left out with all older ones. Returns the events oldest first. `settings`, `conversation`: those
+    of the session now, to which the events refer. `conversation_id`: set in the decoded
+    responses."""
     items = {item.id: item for item in conversation.items()}
     logged_events: list[LoggedEvent] = []
     is_configured = False

@@ -32,7 +32,7 @@ class LeaseHolder:
         self._store = store
         self._ttl_s = ttl_s
         self._has_unconfirmed_call = False
-        """Whether a call under this lease got no reply, and so may still arrive at the store."""
+        """Whether a call under this lease got no reply, and so may still reach the store."""
         self.has_store_lost_fence = False
         """Whether the store has lost a fence that it granted, and so perhaps other data too."""
         self._is_stopped = False
@@ -43,8 +43,9 @@ class LeaseHolder:
     ) -> T:
         """Make a call under the current lease, and repeat it if the lease is replaced meanwhile.
 
-        `harmless_when_late`: the call does no harm if it arrives after later calls, so that a
-        missing reply needs no new fence. Raises StoreError; LeaseLost only if another gateway owns
+        If a call gets no reply, the next one first claims a new fence, so that the late call is
+        refused. `harmless_when_late`: omit that, because the call does no harm even after later
+        calls. Raises StoreError; LeaseLost only if another gateway owns
         the session."""
         while True:
             lease = self.lease

@@ -1,9 +1,9 @@
 """Codec of a stored session. Pure.
 
-    log     head │ out-of-window items │ spans … │ draft pieces …     entries: ids, and a JSON body
-    state   settings, the offset of the first event, and the model that the ids belong to
+    log     head │ out-of-window items │ spans … │ draft pieces …     entries: token ids, JSON body
+    state   settings, the offset of the first event, and the model that the token ids belong to
 
-The placeholder of a response that is being generated is an entry without ids.
+The placeholder of a response that is being generated is an entry without token ids.
 """
 
 from collections.abc import Iterable, Sequence
@@ -181,14 +181,15 @@ def _decode_entry(entry: Entry) -> ConversationEntry:
 class StoredState(msgspec.Struct, frozen=True, kw_only=True):
     settings: GenerationSettings
     first: int = 0
-    """Offset in the event log of the event that has number 0 in the store."""
+    """Offset, in the event log, of the event that has number 0 in the store."""
     model: str = ""
-    """Digest of the model, tokenizer and chat template that the ids belong to; empty if unknown."""
+    """Digest of the model, tokenizer and chat template that the token ids belong to; empty if
+    unknown."""
 
 
 def is_same_model(model: str, digest: str) -> bool:
-    """Whether stored ids belong to the model with this digest. False if their model is unknown
-    (empty)."""
+    """Whether the token ids stored under `model` belong to the model with this digest. False if
+    `model` is empty, which means unknown."""
     return model != "" and model == digest
 
 

@@ -1,14 +1,14 @@
 """SessionWriter: writes one session to the store, and keeps track of what the store has.
 
-Each write makes the stored session equal to the desired one with the fewest entries, as
-`EngineSession` does in the engine.
+Each write makes the stored session equal to the desired one by replacing as few entries as
+possible, as `EngineSession` does with the ids in the engine.
 
 A failed write may or may not have taken effect, so the next write repeats its changes. If the store
 has lost the session, or its latest changes, the whole session is written again.
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -62,19 +62,19 @@ class SessionChanges(msgspec.Struct, frozen=True, kw_only=True):
     is_epoch_changed: bool = False
     request: IdempotentRequest | None = None
     revoked_request: IdempotentRequest | None = None
-    """A request whose outcome was written, but whose change was rolled back; a retry is
-    executed."""
+    """A request whose outcome was written, but whose change was rolled back. Its outcome is
+    removed, so that a retry is executed."""
     started_response: ResponseCheckpoint | None = None
     restarted_response: ResponseCheckpoint | None = None
-    """Checkpoint of a response that was started before; it replaces the one in the store."""
+    """New checkpoint of a response that was started earlier; it replaces the one in the store."""
     ended_response: str | None = None
     """Id of a response that has ended."""
 
 
 class SessionWriter:
-    """Writes one session. All calls but `journal` must be made one after the other."""
+    """Writes one session. Calls must not overlap, except calls of `journal`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the store already has, by keyword
         self,
         store: Store,
         lease: SessionLease,
@@ -85,12 +85,17 @@ class SessionWriter:
         base_offset: int = 0,
         model_digest: str = "",
         replaces_all: bool = False,
+        completed_requests: Mapping[str, IdempotentRequest] | None = None,
+        on_replaced: Callable[[], None] = lambda: None,
     ) -> None:
-        """`new`: creates the session again if the store has lost it. The store has `entries`, and
-        the events before the offset `written_offset`; the event at `base_offset` has number 0
-        there. `model_digest`: the model that the ids belong to. `replaces_all`: the stored ids
-        belong to another model, and the first write replaces all entries, the state and the epoch
-        atomically."""
+        """`new`: used to create the session again if the store has lost it. `entries`,
+        `written_offset`: the store already has these entries, and the events before this offset.
+        `base_offset`: offset of the event that has number 0 in the store. `model_digest`: that of
+        the model to which the token ids belong. `replaces_all`: the stored token ids belong to
+        another model, and the first write replaces all entries, the state and the epoch
+        atomically. `completed_requests`: the completed requests of the client by idempotency key,
+        which are restored in a store that has lost them. `on_replaced`: called when another gateway
+        turns out to own the session."""
         self._model_digest = model_digest
         self._replaces_all = replaces_all
         self._store = store
@@ -98,8 +103,8 @@ class SessionWriter:
         self._lease_holder = LeaseHolder(store, lease, new.ttl_s)
         self.base_offset = base_offset
         self._written_offset = self._possibly_written_offset = written_offset
-        """Offset before which the store has all events, and offset before which it may have
-        them."""
+        """The store has all events before `_written_offset`, and may have those before
+        `_possibly_written_offset`."""
         self._confirmed_entries: tuple[ConversationEntry, ...] = entries
         """The leading entries of the stored log that the store certainly has."""
         self._has_unconfirmed_entries = False
@@ -113,11 +118,10 @@ class SessionWriter:
         self._needs_full_write = False
         """Whether the store has lost data, so that the next write contains the whole session."""
         self._is_stopped = False
-        self.completed_requests: Callable[[], Collection[IdempotentRequest]] = lambda: ()
-        """Returns the completed requests of the client, which are restored in a store that has
-        lost them."""
-        self.on_replaced: Callable[[], None] = lambda: None
-        """Called when another gateway turns out to own the session."""
+        self._completed_requests: Mapping[str, IdempotentRequest] = (
+            {} if completed_requests is None else completed_requests
+        )
+        self.on_replaced = on_replaced
 
     @property
     def lease(self) -> SessionLease:
@@ -174,9 +178,10 @@ class SessionWriter:
         )
         overwrites = self._needs_full_write or self._has_unconfirmed_write
         requested_keys = {changes.request.key} if changes.request else set[str]()
-        # A retried request keeps its key: an older write of it that arrives late is a duplicate.
+        # The key of a retried request is not revoked: an earlier write of the request that
+        # arrives late is then a duplicate.
         revoked_keys = self._revoked_keys - requested_keys
-        completed = self.completed_requests() if self._needs_full_write else ()
+        completed = self._completed_requests.values() if self._needs_full_write else ()
         restored = tuple(
             request
             for request in completed
@@ -217,7 +222,8 @@ class SessionWriter:
         if self._lease_holder.has_store_lost_fence:
             raise SessionDataLost(self.lease.session, "its fence was older than the lease")
         if isinstance(written, DuplicateWrite):
-            # An earlier attempt, refused to the client, stored the key: the change is made now.
+            # An earlier attempt, which the client saw refused, has stored the key: write the change
+            # now, without the key.
             assert changes.request is not None, "only a request has a duplicate"
             self._revoked_keys.discard(changes.request.key)
             await self._write(desired, msgspec.structs.replace(changes, request=None))
@@ -240,7 +246,7 @@ class SessionWriter:
 
     async def _recover(self, desired: DesiredSession) -> None:
         """Recover from data loss in the store: take the lease again and schedule a full rewrite,
-        applied atomically, so that no other gateway finds a part of the session."""
+        applied atomically, so that no other gateway reads a partial session."""
         self._needs_full_write = True
         try:
             await self._lease_holder.claim()
@@ -269,8 +275,8 @@ class SessionWriter:
         self._written_offset = min(self._written_offset, offset)
 
     async def find_result(self, request: IdempotentRequest) -> bytes | None:
-        """Return the recorded result of a request, or None if it was not executed. Raises
-        IdempotencyConflict, StoreError."""
+        """Return the recorded result of a request, or None if the request was not executed before.
+        Raises IdempotencyConflict, StoreError."""
         if request.key in self._revoked_keys:
             return None
         try:
@@ -288,8 +294,8 @@ class SessionWriter:
         )
 
     async def journal(self, response_id: str, first: int, ids: tuple[int, ...]) -> int:
-        """Write ids [first, first + len) of a response. Returns how many of its ids are stored.
-        Raises StoreError."""
+        """Write sampled token ids of a response; `first` is the offset of the first of them.
+        Returns how many token ids of the response are stored. Raises StoreError."""
         return await self._lease_holder.run(
             lambda lease: self._store.journal(lease, response_id, first, ids),
             harmless_when_late=True,
@@ -300,15 +306,15 @@ class SessionWriter:
         await self._lease_holder.claim()
 
     async def extend_deadline(self, ttl_s: float, *, is_parked: bool) -> None:
-        """Extend the deadline of the session to `ttl_s` from now, under the present lease. If a
-        client resumes the session meanwhile, which claims it, the deadline of that claim remains.
-        Raises StoreError."""
+        """Extend the deadline of the session to `ttl_s` from now, under the current lease. If a
+        client resumes the session meanwhile, the deadline set by that claim remains. Raises
+        StoreError."""
         await self._store.extend_deadline(self._lease_holder.lease, ttl_s, is_parked=is_parked)
 
     async def confirm(self) -> None:
         """Confirm that this gateway owns the session. If the store has lost the claim, the session
         is claimed again at once: otherwise the store would accept writes of the previous owner,
-        which may be suspended and wake up. Raises StoreError."""
+        which may resume after a suspension. Raises StoreError."""
         try:
             await self._lease_holder.run(self._store.confirm, harmless_when_late=True)
         except SessionDataLost:

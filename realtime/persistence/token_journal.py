@@ -1,5 +1,5 @@
-"""Token journal: the ids of open responses are written to the store while they are sampled, those
-of many responses in one call."""
+"""Token journal: the token ids of open responses are written to the store while they are sampled,
+with one call for many responses."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ from continuo.realtime.store import (
 log = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S = 0.1
-"""Maximum time between emitting an id and writing it to the store, while the store is available."""
+"""Maximum time between emitting a token id and writing it to the store, while the store is
+available."""
 _WORKERS = 4
-"""Number of tasks that flush the journals of a gateway. Each has a share of the responses and
-writes these in one call per interval: one call for all responses would delay other work of that
-moment."""
+"""Number of tasks that flush the journals of a gateway. Each task flushes its share of the journals
+in one call per interval; a single call for all journals would delay other work for too long."""
 
 
 class TokenJournal:
@@ -59,7 +59,7 @@ class TokenJournal:
         )
 
     def mark_written(self, count: int) -> None:
-        """Record that the store has the first `count` ids."""
+        """Record that the first `count` ids are in the store."""
         self._written = count
 
     async def flush(self) -> None:
@@ -75,8 +75,8 @@ class TokenJournal:
             raise
 
     async def retry_flush(self) -> None:
-        """Write the pending ids in a separate call, after `journal_all` has skipped them without a
-        reason. Never raises StoreError."""
+        """Write the pending ids in a separate call, because `journal_all` does not report why it
+        skipped them. Never raises StoreError."""
         try:
             await self.flush()
         except StoreUnavailable:
@@ -85,7 +85,7 @@ class TokenJournal:
             self._is_closed = True
             self._session_writer.on_replaced()
         except StoreError as error:
-            log.warning("journal of %s: %s", self._response_id, error)
+            log.warning("the journal of response %s failed: %s", self._response_id, error)
             self._written = 0  # the store has lost the response; its session writer restores it
 
 

@@ -22,10 +22,7 @@ class CloseCode(IntEnum):
 
 EXPLANATIONS: dict[CloseCode, tuple[str, bool]] = {
     CloseCode.NORMAL_CLOSURE: ("closed by the client, or at its maximum duration", False),
-    CloseCode.UNSUPPORTED_DATA: (
-        "a binary frame, or a text frame where MessagePack was negotiated",
-        False,
-    ),
+    CloseCode.UNSUPPORTED_DATA: ("a binary frame", False),
     CloseCode.INVALID_DATA: ("too many frames in a row that are not valid events", False),
     CloseCode.POLICY_VIOLATION: ("refused: unauthorized, unknown model, or not possible", False),
     CloseCode.MESSAGE_TOO_BIG: ("a frame far over the limit", False),

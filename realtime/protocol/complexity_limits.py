@@ -47,47 +47,6 @@ def count_json_values(frame: str | bytes, limit: int) -> int:
     return values.count
 
 
-def count_msgpack_values(frame: bytes, limit: int) -> int:
-    """Check whether a MessagePack frame has more than `2 * limit` values: twice the limit, because
-    keys count as values too. Returns a number above `2 * limit` if it has, else 1. Bytes that are
-    not MessagePack are counted as if they were."""
-    if len(frame) <= 2 * limit:
-        return 1
-    at = count = 0
-    while at < len(frame) and count <= 2 * limit:
-        count += 1
-        at += _msgpack_value_bytes(frame, at)
-    return count if count > 2 * limit else 1
-
-
-_FIXED_SIZES = (
-    {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}  # integers
-    | {0xCA: 4, 0xCB: 8}  # floats
-    | {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}  # extensions
-    | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays and maps: only their length
-)
-"""Number of bytes that follow the first byte of a value, by the first byte."""
-_LENGTH_PREFIXES = (
-    {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}  # strings
-    | {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0)}  # bytes
-    | {0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}  # extensions
-)
-"""Sizes by the first byte of a value: of its length field, and of the gap from that to the
-payload."""
-
-
-def _msgpack_value_bytes(frame: bytes, at: int) -> int:
-    """Return the size of the value that begins at `at`, without the elements of an array or map."""
-    kind = frame[at]
-    if 0xA0 <= kind <= 0xBF:
-        return 1 + kind - 0xA0
-    if sized := _LENGTH_PREFIXES.get(kind):
-        length_bytes, gap = sized
-        payload = int.from_bytes(frame[at + 1 : at + 1 + length_bytes], "big")
-        return 1 + length_bytes + gap + payload
-    return 1 + _FIXED_SIZES.get(kind, 0)
-
-
 class _JsonValueCounter:
     """Count the values of a JSON text that is fed in pieces."""
 

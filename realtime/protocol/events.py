@@ -22,8 +22,8 @@ class RateLimitStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Data with which a client can resume its session, and how this connection resumed it, if
-    so."""
+    """Data with which a client can resume its session, and how this connection resumed the session,
+    if it did."""
 
     session_id: str
     epoch: str
@@ -51,8 +51,8 @@ class SessionResumed(msgspec.Struct, frozen=True):
 
 
 class Rewind(msgspec.Struct, frozen=True):
-    """Effect of an edit on KV: the number of tokens at the beginning that keep their KV, and of
-    tokens after them that are prefilled, again or for the first time."""
+    """Effect of an edit on KV: the number of leading tokens that keep their KV, and the number of
+    tokens after them that must be prefilled."""
 
     kept_tokens: int
     prefill_tokens: int
@@ -61,7 +61,8 @@ class Rewind(msgspec.Struct, frozen=True):
 class SessionConfigured(msgspec.Struct, frozen=True):
     settings: GenerationSettings
     rewind: Rewind | None = None
-    """Effect on KV, in this event and those below; None if all KV stays valid."""
+    """Effect of the change on KV; None if all KV stays valid. The fields `rewind` of other events
+    have the same meaning."""
 
 
 class ItemAdded(msgspec.Struct, frozen=True):
@@ -149,7 +150,7 @@ class ResponseInterrupted(msgspec.Struct, frozen=True):
     item_id: str | None
     """The item that was being generated, if any."""
     sent_chars: int
-    """Characters (code points) of that item that were emitted before the interruption."""
+    """Characters (code points) of the item `item_id` that were emitted before the interruption."""
 
 
 class ResponseSteered(msgspec.Struct, frozen=True, tag="Steered"):

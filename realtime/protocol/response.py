@@ -56,5 +56,5 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool = False
     """Whether the response is stored, so that other connections can continue it."""
     created_s: int = 0
-    """Unix time."""
+    """Unix time of creation, in seconds."""
     ended_s: int | None = None

@@ -43,7 +43,7 @@ class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     """Maximum number of output tokens of a response; None means up to the context."""
     sampling: Sampling = Sampling()
-    """Here without `max_tokens` and `stop_ids`, which are set when a turn starts. `grammar`
-    constrains the text of a response; the rules for tool calls are added then."""
+    """`max_tokens` and `stop_ids` are not set here, but when a turn starts. `grammar` constrains
+    the text of a response; when a turn starts, the rules for tool calls are added to it."""
     truncation: Truncation = Truncation()
     extras: str = "{}"

@@ -42,7 +42,8 @@ def invalid_parameter(param: str, reason: str, *, code: str = "invalid_value") -
 def explain(
     problem: str, allowed_values: AllowedValues | None = None
 ) -> tuple[str, str, str | None]:
-    """Translate the text of a msgspec error to (message, code, path of the field)."""
+    """Translate the text of a msgspec error to (message, code, path of the field); the path is None
+    if the error concerns the whole frame."""
     path = ""
     if at := _AT.search(problem):
         path = at["path"].removeprefix("$").removeprefix(".")

@@ -10,7 +10,7 @@ from continuo.realtime.event_log.event_id import EventId, parse_event_id
 from continuo.realtime.protocol.settings import GenerationSettings
 
 DIGEST_BYTES = 32
-"""Size of a SHA-256 digest."""
+"""Size of the SHA-256 digests of resume tokens and client secrets (see `make_secret`)."""
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -69,12 +69,12 @@ class ForkRequest(msgspec.Struct, frozen=True):
     session_id: str
     item_id: str | None = None
     token: str | None = None
-    """Resume token of the copied session."""
+    """Resume token of the original session, `session_id`."""
 
 
 class ResumeRequest(msgspec.Struct, frozen=True):
-    """A request to resume a session after the last event received. `last_event_id` None: with a
-    snapshot."""
+    """A request to resume a session after the last event received. `last_event_id` None: the client
+    gets a snapshot."""
 
     session_id: str
     last_event_id: str | None = None
@@ -96,8 +96,8 @@ def may_resume(
 def check_may_resume(
     resume_request: ResumeRequest, credentials: Credentials | None, owner: Owner
 ) -> None:
-    """Check that a session may be resumed. Raises the refusal of an unknown session if it may
-    not."""
+    """Check that a session may be resumed. If it may not, raises the same Refusal as for an unknown
+    session."""
     if not may_resume(resume_request, credentials, owner):
         raise session_not_found(resume_request)
 

@@ -27,6 +27,8 @@ from continuo.realtime.persistence.session_writer import SessionWriter
 from continuo.realtime.persistence.token_journal import JournalFlusher
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.rate_limit import RateLimits, TenantRateLimits
+from continuo.realtime.registry.open_sessions import SessionObserver
+from continuo.realtime.session.idempotency_keys import IdempotencyKeys
 from continuo.realtime.session.session import Session
 from continuo.realtime.session.state import SessionState
 from continuo.realtime.session.status import SessionStatus
@@ -36,7 +38,7 @@ from continuo.realtime.session.unit_of_work import (
     UnitOfWork,
     wire_epoch,
 )
-from continuo.realtime.store import NewSession, SessionLease, Snapshot, Store
+from continuo.realtime.store import IdempotentRequest, NewSession, SessionLease, Snapshot, Store
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +70,18 @@ def create(
     initial: InitialState,
     cache_scope: str,
     parent_engine_session: EngineSession | None,
+    observer: SessionObserver,
 ) -> Session:
-    """Create the `Session` of a session that was just created in the store."""
-    session_writer = SessionWriter(factory.store, lease, new, model_digest=factory.model_digest)
+    """Create the `Session` object for a session that was just created in the store."""
+    recorded: dict[str, IdempotentRequest] = {}
+    session_writer = SessionWriter(
+        factory.store,
+        lease,
+        new,
+        model_digest=factory.model_digest,
+        completed_requests=recorded,
+        on_replaced=observer.on_replaced,
+    )
     engine_session = EngineSession(
         factory.engine,
         lease.session,
@@ -78,7 +89,7 @@ def create(
         parent=parent_engine_session,
         fence=lease.fence,
     )
-    event_log = EventLog(wire_epoch(lease.store_epoch, 0))
+    event_log = EventLog(wire_epoch(lease.store_epoch, 0), on_gap=observer.on_gap)
     rate_limits = factory.rate_limits.for_tenant(new.tenant)
     return _build_session(
         factory,
@@ -87,8 +98,8 @@ def create(
         engine_session,
         cache_scope,
         event_log,
+        IdempotencyKeys(session_writer, recorded, is_complete=True),
         rate_limits,
-        is_loaded=False,
     )
 
 
@@ -98,10 +109,11 @@ async def load(
     new: NewSession,
     snapshot: Snapshot,
     cache_scope: str,
+    observer: SessionObserver,
 ) -> Session:
-    """Load a session from the store. If its ids are of another model, the conversation is rendered
-    again, event ids issued before can no longer be resumed from, and the first write replaces all
-    that is stored. Raises Refusal if this model cannot continue the session."""
+    """Load a session from the store. If its token ids are of another model, the conversation is
+    rendered again, event ids issued before can no longer be resumed from, and the first write
+    replaces all that is stored. Raises Refusal if this model cannot continue the session."""
     state = decode_state(snapshot.state)
     decoded = decode_conversation(snapshot.entries, factory.template, state.settings)
     entries, conversation, epoch = decoded.entries, decoded.conversation, snapshot.metadata.epoch
@@ -115,7 +127,10 @@ async def load(
         events = decode_events(
             snapshot.events.bodies, state.settings, conversation, conversation_id
         )
-    event_log = EventLog(wire_epoch(lease.store_epoch, epoch), next_offset - len(events), events)
+    event_log = EventLog(
+        wire_epoch(lease.store_epoch, epoch), next_offset - len(events), events, observer.on_gap
+    )
+    recorded: dict[str, IdempotentRequest] = {}
     session_writer = SessionWriter(
         factory.store,
         lease,
@@ -125,6 +140,8 @@ async def load(
         base_offset=state.first,
         model_digest=factory.model_digest,
         replaces_all=is_other_model,
+        completed_requests=recorded,
+        on_replaced=observer.on_replaced,
     )
     engine_session = EngineSession(
         factory.engine, lease.session, cache_scope=cache_scope, fence=lease.fence, may_exist=True
@@ -138,8 +155,8 @@ async def load(
         engine_session,
         cache_scope,
         event_log,
+        IdempotencyKeys(session_writer, recorded, is_complete=False),
         rate_limits,
-        is_loaded=True,
     )
     session.resume_responses(snapshot.running_responses)
     return session
@@ -173,7 +190,7 @@ async def _rerender(
     oldest items if it is too long. Raises Refusal."""
     session_id, window = snapshot.metadata.id, factory.context_window(state.settings)
     logger.warning(
-        "session %s was begun on another model (%s, this one is %s): it is rendered anew",
+        "session %s was begun on another model (%s, this one is %s): it is rendered again",
         session_id,
         state.model or "unknown",
         factory.model_digest,
@@ -223,9 +240,8 @@ def _build_session(
     engine_session: EngineSession,
     cache_scope: str,
     event_log: EventLog,
+    idempotency_keys: IdempotencyKeys,
     tenant_rate_limits: TenantRateLimits,
-    *,
-    is_loaded: bool,
 ) -> Session:
     context_window = factory.context_window(initial.settings)
     unit_of_work = UnitOfWork(
@@ -243,7 +259,7 @@ def _build_session(
         factory.limits,
         factory.journal_flusher,
         unit_of_work,
+        idempotency_keys,
         tenant_rate_limits,
-        cache_scope=cache_scope,
-        is_loaded=is_loaded,
+        cache_scope,
     )

@@ -11,11 +11,8 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
-from functools import partial
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from weakref import WeakValueDictionary
-
-import msgspec
 
 from continuo.engine import ChatTemplate
 from continuo.realtime.conversation.conversation import Conversation
@@ -48,6 +45,14 @@ from continuo.realtime.registry.access import (
     session_not_found,
 )
 from continuo.realtime.registry.factory import SessionFactory, create, load
+from continuo.realtime.registry.open_sessions import (
+    CloseConnection,
+    Holder,
+    OpenSession,
+    OpenSessions,
+    SessionObserver,
+)
+from continuo.realtime.registry.ownership import DELETED, OwnershipChecks, close_replaced
 from continuo.realtime.registry.remote_sessions import RemoteSessions
 from continuo.realtime.session.session import Session
 from continuo.realtime.session.status import SessionStatus
@@ -56,30 +61,19 @@ from continuo.realtime.store import (
     LeaseLost,
     NewSession,
     SessionDataLost,
-    SessionEnded,
     SessionNotFound,
     Store,
     StoreError,
     StoreReplaced,
     StoreUnavailable,
-    sweep_overdue,
 )
 
 log = logging.getLogger(__name__)
 
 
-OWNERSHIP_CHECKS_MAX = 32
-"""Sessions whose ownership is checked in one sweep."""
-EXPIRED_MAX = 10_000
-"""Number of expired sessions whose ids are remembered, so that resuming one is refused as expired
-and not as unknown."""
-
-DELETED = "the session was deleted"
-
 WHOLE_TENANT = Access()
 """Access to every session of a tenant."""
 
-CloseConnection = Callable[[CloseCode, str], None]
 PingClient = Callable[[], Awaitable[bool]]
 
 
@@ -88,38 +82,24 @@ async def _assume_alive() -> bool:
 
 
 def _close_at_other_gateway(code: CloseCode, reason: str) -> None:
-    """Do nothing: in place of closing a connection of another gateway, which detects the takeover
-    itself."""
+    """Do nothing. Used as `close_connection` of a holder on another gateway, which detects the
+    takeover itself and closes the connection."""
 
 
-class _Holder(msgspec.Struct, frozen=True):
-    """The fence and connection that hold a session at one moment. If they have changed, the session
-    was taken over meanwhile."""
+class _Observer:
+    """Reports the events of one session to the registry.
 
-    fence: int
-    close_connection: CloseConnection | None
-    """Closes the connection; None if the session is parked."""
+    It knows the session by its id alone, so that an unloaded session is in no reference cycle."""
 
+    def __init__(self, registry: "Registry", session_id: str) -> None:
+        self._registry = registry
+        self._session_id = session_id
 
-class _OpenSession(msgspec.Struct):
-    """A session of this process, connected or parked."""
+    def on_replaced(self) -> None:
+        self._registry.on_replaced(self._session_id, self)
 
-    session: Session
-    owner: Owner
-    close_connection: CloseConnection | None
-    """Closes the connection; None if the session is parked."""
-    timers: tuple[asyncio.TimerHandle, ...] = ()
-    """Timers of a parked session: to pause its generation, and to expire it."""
-    unloading: "asyncio.Task[None] | None" = None
-
-    @property
-    def holder(self) -> _Holder:
-        return _Holder(self.session.fence, self.close_connection)
-
-    def cancel_timers(self) -> None:
-        for timer in self.timers:
-            timer.cancel()
-        self.timers = ()
+    def on_gap(self) -> None:
+        self._registry.on_gap(self._session_id, self)
 
 
 class Registry:
@@ -152,77 +132,25 @@ class Registry:
         self._store = store
         self._gateway_id = generate_id("gate")
         self._secret = secret or secrets.token_bytes(32)
-        self._sessions: dict[str, _OpenSession] = {}
-        self._parked: dict[str, None] = {}
-        """Ids of parked sessions, the oldest first."""
-        self._expired: dict[str, Owner] = {}
-        """Owners of expired sessions by session id, the oldest first."""
+        self.open_sessions = OpenSessions(limits)
+        self._ownership = OwnershipChecks(self.open_sessions, limits, store)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._unchecked: list[str] = []
-        """Ids of sessions whose ownership is not yet checked in this round of sweeps."""
-        self._unloading: dict[str, asyncio.Task[None]] = {}
-        """Tasks of sessions that are being unloaded or closed, by session id."""
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         """Number of sessions with a connection."""
-        return len(self._sessions) - len(self._parked)
+        return self.open_sessions.connected_count
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Sweep periodically while the context is open; unload all sessions at its end."""
-        sweeping = asyncio.create_task(self._sweep(), name="sweep")
+        """Context manager of the running registry. Removes expired sessions from the store
+        periodically, and checks that the sessions here still belong to this gateway; unloads all
+        sessions at the end."""
+        sweeping = asyncio.create_task(self._ownership.run(), name="sweep")
         try:
             yield
         finally:
             sweeping.cancel()
             await self.aclose()
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.sweep_interval_s)
-            try:
-                async for _ in sweep_overdue(self._store):
-                    pass
-                await self._check_ownerships()
-            except StoreError as error:
-                log.debug("sweep: %s", error)
-
-    async def _check_ownerships(self) -> None:
-        """Check whether another gateway has taken over sessions: `OWNERSHIP_CHECKS_MAX` per call.
-        Only idle sessions need this; writing to the store or the engine also reveals a takeover.
-        Raises StoreError."""
-        for session_id in self._unchecked[:OWNERSHIP_CHECKS_MAX]:
-            if (
-                entry := self._sessions.get(session_id)
-            ) is not None and await self._check_ownership(entry):
-                await self._rewrite_lost(entry)
-        self._unchecked = self._unchecked[OWNERSHIP_CHECKS_MAX:] or list(self._sessions)
-
-    async def _rewrite_lost(self, entry: _OpenSession) -> None:
-        """Write a session again to a local store that has lost it. This does not wait for the next
-        change of the session, because the process may end before. Does nothing for a shared store:
-        another gateway may hold a newer copy of the session, whose writes would then be refused."""
-        if self._store.is_shared or not entry.session.is_lost_in_store:
-            return
-        try:
-            await entry.session.rewrite_to_store()
-            if entry.close_connection is None:
-                await entry.session.extend_deadline(self._limits.resume_window_s, is_parked=True)
-        except StoreError as error:
-            log.debug("%s is not written again yet: %s", entry.session.id, error)
-
-    async def _check_ownership(self, entry: _OpenSession) -> bool:
-        """Return whether this gateway still owns the session. A session that another gateway has
-        taken over or deleted is unloaded. Raises StoreUnavailable."""
-        try:
-            await entry.session.check_ownership()
-        except LeaseLost as error:
-            self._unload_lost(entry, error)
-            return False
-        except (SessionNotFound, StoreReplaced, SessionDataLost):
-            pass  # lost in the store; the next change writes it again
-        return self._sessions.get(entry.session.id) is entry
 
     # ------------------------------------------------------------ opening and resuming
 
@@ -260,10 +188,11 @@ class Registry:
             lease = await self._store.create(new)
         except StoreError as error:
             raise map_store_error(error) from error
-        session = create(
-            self._factory, lease, new, initial, self.cache_scope_of(credentials.tenant), parent
-        )
-        self._add(session, Owner(credentials.tenant, new.secret), close_connection)
+        observer = _Observer(self, new.id)
+        scope = self.cache_scope_of(credentials.tenant)
+        session = create(self._factory, lease, new, initial, scope, parent, observer)
+        owner = Owner(credentials.tenant, new.secret)
+        self.open_sessions.add(OpenSession(session, owner, observer, close_connection))
         await session.start(listener, self._resume_of(session, token))
         return session
 
@@ -275,8 +204,8 @@ class Registry:
         close_connection: CloseConnection,
         ping_client: PingClient = _assume_alive,
     ) -> Session:
-        """Take a session over from its present holder, and send the events that were missed to
-        `listener`. `ping_client` returns whether the client still responds. Raises Refusal.
+        """Take a session over from its current holder, and send the missed events to `listener`.
+        `ping_client` returns whether the client still responds. Raises Refusal.
 
         If this process was suspended, the client may have resumed at another gateway meanwhile. So
         the holder is read first, then the client is pinged, then the session is taken over if its
@@ -292,7 +221,7 @@ class Registry:
                 entry = await self._take_over(resume_request, credentials, holder)
                 if entry is None:
                     continue
-                self._replace_connection(entry, close_connection)
+                close_replaced(self.open_sessions.connect(entry, close_connection))
                 session = entry.session
                 try:
                     await session.resume(listener, since, self._resume_of(session))
@@ -307,19 +236,17 @@ class Registry:
         owner, _ = await self._find(resume_request, None)
         return Credentials(owner.tenant, is_ephemeral=True)
 
-    async def _find_holder(
-        self, resume_request: ResumeRequest, credentials: Credentials
-    ) -> _Holder:
+    async def _find_holder(self, resume_request: ResumeRequest, credentials: Credentials) -> Holder:
         """Find the holder of a session, here or in the store. Raises Refusal."""
         _, holder = await self._find(resume_request, credentials)
         return holder
 
     async def _find(
         self, resume_request: ResumeRequest, credentials: Credentials | None
-    ) -> tuple[Owner, _Holder]:
+    ) -> tuple[Owner, Holder]:
         """Find owner and holder of a session, here or in the store. `credentials` None: the client
         shows only a resume token. Raises Refusal."""
-        entry = self._sessions.get(resume_request.session_id)
+        entry = self.open_sessions.get(resume_request.session_id)
         if entry is not None:
             check_may_resume(resume_request, credentials, entry.owner)
             return entry.owner, entry.holder
@@ -329,16 +256,16 @@ class Registry:
                 raise SessionNotFound(resume_request.session_id)
             owner = Owner(metadata.tenant, metadata.secret)
             check_may_resume(resume_request, credentials, owner)
-            return owner, _Holder(
+            return owner, Holder(
                 metadata.fence, None if metadata.is_parked else _close_at_other_gateway
             )
 
     async def _take_over(
-        self, resume_request: ResumeRequest, credentials: Credentials, holder: _Holder
-    ) -> _OpenSession | None:
+        self, resume_request: ResumeRequest, credentials: Credentials, holder: Holder
+    ) -> OpenSession | None:
         """Take a session over from `holder`. Returns None if the holder has changed. Raises
         Refusal."""
-        entry = self._sessions.get(resume_request.session_id)
+        entry = self.open_sessions.get(resume_request.session_id)
         with self._refusing_store_errors(resume_request, credentials):
             if entry is None:
                 with contextlib.suppress(LeaseLost):
@@ -347,19 +274,18 @@ class Registry:
             if entry.holder != holder:
                 return None
             try:
-                await entry.session.retake_ownership()
+                await entry.session.stored.claim()
             except LeaseLost as error:
-                await asyncio.shield(self._unload_lost(entry, error))
+                await asyncio.shield(self._ownership.unload_lost(entry, error))
             except (SessionNotFound, StoreReplaced, SessionDataLost):
                 # Deleted, or lost in the store: then the next change writes it again.
-                await self._check_ownership(entry)
-        return entry if self._sessions.get(resume_request.session_id) is entry else None
+                await self._ownership.check(entry)
+        return entry if entry in self.open_sessions else None
 
-    async def _load_from_store(self, session_id: str, holder: _Holder) -> _OpenSession:
+    async def _load_from_store(self, session_id: str, holder: Holder) -> OpenSession:
         """Claim and load a session. Raises Refusal and StoreError; LeaseLost if `holder` does
         not hold the session any more."""
-        if unloading := self._unloading.get(session_id):
-            await asyncio.shield(unloading)
+        await self.open_sessions.wait_until_unloaded(session_id)
         lease = await self._store.claim(
             session_id, self._gateway_id, ttl_s=self._hold_s, expected_fence=holder.fence
         )
@@ -376,16 +302,17 @@ class Registry:
             ttl_s=self._hold_s,
         )
         try:
-            session = await load(
-                self._factory, lease, new, snapshot, self.cache_scope_of(metadata.tenant)
-            )
+            observer, scope = _Observer(self, session_id), self.cache_scope_of(metadata.tenant)
+            session = await load(self._factory, lease, new, snapshot, scope, observer)
         except Refusal:  # the session stays in the store, unchanged and parked
             with contextlib.suppress(StoreError):
                 await self._store.extend_deadline(
                     lease, self._limits.resume_window_s, is_parked=True
                 )
             raise
-        return self._add(session, Owner(metadata.tenant, metadata.secret), None)
+        entry = OpenSession(session, Owner(metadata.tenant, metadata.secret), observer, None)
+        self.open_sessions.add(entry)
+        return entry
 
     @contextlib.contextmanager
     def _refusing_store_errors(
@@ -402,7 +329,7 @@ class Registry:
     def _unknown_or_expired(
         self, resume_request: ResumeRequest, credentials: Credentials | None
     ) -> Refusal:
-        owner = self._expired.get(resume_request.session_id)
+        owner = self.open_sessions.owner_of_expired(resume_request.session_id)
         if owner is None or not may_resume(resume_request, credentials, owner):
             return session_not_found(resume_request)
         return Refusal(
@@ -412,58 +339,25 @@ class Registry:
             param="session_id",
         )
 
-    def _replace_connection(self, entry: _OpenSession, close_connection: CloseConnection) -> None:
-        """Move a session to a new connection. Its previous connection, if any, is closed as
-        superseded."""
-        previous, entry.close_connection = entry.close_connection, close_connection
-        self._parked.pop(entry.session.id, None)
-        entry.cancel_timers()
-        entry.session.detach()
-        _close_replaced(previous)
+    def on_replaced(self, session_id: str, observer: SessionObserver) -> None:
+        """Unload a session that another gateway owns now, or has deleted."""
+        if (entry := self.open_sessions.find_observed(session_id, observer)) is not None:
+            self.open_sessions.spawn(self._ownership.unload_replaced(entry))
 
-    def _add(
-        self, session: Session, owner: Owner, close_connection: CloseConnection | None
-    ) -> _OpenSession:
-        entry = _OpenSession(session, owner, close_connection)
-        self._sessions[session.id] = entry
-        if close_connection is None:
-            self._parked[session.id] = None
-        session.watch(partial(self._on_replaced, entry), partial(self._close_after_gap, entry))
-        return entry
-
-    def _close_after_gap(self, entry: _OpenSession) -> None:
-        """Close the connection of a client whose received output differs from what is generated
-        again. The client reconnects and gets a snapshot."""
-        if entry.close_connection is not None:
+    def on_gap(self, session_id: str, observer: SessionObserver) -> None:
+        """Close the connection of a client that has received different output from what this
+        gateway now generates again. The client reconnects and gets a snapshot."""
+        entry = self.open_sessions.find_observed(session_id, observer)
+        if entry is not None and entry.close_connection is not None:
             entry.close_connection(
                 CloseCode.SERVICE_RESTART, "the last response has changed: reconnect"
             )
 
     def on_superseded(self, engine_session_id: str) -> None:
         """Check the ownership of a session whose engine session another gateway has taken over."""
-        if (entry := self._sessions.get(engine_session_id.partition(".")[0])) is not None:
-            self._spawn(self._recheck_ownership(entry))
-
-    async def _recheck_ownership(self, entry: _OpenSession) -> None:
-        with contextlib.suppress(StoreError):
-            await self._check_ownership(entry)
-
-    def _on_replaced(self, entry: _OpenSession) -> None:
-        """Unload a session that another gateway owns now, or has deleted."""
-        self._spawn(self._unload_replaced(entry))
-
-    async def _unload_replaced(self, entry: _OpenSession) -> None:
-        await self._recheck_ownership(entry)
-        if self._sessions.get(entry.session.id) is entry:
-            self._unload_lost(entry, LeaseLost(entry.session.id, "another gateway"))
-
-    def _unload_lost(self, entry: _OpenSession, error: LeaseLost) -> "asyncio.Task[None]":
-        """Close the connection of a session that was taken over or deleted, and unload the session.
-        The returned task ends when the session is unloaded."""
-        ended = isinstance(error, SessionEnded)
-        if entry.close_connection is not None:
-            (_close_deleted if ended else _close_replaced)(entry.close_connection)
-        return self._unload(entry, is_taken_over=not ended)
+        entry = self.open_sessions.get(engine_session_id.partition(".")[0])
+        if entry is not None:
+            self.open_sessions.spawn(self._ownership.recheck(entry))
 
     def _check_capacity(self) -> None:
         if len(self) >= self._limits.connected_sessions_max:
@@ -476,8 +370,9 @@ class Registry:
 
     @property
     def _hold_s(self) -> float:
-        """Seconds for which a claim holds a session: the lifetime of a connection and the resume
-        window after it, in case this process dies."""
+        """Time from a claim to the session's deadline, in seconds: the lifetime of a connection,
+        and the resume window after it, so that the session can still be resumed if this process
+        dies."""
         return self._limits.connection_lifetime_s + self._limits.resume_window_s
 
     def _resume_of(self, session: Session, token: str | None = None) -> ResumeInfo:
@@ -493,7 +388,7 @@ class Registry:
 
     def find(self, session_id: str, tenant: str = "") -> Session | None:
         """Find a session of this process. Returns None also for a session of another tenant."""
-        found = self._sessions.get(session_id)
+        found = self.open_sessions.get(session_id)
         return found.session if found is not None and found.owner.tenant == tenant else None
 
     async def status(
@@ -509,8 +404,9 @@ class Registry:
     async def _new_origin(
         self, credentials: Credentials, settings: GenerationSettings
     ) -> SessionOrigin:
-        """Make the origin (initial content) of a new session. Settings that a client secret carries
-        are charged to the tenant as those of a session.update. Raises Refusal."""
+        """Make the origin (initial content) of a new session. If the settings are from a client
+        secret, the tokens of their instructions and tools are charged to the tenant's rate limits,
+        as for a session.update. Raises Refusal."""
         rate_limits = self.rate_limits.for_tenant(credentials.tenant)
         chars = count_head_chars(settings)
         self.text_limits.check_head(settings, ConfigureSession.field_names)
@@ -538,9 +434,7 @@ class Registry:
             )
         return await self._remote_sessions.fork_origin(fork, credentials.tenant, access)
 
-    async def _find_owned(
-        self, session_id: str, tenant: str, access: Access
-    ) -> _OpenSession | None:
+    async def _find_owned(self, session_id: str, tenant: str, access: Access) -> OpenSession | None:
         """Find a session of this process, and check that this gateway still owns it; the check is
         skipped while the store is unavailable. Returns None if the session is not found, or no
         longer owned."""
@@ -548,13 +442,13 @@ class Registry:
         if entry is None:
             return None
         with contextlib.suppress(StoreUnavailable):
-            return entry if await self._check_ownership(entry) else None
+            return entry if await self._ownership.check(entry) else None
         return entry
 
-    def _find_accessible(self, session_id: str, tenant: str, access: Access) -> _OpenSession | None:
+    def _find_accessible(self, session_id: str, tenant: str, access: Access) -> OpenSession | None:
         """Find a session of this process. Returns None also for a session of another tenant, and
         for one that `access` does not permit."""
-        entry = self._sessions.get(session_id)
+        entry = self.open_sessions.get(session_id)
         if entry is None or entry.owner.tenant != tenant or not access.permits(entry.owner.secret):
             return None
         return entry
@@ -563,23 +457,23 @@ class Registry:
         """List the sessions of a tenant that `access` permits, the oldest first."""
         return [
             entry.session
-            for entry in self._sessions.values()
+            for entry in self.open_sessions
             if entry.owner.tenant == tenant and access.permits(entry.owner.secret)
         ]
 
     async def terminate(self, session: Session, code: CloseCode, reason: str) -> None:
-        """Close a session and its connection. If there is a connection, only that is closed here,
-        with `code`, which must be a code that ends the session: the session is closed when its
-        connection has ended."""
-        entry = self._sessions.get(session.id)
+        """Close a session and its connection. If the session has a connection, only the connection
+        is closed here, with `code`; the session is then closed when the connection has ended, so
+        `code` must be one that ends the session."""
+        entry = self.open_sessions.get(session.id)
         if entry is not None and entry.close_connection is not None:
             entry.close_connection(code, reason)
         else:
             await self.close(session)
 
     async def delete(self, session_id: str, tenant: str, access: Access = WHOLE_TENANT) -> bool:
-        """Delete a tenant's session, here or remote. Its connection, if any, is closed as deleted
-        by the operator. Returns False if the session does not exist. Raises Refusal."""
+        """Delete a tenant's session, here or remote. Its connection, if any, is closed with
+        CLOSED_BY_OPERATOR. Returns False if the session does not exist. Raises Refusal."""
         async with self._locks.setdefault(session_id, asyncio.Lock()):
             entry = self._find_accessible(session_id, tenant, access)
             deleted = await self._remote_sessions.delete(session_id, tenant, access)
@@ -591,118 +485,38 @@ class Registry:
                 and deleted.owner != self._gateway_id
             ):
                 scope = self.cache_scope_of(tenant)
-                self._spawn(
+                self.open_sessions.spawn(
                     self._remote_sessions.release_engine_session(session_id, deleted.fence, scope)
                 )
             return entry is not None or deleted is not None
 
     async def close(self, session: Session) -> None:
         """Close the session and delete it from the store."""
-        self._remove(session)
-        await asyncio.shield(self._track_unloading(session.id, session.close()))
+        await self.open_sessions.close(session)
 
     async def park(self, session: Session, close_connection: CloseConnection) -> None:
         """Park a session whose connection has ended, unless it has a newer connection already."""
-        entry = self._sessions.get(session.id)
-        if (
-            entry is None
-            or entry.session is not session
-            or entry.close_connection != close_connection
-        ):
-            return
-        session.detach()
-        entry.close_connection = None
-        self._parked[session.id] = None
-        window_s, grace_s = self._limits.resume_window_s, self._limits.detach_grace_s
-        loop = asyncio.get_running_loop()
-        entry.timers = (
-            loop.call_later(grace_s, lambda: self._spawn(session.pause_generation())),
-            loop.call_later(window_s, lambda: self._spawn(self._expire(entry))),
-        )
-        if len(self._parked) > self._limits.connected_sessions_max:
-            oldest = self._sessions[next(iter(self._parked))]
-            self._unload(oldest)
-        with contextlib.suppress(StoreError):  # then the longer deadline of the claim remains
-            await session.extend_deadline(window_s, is_parked=True)
+        await self.open_sessions.park(session, close_connection)
 
     def drain(self) -> None:
         """Close each connection, at once or when its responses have ended, so that clients
         reconnect to another gateway."""
-        for entry in self._sessions.values():
-            entry.session.call_when_idle(partial(self._close_for_restart, entry))
+        for entry in self.open_sessions:
+            self.open_sessions.spawn(self._close_for_restart(entry))
 
-    def _close_for_restart(self, entry: _OpenSession) -> None:
-        if entry.close_connection is not None:
+    async def _close_for_restart(self, entry: OpenSession) -> None:
+        await entry.session.wait_until_idle()
+        if entry in self.open_sessions and entry.close_connection is not None:
             entry.close_connection(CloseCode.SERVICE_RESTART, "the server is stopping: reconnect")
 
     async def aclose(self) -> None:
         """Unload all sessions; their copies in the store stay valid."""
-        entries = list(self._sessions.values())
-        await asyncio.gather(*(self._unload_and_wait(entry) for entry in entries))
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def _expire(self, entry: _OpenSession) -> None:
-        if entry.close_connection is None:
-            self._expired[entry.session.id] = entry.owner
-            if len(self._expired) > EXPIRED_MAX:
-                del self._expired[next(iter(self._expired))]
-            await self.close(entry.session)
-
-    async def _unload_and_wait(self, entry: _OpenSession) -> None:
-        await asyncio.shield(self._unload(entry))
-
-    def _unload(self, entry: _OpenSession, *, is_taken_over: bool = False) -> "asyncio.Task[None]":
-        """Start to unload a session, unless that has begun already, and return the task. The
-        session is not loaded here again before the task has ended: the engine could not distinguish
-        late commands of the old copy from those of the new one."""
-        self._remove(entry.session)
-        if entry.unloading is None:
-            entry.unloading = self._track_unloading(
-                entry.session.id, entry.session.unload(is_taken_over=is_taken_over)
-            )
-        return entry.unloading
-
-    def _track_unloading(
-        self, session_id: str, work: Coroutine[None, None, None]
-    ) -> "asyncio.Task[None]":
-        task = self._spawn(work)
-        self._unloading.setdefault(session_id, task)
-        task.add_done_callback(lambda task: self._on_unloaded(session_id, task))
-        return task
-
-    def _on_unloaded(self, session_id: str, task: "asyncio.Task[None]") -> None:
-        if self._unloading.get(session_id) is task:
-            del self._unloading[session_id]
-
-    def _remove(self, session: Session) -> None:
-        entry = self._sessions.get(session.id)
-        if entry is None or entry.session is not session:
-            return
-        del self._sessions[session.id]
-        self._parked.pop(session.id, None)
-        entry.cancel_timers()
-        session.unwatch()
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        await self.open_sessions.unload_all()
 
     def cache_scope_of(self, tenant: str) -> str:
         """Return the cache scope of a tenant, within which KV is shared: an HMAC, which cannot be
         computed from the tenant's name alone."""
         return hmac.digest(self._secret, tenant.encode(), "sha256").hex()
-
-
-def _close_replaced(close_connection: CloseConnection | None) -> None:
-    if close_connection is not None:
-        close_connection(CloseCode.SUPERSEDED, "a newer connection has taken this session over")
-
-
-def _close_deleted(close_connection: CloseConnection) -> None:
-    close_connection(CloseCode.CLOSED_BY_OPERATOR, DELETED)
 
 
 def _connection_lost() -> Refusal:

@@ -27,7 +27,7 @@ class DeletedSession(msgspec.Struct, frozen=True):
     """A session that was just deleted."""
 
     owner: str
-    """Id of the gateway that owned it."""
+    """Id of the gateway that owned the session."""
     fence: int | None
     """A fence higher than any that the session had; None if another request deleted it first."""
 
@@ -57,9 +57,9 @@ class RemoteSessions:
         return await fork_origin(self._factory, snapshot, fork.item_id)
 
     async def delete(self, session_id: str, tenant: str, access: Access) -> DeletedSession | None:
-        """Delete a session from the store. The gateway that owned it learns this from the store, or
-        from the engine (`release_engine_session`). Returns None if the session does not exist.
-        Raises Refusal."""
+        """Delete a session from the store. The gateway that owned the session detects this when it
+        next uses the store, or by a message from the engine (`release_engine_session`). Returns
+        None if the session does not exist. Raises Refusal."""
         with _refusing_store_errors():
             metadata = await self._find(session_id, tenant, access)
             if metadata is None:
@@ -72,8 +72,8 @@ class RemoteSessions:
                 return DeletedSession(metadata.owner, None)
 
     async def release_engine_session(self, session_id: str, fence: int, cache_scope: str) -> None:
-        """Close the session in the engine that holds it, under a higher fence: the engine reports
-        it as superseded to the gateway that owned it. Never raises."""
+        """Close the session in the engine that holds it, under a higher fence, so that the engine
+        reports the session as superseded to the gateway that owned it. Never raises."""
         engine = self._factory.engine
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(self._factory.limits.close_timeout_s):
@@ -81,7 +81,8 @@ class RemoteSessions:
                 await engine.close(session_id)
 
     async def _load(self, session_id: str, tenant: str, access: Access) -> Snapshot | None:
-        """Load a session. Returns None under the conditions of `_find`. Raises Refusal."""
+        """Load a session. Returns None if there is no such session, if it belongs to another
+        tenant, or if `access` does not permit it. Raises Refusal."""
         with _refusing_store_errors():
             metadata = await self._find(session_id, tenant, access)
             return None if metadata is None else await self._factory.store.load(session_id)

@@ -59,7 +59,7 @@ class ResponseArchive:
         """Store a response. Returns False if the store is missing or unavailable.
 
         `spans`: what the response adds to the history of its parent. `model_digest`: digest of the
-        model that sampled their ids.
+        model that sampled their token ids.
         """
         if self._store is None:
             return False
@@ -97,8 +97,8 @@ class ResponseArchive:
         """Return the history up to and including a response, as spans that are not tokenized.
 
         Returns None if one of its responses is not found (it has expired, say), or if the chain of
-        parents is too long. Ids that a model other than `model_digest` sampled are left out, so
-        that their items are rendered again. Raises StoreError.
+        parents is too long. Token ids that a model other than `model_digest` sampled are left out,
+        so that their items are rendered again. Raises StoreError.
         """
         chain: list[StoredResponse] = []
         next_id: str | None = response_id

@@ -1,11 +1,11 @@
 """Continuation points: the finished responses that a new one may continue, and their branches.
 
     branch 1   ── a ── b ── d          an engine session whose last response is d: its tip
-                   └── c    branch 2   a fork of branch 1, made for c: a was the tip no more
+                   └── c    branch 2   a fork of branch 1, made for c: a was no longer the tip
 
 Continuing the tip appends to the engine session; continuing an older response forks it. Either way
-the common history is not computed again. Points expire when they are not used, and are evicted over
-a limit, least recently used first; their KV may still be found in the engine's radix tree.
+the common history is not computed again. Points that are not used expire. Above a limit, the least
+recently used points are evicted; their KV may still be found in the engine's radix tree.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class Continuations:
         self._limits = limits
         self._clock = clock
         self._points: OrderedDict[str, ContinuationPoint] = OrderedDict()
-        """By response id, least recently used first."""
+        """Points by response id, least recently used first."""
         self._points_by_connection: dict[str, OrderedDict[str, ContinuationPoint]] = {}
         """By connection: the points that only this connection may continue, least recently used
         first."""
@@ -89,7 +89,8 @@ class Continuations:
 
     @property
     def token_count(self) -> int:
-        """Tokens of the conversations in memory, counted once for each branch."""
+        """Number of tokens of the conversations in memory; a branch is counted once, however many
+        points it has."""
         return self._token_count
 
     def find(

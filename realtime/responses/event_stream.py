@@ -13,12 +13,16 @@ from continuo.realtime.protocol.response import Response
 class EventStream:
     """The events of one response, from ResponseStarted to ResponseEnded."""
 
-    def __init__(self, events: Sequence[ResponseEvent] = ()) -> None:
+    def __init__(
+        self,
+        events: Sequence[ResponseEvent] = (),
+        on_abandoned: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_abandoned`: called when the last follower stops reading before the response has
+        ended."""
         self.events: list[ResponseEvent] = list(events)
         self.follower_count = 0
-        self.on_abandoned: Callable[[], None] = _no_op
-        """Called when the last follower stops reading before the response has ended; after that
-        end, replaced by a no-op."""
+        self._on_abandoned = on_abandoned
         self._changed = asyncio.Event()
 
     @property
@@ -38,8 +42,6 @@ class EventStream:
     def append(self, event: ResponseEvent) -> None:
         assert not self.is_ended, "no event follows ResponseEnded"
         self.events.append(event)
-        if self.is_ended:
-            self.on_abandoned = _no_op
         self._changed.set()
 
     async def follow(self) -> AsyncGenerator[ResponseEvent, None]:
@@ -60,14 +62,10 @@ class EventStream:
         finally:
             self.follower_count -= 1
             if not self.follower_count and not self.is_ended:
-                self.on_abandoned()
+                self._on_abandoned()
 
     async def wait_for_end(self) -> Response:
         """Wait until the response has ended, and return its final state."""
         async for _ in self.follow():
             pass
         return self.response
-
-
-def _no_op() -> None:
-    pass

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -50,11 +50,12 @@ class ResponseRun:
         response: Response,
         prompt: Prompt,
         branch: Branch,
+        on_abandoned: Callable[[], None],
     ) -> None:
         self.id = response.id
         self.command = command
         self.requester = requester
-        self.event_stream = EventStream([ResponseStarted(response)])
+        self.event_stream = EventStream([ResponseStarted(response)], on_abandoned)
         self.prompt = prompt
         self.branch = branch
         self.is_steered = False
@@ -79,7 +80,7 @@ class ResponseRun:
                 await self._generation.cancel()
 
     async def run(self) -> tuple[Response, list[int]]:
-        """Generate the response. Returns its final state, and the ids sampled for it."""
+        """Generate the response. Returns its final state, and the token ids sampled for it."""
         if not self.command.generate:
             return await self._prefill(), []
         event_stream = self.event_stream

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -118,9 +119,10 @@ class ResponseService:
         branch = self.continuations.branch(
             source.continuation, response.id, self._cache_scope_of(requester.tenant)
         )
-        run = ResponseRun(command, requester, response, prompt, branch)
+        run = ResponseRun(
+            command, requester, response, prompt, branch, partial(self._on_abandoned, response.id)
+        )
         self._runs[response.id] = run
-        run.event_stream.on_abandoned = lambda: self._on_abandoned(run)
         self._spawn(self._run(run, source.parent, resolved_input))
         return run
 
@@ -261,8 +263,8 @@ class ResponseService:
         """Run `work`, which tokenizes `chars` characters: on a thread if these are many, else on
         the event loop.
 
-        Short work takes about a millisecond. One such work runs per round of the event loop,
-        because a client may send many requests at once.
+        Work on the event loop takes about a millisecond. At most one such call runs per round of
+        the event loop, because a client may send many requests at once.
         """
         if self._tokenizer_threads.needs_thread(chars):
             return await self._tokenizer_threads.run(chars, work)
@@ -278,7 +280,7 @@ class ResponseService:
             response, sampled = await run.run()
             conversation = await self._commit_response(run, response, sampled)
         except Exception:
-            log.exception("response %s", run.id)
+            log.exception("response %s failed", run.id)
             failure = ResponseError("server_error", "The server had a fault.")
             response = msgspec.structs.replace(
                 run.event_stream.response, status="failed", error=failure
@@ -305,8 +307,8 @@ class ResponseService:
     ) -> Conversation:
         """Return the conversation with the response committed to it.
 
-        The commit walks the head of the conversation once more, so a long conversation is committed
-        on a thread.
+        A commit takes time in proportion to the length of the conversation, so a long conversation
+        is committed on a thread.
         """
         before = run.prompt.conversation
 
@@ -339,10 +341,11 @@ class ResponseService:
         run.event_stream.append(ResponseEnded(response))
         run.ended.set()
 
-    def _on_abandoned(self, run: ResponseRun) -> None:
+    def _on_abandoned(self, response_id: str) -> None:
         """Cancel a response without readers: at once if it is not stored, else after a grace,
         because a reader may return. A background response continues."""
-        if run.command.background and run.command.store:
+        run = self._runs.get(response_id)
+        if run is None or (run.command.background and run.command.store):
             return
         if not run.command.store:
             self._spawn(run.cancel())
@@ -375,7 +378,7 @@ def _resolve_reference(item: Item | ItemReference, before: Conversation, param: 
 
 
 def _store_unavailable() -> Refusal:
-    """Return the refusal of a request that met a store error, whose cause is in the log only."""
+    """Return the Refusal for a store error, without the cause."""
     return Refusal(
         "The store cannot be used now. Nothing has changed: try again.",
         code="store_unavailable",

@@ -21,14 +21,19 @@ FREEZE_INTERVAL_S = 1.0
 
 async def collect_garbage() -> None:
     """Freeze the objects that exist now; then collect and freeze every FREEZE_INTERVAL_S until
-    cancelled."""
+    cancelled. Afterwards nothing is frozen, and the collector has its earlier thresholds."""
+    thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
-    while True:
-        await asyncio.sleep(FREEZE_INTERVAL_S)
-        gc.collect(1)
-        gc.freeze()
+    try:
+        while True:
+            await asyncio.sleep(FREEZE_INTERVAL_S)
+            gc.collect(1)
+            gc.freeze()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 LARGE_BLOCK_BYTES = 1024 * 1024

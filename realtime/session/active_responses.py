@@ -1,7 +1,7 @@
 """Active responses of one session: at most one in the conversation, and some out of band.
 
-Each response is generated in its own task, and its ids are written to its token journal. Generation
-starts at the beginning, or resumes after the ids that the store has.
+Each response is generated in its own task, and its token ids are written to its token journal.
+Generation starts at the beginning, or resumes after the token ids that the store has.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.protocol.validation import invalid_parameter
 from continuo.realtime.rate_limit import TenantRateLimits
-from continuo.realtime.session.state import Action, StateMachine, Trigger
+from continuo.realtime.session.state import SessionState, Trigger
 from continuo.realtime.session.unit_of_work import UnitOfWork
 from continuo.realtime.store import (
     IdempotentRequest,
@@ -47,10 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class ActiveResponses:
-    """The responses that a session is generating.
-
-    `state_machine` is the session's: the end of a response is one of its triggers.
-    """
+    """The responses that a session is generating."""
 
     def __init__(
         self,
@@ -61,7 +58,6 @@ class ActiveResponses:
         limits: Limits,
         tenant_rate_limits: TenantRateLimits,
         cache_scope: str,
-        state_machine: StateMachine,
     ) -> None:
         self._session_id = session_id
         self._engine = engine
@@ -70,13 +66,13 @@ class ActiveResponses:
         self._limits = limits
         self._tenant_rate_limits = tenant_rate_limits
         self._cache_scope = cache_scope
-        self._state_machine = state_machine
         self._text_limits = TextLimits.for_model(engine.ready, unit_of_work.conversation.template)
         self._main: Generation | None = None
         self._out_of_band: dict[str, Generation] = {}
         self._journals: dict[str, TokenJournal] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._on_idle: Callable[[], None] = lambda: None
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
 
     @property
     def main(self) -> Generation | None:
@@ -88,14 +84,9 @@ class ActiveResponses:
         if self._main is not None:
             yield self._main
 
-    def call_when_idle(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the last active response has ended; at once if none is active."""
-        self._on_idle = callback
-        self._notify_if_idle()
-
-    def _notify_if_idle(self) -> None:
-        if self._main is None and not self._out_of_band:
-            self._on_idle()
+    async def wait_until_idle(self) -> None:
+        """Wait until no response is active."""
+        await self._is_idle.wait()
 
     def find_out_of_band(self, response_id: str) -> Generation | None:
         return self._out_of_band.get(response_id)
@@ -203,6 +194,7 @@ class ActiveResponses:
             engine_session,
             OutputItems(response, place, deterministic_id_factory(response.id)),
             parser,
+            partial(self._unit_of_work.event_log.interrupt_response, response.id),
         )
 
     def _add(self, generation: Generation) -> None:
@@ -210,6 +202,7 @@ class ActiveResponses:
             self._out_of_band[generation.response.id] = generation
         else:
             self._main = generation
+        self._is_idle.clear()
 
     def _spawn(
         self, generation: Generation, run: Coroutine[None, None, None]
@@ -282,7 +275,7 @@ class ActiveResponses:
     ) -> None:
         """Generate a response to its end and commit it.
 
-        `sampled`: ids that were sampled already, on another gateway or before a restart.
+        `sampled`: token ids that were sampled earlier, on another gateway or before a restart.
         `accepted`: as in `Generation.run`. `is_journaled`: whether the store has the checkpoint of
         the response, without which its ids cannot be journaled.
         """
@@ -296,9 +289,6 @@ class ActiveResponses:
         )
         self._journals[response_id] = journal
         emit = partial(self._unit_of_work.event_log.append_output, response_id)
-        generation.on_interrupted = partial(
-            self._unit_of_work.event_log.interrupt_response, response_id
-        )
         try:
             with self._journal_flusher.track(journal):
                 await generation.run(prompt, emit, accepted, sampled)
@@ -322,8 +312,9 @@ class ActiveResponses:
     ) -> None:
         """Resume a stored response from the same prompt, with the same seed.
 
-        If the same prompt can no longer be built, the response ends with what was sampled. Ids of
-        another model are discarded, and the response restarts from its beginning.
+        If the same prompt can no longer be built, the response ends as failed, with the output
+        sampled so far. If the token ids are of another model, they are discarded, and the response
+        restarts from its beginning.
         """
         is_ours = is_same_model(inputs.model, self._engine.ready.digest)
         if not is_ours:
@@ -383,14 +374,17 @@ class ActiveResponses:
             del self._out_of_band[response.id]
         else:
             self._main = None
-            if Action.SYNC_ENGINE in self._state_machine.advance(Trigger.RESPONSE_ENDED):
+            state = self._unit_of_work.state_machine.advance(Trigger.RESPONSE_ENDED)
+            if state is SessionState.IDLE:
                 await self._unit_of_work.sync_engine()
-        self._notify_if_idle()
+        if self._main is None and not self._out_of_band:
+            self._is_idle.set()
 
     # ------------------------------------------------------------ pause, cancel
 
     async def wait_until_committed(self) -> None:
-        """Wait until the response of the conversation is committed to it."""
+        """Wait until the active response of the conversation, if any, is committed to the
+        conversation."""
         main = self._main
         ends = [task for task in self._tasks if main and task.get_name() == main.response.id]
         if ends:
@@ -421,10 +415,11 @@ class ActiveResponses:
             await asyncio.wait(self._tasks)
 
     def abandon_all(self) -> None:
-        """Cancel the tasks without commands to the engine, which does not reply, or which serves
-        the session to another gateway now."""
+        """Cancel the tasks without sending commands to the engine, which does not respond, or now
+        serves the session to another gateway."""
         for task in self._tasks:
             task.cancel()
+        self._is_idle.set()
 
 
 def _no_placement(_items: tuple[Item, ...]) -> str | None:

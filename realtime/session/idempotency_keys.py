@@ -16,20 +16,27 @@ IDEMPOTENCY_KEYS_MAX = 1024
 class IdempotencyKeys:
     """The idempotency keys of one session: in memory, and beyond that in the store."""
 
-    def __init__(self, session_writer: SessionWriter, *, is_complete: bool) -> None:
-        """`is_complete`: no request was executed before this process, or on another gateway. A key
-        that is not in memory is then new, and the store is not read."""
+    def __init__(
+        self,
+        session_writer: SessionWriter,
+        recorded: dict[str, IdempotentRequest],
+        *,
+        is_complete: bool,
+    ) -> None:
+        """`recorded`: the requests in memory by key, which `session_writer` restores in a store
+        that has lost them. `is_complete`: no request of the session was executed by another
+        gateway, or before this process started. A key that is not in memory is then new, and the
+        store is not read."""
         self._session_writer = session_writer
         self._is_complete = is_complete
-        self._recorded: dict[str, IdempotentRequest] = {}
-        session_writer.completed_requests = self._recorded.values
+        self._recorded = recorded
         self._unwritten: dict[str, IdempotentRequest] = {}
         """Executed requests whose outcomes are not in the store yet."""
 
     async def find_result(self, idempotent_request: IdempotentRequest) -> bytes | None:
         """Return the recorded outcome. Returns None if the key is new.
 
-        Raises IdempotencyConflict if the key was used for another content, and StoreError.
+        Raises IdempotencyConflict if the key was used for other content, and StoreError.
         """
         recorded = self._recorded.get(idempotent_request.key)
         if recorded is None:

@@ -34,69 +34,28 @@ class Trigger(Enum):
     CLOSE = "the end of the session"
 
 
-class Action(Enum):
-    CHANGE = "change the conversation"
-    SYNC_ENGINE = "sync the engine session with it"
-    SHOW_ITEM = "show an item"
-    START_RESPONSE = "start the response"
-    START_OUT_OF_BAND_RESPONSE = "start an out-of-band response"
-    STOP_RESPONSE = "cancel the response"
-    COMMIT_RESPONSE = "commit the response to the conversation"
-    RELEASE = "release the engine sessions"
-
-
-TRANSITIONS: dict[tuple[SessionState, Trigger], tuple[SessionState, tuple[Action, ...]]] = {
-    (SessionState.IDLE, Trigger.CONFIGURE): (
-        SessionState.IDLE,
-        (Action.SYNC_ENGINE, Action.CHANGE),
-    ),
-    (SessionState.IDLE, Trigger.EDIT): (SessionState.IDLE, (Action.SYNC_ENGINE, Action.CHANGE)),
-    (SessionState.IDLE, Trigger.RETRIEVE_ITEM): (SessionState.IDLE, (Action.SHOW_ITEM,)),
-    (SessionState.IDLE, Trigger.CREATE_RESPONSE): (
-        SessionState.RESPONDING,
-        (Action.START_RESPONSE,),
-    ),
-    (SessionState.IDLE, Trigger.CREATE_OUT_OF_BAND_RESPONSE): (
-        SessionState.IDLE,
-        (Action.START_OUT_OF_BAND_RESPONSE,),
-    ),
-    (SessionState.IDLE, Trigger.CLOSE): (SessionState.CLOSED, (Action.RELEASE,)),
-    (SessionState.RESPONDING, Trigger.CONFIGURE): (SessionState.RESPONDING, (Action.CHANGE,)),
-    (SessionState.RESPONDING, Trigger.EDIT): (SessionState.RESPONDING, (Action.CHANGE,)),
-    (SessionState.RESPONDING, Trigger.RETRIEVE_ITEM): (
-        SessionState.RESPONDING,
-        (Action.SHOW_ITEM,),
-    ),
-    (SessionState.RESPONDING, Trigger.CREATE_OUT_OF_BAND_RESPONSE): (
-        SessionState.RESPONDING,
-        (Action.START_OUT_OF_BAND_RESPONSE,),
-    ),
-    (SessionState.RESPONDING, Trigger.CANCEL): (SessionState.CANCELLING, (Action.STOP_RESPONSE,)),
-    (SessionState.RESPONDING, Trigger.RESPONSE_ENDED): (
-        SessionState.IDLE,
-        (Action.COMMIT_RESPONSE, Action.SYNC_ENGINE),
-    ),
-    (SessionState.RESPONDING, Trigger.CLOSE): (
-        SessionState.CLOSED,
-        (Action.STOP_RESPONSE, Action.RELEASE),
-    ),
-    (SessionState.CANCELLING, Trigger.CONFIGURE): (SessionState.CANCELLING, (Action.CHANGE,)),
-    (SessionState.CANCELLING, Trigger.EDIT): (SessionState.CANCELLING, (Action.CHANGE,)),
-    (SessionState.CANCELLING, Trigger.RETRIEVE_ITEM): (
-        SessionState.CANCELLING,
-        (Action.SHOW_ITEM,),
-    ),
-    (SessionState.CANCELLING, Trigger.CREATE_OUT_OF_BAND_RESPONSE): (
-        SessionState.CANCELLING,
-        (Action.START_OUT_OF_BAND_RESPONSE,),
-    ),
-    (SessionState.CANCELLING, Trigger.RESPONSE_ENDED): (
-        SessionState.IDLE,
-        (Action.COMMIT_RESPONSE, Action.SYNC_ENGINE),
-    ),
-    (SessionState.CANCELLING, Trigger.CLOSE): (SessionState.CLOSED, (Action.RELEASE,)),
-    (SessionState.CLOSED, Trigger.RESPONSE_ENDED): (SessionState.CLOSED, ()),
-    (SessionState.CLOSED, Trigger.CLOSE): (SessionState.CLOSED, ()),
+TRANSITIONS: dict[tuple[SessionState, Trigger], SessionState] = {
+    (SessionState.IDLE, Trigger.CONFIGURE): SessionState.IDLE,
+    (SessionState.IDLE, Trigger.EDIT): SessionState.IDLE,
+    (SessionState.IDLE, Trigger.RETRIEVE_ITEM): SessionState.IDLE,
+    (SessionState.IDLE, Trigger.CREATE_RESPONSE): SessionState.RESPONDING,
+    (SessionState.IDLE, Trigger.CREATE_OUT_OF_BAND_RESPONSE): SessionState.IDLE,
+    (SessionState.IDLE, Trigger.CLOSE): SessionState.CLOSED,
+    (SessionState.RESPONDING, Trigger.CONFIGURE): SessionState.RESPONDING,
+    (SessionState.RESPONDING, Trigger.EDIT): SessionState.RESPONDING,
+    (SessionState.RESPONDING, Trigger.RETRIEVE_ITEM): SessionState.RESPONDING,
+    (SessionState.RESPONDING, Trigger.CREATE_OUT_OF_BAND_RESPONSE): SessionState.RESPONDING,
+    (SessionState.RESPONDING, Trigger.CANCEL): SessionState.CANCELLING,
+    (SessionState.RESPONDING, Trigger.RESPONSE_ENDED): SessionState.IDLE,
+    (SessionState.RESPONDING, Trigger.CLOSE): SessionState.CLOSED,
+    (SessionState.CANCELLING, Trigger.CONFIGURE): SessionState.CANCELLING,
+    (SessionState.CANCELLING, Trigger.EDIT): SessionState.CANCELLING,
+    (SessionState.CANCELLING, Trigger.RETRIEVE_ITEM): SessionState.CANCELLING,
+    (SessionState.CANCELLING, Trigger.CREATE_OUT_OF_BAND_RESPONSE): SessionState.CANCELLING,
+    (SessionState.CANCELLING, Trigger.RESPONSE_ENDED): SessionState.IDLE,
+    (SessionState.CANCELLING, Trigger.CLOSE): SessionState.CLOSED,
+    (SessionState.CLOSED, Trigger.RESPONSE_ENDED): SessionState.CLOSED,
+    (SessionState.CLOSED, Trigger.CLOSE): SessionState.CLOSED,
 }
 
 _ACTIVE = "conversation_already_has_active_response"
@@ -119,11 +78,12 @@ _REFUSALS: dict[tuple[SessionState, Trigger], tuple[str, str]] = {
         "Cancellation failed: the response is being cancelled already.",
     ),
 }
-"""Code and message of missing transitions for which the wire has an error of its own."""
+"""Error code and message for transitions that are not in the table, if OpenAI's API defines an
+error for them."""
 
 
-def transition(state: SessionState, trigger: Trigger) -> tuple[SessionState, tuple[Action, ...]]:
-    """Return the next state and the actions.
+def transition(state: SessionState, trigger: Trigger) -> SessionState:
+    """Return the next state.
 
     Raises Refusal if the table has no such transition; its message names state and trigger.
     """
@@ -143,11 +103,11 @@ class StateMachine:
     def __init__(self) -> None:
         self.state = SessionState.IDLE
 
-    def check(self, trigger: Trigger) -> tuple[Action, ...]:
-        """Return the actions of a trigger, without the transition. Raises Refusal."""
-        return transition(self.state, trigger)[1]
+    def check(self, trigger: Trigger) -> None:
+        """Check that a trigger is possible now. Raises Refusal."""
+        transition(self.state, trigger)
 
-    def advance(self, trigger: Trigger) -> tuple[Action, ...]:
-        """Make the transition of a trigger and return its actions. Raises Refusal."""
-        self.state, actions = transition(self.state, trigger)
-        return actions
+    def advance(self, trigger: Trigger) -> SessionState:
+        """Make the transition of a trigger and return the new state. Raises Refusal."""
+        self.state = transition(self.state, trigger)
+        return self.state

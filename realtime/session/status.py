@@ -24,7 +24,8 @@ class KVStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, conversation: Conversation, info: SessionInfo | None) -> "KVStatus":
-        """`info`: the engine's report of the session. None: no engine holds it."""
+        """Make the status. `info`: the engine's report of the engine session; None if no engine
+        holds it."""
         if info is None:
             lost = conversation.length if conversation.spans else 0
             return cls(
@@ -41,7 +42,7 @@ class KVStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def residency(self) -> KVResidency:
-        """The residency that a response would report if it began now."""
+        """Residency that a response would report if it started now."""
         if self.lost_tokens:
             return "recomputed"
         return "hot" if self.place == "device" else self.place
@@ -59,7 +60,8 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, state: str, conversation: Conversation, info: SessionInfo | None
     ) -> "SessionStatus":
-        """`info`: the engine's report of the session. None: no engine holds it."""
+        """Make the status. `info`: the engine's report of the engine session; None if no engine
+        holds it."""
         return cls(
             state=state,
             tokens=conversation.length,

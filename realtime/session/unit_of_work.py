@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Required, TypedDict, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -46,12 +46,13 @@ from continuo.realtime.protocol.events import (
 from continuo.realtime.protocol.items import Item
 from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.session.state import SessionState, StateMachine, Trigger
 from continuo.realtime.store import IdempotentRequest, LeaseLost, ResponseCheckpoint, StoreError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-ConversationEdit = Callable[[Conversation], Conversation]
+ConversationChange = Callable[[Conversation], Conversation]
 EventFactory = Callable[[Conversation, Rewind | None], Sequence[ConversationEvent]]
 
 
@@ -61,8 +62,8 @@ class SessionOrigin(msgspec.Struct, frozen=True):
     settings: GenerationSettings
     conversation: Conversation
     engine_session: EngineSession | None = None
-    """Engine session of the forked session, whose KV is shared. None: this gateway does not have
-    it."""
+    """For a fork: the engine session of the original session, to share its KV. None: not a fork, or
+    the original is not on this gateway."""
 
     @classmethod
     def of(
@@ -72,22 +73,30 @@ class SessionOrigin(msgspec.Struct, frozen=True):
         item_id: str | None,
         engine_session: EngineSession | None = None,
     ) -> "SessionOrigin":
-        """Make the origin of a fork up to and including an item. `item_id` None: all items. Raises
-        Refusal."""
+        """Make the origin of a fork of `conversation` up to and including an item. `item_id` None:
+        all items. Raises Refusal."""
         if item_id is not None:
             find_complete(conversation, item_id, "item_fork_invalid_item_id")
         return cls(settings, conversation.up_to_item(item_id), engine_session)
 
 
-class ChangeOptions(TypedDict, total=False):
-    """Keyword arguments of `UnitOfWork.change`."""
+class Edit(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of a session, which a command asks for and `UnitOfWork.apply` makes."""
 
-    param: Required[str]
-    make_events: Required[EventFactory]
-    chars: int
-    draft: str
-    settings: GenerationSettings
-    context_window: ContextWindow
+    param: str
+    """Field that a refusal names."""
+    make_events: EventFactory
+    """Makes the events to emit, from the new conversation and its rewind of the old one."""
+    change: ConversationChange = lambda now: now
+    """Makes the new conversation from the present one."""
+    chars: int = 0
+    """Characters that `change` tokenizes."""
+    draft: str | None = None
+    """New content of the text buffer. None: unchanged."""
+    settings: GenerationSettings | None = None
+    """New settings. None: unchanged."""
+    result: str = ""
+    """Result to record under the idempotency key of the command: the id of what it creates."""
 
 
 class InitialState(msgspec.Struct, frozen=True):
@@ -115,6 +124,7 @@ class UnitOfWork:
         context_window: ContextWindow,
         tokenizer_threads: TokenizerThreads,
     ) -> None:
+        self.state_machine = StateMachine()
         self.settings = initial.settings
         self.conversation: Conversation = initial.conversation
         self.engine_session = engine_session
@@ -133,61 +143,51 @@ class UnitOfWork:
 
     # ------------------------------------------------------------ changes
 
-    async def change(  # noqa: PLR0913 - one argument per value that a change may set, by keyword
-        self,
-        edit: ConversationEdit,
-        *,
-        should_sync: Callable[[], bool],
-        param: str,
-        make_events: EventFactory,
-        chars: int = 0,
-        draft: str | None = None,
-        settings: GenerationSettings | None = None,
-        context_window: ContextWindow | None = None,
-        idempotent_request: IdempotentRequest | None = None,
-    ) -> None:
-        """Apply `edit` to the conversation, if the result fits into the context window.
-
-        `make_events`: makes the events to emit, from the new conversation and its rewind of the
-        old one. `should_sync`: returns whether the change is sent to the engine now. `param`: the
-        field that a refusal names. `chars`: length of the text to tokenize. `draft`, `settings`,
-        `context_window`: new values; None keeps the old.
+    async def apply(self, edit: Edit, idempotent_request: IdempotentRequest | None = None) -> None:
+        """Make an edit, if the resulting conversation fits into the context window. It is sent to
+        the engine now, or when the active response has ended. `idempotent_request`: the request to
+        record with it.
 
         Raises Refusal, EngineError and StoreError; then nothing has changed.
         """
-        context_window = context_window or self.context_window
+        settings, context_window = self.settings, self.context_window
+        if edit.settings is not None:
+            settings = edit.settings
+            context_window = ContextWindow(context_window.context_tokens, settings.truncation)
+
+        async def change_and_fit(now: Conversation) -> Conversation:
+            return await self.run_tokenization(
+                edit.chars, now, lambda: context_window.fit(edit.change(now))
+            )
+
         while True:
             old = self.conversation
-            with refuse_if_too_long(param, context_window.context_tokens):
-                new = await self.run_tokenization(
-                    chars, old, lambda now=old: context_window.fit(edit(now))
-                )
+            with refuse_if_too_long(edit.param, context_window.context_tokens):
+                new = await change_and_fit(old)
             async with self._lock:
                 if self.conversation is not old:
                     continue
                 if not context_window.allows_change(old, new):
-                    raise _too_long(old, new, context_window.context_tokens, param)
-                draft = self.draft if draft is None else draft
+                    raise _too_long(old, new, context_window.context_tokens, edit.param)
+                draft = self.draft if edit.draft is None else edit.draft
                 draft_pieces = self._draft_pieces_of(draft)
                 rewind = new.compute_rewind(old)
-                events = make_events(new, rewind)
-                desired = self._full_state(new, draft_pieces, settings or self.settings, events)
+                events = edit.make_events(new, rewind)
+                desired = self._full_state(new, draft_pieces, settings, events)
                 changes = SessionChanges(
-                    is_state_changed=settings is not None, request=idempotent_request
+                    is_state_changed=edit.settings is not None, request=idempotent_request
                 )
-                await self._write_and_sync(
-                    desired, changes, (new, draft) if should_sync() else None
-                )
+                self.state_machine.check(Trigger.EDIT)
+                is_idle = self.state_machine.state is SessionState.IDLE
+                await self._write_and_sync(desired, changes, (new, draft) if is_idle else None)
                 while self.conversation is not old:  # an active response has added an item
                     old = self.conversation
-                    new = await self.run_tokenization(
-                        chars, old, lambda now=old: context_window.fit(edit(now))
-                    )
-                    events = make_events(new, rewind)
+                    new = await change_and_fit(old)
+                    events = edit.make_events(new, rewind)
                     self.session_writer.rewrite_events_from(self.event_log.next_offset)
                 self.conversation, self.context_window = new, context_window
                 self.draft, self._draft_pieces = draft, draft_pieces
-                self.settings = settings or self.settings
+                self.settings = settings
                 self._emit(events)
                 return
 
@@ -228,16 +228,16 @@ class UnitOfWork:
             self._emit(events)
 
     def resume_response(self, checkpoint: ResponseCheckpoint, inputs: StoredRequest) -> None:
-        """Add a stored response, whose generation resumes in this process, to the open ones and
-        to the event log. Writes nothing to the store."""
+        """Add a stored response, whose generation resumes in this process, to the active responses
+        and to the event log. Writes nothing to the store."""
         self.checkpoints[checkpoint.id] = checkpoint
         self.event_log.start_response(checkpoint.id, inputs.number)
 
     async def restart_response(
         self, checkpoint: ResponseCheckpoint, inputs: StoredRequest, prompt_tokens: int
     ) -> None:
-        """Replace the checkpoint of a stored response whose ids are of another model, because its
-        generation restarts from the beginning. Raises StoreError."""
+        """Replace the checkpoint of a stored response whose token ids are of another model, because
+        its generation restarts from the beginning. Raises StoreError."""
         async with self._lock:
             body = encode_request(inputs)
             checkpoint = msgspec.structs.replace(checkpoint, prompt=prompt_tokens, body=body)
@@ -248,8 +248,8 @@ class UnitOfWork:
     async def end_response(self, response: Response, sampled: Sequence[int]) -> None:
         """Commit a response that has ended, and emit its end.
 
-        If the store is unavailable, the end is emitted all the same and written with the next
-        change. Raises LeaseLost.
+        If the store is unavailable, the end is emitted anyway, and written with the next change.
+        Raises LeaseLost.
         """
         async with self._lock:
             checkpoint = self.checkpoints.pop(response.id)
@@ -266,7 +266,7 @@ class UnitOfWork:
             except LeaseLost:
                 raise
             except StoreError as error:
-                log.warning("the end of %s is not written yet: %s", response.id, error)
+                log.warning("the end of response %s is not written yet: %s", response.id, error)
             # out of band, `new` may be outdated, as in `begin_response`
             if checkpoint.entry is not None:
                 self.conversation = new
@@ -283,8 +283,8 @@ class UnitOfWork:
             self.event_log.epoch = wire_epoch(self.session_writer.lease.store_epoch, self.epoch)
 
     async def write_all(self) -> None:
-        """Write all that the store lacks, without a change: when a fork begins, or after data loss.
-        Raises StoreError."""
+        """Write everything that the store lacks, without a new change: when a fork starts, or after
+        data loss. Raises StoreError."""
         async with self._lock:
             desired = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
             await self._write(desired, SessionChanges())
@@ -362,8 +362,8 @@ class UnitOfWork:
         )
 
     def _draft_pieces_of(self, draft: str) -> tuple[DraftPiece, ...]:
-        """Split the text buffer into pieces: the present pieces and one for text that was appended,
-        or one single piece after any other change."""
+        """Split the text buffer into pieces: the current pieces and one for appended text, or a
+        single piece after any other change."""
         if draft == self.draft:
             return self._draft_pieces
         if self._draft_pieces and draft.startswith(self.draft):

@@ -2,10 +2,10 @@
 
     session    metadata (tenant, secret, owner, fence, epoch, deadline, …) · state
     log        entry 0 │ entry 1 │ …      each: token ids, and a body that describes them. The
-               source of truth: all else can be rebuilt from it.
+               source of truth: conversation and KV are rebuilt from it.
     responses  checkpoint │ ids so far    those being generated; an ended one is an entry of the log
     once       key → digest, result       the last idempotency keys, with their recorded outcomes
-    events     event n │ n+1 │ …          the last few, for replay: they do not follow from the log
+    events     event n │ n+1 │ …          the last few, for replay; not derivable from the log
 
 Only the owner of a session writes to it. All changes with one cause are one `WriteBatch`, applied
 atomically. A batch states the result ("from entry 3 on, the log is this"), so that after
@@ -28,8 +28,8 @@ class Entry(msgspec.Struct, frozen=True):
 class NewSession(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
-    """Id of the owning gateway process. No other process has the same id, not even after a restart.
-    Not empty."""
+    """Id of the owning gateway process; never empty. Each process has a new id, even after a
+    restart."""
     tenant: str
     secret: bytes = b""
     """Digest of the resume token, followed by the digest of the client secret that began the
@@ -63,12 +63,13 @@ class SessionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     is_parked: bool
     created_ms: int
     deadline_ms: int
-    """Like `created_ms`, in ms since 1970 by the store's clock. The session expires then."""
+    """Time at which the session expires. Like `created_ms`, in milliseconds since 1970 by the
+    store's clock."""
 
 
 class ResponseCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a response at its start: with the log and the journaled ids, enough for another
-    gateway to resume generation."""
+    """State of a response at its start: with the log and the journaled token ids, enough for
+    another gateway to resume generation."""
 
     id: str
     seed: int
@@ -118,11 +119,13 @@ class IdempotentRequest(msgspec.Struct, frozen=True):
 
 
 class WriteBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that an owner makes in one atomic step. A field that is None changes nothing."""
+    """A set of changes that an owner makes in one atomic step. A field that is None changes
+    nothing."""
 
     kept_entries: int | None = None
     """Number of entries at the beginning of the log that stay; `entries` replace all that follow.
-    If all stay, that is an append. The placeholder of a response is replaced in this way too."""
+    If all stay, `entries` are appended. The placeholder of a response is replaced in this way too.
+    None: the log does not change."""
     entries: tuple[Entry, ...] = ()
     epoch: int | None = None
     state: bytes | None = None
@@ -131,13 +134,14 @@ class WriteBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Idempotency keys that may have been written although their requests took no effect; removed
     before `request` is checked."""
     restored_requests: tuple[IdempotentRequest, ...] = ()
-    """Earlier executed requests, without `request`: written again to a store that may have lost
+    """Requests executed earlier (not `request`), written again because the store may have lost
     them."""
     ended_responses: tuple[str, ...] = ()
-    """Ids of responses whose generation has ended; their checkpoints and journaled ids are
+    """Ids of responses whose generation has ended; their checkpoints and journaled token ids are
     deleted."""
     started_responses: tuple[ResponseCheckpoint, ...] = ()
-    """Checkpoints of responses whose generation begins; no ids of them are journaled yet."""
+    """Checkpoints of responses whose generation begins; no token ids of theirs are journaled
+    yet."""
     events: StoredEvents | None = None
 
 
@@ -233,7 +237,9 @@ class Store(Protocol):
         ...
 
     async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
-        """Apply a batch. Raises IdempotencyConflict."""
+        """Apply all changes of a batch, or none. Returns DuplicateWrite, without a change, if the
+        batch's request was written before under the same idempotency key. Raises
+        IdempotencyConflict if the key was used for another request."""
         ...
 
     async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
@@ -273,7 +279,7 @@ class Store(Protocol):
 
     async def sweep(self, limit: int) -> SweepResult:
         """Examine up to `limit` sessions (SWEEP_MAX at most) that seem past their deadline, and
-        remove those that are. If fewer than this bound were examined, none is left."""
+        remove those that are. If fewer were examined, no session is past its deadline any more."""
         ...
 
     async def put_response(self, response: StoredResponse, ttl_s: float) -> None: ...

@@ -65,8 +65,8 @@ _SURROGATES, _SURROGATES_COUNT = 0xD800, 0x800
 _UTF16_IDS = 0x110000 - _SURROGATES_COUNT
 _ARRAY_TYPES = {2: "H", 4: "I"}
 _BITS_MIN = 9
-"""Minimum bits per id: more than the padding (at most 7 bits), so that the number of ids follows
-from the length."""
+"""Minimum bits per id. Must be more than the padding (at most 7 bits), so that the number of ids
+follows from the length."""
 
 
 def pack(data: bytes) -> bytes:
@@ -139,7 +139,7 @@ def _decode_bits(packed: bytes) -> tuple[int, ...]:
 
 
 def _encode_utf16(ids: Sequence[int]) -> bytes:
-    """Encode each id as one Unicode character. Surrogates are no characters, so ids from the first
+    """Encode each id as one Unicode character. Surrogates are not characters, so ids from the first
     surrogate on are shifted past the last one."""
     return "".join([chr(id if id < _SURROGATES else id + _SURROGATES_COUNT) for id in ids]).encode(
         "utf-16-le"

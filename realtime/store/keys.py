@@ -22,7 +22,8 @@ IDEMPOTENCY_RESULT_BYTES_MAX = 255
 EVENTS_MAX = 256
 """Maximum number of events of a session that are kept for replay; the oldest are deleted."""
 EVENTS_BYTES_MAX = 960
-"""Maximum size of the events that are kept for replay, together."""
+"""Maximum total size, in bytes and compressed, of the events of a session that are kept for replay;
+the oldest are deleted."""
 TOMBSTONE_S = 3600.0
 """How long the tombstone of a session is kept, so that an earlier owner that was suspended does not
 create the session again."""

@@ -6,7 +6,7 @@ concatenation.
 
 import msgspec
 
-from continuo.realtime.protocol.realtime_api import JSON, Codec, ServerEvent
+from continuo.realtime.protocol.realtime_api import ServerEvent, encode_frame
 from continuo.realtime.protocol.realtime_api.server_events import ArgumentsDelta, TextDelta
 
 _ENVELOPE_BYTES = 256
@@ -16,8 +16,7 @@ _ENVELOPE_BYTES = 256
 class Backlog:
     """A FIFO of events. `size_bytes` is exact for encoded frames, an estimate for deltas."""
 
-    def __init__(self, codec: Codec = JSON) -> None:
-        self._codec = codec
+    def __init__(self) -> None:
         self._waiting: list[bytes | TextDelta | ArgumentsDelta] = []  # a list: small while empty
         self.size_bytes = 0
 
@@ -35,7 +34,7 @@ class Backlog:
                     self._waiting[-1] = merged
                 self.size_bytes += len(event.delta)
             case _:
-                frame = self._codec.encode(event)
+                frame = encode_frame(event)
                 self._waiting.append(frame)
                 self.size_bytes += len(frame)
 
@@ -48,7 +47,7 @@ class Backlog:
             self.size_bytes -= len(oldest)
             return oldest
         self.size_bytes -= _ENVELOPE_BYTES + len(oldest.delta)
-        return self._codec.encode(oldest)
+        return encode_frame(oldest)
 
 
 def _merge(

@@ -20,13 +20,14 @@ from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.realtime_api import (
-    JSON,
     ClientEvent,
     CloseRequest,
-    Codec,
     Encoder,
     IgnoredAudioEvent,
     decode_command,
+    decode_frame,
+    encode_frame,
+    extract_event_id,
 )
 from continuo.realtime.registry.access import Credentials, ForkRequest, ResumeRequest
 from continuo.realtime.registry.registry import Registry
@@ -39,12 +40,6 @@ log = logging.getLogger(__name__)
 
 _FLUSH_TIMEOUT_S = 2.0
 """Time limit for sending the rest of the outbox before the connection is closed."""
-_WRONG_FRAME_TYPE = {
-    False: "binary frames were not agreed: offer the subprotocol realtime.msgpack",
-    True: "text frames are not used with the subprotocol realtime.msgpack",
-}
-"""Reason for closing after a frame of the wrong type, by whether the negotiated frames are
-binary."""
 
 
 class Connection:
@@ -58,14 +53,12 @@ class Connection:
         model: str,
         credentials: Credentials | None = None,
         session_request: ForkRequest | ResumeRequest | None = None,
-        codec: Codec = JSON,
     ) -> None:
         """`session_request`: the session to fork or to resume; None opens a new session."""
         self._socket = socket
         self._registry = registry
         self._limits = limits
-        self._codec = codec
-        self._outbox = Outbox(socket, limits, codec)
+        self._outbox = Outbox(socket, limits)
         self._id = (
             session_request.session_id
             if isinstance(session_request, ResumeRequest)
@@ -148,8 +141,7 @@ class Connection:
         )
         event = self._encoder.encode_refusal(refusal, None, make_unlogged_event_id(last_event_id))
         try:
-            frame = self._codec.encode(event)
-            await self._socket.send(frame if self._codec.is_binary else frame.decode())
+            await self._socket.send(encode_frame(event).decode())
         except SocketClosed:
             return
         is_server_error = refusal.kind == "server_error"
@@ -208,14 +200,14 @@ class Connection:
             await self._handle_frame(await self._socket.recv(), session)
 
     async def _handle_frame(self, frame: str | bytes, session: Session) -> None:
-        if isinstance(frame, bytes) is not self._codec.is_binary:
+        if isinstance(frame, bytes):
             raise ConnectionCloseError(
-                CloseCode.UNSUPPORTED_DATA, _WRONG_FRAME_TYPE[self._codec.is_binary]
+                CloseCode.UNSUPPORTED_DATA, "binary frames are not used by this protocol"
             )
         event_id: str | None = None
         try:
             self._check_size(frame)
-            event = self._codec.decode(frame)
+            event = decode_frame(frame)
             event_id = event.event_id
             self._bad_frames = 0
             command = decode_command(event, session.settings, self._registry.settings, generate_id)
@@ -242,33 +234,32 @@ class Connection:
                 self._encoder.encode_refusal(refusal, event_id, session.make_unlogged_event_id())
             )
         except Exception:
-            log.exception("session %s", self._id)
+            log.exception("session %s: a command failed", self._id)
             self._outbox.put(
                 self._encoder.encode_refusal(
                     internal_error(), event_id, session.make_unlogged_event_id()
                 )
             )
 
-    def _check_size(self, frame: str | bytes) -> None:
+    def _check_size(self, frame: str) -> None:
         limit = self._limits.frame_bytes_max
         size = len(frame)
-        if isinstance(frame, str) and size * 4 > limit:
+        if size * 4 > limit:
             size = len(frame.encode(errors="replace"))
         if size > limit:
             raise Refusal(
                 f"The frame is {size:,} bytes; the limit is {limit:,} bytes.",
                 code="frame_too_large",
-                event_id=self._codec.extract_event_id(frame),
+                event_id=extract_event_id(frame),
             )
 
     def _count_bad_frame(self, refusal: BadFrame) -> None:
-        if refusal.code != self._codec.unreadable_code:
+        if refusal.code != "invalid_json":
             return
         self._bad_frames += 1
         if self._bad_frames >= self._limits.bad_frames_max:
             raise ConnectionCloseError(
-                CloseCode.INVALID_DATA,
-                f"{self._bad_frames} frames in a row were not {self._codec.name}",
+                CloseCode.INVALID_DATA, f"{self._bad_frames} frames in a row were not JSON"
             )
 
 

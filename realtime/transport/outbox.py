@@ -6,7 +6,7 @@ import asyncio
 from continuo.realtime.errors import ConnectionCloseError
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.protocol.realtime_api import JSON, Codec, ServerEvent
+from continuo.realtime.protocol.realtime_api import ServerEvent, encode_frame
 from continuo.realtime.transport.backlog import Backlog
 from continuo.realtime.transport.socket import Socket
 
@@ -24,12 +24,10 @@ class Outbox:
     too long, or by far, `run` raises ConnectionCloseError.
     """
 
-    def __init__(self, socket: Socket, limits: Limits, codec: Codec = JSON) -> None:
+    def __init__(self, socket: Socket, limits: Limits) -> None:
         self._socket = socket
-        self._codec = codec
-        self._is_binary = codec.is_binary
         self._limits = limits
-        self._backlog = Backlog(codec)
+        self._backlog = Backlog()
         self._filled = asyncio.Event()
         self._sent: asyncio.Event | None = None
         """Set when the backlog becomes empty. None while the backlog is empty, which saves memory:
@@ -44,8 +42,7 @@ class Outbox:
     def put(self, *events: ServerEvent) -> None:
         """Send or queue one event, or several that are encoded from one conversation event."""
         if self._sent is None:
-            frames = [self._codec.encode(event) for event in events]
-            if self._socket.send_now(frames, self._is_binary):
+            if self._socket.send_now([encode_frame(event) for event in events]):
                 return
             self._sent = asyncio.Event()
         for event in events:
@@ -98,7 +95,7 @@ class Outbox:
                     self._sent = None
                 await self._filled.wait()
                 continue
-            await self._socket.send(frame if self._is_binary else frame.decode())
+            await self._socket.send(frame.decode())
             if (
                 self._slow_timer is not None
                 and self._backlog.size_bytes <= self._limits.outbox_bytes_max

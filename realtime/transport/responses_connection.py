@@ -224,7 +224,7 @@ class ResponsesConnection:
             await self._send(encode_error(refusal, create.stream_id))
             return
         except Exception:
-            log.exception("connection %s", self._id)
+            log.exception("connection %s: a request failed", self._id)
             await self._send(encode_error(internal_error(), create.stream_id))
             return
         self._steering.clear(command.previous_response_id)

@@ -23,19 +23,13 @@ class Socket(Protocol):
         """Receive a message. Raises SocketClosed."""
         ...
 
-    async def send(self, frame: str | bytes) -> None:
-        """Send a text frame (str) or a binary one (bytes). Waits while the peer does not read.
-        Raises SocketClosed."""
+    async def send(self, frame: str) -> None:
+        """Send a text frame. Waits while the peer does not read. Raises SocketClosed."""
         ...
 
-    def send_now(
-        self,
-        frames: Sequence[bytes],
-        is_binary: bool,  # noqa: FBT001 - an ASGI extension is called by position
-        /,
-    ) -> bool:
-        """Send frames if that needs no waiting. Returns False if none is sent, because `send` would
-        wait or raise."""
+    def send_now(self, frames: Sequence[bytes], /) -> bool:
+        """Send text frames, encoded as UTF-8, if that needs no waiting. Returns False if none is
+        sent, because `send` would wait or raise."""
         ...
 
     async def ping(self, timeout_s: float) -> bool:
@@ -49,9 +43,9 @@ class Socket(Protocol):
 
 
 SEND_NOW_EXTENSION = "continuo.send_now"
-"""ASGI extension of a server that can send frames without waiting:
-`write(frames, is_binary) -> bool`. This skips the layers between application and server, which were
-the largest part of the work for a delta."""
+"""ASGI extension of a server that can send text frames without waiting: `write(frames) -> bool`,
+with the result of `Socket.send_now`. Bypasses the layers between application and server, which took
+most of the time to send a delta."""
 PING_EXTENSION = "continuo.ask"
 """ASGI extension of a server that can ping its peer: `ask() -> Future[bool]`. The result is True if
 the peer has responded, False if the connection has ended."""
@@ -66,7 +60,7 @@ class StarletteSocket:
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
         extensions = websocket.scope.get("extensions", {})
-        self.send_now: Callable[[Sequence[bytes], bool], bool] = extensions.get(
+        self.send_now: Callable[[Sequence[bytes]], bool] = extensions.get(
             SEND_NOW_EXTENSION, {}
         ).get("write", _refuse_send_now)
         self._send_ping: Callable[[], asyncio.Future[bool]] = extensions.get(
@@ -83,12 +77,9 @@ class StarletteSocket:
         text: str | None = message.get("text")
         return message["bytes"] if text is None else text
 
-    async def send(self, frame: str | bytes) -> None:
+    async def send(self, frame: str) -> None:
         try:
-            if isinstance(frame, str):
-                await self._websocket.send_text(frame)
-            else:
-                await self._websocket.send_bytes(frame)
+            await self._websocket.send_text(frame)
         except (WebSocketDisconnect, RuntimeError) as error:
             raise SocketClosed from error
 
@@ -129,6 +120,6 @@ def _pong_at_once() -> "asyncio.Future[bool]":
     return pong
 
 
-# Used if the server lacks the extension; called by position, as that is.
-def _refuse_send_now(_frames: Sequence[bytes], _is_binary: bool) -> bool:  # noqa: FBT001
+def _refuse_send_now(_frames: Sequence[bytes]) -> bool:
+    """Stand in for the extension on a server that lacks it."""
     return False

@@ -54,18 +54,20 @@ class Steering:
         """Steering input that no successor contains yet, by the id of the steered response."""
 
     def pending_input(self, response_id: str | None) -> tuple[Item, ...]:
-        """Return the pending input of this response, to put into a response that continues it."""
+        """Return the pending input of the response `response_id`, to put into a response that
+        continues it. Returns no items for None."""
         pending = self._pending.get(response_id or "", ())
         return tuple(item for steer in pending for item in steer.items)
 
     def clear(self, response_id: str | None) -> None:
-        """Remove the pending input of this response, after a response that continues it has
-        included the input."""
+        """Remove the pending input of the response `response_id`, because a response that continues
+        it now contains that input. Does nothing for None."""
         self._pending.pop(response_id or "", None)
 
     async def handle(self, event: ResponseSteer) -> None:
         """Accept steering input, or refuse it, and emit the event for that. Accepted input cancels
-        the response, unless the response has called a tool or is only prefilled."""
+        the response, unless the response has called a tool, or only prefills its prompt (`generate:
+        false`)."""
         response_id = event.previous_response_id
         try:
             run, items = self._check(event)

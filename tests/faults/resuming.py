@@ -113,7 +113,9 @@ async def resume_at_invalid_positions(deployment: Deployment, rng: Random) -> No
     else:
         await client.disconnect()
         gateways = deployment.gateways
-        await wait_until(lambda: not any(session in g.registry._sessions for g in gateways), 60)
+        await wait_until(
+            lambda: not any(session in g.registry.open_sessions.ids for g in gateways), 60
+        )
         codes = {"session_expired", "session_not_found"}
     event = await client.connect(last=last)
     assert event["error"]["code"] in codes, event

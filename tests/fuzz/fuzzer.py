@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tests.fuzz.corpus_responses import BODIES, CHATS
 from tests.fuzz.endpoints import Endpoint, Payload, Tally
 from tests.fuzz.http_endpoint import PostRequests
-from tests.fuzz.realtime_endpoint import JSON, MSGPACK, RealtimeEvents, WebSocketBytes
+from tests.fuzz.realtime_endpoint import RealtimeEvents, WebSocketBytes
 from tests.fuzz.responses_endpoint import ResponsesSocket
 from tests.fuzz.stalls import LockStalls, Stalls
 
@@ -45,8 +45,7 @@ class ErrorRecorder(logging.Handler):
 class Fuzzer:
     def __init__(self, port: int) -> None:
         self.tally = Tally()
-        self.realtime = RealtimeEvents(port, self.tally, JSON)
-        self.msgpack = RealtimeEvents(port, self.tally, MSGPACK)
+        self.realtime = RealtimeEvents(port, self.tally)
         self.wire = WebSocketBytes(port, self.tally)
         self.responses_socket = ResponsesSocket(port, self.tally)
         self.responses = PostRequests(port, self.tally, "/v1/responses", BODIES)
@@ -78,8 +77,7 @@ class Fuzzer:
         """Send the payloads of one connection; the same seed sends the same ones."""
         source = random.Random(seed)
         weights: dict[Endpoint, int] = {
-            self.realtime: 8,
-            self.msgpack: 4,
+            self.realtime: 12,
             self.wire: 2,
             self.responses_socket: 6,
             self.responses: 3,

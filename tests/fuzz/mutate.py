@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from tests.fuzz.corpus import EVENTS
 from tests.fuzz.large import text
 from tests.support import frames
@@ -32,20 +30,6 @@ def text_frame(source: random.Random, corpus: Corpus) -> str:
     for _ in range(source.choice((0, 0, 0, 1, 3))):
         text = _scramble(text, source)
     return text
-
-
-def msgpack_frame(source: random.Random, corpus: Corpus) -> bytes:
-    """A MessagePack frame, mutated in the same ways."""
-    data = msgspec.msgpack.encode(_mutated_event(source, corpus))
-    for _ in range(source.choice((0, 0, 0, 1, 3))):
-        start = source.randrange(len(data) + 1)
-        end = min(start + source.choice((0, 1, 1, 4, 40)), len(data))
-        data = data[:start] + source.choice(_BYTES) + data[end:]
-    return data
-
-
-_BYTES = (b"", b"\x80", b"\x90", b"\xc0", b"\xc1", b"\xc4\x01x", b"\xd4\x05x", b"\xa1\xff", b"\xdf")
-_BYTES += (b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x81\xc0\xc0", b"\x91" * 3_000)
 
 
 def _mutated_event(source: random.Random, corpus: Corpus) -> dict[str, Any]:

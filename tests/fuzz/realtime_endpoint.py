@@ -1,18 +1,15 @@
-"""WS /v1/realtime: mutated events as JSON or MessagePack, and malformed WebSocket frames."""
+"""WS /v1/realtime: mutated events, and malformed WebSocket frames."""
 
 import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import msgspec
+from collections.abc import Sequence
 
 from tests.fuzz import mutate
 from tests.fuzz.corpus import EVENTS
 from tests.fuzz.endpoints import Payload, Tally
-from tests.support.frames import BINARY, TEXT, Frame, RawWebSocket, encode_frame
+from tests.support.frames import TEXT, Frame, RawWebSocket, encode_frame
 
 EVENT_CODES = {1000, 1007, 1009}
 """After session.close, too many frames that are not JSON, and an over-long frame."""
@@ -20,55 +17,24 @@ WIRE_CODES = {*EVENT_CODES, 1001, 1002, 1003, 1005, 1006, 1008, 1011}
 """The server also echoes the code of a client's close frame."""
 
 
-class Codec(NamedTuple):
-    subprotocol: str
-    opcode: int
-    generate: Callable[[random.Random], Payload]
-    write: Callable[[object], Payload]
-    read: Callable[[bytes], Any]
-    error: bytes
-    """Bytes in every error event."""
-
-
-JSON = Codec(
-    "realtime",
-    TEXT,
-    lambda source: mutate.text_frame(source, EVENTS),
-    json.dumps,
-    json.loads,
-    b'"type":"error"',
-)
-MSGPACK = Codec(
-    "realtime.msgpack",
-    BINARY,
-    lambda source: mutate.msgpack_frame(source, EVENTS),
-    msgspec.msgpack.encode,
-    msgspec.msgpack.decode,
-    b"\xa4type\xa5error",
-)
-
-
 class RealtimeEvents:
     """Events, after which the connection must respond to a request."""
 
-    def __init__(self, port: int, tally: Tally, codec: Codec) -> None:
+    def __init__(self, port: int, tally: Tally) -> None:
         self._port = port
         self._tally = tally
-        self._codec = codec
 
     def generate(self, source: random.Random) -> list[Payload]:
-        return [self._codec.generate(source) for _ in range(source.randrange(1, 120))]
+        return [mutate.text_frame(source, EVENTS) for _ in range(source.randrange(1, 120))]
 
     def encode(self, payloads: Sequence[Payload]) -> list[bytes]:
-        return [encode_frame(payload, self._codec.opcode) for payload in payloads]
+        return [encode_frame(payload) for payload in payloads]
 
     async def send(self, encoded: Sequence[bytes], is_abrupt: bool) -> str | None:
-        peer = await RawWebSocket.connect(
-            self._port, Sec_WebSocket_Protocol=self._codec.subprotocol
-        )
+        peer = await RawWebSocket.connect(self._port, Sec_WebSocket_Protocol="realtime")
         marker = self._tally.marker()
         event = {"type": "conversation.item.retrieve", "item_id": marker, "event_id": marker}
-        request = encode_frame(self._codec.write(event), self._codec.opcode)
+        request = encode_frame(json.dumps(event))
         sending = asyncio.create_task(peer.send(*encoded, request))
         problem = await self._tally.read_until(
             peer, EVENT_CODES, lambda received: self._judge(received, marker)
@@ -78,9 +44,9 @@ class RealtimeEvents:
         return problem
 
     def _judge(self, received: Frame, marker: str) -> str | None:
-        if received.opcode != self._codec.opcode or self._codec.error not in received.payload:
+        if received.opcode != TEXT or b'"type":"error"' not in received.payload:
             return None
-        error = self._codec.read(received.payload)["error"]
+        error = json.loads(received.payload)["error"]
         if error["type"] == "server_error":
             return f"a server error: {error['message']}"
         return "" if error["event_id"] == marker else None

@@ -193,12 +193,12 @@ class SimulatedSocket:
             raise SocketClosed
         return frame
 
-    async def send(self, frame: str | bytes) -> None:
+    async def send(self, frame: str) -> None:
         if not self._end.is_open:
             raise SocketClosed
         self._end.send(frame)
 
-    def send_now(self, frames: Sequence[bytes], binary: bool) -> bool:
+    def send_now(self, frames: Sequence[bytes]) -> bool:
         for frame in frames:
             self._end.send(frame.decode())
         return self._end.is_open

@@ -364,7 +364,7 @@ def find_session(simulation: Simulation, client: SimulatedClient) -> Session:
         and (session := gateway.registry.find(client.session_id)) is not None
     ]
     assert copies, f"no gateway has {client.session_id}"
-    return max(copies, key=lambda session: session.fence)
+    return max(copies, key=lambda session: session.stored.lease.fence)
 
 
 def check_client(simulation: Simulation, client: SimulatedClient) -> None:
@@ -385,7 +385,9 @@ def check_client(simulation: Simulation, client: SimulatedClient) -> None:
         )
     snapshot = simulation.storage.execute(simulation.storage.tables.load, client.session_id)
     assert snapshot is not None, "the session is not in the store"
-    assert snapshot.metadata.fence == session.fence, "the gateway does not own the session"
+    assert snapshot.metadata.fence == session.stored.lease.fence, (
+        "the gateway does not own the session"
+    )
     assert snapshot.entries == tuple(encode_entry(piece) for piece in to_entries(conversation, ()))
     assert snapshot.running_responses == (), "a response is still open in the store"
     responses = [span for span in conversation.spans if span.sampled_ids is not None]

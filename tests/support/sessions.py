@@ -45,6 +45,13 @@ class EventRecorder:
             await asyncio.wait_for(self._new.wait(), 20)
 
 
+async def unload(registry: Registry, session_id: str) -> None:
+    """Unload a session of this process; its copy in the store stays."""
+    entry = registry.open_sessions.get(session_id)
+    assert entry is not None, f"{session_id} is not open here"
+    await registry.open_sessions.unload(entry)
+
+
 class SessionDriver:
     def __init__(self, session: Session, recorder: EventRecorder, bench: EngineHarness) -> None:
         self.session = session

@@ -5,15 +5,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.transport import SocketClosed
-
-
-def decode_frame(frame: str | bytes) -> dict[str, Any]:
-    """Decode a frame: text is JSON, binary is MessagePack."""
-    return json.loads(frame) if isinstance(frame, str) else msgspec.msgpack.decode(frame)
 
 
 class FakeSocket:
@@ -38,14 +31,14 @@ class FakeSocket:
             raise SocketClosed
         return frame
 
-    async def send(self, frame: str | bytes) -> None:
+    async def send(self, frame: str) -> None:
         await self.peer_reads.wait()
-        self.sent.append(decode_frame(frame))
+        self.sent.append(json.loads(frame))
         self._new.set()
 
-    def send_now(self, frames: Sequence[bytes], binary: bool) -> bool:
+    def send_now(self, frames: Sequence[bytes]) -> bool:
         if self.peer_reads.is_set():
-            self.sent += [decode_frame(frame if binary else frame.decode()) for frame in frames]
+            self.sent += map(json.loads, frames)
             self._new.set()
         return self.peer_reads.is_set()
 

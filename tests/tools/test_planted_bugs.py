@@ -4,10 +4,14 @@
 """
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tools.mutation.__main__ import TESTS, copy_tree
 from tools.mutation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +23,26 @@ def test_planted_bug_applies_and_parses(mutant: Mutant) -> None:
     planted = mutant.mutate(text)
     assert planted != text
     ast.parse(planted)
+
+
+def test_every_test_that_runs_against_the_bugs_exists() -> None:
+    assert [path for path in TESTS if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.process
+def test_copy_imports_its_own_code(tmp_path: Path) -> None:
+    """Otherwise the tests would run without the bug."""
+    tree = copy_tree(tmp_path)
+    program = "import continuo.engine, tests; print(continuo.engine.__file__, tests.__path__[0])"
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == [str(tree / "continuo/engine/__init__.py"), str(tree / "tests")]
 
 
 def test_planted_bugs_are_distinct() -> None:

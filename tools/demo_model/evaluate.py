@@ -214,7 +214,8 @@ def _draw(rng: random.Random, sort: str, text: str) -> str:
 
 
 def _distractors(rng: random.Random, count: int) -> list[Message]:
-    """Draw `count` exchanges of our own wordings, to separate telling a fact from asking for it."""
+    """Draw `count` exchanges whose user messages are written by hand (``wordings.py``), to put
+    between the user's statement of a fact and the question about it."""
     messages: list[Message] = []
     for _ in range(count):
         share = rng.random()
@@ -359,8 +360,8 @@ WRITTEN: tuple[tuple[Callable[[random.Random], Iterator[Probe]], int], ...] = (
     (_in_one_word, 5),
     (_with_tools, 5),
 )
-"""Makers of the probes of our own wordings, and how often each runs, each time with other values.
-"""
+"""Functions that make the probes with user messages written by hand (``wordings.py``), and how many
+times each is called; each call draws other values."""
 
 
 # --- measuring ----------------------------------------------------------------------------------
@@ -412,7 +413,8 @@ def _batches(model: Model, probes: Sequence[Probe]) -> Iterator[list[tuple[str, 
 
 
 def _answered(model: Model, probes: Sequence[Probe]) -> list[Probe]:
-    """Return the probes with OWN replaced by the model's answer to the first message."""
+    """Return the probes, in which the placeholder OWN is replaced by the model's answer to the
+    first message of the probe."""
     open_ones = [probe for probe in probes if any(m["content"] == OWN for m in probe.messages)]
     first = [Probe("", probe.messages[:1], probe.tools, Expect(words_max=1)) for probe in open_ones]
     said: dict[str, str] = {}
@@ -448,7 +450,7 @@ def measure(model: Model, probes: Sequence[Probe], show: int) -> dict[str, tuple
 
 
 def generated(count: int) -> list[Probe]:
-    """Run each maker in GENERATED with ``count`` seeds, and return the probes.
+    """Call each function in GENERATED with ``count`` seeds, and return the probes.
 
     Training uses neither the seeds nor the values of these probes.
     """
@@ -460,7 +462,7 @@ def generated(count: int) -> list[Probe]:
 
 
 def written() -> list[Probe]:
-    """Make the probes of our own wordings."""
+    """Make the probes with user messages written by hand (``wordings.py``). See WRITTEN."""
     probes: list[Probe] = []
     for index, (make, times) in enumerate(WRITTEN):
         for seed in range(times):

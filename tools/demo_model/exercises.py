@@ -150,7 +150,7 @@ _COUNT_DOWN_ONE = ("[please|] count [down|backwards] from {a}", "[do a|] countdo
 
 
 def span(rng: random.Random, *, held_out: bool) -> tuple[int, int]:
-    """Draw the first and the last number to count, at most 100."""
+    """Draw the numbers from which and to which the model is to count, at most 100."""
     while True:
         first = 1 if rng.random() < 0.5 else rng.randint(0, 80)
         longest = 30 if rng.random() < 0.9 else 100
@@ -247,7 +247,8 @@ TOO_HARD = "I am only a tiny demo model: I can only add small numbers."
 def add_turn(rng: random.Random, style: Style, *, held_out: bool) -> Turn:
     """Make an exchange about the sum of two numbers up to 20.
 
-    For training, at times a difference, or a calculation that is too hard for the model.
+    Some training exchanges are instead about a difference, or about a calculation that is too hard
+    for the model.
     """
     share = rng.random()
     if not held_out and share < 0.1:
@@ -440,10 +441,8 @@ ONE_WORD_SYSTEM = (
 
 
 def known_turn(rng: random.Random, style: Style) -> Turn:
-    """Make an exchange about one of the few everyday questions that the model can answer.
-
-    The model answers in a sentence.
-    """
+    """Make an exchange in which the model answers, in a sentence, one of the few everyday questions
+    that it can answer."""
     ask, word, answer = rng.choice(_KNOWN)
     return exchange(
         "known", typed(rng, style, opened(rng, ask)), answer, Expect(has=(has_word(word),))

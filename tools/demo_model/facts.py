@@ -20,8 +20,8 @@ class Kind:
     """A kind of fact about the user, such as the name, with patterns of sentences about it.
 
     ``clauses`` state the fact and can be joined by "and"; ``direct`` and ``indirect`` are direct
-    and indirect questions for it; ``said`` is the model's clause, as in "your name is {v}";
-    ``unknown`` is the object in the model's answer to a question for a fact never stated. ``draw``
+    and indirect questions about it; ``said`` is the model's clause, as in "your name is {v}";
+    ``unknown`` names the fact in the model's answer when the user has never stated it. ``draw``
     draws a value of the fact.
     """
 
@@ -757,7 +757,7 @@ _ASKS = (
 
 
 def question(rng: random.Random, kind: Kind) -> str:
-    """Draw a pattern of a question for a fact of this kind."""
+    """Draw a pattern of a question about a fact of this kind."""
     pattern = rng.choice(_ASKS).replace("{indirect}", rng.choice(kind.indirect))
     return pattern.replace("{direct}", rng.choice(kind.direct))
 

@@ -1,7 +1,7 @@
-"""Generator of synthetic conversations, of which we have written every text.
+"""Generator of synthetic conversations from texts that we have written ourselves.
 
-The seed of a conversation, and whether its values are for training or held out, determine all of
-it. Run as a program, this module prints some conversations.
+A conversation is determined by its seed, and by whether its values are for training or held out.
+Run as a program, this module prints some conversations.
 """
 
 import argparse
@@ -45,8 +45,8 @@ SYSTEMS = (
 
 @dataclass
 class Conversation:
-    """Messages in the form that transformers takes, the tools offered, and the turns that the
-    messages are from."""
+    """Messages in the form that chat templates of transformers take, the tools offered, and the
+    turns to which the messages belong."""
 
     messages: list[Message] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -64,7 +64,8 @@ class Conversation:
 
 @dataclass
 class Plan:
-    """Bounds on the length of a conversation, and ``weights`` with which its skills are drawn."""
+    """Plan of a conversation: maximum number of exchanges, length in characters at which no more
+    are added, and ``weights`` with which the skill of each (such as "add" or "story") is drawn."""
 
     exchanges: int
     chars_max: int

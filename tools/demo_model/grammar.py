@@ -45,7 +45,8 @@ class Style:
     shout: bool = False
 
     def value(self, text: str) -> str:
-        """Return `text`, a value, as this person types it."""
+        """Return `text`, a value within a sentence (such as a name), as a person with this style
+        types it."""
         return text.lower() if self.lower else text
 
 

@@ -33,7 +33,7 @@ KV_HEADS: int = 2
 HEAD_DIM: int = 32
 INNER: int = 512
 SHORT = 160
-"""Number of ids up to which attention of a row uses `_attend_short`."""
+"""Maximum number of ids of a row whose attention is computed by `_attend_short`."""
 
 
 class Norm(nn.Module):

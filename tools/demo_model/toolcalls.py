@@ -418,9 +418,9 @@ def _weather(rng: random.Random, value: str, *, held_out: bool) -> tuple[str, st
 
 
 def _anything(rng: random.Random, *, held_out: bool) -> tuple[str, str, tuple[str, ...]]:
-    """Draw a result of any form, whose text or key-value pairs the answer repeats.
+    """Draw a tool's result of any form: text or key-value pairs, which the answer repeats.
 
-    Returns the same as `_returned`.
+    Returns the result, the model's answer made from it, and the words that the answer must have.
     """
     if rng.random() < 0.4:
         words = [

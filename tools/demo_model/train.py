@@ -46,8 +46,8 @@ def plan_at(share: float, rng: random.Random) -> Plan:
 
 
 def rate_at(share: float, step: int) -> float:
-    """Return the factor on the learning rates: a warm-up of 40 steps, a plateau, and from the share
-    DECAY_FROM of the time a linear decay to 0."""
+    """Return the factor on the learning rates: a warm-up of 40 steps, a plateau, and a linear decay
+    to 0 once `share` exceeds DECAY_FROM."""
     rise = min(1.0, (step + 1) / 40)
     return rise * min(1.0, (1.0 - share) / (1.0 - DECAY_FROM))
 
@@ -74,9 +74,10 @@ class Rows:
         return Row(ids[:LENGTH_MAX], learned[:LENGTH_MAX])
 
     def batches(self, share: float) -> list[list[Row]]:
-        """Make ``ROUND`` batches, ordered from short rows to long ones.
+        """Make ``ROUND`` batches for the time when `share` of the training time (0 to 1) has
+        passed, ordered from short rows to long ones.
 
-        Until COPYING_UNTIL the batches have half the size.
+        Until COPYING_UNTIL, while the model learns to copy, batches have half as many ids.
         """
         tokens = self.tokens // 2 if share < COPYING_UNTIL else self.tokens
         batches: list[list[Row]] = []
@@ -117,7 +118,7 @@ def tensors(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Workers:
-    """Training process of rank `rank` of `count`, and its exchange of tensors with the others."""
+    """The `count` training processes, which exchange tensors, as seen by the one of rank `rank`."""
 
     def __init__(self, rank: int, count: int) -> None:
         self.rank = rank
@@ -139,7 +140,8 @@ class Workers:
         return functional.pad(values, (0, 0, 0, 0, 0, missing)).chunk(self.count)[self.rank]
 
     def gather(self, part: Tensor) -> Tensor:
-        """Collect the parts of all workers to the whole stack, padding included."""
+        """Collect the parts of all workers (see `share`), and return the whole stack, with its
+        padding."""
         if self.count == 1:
             return part
         parts = [torch.empty_like(part) for _ in range(self.count)]

@@ -57,8 +57,8 @@ def _call_of(answer: str) -> dict[str, Any] | None:
 class Turn:
     """A user message and all messages up to the model's final answer, tool calls included.
 
-    ``expects`` has one entry for each assistant message, in order; ``told`` has the values of the
-    facts that the user states in this turn, by the key of their kind.
+    ``expects`` has the conditions on each assistant message, in order; ``told`` has the values of
+    the facts that the user states in this turn, by the key of their kind.
     """
 
     skill: str

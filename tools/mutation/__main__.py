@@ -23,9 +23,18 @@ from tools.mutation.mutants import MUTANTS, Mutant
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "build/mutation.json"
 TABLE = ROOT / "docs/mutations.md"
-COPIED_PATHS = ("engine", "tests", "tools/mutation", "pyproject.toml")
+COPIED_PATHS = (
+    "continuo",
+    "engine",
+    "realtime",
+    "bench",
+    "tests",
+    "tools/mutation",
+    "pyproject.toml",
+)
+"""Paths that the tests need. `continuo` links to the copies of the other folders."""
 TESTS = (
-    "tests/engine/schedule",
+    "tests/engine/core/schedule",
     "tests/reference/test_unit_cases.py",
     "tests/reference/test_session_control.py",
     "tests/reference/test_defects.py",
@@ -110,11 +119,13 @@ def main() -> int:
 
 
 def copy_tree(folder: Path) -> Path:
+    """Copy what the tests need into `folder`, where the bugs are planted."""
     for name in COPIED_PATHS:
         source, target = ROOT / name, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "bundled"))
+            ignored = shutil.ignore_patterns("__pycache__", "bundled", "assets", "node_modules")
+            shutil.copytree(source, target, symlinks=True, ignore=ignored)
         else:
             shutil.copy(source, target)
     return folder

@@ -336,8 +336,8 @@ MUTANTS = [
         "pages being recalled may be evicted",
         HOST,
         (
-            'discarded for others."""\n        self._holders.pop(lease, None)',
-            'discarded for others."""',
+            'make room."""\n        self._holders.pop(lease, None)',
+            'make room."""',
         ),
     ),
     _bug(

@@ -1,11 +1,11 @@
-"""HostTier: bounded host memory for pages of idle sessions when the device has no room.
+"""HostTier: bounded host memory for KV pages of idle sessions when the device has no room.
 
     lease     | pages on the device ............ | host: the pages after them, in order |
               0 ................. committed = len(pages)·P ..................... host_end
 
-A lease spills from its tail, so its host pages always continue where its device pages end. When the
-host is full too, the pages that were spilled first are discarded. Moves are only recorded here; the
-device executes them in order, before the rows of the next step.
+P is the page size. A lease spills from its tail, so its host pages always continue where its device
+pages end. When the host is full too, the pages of the lease that spilled longest ago are discarded.
+Moves are only recorded here; the device executes them in order, before the rows of the next step.
 """
 
 from array import array
@@ -32,8 +32,8 @@ class HostTier:
 
     def spill(self, lease: PageLease, pages: "array[int]") -> None:
         """Copy `pages`, the last device pages of the lease, to the host before they are released.
-        If the host has no room for all of them, the lease's host pages are discarded, because a gap
-        would be left before them."""
+        If the host has no room for all of them, none is copied, and the lease's host pages are
+        discarded: they continue where `pages` end, and would have no use without them."""
         if not self._make_room(len(pages), lease):
             self.discard(lease)
             return
@@ -48,11 +48,12 @@ class HostTier:
         self._holders.move_to_end(lease)
 
     def pin(self, lease: PageLease) -> None:
-        """Protect host pages that are about to be recalled from being discarded for others."""
+        """Protect the host pages of a lease, which is about to recall them, from being discarded to
+        make room."""
         self._holders.pop(lease, None)
 
     def recall(self, lease: PageLease, pages: "array[int]") -> None:
-        """Copy all host pages of a lease to `pages` on the device, and release them here."""
+        """Copy all host pages of a lease to `pages` on the device, and release the host pages."""
         for slot, page in zip(lease.host_pages, pages, strict=True):
             self._moves.append(PageMove("load", slot, page))
         self.recalled_pages += len(pages)

@@ -1,13 +1,14 @@
-"""PageLease: one sequence's hold on pages. A session is a long-lived lease.
+"""PageLease: the KV pages of one sequence. A session keeps its lease from one turn to the next.
 
     position   0 ............ len(path)·P ............ committed ... committed+reserved
     pages      | tree's: shared, read-only | private: writable                         |
     KV         | written                                        | in flight            |
 
-Between steps len(pages) == ceil((committed + reserved) / P): the tail rule. After a rewind the last
-page of the path may be only partly used; it is copied before the next write (see `reserve` of
-SessionAwareCache). An idle lease may have spilled its tail to the host (host_tier.py); that is
-recalled or discarded before the lease is written. Only the cache changes a lease.
+P is the page size; `path` lists the radix tree nodes of the shared pages. Between steps the tail
+rule applies: len(pages) == ceil((committed + reserved) / P). After a rewind the last page of the
+path may be only partly used; it is copied before the next write (see `reserve` of
+SessionAwareCache). An idle lease may have spilled its tail to the host (host_tier.py); the host
+pages are recalled or discarded before the lease is written. Only the cache changes a lease.
 """
 
 from array import array

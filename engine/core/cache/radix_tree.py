@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 
 
 class RadixNode:
-    """A shared page. `key` is its ids as bytes; `last_used` the tick of its last acquire or
-    release."""
+    """A shared page. `key` is the page's ids as bytes; `last_used` is the tree's tick count at the
+    last acquire or release."""
 
     __slots__ = ("children", "key", "last_used", "page", "parent", "ref_count")
 
@@ -60,7 +60,7 @@ class RadixTree:
         self, scope: str, parent: RadixNode | None, key: bytes, page: int
     ) -> tuple[RadixNode, bool]:
         """Return the node for `key` below `parent` (None: the scope's root), and whether the node
-        is new. The tree owns `page` only if it is."""
+        is new. The tree takes ownership of `page` only if the node is new."""
         above = parent or self._roots.setdefault(scope, RadixNode(-1, b"", None))
         node = above.children.get(key)
         if node is not None:
@@ -79,7 +79,8 @@ class RadixTree:
             node.last_used = self._tick
 
     def release(self, nodes: Sequence[RadixNode]) -> None:
-        """Release the nodes of a whole path, or of its end, the deepest first."""
+        """Decrement the reference counts of `nodes`, a path or the end of one in order. Nodes
+        without references stay in the tree until they are evicted."""
         self._tick += 1
         for node in reversed(nodes):
             node.ref_count -= 1

@@ -1,13 +1,14 @@
-"""SessionAwareCache: the one facade over pages. Every page has exactly one owner:
+"""SessionAwareCache: the facade of all KV page management. Every page has exactly one owner:
 
     free list  |  radix tree (shared, read-only, counted)  |  one lease (private, writable)
 
     free + tree + leased == total        after every call, verified by `audit`
 
-Memory is reclaimed down a ladder: free pages; unreferenced tree pages, least recently used first;
-then idle leases, least recently used first, from their tails, so that what is left of a session is
-still a prefix of it; their pages are spilled to the host tier while it has room. A lease that lost
-pages has a smaller `committed`: its sequence owes those ids again, and nothing else changes.
+Pages are taken in this order: free pages; unreferenced tree pages, least recently used first; then
+pages of idle leases, least recently used first, from the tail of each, so that the KV that remains
+is always a prefix. Pages of idle leases are spilled to the host tier while it has room. A lease
+that lost pages has a smaller `committed`: the KV of those tokens must be computed again, and
+nothing else changes.
 
 Every call is O(pages moved), never O(history), except those that walk the tree (match, publish,
 fork, close), which are off the path of a streaming turn. (The page numbers of a lease that gains or
@@ -42,7 +43,8 @@ class SessionAwareCache:
     # ---- the life of a lease --------------------------------------------------------------
 
     def open(self, scope: str = "") -> PageLease:
-        """Open an empty lease, busy at first."""
+        """Open an empty lease. The lease is busy, so that its pages are not evicted until
+        `mark_idle`."""
         lease = PageLease(scope)
         self._leases.add(lease)
         self._busy.add(lease)
@@ -86,9 +88,9 @@ class SessionAwareCache:
         return True
 
     def commit(self, lease: PageLease, count: int, kept: int | None = None) -> None:
-        """Commit a step over `count` reserved tokens, of which the first `kept` have valid KV: None
-        for all; fewer if the log was cut before the step was collected. Pages beyond these are
-        released."""
+        """Commit `count` reserved tokens of a collected step. Only the first `kept` are kept (None:
+        all), which are fewer than `count` if the log was cut since the launch. Pages beyond them
+        are released."""
         assert count <= lease.reserved
         lease.reserved -= count
         if kept is None or kept == count:
@@ -118,8 +120,8 @@ class SessionAwareCache:
         lease.pages = pages
 
     def rewind(self, lease: PageLease, to: int) -> None:
-        """Discard the KV after `to` tokens, if there is any. No KV before that is recomputed: a
-        shared page that is cut in its middle is copied when it is next written."""
+        """Discard the KV after the first `to` tokens, if there is any. The KV of those tokens is
+        kept: a shared page that is cut in its middle is copied when it is next written."""
         assert lease.reserved == 0
         self.host_tier.trim(lease, to)
         if to < lease.committed:
@@ -127,10 +129,13 @@ class SessionAwareCache:
             self._trim(lease)
 
     def fork(self, lease: PageLease, ids: "array[int]", at: int, limit: int) -> PageLease:
-        """Open a lease on ids[:at]. Full pages are shared through the tree. The last partial page
-        is shared too if the source has filled it and ids[:limit] includes it; else it is copied,
-        or, if no page is free, left to be recomputed (less than one page). The source must be busy;
-        its tokens in flight are not forked."""
+        """Open a lease on the KV of ids[:at] (at most the committed tokens).
+
+        Full pages are shared through the tree; only pages within ids[:limit] may be published
+        there. If `at` is within a page, that page is shared too if the source has filled it and may
+        publish it; else it is copied, or, if no page can be freed for the copy, its tokens are
+        recomputed. The source must be busy (see `mark_busy`); its tokens in flight are not forked.
+        """
         assert lease in self._busy
         at = min(at, lease.committed)
         self.publish(lease, ids, min(self._pages_for(at) * self.page_size, limit))
@@ -171,8 +176,9 @@ class SessionAwareCache:
         self._busy.add(lease)
 
     def recall(self, lease: PageLease) -> bool:
-        """Load spilled pages back to the device. Returns False if there is no room for them: then
-        they are discarded and their tokens will be recomputed. The lease must be busy."""
+        """Load the lease's spilled pages back to the device. If there is no room, discards them, so
+        that their tokens are recomputed, and returns False; otherwise returns True, also if no page
+        was spilled. The lease must be busy."""
         if not lease.host_pages:
             return True
         assert lease not in self._idle
@@ -189,7 +195,8 @@ class SessionAwareCache:
         return True
 
     def retract(self, lease: PageLease) -> None:
-        """Release all pages of a lease. Its sequence owes all its ids again."""
+        """Release all pages of a lease. The KV of its sequence must be computed again from the
+        start."""
         assert lease.reserved == 0
         self._release(lease, 0)
 
@@ -210,7 +217,8 @@ class SessionAwareCache:
         return moves
 
     def available_pages(self) -> int:
-        """Return an upper bound of the pages that are free after evicting all idle ones."""
+        """Return an upper bound on the number of pages that are free after all idle ones are
+        evicted."""
         return self.pool.total - sum(lease.private_pages for lease in self._busy)
 
     def has_in_flight(self) -> bool:
@@ -225,7 +233,8 @@ class SessionAwareCache:
 
     def audit(self) -> None:
         """Check that every page has one owner, that reference counts match the leases, and that
-        every lease obeys the tail rule. O(pages). Raises AssertionError."""
+        every lease has exactly the pages for its launched tokens (the tail rule of `PageLease`).
+        O(pages). Raises AssertionError."""
         nodes = list(self.tree.nodes())
         owned = self.pool.free_pages() + [node.page for node in nodes]
         references: dict[int, int] = {}

@@ -1,4 +1,5 @@
-"""Scheduling: the rows of each step. Plain Python: knows no torch, no wire, no time of day."""
+"""Scheduling: the choice of the rows of each step. Plain Python, independent of torch, link and
+clock."""
 
 from continuo.engine.core.schedule.budget import StepLoad
 from continuo.engine.core.schedule.scheduler import ScheduledRow, Scheduler, StepPlan

@@ -50,8 +50,9 @@ class StepBudget:
 
 
 def allot(demands: Sequence[int], tokens: int) -> list[int]:
-    """Divide `tokens` among demands, oldest first: an equal share to each, so that no demand waits
-    for a larger one; unused parts of shares go to the oldest demands above theirs."""
+    """Divide `tokens` among `demands`, which are token counts, oldest first. Each gets up to an
+    equal share, so that no demand waits for a larger one; the rest goes to the oldest demands that
+    exceed their share."""
     if not demands:
         return []
     share = max(tokens // len(demands), 1)

@@ -6,11 +6,12 @@
     step of e f fails                      [e] [f] [g h]
     step of e fails                        e is the culprit
 
-A step takes its rows from one group of suspects, or from all other sequences; the two kinds
-alternate, so that a search does not stop the others. A suspect is cleared when its KV reaches as
-far as the failed step would have brought it, or when the suspected ids are cut from its log. A row
-that fails in a step of its own, after it was suspected, is the culprit; a failure that is not
-repeated has no culprit. One bad row among n costs about 2 log2(n) steps.
+The sequences of a failed step become suspects. Then each step takes its rows either from one group
+of suspects or from the other sequences; the two kinds alternate, so that a search does not stop the
+other sequences. A suspect is cleared when the KV that the failed step would have written for it has
+been computed, or when the suspected ids are cut from its log. A suspect that fails in a step
+without other rows is the culprit; a failure that is not repeated has no culprit. Finding one bad
+row among n takes about 2 log2(n) steps.
 """
 
 from collections.abc import Callable
@@ -29,15 +30,16 @@ class RowSelection(NamedTuple):
     sequence_filter: SequenceFilter | None
     """Sequences that may have a row; None means all."""
     has_only_suspects: bool
-    """Whether the rows of the step are suspects."""
+    """Whether the sequences selected are one group of suspects. False: they are not suspected."""
 
 
 ALL_SEQUENCES = RowSelection(None, has_only_suspects=False)
 
 
 class Suspicion(NamedTuple):
-    """Suspicion of the first `log_length` ids of a sequence. Cleared when `cleared_at` tokens of
-    the sequence have KV, when some of these ids are cut, or when the session is closed."""
+    """Suspicion that computing the first `log_length` ids of a sequence makes steps fail. It is
+    cleared when `cleared_at` tokens of the sequence have KV, when some of the suspected ids are cut
+    from the log, or when the session is closed."""
 
     log_length: int
     cleared_at: int
@@ -59,7 +61,7 @@ class FaultIsolation:
         return bool(self._groups)
 
     def record_failure(self, kv_ends: dict[Sequence, int]) -> Sequence | None:
-        """Record that a step has raised an exception; `kv_ends` has, for each sequence in the step,
+        """Record that a step has raised an exception. `kv_ends` maps each sequence in the step to
         the position up to which its KV would have been written. Returns the culprit if this failure
         identifies it, else None."""
         suspects = self._suspects()

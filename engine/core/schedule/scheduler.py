@@ -1,9 +1,10 @@
-"""Scheduler: the rows of the next step. Plain Python: knows no device, no wire, no clock.
+"""Scheduler: the choice of the rows of the next step. Plain Python, independent of device, link and
+clock.
 
-Order of a step: decodes and short turns (the live rows), whole; then prefill chunks of long turns,
-cut to the time that is left, oldest first; then prefill chunks of appends without a turn. Chunks
-prolong a step with live rows by at most half. If live rows leave no room, the turn that has waited
-longest is first in the next step.
+Order of rows: decodes and short turns (the live rows), never split; then prefill chunks of long
+turns, oldest first, as large as the time left in the step allows; then prefill chunks of appends
+without a turn. Chunks prolong a step with live rows by at most half. If live rows leave no room,
+the turn that has waited longest is first in the next step.
 
 Pages: a turn may take them from idle leases and from strictly younger turns (retraction), so the
 oldest turn always makes progress and turns always finish. A turn without pages is admitted when its
@@ -24,20 +25,24 @@ from continuo.engine.core.turn import Turn
 from continuo.engine.wire.messages import KVResidency
 
 SHORT_TURN_TOKENS_MAX = 64
-"""Maximum owed tokens of a short turn, which is not cut into chunks because it hardly prolongs a
-step."""
+"""Maximum owed (not yet launched) tokens of a short turn. A short turn is not split into chunks,
+because it hardly prolongs a step."""
 CHUNK_TOKENS_MIN = 16
 """Minimum tokens of a prefill chunk, even if the time for prefill is used up."""
 RESIDENCY_ORDER: tuple[KVResidency, ...] = ("none", "hot", "host", "recomputed")
-"""Residencies from the fastest to the slowest."""
+"""Residencies by increasing cost of restoring a sequence's KV; "none": no KV had been computed. If
+KV was restored several times before a turn, the turn reports the costliest."""
 PREFILL_S_MAX = 0.05
-"""Longest step that only prefills, in seconds. A new turn may wait that long."""
+"""Maximum seconds of a step that only prefills. A new turn may have to wait this long for its first
+step."""
 PREFILL_S_MIN = 0.002
 """Seconds that prefill chunks may always add to a step."""
 PREFILL_SHARE = 0.5
-"""Time that prefill chunks may add to a step, as a share of the time of its live rows."""
+"""Time that prefill chunks may add to a step, as a share of the time of its live rows (decodes and
+short turns)."""
 PREFILL_GROWTH = 1.5
-"""Growth factor of the prefill time from one step without live rows to the next."""
+"""Factor by which the time limit of prefill grows with each further step without live rows (decodes
+and short turns)."""
 
 
 class ScheduledRow(NamedTuple):
@@ -69,14 +74,16 @@ class Scheduler:
         self.retractions = 0
         self._step_time = StepTimeModel()
         self._prefill_s = PREFILL_S_MAX
-        """Seconds for prefill chunks in the next step; computed anew if `_live_load` has rows."""
+        """Time that prefill chunks may take in the next step, in seconds. Set from `_live_load`
+        after a step with live rows (decodes and short turns), and increased in each step without
+        any."""
         self._live_load = StepLoad()
-        """Load of the live rows of the last step that had any; empty once `_prefill_s` was computed
-        from it."""
+        """Load of the live rows (decodes and short turns) in the last step that had any; empty once
+        `_prefill_s` was computed from it."""
         self._turns: dict[Sequence, None] = {}
         """Sequences with a turn, oldest turn first."""
         self._appends: dict[Sequence, None] = {}
-        """Sequences that owe ids and have no turn."""
+        """Sequences without a turn whose log has ids to prefill."""
         self._overdue: Sequence | None = None
         """The oldest waiting turn, if the last step had no room for it."""
         self._fault_isolation = FaultIsolation()
@@ -88,7 +95,7 @@ class Scheduler:
         self._turns[sequence] = None
 
     def add_append(self, sequence: Sequence) -> None:
-        """Add a sequence that owes ids and has no turn."""
+        """Add a sequence without a turn whose log has ids to prefill."""
         self._appends[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
@@ -163,11 +170,14 @@ class Scheduler:
         self._step_time.observe(load, seconds)
 
     def record_failure(self, kv_ends: dict[Sequence, int]) -> Sequence | None:
-        """Record that a step has raised an exception; see FaultIsolation.record_failure."""
+        """Record that a step has raised an exception. `kv_ends`: for each sequence in the step, the
+        position up to which its KV would have been written. Returns the sequence that causes the
+        failures once it is identified, else None."""
         return self._fault_isolation.record_failure(kv_ends)
 
     def isolate(self, sequence: Sequence, extra_tokens: int) -> None:
-        """Run a sequence in steps without other rows; see FaultIsolation.add_suspect."""
+        """Run a sequence in steps without other rows until its current ids and `extra_tokens` more
+        have KV."""
         self._fault_isolation.add_suspect(sequence, extra_tokens)
 
     @property
@@ -197,8 +207,13 @@ class Scheduler:
     def _candidates(
         self, sequence_filter: SequenceFilter | None
     ) -> tuple[list[Sequence], list[Sequence]]:
-        """Return (admitted turns that owe only the id they drew last, turns that owe more or are
-        not admitted)."""
+        """Return two lists of sequences with a turn, oldest turn first.
+
+        The first list has the decoding sequences: they are admitted, and owe only the id drawn
+        last. The second has the waiting ones: not admitted yet, or owing more than one token. A
+        turn that cannot launch its next row yet is in neither list. If `sequence_filter` is given,
+        only sequences that it accepts are returned.
+        """
         decoding: list[Sequence] = []
         waiting: list[Sequence] = []
         for sequence in (
@@ -252,10 +267,12 @@ class Scheduler:
             sequence.worst_residency = residency
 
     def _step_time_limit(self, live: StepLoad) -> float:
-        """Return the seconds that a step may take with prefill chunks beside its live rows.
+        """Return the time limit of a step with prefill chunks, in seconds. `live`: load of its live
+        rows (decodes and short turns).
 
-        Live rows usually reappear soon, so the first step without any has as much prefill time as
-        the step before, and later ones have more, up to PREFILL_S_MAX.
+        With live rows: their predicted time, and a share of it for the chunks. Without: the time
+        for chunks alone. As live rows usually reappear soon, the first such step has as much of it
+        as the step before; each later one has PREFILL_GROWTH times as much, up to PREFILL_S_MAX.
         """
         live_s = self._step_time.predict(self._live_load)
         if self._live_load.rows:
@@ -315,8 +332,9 @@ class Scheduler:
     def _schedule_turn(
         self, sequence: Sequence, count: int, budget: StepBudget, rows: list[ScheduledRow]
     ) -> bool:
-        """Schedule `count` tokens of a turn, unless an older turn has just taken its pages. Returns
-        False if nothing more can be planned in this step, because pages are still in flight."""
+        """Schedule `count` tokens of a turn, unless the turn was retracted in this step or may not
+        take the pages it needs from others. Returns False if nothing more can be planned in this
+        step, because pages are still in flight."""
         assert sequence.turn is not None
         if not sequence.turn.is_admitted:
             return True
@@ -355,7 +373,8 @@ class Scheduler:
         return next(iter(self._turns)) is sequence
 
     def _younger_holders(self, sequence: Sequence) -> list[Sequence]:
-        """List younger turns that hold pages, youngest first."""
+        """List the sequences that have pages and a younger turn than `sequence`, youngest turn
+        first."""
         found: list[Sequence] = []
         for other in reversed(self._turns):
             if other is sequence:

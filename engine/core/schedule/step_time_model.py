@@ -7,7 +7,8 @@ DECAY = 0.98
 OBSERVATIONS_MIN = 8
 """Number of observations before predictions are used."""
 OUTLIER_RATIO_MAX = 4.0
-"""Maximum of an observed duration, as a multiple of its prediction; longer ones are clipped."""
+"""Maximum of an observed duration, as a multiple of its prediction; longer durations are
+clipped."""
 REFIT_EVERY = 32
 """Number of observations between fits of the coefficients."""
 FEATURE_SCALES = (1.0, 8.0, 256.0, 256.0 * 4096.0)
@@ -30,9 +31,9 @@ class StepTimeModel:
         return self._observations + len(self._pending) >= OBSERVATIONS_MIN
 
     def observe(self, load: StepLoad, seconds: float) -> None:
-        """Record the `seconds` that the device took for a step of `load`. They are fitted at the
-        next prediction, or after REFIT_EVERY steps: without prefills a step costs one list
-        append."""
+        """Record the `seconds` that the device took for a step of `load`. The observation is fitted
+        at the next prediction, or after REFIT_EVERY steps, so that most steps without prefill cost
+        only a list append."""
         self._pending.append((load, seconds))
         if len(self._pending) >= REFIT_EVERY:
             self._learn_pending()

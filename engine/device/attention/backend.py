@@ -13,20 +13,20 @@ from continuo.engine.device.step_inputs import StepInputs
 
 
 class StepAttention(Protocol):
-    """The attention of one step, with index tensors built once and used by every layer."""
+    """Attention function of one step; all layers share its index tensors."""
 
     def __call__(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
-        """Causal attention: query [T, heads, key_dim] -> [T, heads, value_dim].
+        """Compute causal attention: query [T, heads, key_dim] -> [T, heads, value_dim].
 
-        Each token attends to the last `window` positions of its own row up to and including its own
-        (None: all of these). The caller has already written the keys and values of the step's
-        tokens to the pool.
+        A token at position p attends to the last `window` positions of its row up to p, p included
+        (None: all positions up to p). The keys and values of the step's tokens must already be in
+        the pool.
         """
         ...
 
 
 class AttentionBackend(Protocol):
-    """Builds the attention of a step. Keeps no state between steps except buffers."""
+    """Builds the attention function of each step. Keeps no state between steps except buffers."""
 
     def bind(self, step: StepInputs, pool: KVPool) -> AttentionFn: ...
 

@@ -28,14 +28,15 @@ from continuo.engine.device.model import AttentionFn
 from continuo.engine.device.step_inputs import Ints, StepInputs, upload
 
 FOLD_COUNT_MAX = 64
-"""Most new tokens of a row for folding. A longer row is computed alone, and its query heads share
-keys through an expanded view: a folded mask would be G times as large."""
+"""Maximum number of new tokens of a row whose G query heads per KV head are folded into one head
+with G times as many query rows. A row with more new tokens is computed alone, and its keys are
+expanded to all query heads as a view: the mask of folded query rows would be G times as large."""
 PADDING_TOKENS_MAX = 512
-"""Most padding of a group, in tokens of context: this much costs about as much as one more SDPA
-call."""
+"""Maximum padding of a group of rows, in context tokens. This much padding costs about as much as
+another SDPA call."""
 GROUP_BYTES_MAX = 1 << 20
-"""Most bytes of gathered keys of a group of several rows; more would not stay in a core's cache
-until they are used."""
+"""Maximum size of the gathered keys of a group of several rows. A core's cache would evict part of
+a larger copy before its use."""
 
 
 class ReferenceBackend:
@@ -47,7 +48,8 @@ class ReferenceBackend:
 
 
 class ReferenceAttention:
-    """The attention of one step; plans its groups on first use, once per distinct window."""
+    """Attention function of one step. Divides the rows into groups on first use, once for each
+    distinct attention window."""
 
     def __init__(self, step: StepInputs, pool: KVPool) -> None:
         self.step, self.pool = step, pool
@@ -72,17 +74,17 @@ class RowGroup:
     positions of gathered pages."""
 
     token_indices: Tensor | slice
-    """[n * C] indices of the tokens of these rows among the step's T."""
+    """[n * C] indices, among the step's T, of the tokens of the n rows."""
     pages: Tensor
-    """[n, P] page numbers of each row, padded with its last one."""
+    """[n, P] page numbers of each row, padded with the row's last page."""
     span: slice
     """Range of the L positions that are attended to, among the P * page_size gathered ones."""
     mask: Tensor | None
-    """[n, 1, C, L]: 0 where visible, else -inf. None: all positions are visible or, with C > 1, all
-    up to that of the query."""
+    """[n, 1, C, L]: 0 where a query attends to a position, else -inf. None: each query attends to
+    all L positions if C is 1, otherwise to all positions up to its own."""
     padding: Tensor | None
-    """[B, 2]: (row of the group, gathered position) of each padding slot, to be zeroed; None: no
-    padding."""
+    """[padding slots, 2]: row of the group, and gathered position, of each padding slot; these
+    slots are zeroed. None: no padding."""
 
     def __post_init__(self) -> None:
         self.row_count = len(self.pages)
@@ -139,8 +141,8 @@ class RowGroup:
         return copy.view(self.row_count, heads, -1, dim)[:, :, self.span]
 
     def _gather_indices(self, heads: int, slots: int) -> tuple[Tensor, Tensor | None]:
-        """Compute the indices of the (page, head) blocks to gather, and of the gathered vectors to
-        zero (None: no padding)."""
+        """Return the indices of the (page, head) blocks to gather, and of the gathered vectors that
+        are padding (None: no padding)."""
         head = torch.arange(heads, device=self.pages.device)
         blocks = (self.pages[:, None] * heads + head[:, None]).flatten()  # [n * heads * P]
         if self.padding is None:
@@ -151,7 +153,7 @@ class RowGroup:
 
     def _folded_mask(self, group_size: int) -> Tensor | None:
         """Return the mask for folded query rows: the mask of the C tokens, repeated for each of
-        `group_size` query heads."""
+        `group_size` query heads. Returns None if no mask is needed."""
         if group_size not in self.folded_masks:
             self.folded_masks[group_size] = (
                 None if self.mask is None else self.mask.repeat(1, 1, group_size, 1)
@@ -160,7 +162,7 @@ class RowGroup:
 
 
 def plan(step: StepInputs, pool: KVPool, window: int | None, dtype: torch.dtype) -> list[RowGroup]:
-    """Divide the rows of a step into groups. `dtype` is that of the queries."""
+    """Divide the rows of a step into groups. `dtype`: dtype of the queries, and so of the masks."""
     ends = step.starts + step.counts
     begins = np.zeros_like(ends)
     if window is not None:
@@ -202,8 +204,8 @@ def _build_group(
     window: int | None,
     dtype: torch.dtype,
 ) -> RowGroup:
-    """Build a group. begins, ends [n]: the range of positions to gather of each row; each begin is
-    a page boundary."""
+    """Build the group of rows `rows`. begins, ends [n]: range of positions to gather for each row;
+    `begins` are page boundaries."""
     device = step.tokens.device
     count = int(step.counts[rows[0]])
     lengths = ends - begins

@@ -1,5 +1,5 @@
 # pyright: basic, reportArgumentType=false
-"""Paged attention that reads pages in place: Triton kernels for one query row and short appends.
+"""Paged attention by Triton kernels that read KV pages in place, for decode and prefill rows alike.
 
 The G query heads that share a KV head are folded into query rows with the C tokens of a tile, so
 that each key is read once:
@@ -167,8 +167,8 @@ def _combine(
 
 
 class TritonBackend:
-    """`programs`: number of parallel kernel programs that saturates the device; contexts are split
-    until a launch has about as many."""
+    """Attention backend for CUDA. `programs`: number of kernel programs that saturate the device;
+    long contexts are split so that a launch has about as many."""
 
     def __init__(self, programs: int) -> None:
         self.programs = programs
@@ -182,23 +182,26 @@ class TritonBackend:
 
 @dataclass(slots=True)
 class KernelLaunch:
-    """A launch of the kernels over tiles of one size: those of all single-token rows, or of all
-    longer rows."""
+    """A launch of the kernels. The tiles of a launch have one size: a launch computes all
+    single-token rows of the step, or all longer rows, cut into tiles of adjacent tokens."""
 
     tiles: Tensor
-    """[N, 5] int32 on the device, in the layout of the parameter `tiles` of `_attend`."""
+    """[N, 5] int32 on the device, one line per tile: row, index of the first token among the step's
+    T, number of tokens, position of the first token, first position of the context."""
     tokens: Tensor
-    """[M] int32 on the device: indices of all tokens of these tiles among the step's T."""
+    """[M] int32 on the device: the tokens of all `tiles` one after the other, as indices into the
+    tokens of the step."""
     tile_tokens: int
-    """Maximum number of tokens in a tile."""
+    """Maximum number of tokens (new ones, whose queries are computed) in a tile."""
     splits: int
-    """Splits per tile; a power of two."""
+    """Number of parts into which the context of each tile is split, to be computed in parallel; a
+    power of two."""
     split_tokens: int
 
 
 class TritonAttention:
-    """The attention of one step; plans its launches on first use, once per distinct (window, query
-    heads per KV head, KV heads)."""
+    """Attention function of one step. Plans the kernel launches on first use, once for each
+    distinct (window, query heads per KV head, KV heads)."""
 
     def __init__(self, step: StepInputs, pool: KVPool, programs: int) -> None:
         self.step, self.pool, self.programs = step, pool, programs
@@ -269,8 +272,8 @@ class TritonAttention:
 def plan(
     step: StepInputs, window: int | None, group_size: int, kv_heads: int, programs: int
 ) -> list[KernelLaunch]:
-    """Divide the rows of a step into tiles, and these into launches: one for all single-token rows,
-    one for all longer rows."""
+    """Divide the rows of a step into tiles, and the tiles into launches: one for all single-token
+    rows, one for all longer rows."""
     tokens_max = max(1, TILE_ROWS_MAX // group_size)
     single = step.counts == 1
     launches = []

@@ -1,9 +1,9 @@
 # pyright: basic
 """The arithmetic of a Llama-family decoder layer, on a flat sequence of tokens.
 
-The T tokens of all rows of a step are concatenated; only `attend` knows which tokens belong to the
-same row, and which pages hold its KV. Parameters are plain tensors, not nn.Modules, because the
-call of a module costs more than the work of a small layer.
+The T tokens of all rows of a step are concatenated; only the attention function `attend` depends on
+the rows and on the pages that hold their KV. Parameters are plain tensors, not nn.Modules, because
+calling a module takes more time than the computation of a small layer.
 """
 
 from __future__ import annotations

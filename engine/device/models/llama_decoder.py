@@ -1,5 +1,5 @@
 # pyright: basic
-"""A decoder for the Llama family, and how each architecture's config maps onto it."""
+"""A decoder for the Llama family, and the mapping of each architecture's config to its shape."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def _common_shape(config: Any, **differences: Any) -> DecoderShape:
 
 
 def _read_windows(config: Any) -> tuple[int | None, ...]:
-    """Read the attention window of each layer from `layer_types`. Raises ModelError."""
+    """Read the attention window of each layer from `layer_types`. Raises ModelError for an unknown
+    layer type."""
     kinds = config.layer_types or ["full_attention"] * config.num_hidden_layers
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown:
@@ -118,7 +119,7 @@ ARCHITECTURES: dict[str, Callable[[Any], DecoderShape]] = {
 
 
 class LlamaDecoder:
-    """A Llama-family model: embedding → layers → norm → head, for the T tokens of any rows."""
+    """A Llama-family model: embedding → layers → norm → head, for the T tokens of several rows."""
 
     def __init__(
         self, shape: DecoderShape, config: PretrainedConfig, length: int, like: Tensor
@@ -167,8 +168,10 @@ class LlamaDecoder:
     def __call__(
         self, tokens: Tensor, positions: Tensor, attend: AttentionFn, logit_indices: Tensor | None
     ) -> Tensor:
-        """Run a forward pass: tokens, positions [T] int64 -> logits [S, vocab] of the tokens
-        `logit_indices` (None: all, in order)."""
+        """Run a forward pass: tokens, positions [T] int64 -> logits [S, vocab].
+
+        `logit_indices` [S]: indices of the tokens whose logits are computed; None: all T, in order.
+        """
         x = F.embedding(tokens, self.embedding)
         cos, sin = self.rope_table[positions].unsqueeze(2).unbind(1)  # each [T, 1, dim]
         for layer in self.layers:
@@ -194,8 +197,10 @@ def _whole_target(target: Tensor) -> WeightTarget:
 
 
 def _stacked_targets(name: str, linear: Linear, parts: dict[str, int]) -> dict[str, WeightTarget]:
-    """Map the names of checkpoint tensors to their rows of `linear`, in which the matrices `parts`
-    (name -> number of rows) are stacked in this order."""
+    """Map the names of the checkpoint tensors that `linear` stacks to their rows of `linear`.
+
+    `parts`: name -> number of rows of each stacked matrix, in order.
+    """
     targets: dict[str, WeightTarget] = {}
     top = 0
     for part, rows in parts.items():
@@ -228,5 +233,6 @@ def _layer_targets(layer: DecoderLayer, shape: DecoderShape) -> dict[str, Weight
 
 
 def empty_tensor(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Create a tensor without elements; only its dtype and device are used."""
+    """Create a tensor without elements, which carries a dtype and a device: the argument `like` of
+    functions and classes that create tensors."""
     return torch.empty(0, dtype=dtype, device=device)

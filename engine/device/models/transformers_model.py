@@ -3,10 +3,10 @@
 attention.
 
 transformers looks up the attention function by name and passes it only a module and its queries,
-keys and values; the step they belong to reaches our function through a context variable. Running
-the model once with a probe shows which attention it needs. A self-check at load runs two rows
-packed in one batch, one of them prefilled in two chunks, and compares their logits with those of
-transformers' own attention.
+keys and values; a context variable passes the current step to our function. At load, a probe run
+records the KV shape and window of each layer. Then a self-check runs two rows packed in one batch,
+one of them prefilled in two chunks, and compares their logits with those of transformers' own
+attention.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ForwardPass:
 
     attend: AttentionFn
     layer_of_module: dict[int, int]
-    """Python id of an attention module -> its layer in the KV pool; filled in during the probe."""
+    """Layer in the KV pool of each attention module, by the module's `id()`; set by the probe."""
     visited_layers: list[int]
 
 
@@ -90,7 +90,8 @@ def _paged_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers: query [1, heads, T, dim] -> [1, T, heads, dim]."""
+    """Attention function for transformers to call: query [1, heads, T, dim] -> [1, T, heads,
+    dim]."""
     call = _FORWARD_PASS.get()
     if isinstance(call.attend, AttentionProbe):
         _check_supported(query, key, attention_mask, others)
@@ -131,8 +132,10 @@ class TransformersModel:
     def __call__(
         self, tokens: Tensor, positions: Tensor, attend: AttentionFn, logit_indices: Tensor | None
     ) -> Tensor:
-        """Run a forward pass: tokens, positions [T] -> logits [S, vocab] of the tokens
-        `logit_indices` (None: all)."""
+        """Run a forward pass: tokens, positions [T] -> logits [S, vocab].
+
+        `logit_indices` [S]: indices of the tokens whose logits are returned; None: all T, in order.
+        """
         call = ForwardPass(attend, self.layer_of_module, [])
         token = _FORWARD_PASS.set(call)
         try:
@@ -185,10 +188,10 @@ class TransformersModel:
         return [shape for shape, _ in layers], windows, logits.shape[-1]
 
     def _check_windows(self, windows: list[int | None]) -> None:
-        """Check that the sliding windows stated in the config were passed to our attention
-        function.
+        """Raise ModelError if the config states an unknown layer type, or a sliding window that the
+        model does not pass to our attention function.
 
-        Raises ModelError.
+        `windows`: window by layer, as recorded by the probe.
         """
         config = self.config
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)

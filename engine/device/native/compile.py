@@ -1,5 +1,5 @@
 # pyright: basic
-"""Compile the C sources with the machine's own compiler, for its processor, and cache the
+"""Compile the C sources for the processor of this machine, with its C compiler, and cache the
 libraries."""
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ COMPILE_S_MAX = 60.0
 
 @cache
 def load_library(source: str, *defines: str) -> ctypes.CDLL | None:
-    """Compile and load a source file of this folder.
+    """Compile and load a source file of this folder, with `defines` as compiler options.
 
-    Returns None, with a warning in the log, if it cannot be compiled or loaded.
+    Returns None, with a warning in the log, if the file cannot be compiled or loaded.
     """
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if shutil.which(compiler[0]) is None:
@@ -78,7 +78,8 @@ def _digest(inputs: Sequence[str]) -> str:
 
 
 def _describe_processor() -> str:
-    """Describe the processor as far as `-march=native` depends on it and the system reports it."""
+    """Describe the processor features on which `-march=native` depends, as the system reports
+    them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -26,7 +26,7 @@ typedef struct {
     const Layer *layer;
     const element *embedding; /* [vocab, hidden] */
     const float *norm;        /* [hidden]: the final norm */
-    const element *rope;      /* [positions, 2, DIM]: cosines, then sines, the first half negated */
+    const element *rope;      /* [positions, 2, DIM]: cosines; sines with the first half negated */
     Linear head;              /* language-model head; head.out is the size of the vocabulary */
     int64_t positions, pages; /* rows of `rope`; pages in each layer's pool */
     float eps;                /* of all RMS norms */
@@ -47,12 +47,12 @@ typedef struct {
     const Step *step;
 } StepJob;
 
-#define LAYER_PHASES 9 /* of the program, for each layer */
-#define OTHER_PHASES 4 /* before and after the layers */
-#define TAIL_PHASES 7  /* from the last layer's post-attention norm on */
+#define LAYER_PHASES 9 /* phases of the program for each layer */
+#define OTHER_PHASES 4 /* phases before and after the layers */
+#define TAIL_PHASES 7  /* phases from the last layer's post-attention norm to the end */
 
-#define PIECE_TOKENS 4      /* tokens of a piece, in phases with little work for each token */
-#define PIECES_PER_THREAD 8 /* of a matrix product */
+#define PIECE_TOKENS 4      /* tokens per piece, in phases with little work for each token */
+#define PIECES_PER_THREAD 8 /* pieces of a matrix product for each thread */
 
 #define ACCUMULATORS 16 /* vectors of partial sums that are kept in registers */
 

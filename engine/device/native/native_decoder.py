@@ -1,6 +1,5 @@
 # pyright: basic
-"""A whole step of a `LlamaDecoder` in C: no torch operation runs between its layers, and the GIL is
-not held.
+"""A whole step of a `LlamaDecoder` in C, without torch operations and without holding the GIL.
 
 The structs mirror those of decoder.c and paged_attention.h field by field; the rows (StepRow) and
 attention tiles (AttentionTile) of a step are packed by hand.
@@ -28,10 +27,10 @@ from continuo.engine.device.models.llama_decoder import LlamaDecoder
 from continuo.engine.device.native.compile import load_library
 
 SIZE_MULTIPLE = 16
-"""Factor of the sizes that the C code supports: hidden, intermediate, head and vocabulary sizes
-must be multiples of it."""
+"""Hidden, intermediate, head and vocabulary sizes must be multiples of this for the C code."""
 TILE_QUERIES = 32
-"""Most queries computed together for one KV head: its query heads times the tokens of a tile."""
+"""Maximum number of queries in an attention tile. A tile has queries of one row for one KV head:
+the query heads of that KV head, for each of some adjacent tokens."""
 
 
 def _define_struct(name: str, *fields: tuple[str, Any]) -> type[Structure]:
@@ -75,9 +74,9 @@ _Step = _define_struct(
     *_fields_of_type("tokens tile_count", c_int64),
 )
 ROW_FIELDS = 6
-"""Number of int64 fields of a StepRow; the C code sets the last one."""
+"""Number of int64 fields of the C struct StepRow; the C code sets the last one."""
 TILE_FIELDS = 2
-"""Number of int64 fields of an AttentionTile."""
+"""Number of int64 fields of the C struct AttentionTile, for the size of the array of tiles."""
 
 
 @dataclass(slots=True)
@@ -89,8 +88,8 @@ class NativeStep:
     packed_rows: array[int]
     """[R * ROW_FIELDS] int64: one StepRow per row."""
     fed_ids: array[int]
-    """[R] int32: the input id of each fed row, set by the runner before the step begins; unused for
-    other rows."""
+    """[R] int32: the input id of each fed row, which the previous step draws; set by the runner
+    before the step begins. Unused for other rows."""
     argmax_ids: array[int]
     """[S] int64, set by the C code: the likeliest id of each sampled row."""
     token_count: int
@@ -98,8 +97,8 @@ class NativeStep:
 
 
 class NativeDecoder:
-    """A model and its KV pool as C structs. These point to the tensors of both, which must not move
-    in memory."""
+    """Runs steps of a model in C, one at a time. The C structs point to the tensors of the model
+    and of its KV pool, which must not move in memory."""
 
     def __init__(
         self, model: LlamaDecoder, pool: KVPool, library: ctypes.CDLL, threads: int
@@ -169,9 +168,9 @@ class NativeDecoder:
         return None if library is None else cls(model, pool, library, threads)
 
     def pack(self, rows: Sequence[BatchRow], threads: int) -> NativeStep:
-        """Pack a step of these rows, while another one may still be in flight.
+        """Pack these rows into a step; the previous step may still be in flight.
 
-        The rows must not change until the step has finished.
+        The rows must not change until the new step has finished.
         """
         packed, fed_ids = array("q"), array("i", bytes(4 * len(rows)))
         fed_address = fed_ids.buffer_info()[0]
@@ -190,7 +189,7 @@ class NativeDecoder:
         return NativeStep(rows, threads, packed, fed_ids, argmax_ids, tokens, tiles)
 
     def begin(self, step: NativeStep) -> None:
-        """Start a step and return at once; threads other than the caller's start computing.
+        """Start a step and return at once; the decoder's threads start to compute it.
 
         The previous step must have finished. Raises IndexError, before anything starts, for a row
         with an id outside the vocabulary, or a position or page out of bounds.
@@ -236,7 +235,8 @@ class NativeDecoder:
         """Compute the rest of the step in flight, together with the decoder's threads.
 
         Returns the likeliest id of each of the S sampled rows (-1 where a logit is NaN or +inf, or
-        all are -inf), and the seconds that have passed since the step's end.
+        all are -inf), and how long ago the step ended, in seconds: the decoder's threads may have
+        ended it before this call.
         """
         assert self._in_flight is not None
         ago_ns = self._finish()

@@ -1,6 +1,6 @@
 # pyright: basic
-"""The runner of models that the native decoder supports. Takes the same batches as `TorchRunner`
-and returns the same kind of results."""
+"""The runner of models that the native decoder supports; a drop-in replacement for `TorchRunner` on
+CPUs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from continuo.engine.device.runner import TorchRunner
 from continuo.engine.device.sampling import draw, is_plain_greedy
 
 SINGLE_THREAD_WORK_MAX, WEIGHT_READ_COST = 100_000_000, 4
-"""Most work of a step that runs on a single thread, in multiply-adds plus bytes of KV: a few
-milliseconds. Reading a weight from memory counts as WEIGHT_READ_COST multiply-adds."""
+"""Maximum work of a step that runs on a single thread, in multiply-adds plus bytes of KV: a few
+milliseconds of computation. Reading a weight from memory counts as WEIGHT_READ_COST
+multiply-adds."""
 
 
 @dataclass(slots=True)
@@ -28,17 +29,17 @@ class NativePendingStep:
     is_single_threaded: bool
     """Whether the thread that calls `collect` computes the whole step."""
     started_s: float
-    """Time of `time.perf_counter` when the computation started."""
+    """Value of `time.perf_counter` when the computation started."""
     result: BatchResult | None = None
     """The result; None until it is computed."""
 
 
 class NativeRunner(TorchRunner):
-    """Runs steps on a CPU, where no step runs ahead.
+    """Runs steps on a CPU with the native decoder, one at a time.
 
-    The decoder's threads start a step while the caller still does other work. The caller then
-    computes a share of the step, in `collect` or in `run_until_near_end`; the latter leaves the end
-    of the step to the decoder's threads.
+    The decoder's threads start a step while the caller still does other work. Then the caller joins
+    in, by `collect` until the step's end, or by `run_until_near_end` until the last part of the
+    step, which the decoder's threads compute alone.
     """
 
     def __init__(self, decoder: NativeDecoder, *args, **kwargs) -> None:
@@ -62,11 +63,11 @@ class NativeRunner(TorchRunner):
         return pending
 
     def run_until_near_end(self, ticket: NativePendingStep) -> bool:
-        """Compute a step together with the decoder's threads, and return before its end; those
-        threads compute the end.
+        """Compute a step together with the decoder's threads, and return before its end, which
+        those threads compute alone.
 
-        Returns False, without computing anything, if the step is single-threaded, or if some of its
-        ids cannot be drawn in C: `collect` draws those after the step.
+        Returns False, without computing anything, if the step is single-threaded, or if some row is
+        not plain greedy: `collect` must draw the ids of such rows after the step.
         """
         if ticket.is_single_threaded or not all(map(_is_plain_greedy, ticket.rows)):
             return False
@@ -124,8 +125,8 @@ def _is_plain_greedy(row: BatchRow) -> bool:
 
 
 def _fed_id(previous: BatchResult | None, row: int) -> int:
-    """Return the id that row `row` of the previous step drew. For a failed row, returns some valid
-    id: the results of the row fed with it are discarded."""
+    """Return the id that row `row` of the previous step drew. For a failed row, returns an
+    arbitrary valid id, because the result of the row fed with that id is discarded."""
     drawn = None if previous is None else previous.results[row]
     assert drawn is not None, "a row is fed, but the previous step drew nothing"
     return max(drawn.id, 0)

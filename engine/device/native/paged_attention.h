@@ -26,10 +26,10 @@ typedef struct {
     int64_t first;              /* index of the first new token among those of all rows */
 } StepRow;
 
-/* Up to TILE_QUERIES of the count * group queries that a row has for each KV head, counted token by
-   token. */
+/* Up to TILE_QUERIES consecutive queries of a row. A row has count * group queries for each KV
+   head, numbered token by token. */
 typedef struct {
-    int64_t row, query; /* query: the first one */
+    int64_t row, query; /* query: number of the first query */
 } AttentionTile;
 
 /* The KV cache of one layer. */
@@ -43,8 +43,8 @@ typedef struct {
 /* Queries, and accumulators of the online softmax, of one tile and KV head. */
 typedef struct {
     vec query[TILE_QUERIES][VECTORS], out[TILE_QUERIES][VECTORS];
-    float max[TILE_QUERIES], sum[TILE_QUERIES]; /* of the scores; of exp(score - max) */
-    float score[TILE_QUERIES][BLOCK_KEYS];      /* then exp(score - max) */
+    float max[TILE_QUERIES], sum[TILE_QUERIES]; /* max of the scores; sum of exp(score - max) */
+    float score[TILE_QUERIES][BLOCK_KEYS];      /* scores, later replaced by exp(score - max) */
     float transposed[DIM][BLOCK_KEYS];          /* keys of the block, in fp32 */
 } TileState;
 
@@ -54,8 +54,8 @@ typedef struct {
     int keys;
 } KeyBlock;
 
-/* Positions that the queries of a tile attend to: at least one query [begin, end), all of them
-   [common_begin, common_end). */
+/* Positions that the queries of a tile attend to: [begin, end) for at least one query, and
+   [common_begin, common_end) for all of them. */
 typedef struct {
     int64_t begin, common_begin, common_end, end;
 } VisibleRange;
@@ -169,9 +169,8 @@ static inline int64_t kv_offset(const LayerKV *kv, const int32_t *pages, int64_t
             + position % PAGE_SIZE) * DIM;
 }
 
-/* Gather the addresses of the keys and values from position `from` on. The order of the keys in a
-   block visible to all queries is free: such a block is read alternately from its STREAMS
-   sections. */
+/* Gather the addresses of the keys and values from position `from` on. In a block that is visible
+   to all queries, the keys may be in any order: they are taken alternately from STREAMS sections. */
 static void gather_block(KeyBlock *block, const LayerKV *kv, const int32_t *pages, int64_t head,
                          const VisibleRange *visible, int64_t from) {
     const int64_t left = visible->end - from;

@@ -24,8 +24,8 @@
 #define CACHE_LINE 64  /* bytes; counters on separate lines avoid false sharing */
 
 typedef struct {
-    _Alignas(CACHE_LINE) atomic_llong claimed;   /* pieces; may exceed their number */
-    _Alignas(CACHE_LINE) atomic_llong completed; /* pieces */
+    _Alignas(CACHE_LINE) atomic_llong claimed;   /* pieces claimed; may exceed their number */
+    _Alignas(CACHE_LINE) atomic_llong completed; /* pieces completed */
 } Phase;
 
 typedef struct ThreadPool ThreadPool;

@@ -115,8 +115,8 @@ def _create_environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-# The functions for templates have the parameters that they have in transformers, which templates
-# are written for.
+# Templates are written for transformers, so the functions that they call have the parameters of the
+# functions in transformers.
 
 
 def _tojson(

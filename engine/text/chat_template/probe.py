@@ -12,7 +12,8 @@ last content shows how a message closes:
              └ the same whatever follows: belongs to the message
 
 Later, each message is rendered after such a short conversation, and only the new text is taken.
-The tokenizer is used only to find where text splits cleanly into ids.
+The tokenizer is used only to find where text splits cleanly into ids: where no token contains
+characters of both sides.
 """
 
 from collections.abc import Sequence
@@ -68,7 +69,8 @@ _FOLLOWING_MESSAGES: tuple[ChatMessage, ...] = (
 
 
 class TemplateProbe:
-    """The boundaries between messages of one template, found when it is loaded."""
+    """The text that one template puts between messages, found by rendering test conversations when
+    the template is loaded."""
 
     def __init__(self, renderer: TemplateRenderer, tokenizer: Tokenizer) -> None:
         """Probe the template.
@@ -97,7 +99,8 @@ class TemplateProbe:
         return text.removesuffix(unsettled)
 
     def render_head(self, system: str | None, tools: Sequence[ToolDefinition]) -> str:
-        """Render the head (system text and tools), up to where it depends on the first message."""
+        """Render the head (system text and tools), without any ending that depends on the first
+        message."""
         before, found, _ = self._renderer.render(
             [*_system_messages(system), PROBE_USER], tools
         ).rpartition(PROBE_USER.content)
@@ -120,9 +123,9 @@ class TemplateProbe:
         """Render the text that `message` (None: the assistant's header) adds after a message of
         role `previous`, including the unsettled ending of that previous message.
 
-        If the template refuses this order of roles, returns the text after a message of another
-        role; then, for a system message, the text of a user message in its place. Raises BadRequest
-        if the template refuses all of these.
+        If the template refuses this order of roles, renders `message` after a message of another
+        role; if it refuses every order, renders a system message as a user message. Raises
+        BadRequest if the template refuses that too.
         """
         known = message is None or message.role in self._prefixes
         for role in (previous, *self._prefixes) if known else ():
@@ -164,8 +167,9 @@ class TemplateProbe:
         return closing, tail[len(closing) :]
 
     def _find_opening(self) -> str:
-        """Find the text that opens a user message, both as the first message and later. Returns ""
-        if there is no such text, or if it does not split cleanly into ids."""
+        """Find the text that opens every user message, the first and later ones. Returns "" if the
+        first and later ones have no text in common, or if the ids of that text depend on the text
+        before it."""
         user = PROBE_USER.content
         first = self._renderer.render(self._prefixes["user"]).rpartition(user)[0]
         alone = self._renderer.try_render([PROBE_SYSTEM]) or ""
@@ -186,8 +190,8 @@ def _system_messages(system: str | None) -> list[ChatMessage]:
 
 
 def _text_after_probe(text: str, role: ChatRole) -> str:
-    """Return the text after the first occurrence of the probe's content for `role`; a later
-    occurrence can only be part of an adversarial message."""
+    """Return the text after the first occurrence of the probe's content for `role`. A later
+    occurrence is not the probe's own: an adversarial message may contain the same text."""
     return text.partition(PROBE_CONTENTS[role])[2]
 
 

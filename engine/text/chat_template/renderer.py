@@ -19,7 +19,7 @@ _RENDERINGS_CACHED = 16
 """Size of the cache of rendered texts: tokenizing one message renders the same few conversations
 repeatedly."""
 _CALL_ID_CHARS = 9
-"""Length of call ids in templates that enforce one, such as Mistral's."""
+"""Length of call ids for templates that require a fixed length, such as Mistral's."""
 
 
 class _ToolsKey:
@@ -59,8 +59,8 @@ class TemplateRenderer:
         self._needs_short_ids = (
             self.try_render([user, ChatMessage(role="assistant", tool_calls=(call,))]) is None
         )
-        """Whether the template enforces the length of call ids, so that a digest of that length is
-        rendered in place of each id."""
+        """Whether the template enforces a length of call ids, so that an id of another length is
+        rendered as a digest of the right length."""
         self._render_cached.cache_clear()
 
     def render(

@@ -9,6 +9,16 @@ How a chat template joins messages is found by experiment (`TemplateProbe`). Som
 text they rendered before (Qwen3 drops old reasoning, Mistral moves tools and system text to the
 last user message). For these, `extend` returns an explicit rewind: how many messages keep their
 ids, and the new ids after those.
+
+`extend` renders a view of the history in place of the whole history, so that its time depends
+little on the length of the conversation. A view is a list of some messages of the history:
+
+    history         s u a u a u a t a t a t a t     (system, user, assistant, tool result)
+    question view   s         u a t a t a t a t     from the last user message on
+    short view      s         u         a   a t     without most of the tool calls and results
+
+A view is exact if the ids of new messages after the view are those after the whole history. Whether
+a template's views are exact is tested with test conversations; `extend` uses only exact views.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,12 +54,12 @@ class ConversationExtension(msgspec.Struct, frozen=True):
     """The change of a conversation's ids when messages are added."""
 
     kept_messages: int
-    """Number of messages of the history, from its beginning, whose ids stay the same. If fewer than
-    all, the caller rewinds the log to the end of these."""
+    """Number of messages of the history, from its beginning, whose ids stay the same. If this is
+    less than all, the caller rewinds the token log to the end of these messages."""
     segments: list[list[int]]
-    """Ids of each message after the kept ones, a list per message. A list is empty if its ids
-    cannot be separated from those of the next message, whose list (or `header`) then contains
-    both."""
+    """Ids of each message after the kept ones, one list per message. If the ids of a message cannot
+    be separated from those of the next one, its list is empty, and the next list (or `header`)
+    contains both."""
     header: list[int]
     """The ids that open the assistant's turn, if requested."""
 
@@ -83,8 +93,8 @@ class ChatTemplate:
         self.stop_ids: tuple[int, ...] = tuple(stop_ids)
         self._probe = TemplateProbe(renderer, tokenizer)
         self._is_short_view_exact: bool | None = None
-        """Whether the short view of a history (`_short_view`) gives the same ids as the whole
-        history; None: not probed yet."""
+        """Whether the short view of a history (see `_short_view`) is exact: new messages get the
+        same ids after it as after the whole history. None: not tested yet."""
         self._is_question_view_exact = self._probe_question_view()
         self.is_append_stable = self._probe_append_stability()
         self.supports_tools = "probe_tool" in (
@@ -97,7 +107,8 @@ class ChatTemplate:
 
     @property
     def token_chars_max(self) -> int | None:
-        """The bound of `Tokenizer.token_chars_max` for the tokenizer of this template."""
+        """Maximum number of characters that one token can stand for. None if no such bound is
+        known. See `Tokenizer.token_chars_max`."""
         return self._tokenizer.token_chars_max
 
     def build_tool_grammar(
@@ -173,7 +184,7 @@ class ChatTemplate:
         return self._tokenizer.encode_marked(text)
 
     # --- one segment at a time, in a time independent of the conversation's length: exact if
-    # `is_append_stable`, except where the results of several calls meet ---
+    # `is_append_stable`, except for consecutive results of several calls ---
 
     def encode_head(self, system: str | None, tools: Sequence[ToolDefinition] = ()) -> list[int]:
         """Tokenize the head: BOS, system message, tools.
@@ -229,12 +240,14 @@ class ChatTemplate:
     def _iter_views(
         self, history: Sequence[ChatMessage], new: Sequence[ChatMessage]
     ) -> Iterator[tuple[int, int, Sequence[ChatMessage]]]:
-        """Yield views of the history, from the shortest to the whole history, as (number of
-        messages left out, number of messages before those, view).
+        """Yield the views of the history that `extend` may render in place of the whole history,
+        the shortest first; the last one is the whole history.
 
-        A new user message may revise everything after the previous user message, so its view
-        contains all of that. For other messages, the short view makes the time independent of the
-        number of tool calls.
+        Yields (number of messages that the view omits, number of messages of the view before the
+        gap, view). The question view begins with the last user message, because a template may
+        revise everything after that message when another user message is added. If no user message
+        is added, the short view comes first: its length does not depend on the number of tool
+        calls.
         """
         system_messages, question = _find_last_question(history)
         adds_question = any(message.role == "user" for message in new)
@@ -258,8 +271,9 @@ class ChatTemplate:
         with_header: bool,
         is_sampled: bool,
     ) -> ConversationExtension | None:
-        """Extend a view of the history, `past`, by rendering all of it. Returns None if the
-        template refuses the conversation."""
+        """Extend `past`, the history or a view of it, by the messages `new`: render both together,
+        and find the ids after the kept messages of `past`. The options are those of `extend`.
+        Returns None if the template refuses this conversation."""
         whole = self._render_settled([*past, *new], tools, with_header=with_header)
         if whole is None:
             return None
@@ -379,8 +393,8 @@ class ChatTemplate:
         return ConversationExtension(kept_messages=len(history), segments=segments, header=header)
 
     def _probe_question_view(self) -> bool:
-        """Test whether a view from the last user message on gives the same ids as the whole
-        history."""
+        """Test whether the question view (the history from its last user message on) is exact:
+        whether new messages get the same ids after it as after the whole history."""
         self._is_question_view_exact = True
         return all(
             self.extend(past, new, tools)
@@ -389,20 +403,22 @@ class ChatTemplate:
         )
 
     def probe_short_view(self) -> None:
-        """Test the short view now, so that the first long history does not wait some tenths of a
-        second for it."""
+        """Test whether the short view is exact for this template, and keep the result for `extend`.
+        Call when the template is loaded; otherwise the first conversation with a long history waits
+        some tenths of a second for this test."""
         self._can_use_short_view(LONG_HISTORY_MESSAGES)
 
     def _can_use_short_view(self, messages: int) -> bool:
-        """Whether the short view may be used for a history of `messages` messages: whether it is
-        exact. Tested for the first long history, because short ones do not gain from it."""
+        """Whether the short view may replace a history of `messages` messages, because it is exact.
+        Tests that when the first long history is extended; short histories do not gain from the
+        view."""
         if self._is_short_view_exact is None and messages >= LONG_HISTORY_MESSAGES:
             self._is_short_view_exact = self._probe_short_view()
         return self._is_short_view_exact or False
 
     def _probe_short_view(self) -> bool:
-        """Test whether, after a long run of tool calls and results, the short view gives the same
-        ids as the whole history."""
+        """Test whether the short view is exact: whether new messages get the same ids after it as
+        after the whole history. The test histories have long runs of tool calls and results."""
         self._is_short_view_exact = True
         return all(
             self.extend(past, new, tools, with_header=with_header, is_sampled=is_sampled)
@@ -445,35 +461,39 @@ class ChatTemplate:
 
 
 LONG_HISTORY_MESSAGES = 32
-"""Length of a history, in messages, from which the short view is tested. Before that test, no
-history uses the short view."""
+"""Minimum number of messages of the history that triggers the test whether a template's short view
+is exact (see `_short_view`). Before that test, no history is rendered by its short view."""
 _SHORT_VIEW_TAIL = 2
-"""Number of messages at the end of a history that a short view contains."""
+"""Number of messages at the end of a history that its short view always contains (see
+`_short_view`)."""
 
 
 def _find_last_question(history: Sequence[ChatMessage]) -> tuple[int, int | None]:
-    """Return the number of leading system messages (0 or 1), and the index of the last user message
-    after the first message that follows them, or None."""
+    """Find where the question view of a history begins. Returns the number of leading system
+    messages (0 or 1), and the index of the last user message, or None if no messages before it
+    could be left out: the history has no user message but the first message after the system
+    message."""
     system_messages = 1 if history and history[0].role == "system" else 0
     indices = range(len(history) - 1, system_messages, -1)
     return system_messages, next((at for at in indices if history[at].role == "user"), None)
 
 
 def _omits_messages(past: Sequence[ChatMessage], new: ChatMessage) -> bool:
-    """Whether `new` can be added to `past` with only its last few messages rendered (the short
-    view), so that messages are left out."""
+    """Whether the message `new` can be added to a short view of the history `past`: `new` is not a
+    user message, and the short view is shorter than `past`."""
     return new.role != "user" and _short_view(past, *_find_last_question(past)) is not None
 
 
 def _short_view(
     history: Sequence[ChatMessage], system_messages: int, question: int | None
 ) -> tuple[list[ChatMessage], int] | None:
-    """Build the short view of a history. Returns it with the number of its messages before the
-    tail.
+    """Build the short view of a history: the part that `extend` renders if no user message is
+    added.
 
-    The view consists of the leading system message, the last user message (`question`; None: the
-    first message), the last assistant message before the tail, and the tail (the last
-    _SHORT_VIEW_TAIL messages). Returns None if the view would leave no message out.
+    The view consists of the leading system message, the last user message (index `question`; None:
+    the first message instead), the last assistant message before the tail, and the tail (the last
+    _SHORT_VIEW_TAIL messages). Returns the view, and the number of its messages before the tail;
+    None if the view would omit no message.
     """
     tail = len(history) - _SHORT_VIEW_TAIL
     start = system_messages if question is None else question
@@ -486,7 +506,8 @@ def _short_view(
 
 
 def _iter_extension_modes(past: Sequence[ChatMessage]) -> Iterator[tuple[bool, bool]]:
-    """Yield the valid arguments of `extend` for a history `past`, as (with_header, is_sampled)."""
+    """Yield the values of the options (with_header, is_sampled) of `ChatTemplate.extend` that are
+    valid for the history `past`: `is_sampled` requires that its last message is the assistant's."""
     for is_sampled in (False, True) if past[-1].role == "assistant" else (False,):
         yield False, is_sampled
         yield True, is_sampled

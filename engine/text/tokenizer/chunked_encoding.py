@@ -1,13 +1,16 @@
 """Encode long texts chunk by chunk, without the interpreter lock.
 
-    ├─ chunk ────────────────┼─ chunk ──────────────┼─ rest ─┤
-                        ├────┤ encoded and discarded: its words may continue
+    ├─ chunk ────────────────┤
+    ├─ ids are kept ────┤ cut: the next chunk begins here
+                        ├─ chunk ────────────────┤
 
-A chunk ends where the pre-tokenizer splits, so the ids of the chunks are the ids of the whole text.
-The cut is the beginning of a word, far enough from the end of the chunk; the encoding of the chunk
-states the word of each token and the position of each word in the text. The cut is then verified by
-encoding the words around it again. A text without such a cut (one very long word, or a tokenizer
-without a pre-tokenizer) is encoded whole.
+Each chunk is encoded, and then cut at the beginning of a word: the ids before the cut are kept, and
+the next chunk begins at the cut. The text after the cut is encoded again, because its words may
+continue beyond the chunk. The pre-tokenizer splits the text at the cut, so the kept ids are those
+of the whole text. The encoding of the chunk states the word of each token and the position of each
+word in the text. A cut is verified by encoding the words around it again. If a chunk has no cut, a
+longer one is tried; a text without a cut (one very long word, or a tokenizer without a
+pre-tokenizer) is encoded whole.
 
 `encode_batch` releases the interpreter lock; `encode` does not. The list of ids is built under the
 lock, and only once their number is known to be within the limit.
@@ -28,8 +31,9 @@ UNCUT_CHARS_MAX = 1024 * 1024
 ms)."""
 
 _TAIL_CHARS = 32
-"""Length of the end of a chunk, in characters, where words may differ from those of the whole text:
-the regexes of tokenizers look ahead a character or two beyond a word."""
+"""Number of characters at the end of a chunk in which no cut is made, because words there may
+differ from those of the whole text: the regexes of tokenizers look ahead a character or two beyond
+a word."""
 _TAIL_WORDS = 2
 _CHECKED_WORDS = 6
 """Number of words on each side of a cut that are encoded again to verify the cut."""

@@ -27,7 +27,7 @@ _ENCODINGS_CACHED = 16
 """Size of the cache of encoded texts: searching for clean splits encodes the same texts
 repeatedly."""
 _SEARCH_CHARS_MAX = 16 * 1024
-"""Characters that one call of `re` searches: a few milliseconds at most."""
+"""Number of characters that one call of `re` searches, which takes a few milliseconds at most."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -114,8 +114,8 @@ class Tokenizer:
     def encode(self, text: str, *, is_continuation: bool = False) -> list[int]:
         """Encode trusted text: control tokens written in `text` are parsed; none are added.
 
-        `is_continuation`: `text` continues other text, so a tokenizer that marks the beginning of a
-        text (with a space) must not do so.
+        `is_continuation`: `text` continues other text, so a tokenizer that inserts a space at the
+        beginning of a text does not do so here.
         """
         return list(self._encode_cached(text, is_continuation=is_continuation))
 
@@ -190,8 +190,8 @@ class Tokenizer:
             at = max(at, end)
 
     def find_last_border(self, text: str) -> int:
-        """Return the offset after the last control token of marked text that is a reliable border;
-        0 if there is none."""
+        """Return the offset after the last control token of marked text that is a reliable border,
+        where text always splits cleanly into ids. Returns 0 if the text has none."""
         return max((found.end() for found in self._iter_matches(self._border, text)), default=0)
 
     def splits_cleanly_at(self, text: str, at: int) -> bool:
@@ -244,8 +244,9 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 _COMPOSED_CHARS_MAX = 4
-"""Largest number of characters that NFC and NFKC compose into one (Unicode Standard Annex 15,
-expansion factors)."""
+"""Maximum number of characters that normalization to NFC or NFKC composes into one: the inverse of
+the expansion factor of NFD in Unicode Standard Annex 15. A token may stand for this many times as
+many characters of the original text as of the normalized text."""
 _SHORTENING_FACTORS = {"NFC": _COMPOSED_CHARS_MAX, "NFKC": _COMPOSED_CHARS_MAX, "NFD": 1, "NFKD": 1}
 _LENGTH_KEEPING_STEPS = {
     *("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "Punctuation", "Split", "Prepend")
@@ -256,8 +257,9 @@ def compute_token_chars_max(raw: tokenizers.Tokenizer) -> int | None:
     """Compute the largest number of characters that one token can stand for. Returns None if no
     bound is known.
 
-    The bound is known for a BPE that spells out unknown text in bytes or character by character,
-    after steps that drop no character: the case for all tokenizers of chat models.
+    The bound is known for a BPE that spells out unknown text in bytes or character by character, if
+    no step of its normalizer or pre-tokenizer drops a character. Tokenizers of chat models are of
+    this kind.
     """
     state = cast(dict[str, Any], json.loads(raw.to_str()))
     model: dict[str, Any] = state["model"]
@@ -291,7 +293,7 @@ def _is_byte_level(model: dict[str, Any], steps: Sequence[dict[str, Any]]) -> bo
 
 
 def _counts_unknown(model: dict[str, Any]) -> bool:
-    """Whether the model encodes each unknown character as one token of its own."""
+    """Whether the model encodes each unknown character as a separate token."""
     return model.get("unk_token") is not None and not model.get("fuse_unk")
 
 
@@ -335,7 +337,7 @@ def _load_raw(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:
-    """Load a checkpoint with another kind of tokenizer file, converted by transformers."""
+    """Load the tokenizer of a folder without tokenizer.json: transformers converts its files."""
     if not any((folder / name).exists() for name in ("tokenizer.model", "vocab.json", "vocab.txt")):
         raise ModelError(f"{folder}: tokenizer.json is missing")
     import transformers  # noqa: PLC0415 - slow to import, and few checkpoints need it

@@ -14,8 +14,8 @@ class FunctionCallOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCallOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Tool call. In chunks, `index` is the number of the call, and all chunks of a call but the
-    first have only the next part of `arguments`."""
+    """Tool call. In chunks, `index` is the number of the call; the chunks of a call after the first
+    contain only the next part of `arguments`."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -90,6 +90,6 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True):
-    """Sent in place of a chunk when the response has failed."""
+    """Error event, sent in place of a chunk if the response fails."""
 
     error: ErrorBody

@@ -6,12 +6,9 @@ frame ◀─codec─── server event ◀─────Encoder─────
 
 from continuo.realtime.protocol.realtime_api.client_events import ClientEvent, SessionIn
 from continuo.realtime.protocol.realtime_api.codec import (
-    CODECS,
-    JSON,
-    Codec,
+    SUBPROTOCOL,
     decode_frame,
     encode_frame,
-    explain,
     extract_event_id,
 )
 from continuo.realtime.protocol.realtime_api.decoder import (
@@ -24,11 +21,9 @@ from continuo.realtime.protocol.realtime_api.encoder import Encoder
 from continuo.realtime.protocol.realtime_api.server_events import ServerEvent
 
 __all__ = [
-    "CODECS",
-    "JSON",
+    "SUBPROTOCOL",
     "ClientEvent",
     "CloseRequest",
-    "Codec",
     "Encoder",
     "IgnoredAudioEvent",
     "ServerEvent",
@@ -37,6 +32,5 @@ __all__ = [
     "decode_frame",
     "decode_session_settings",
     "encode_frame",
-    "explain",
     "extract_event_id",
 ]

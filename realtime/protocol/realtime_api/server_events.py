@@ -17,8 +17,8 @@ from continuo.realtime.protocol.response import IncompleteReason, KVResidency, R
 
 
 class PartOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Content part: input_text, output_text or input_audio in items, text in content_part
-    events."""
+    """Content part. `type` is "text" in content_part events, and one of the other three in
+    items."""
 
     type: Literal["input_text", "output_text", "input_audio", "text"]
     text: str | UnsetType = UNSET
@@ -102,7 +102,7 @@ class RetentionOut(msgspec.Struct, frozen=True, kw_only=True, tag="retention_rat
 
 class ResumeOut(msgspec.Struct, frozen=True, kw_only=True):
     """Extension: data with which a client can resume its session, and how this connection resumed
-    it, if so. See `ResumeInfo`."""
+    the session, if it did. See `ResumeInfo`."""
 
     session_id: str
     epoch: str
@@ -167,8 +167,9 @@ class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Extension. Seconds in the queue, from the end of queueing to the first token, and of device
-    work for the response."""
+    """Extension: times of a response, in seconds. `queued_s`: from the request to its first step;
+    `prefill_s`: from that step to the first output token; `model_s`: computation of the device, for
+    any session, from the request to the end."""
 
     queued_s: float
     prefill_s: float
@@ -216,8 +217,8 @@ class SessionCreated(ServerEventBase, frozen=True, kw_only=True, tag="session.cr
 
 
 class RewindOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Extension, sent if an edit invalidates KV: the number of tokens at the beginning that keep
-    their KV, and of tokens after them to prefill."""
+    """Extension, sent if an edit invalidates KV: the number of leading tokens that keep their KV,
+    and the number of tokens after them that must be prefilled."""
 
     kept_tokens: int
     prefill_tokens: int
@@ -342,7 +343,8 @@ class ResponseInterrupted(ServerEventBase, frozen=True, kw_only=True, tag="respo
     item_id: str | None
     """Id of the item that was being generated, or null."""
     upto: int
-    """Characters (code points) of that item that were sent; the next delta follows them."""
+    """Characters (code points) of the item `item_id` that were sent; the next delta follows
+    them."""
 
 
 class RateLimitOut(msgspec.Struct, frozen=True, kw_only=True):

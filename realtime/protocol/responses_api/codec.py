@@ -18,7 +18,8 @@ _body_decoder = msgspec.json.Decoder(client_events.ResponseCreate)
 _input_decoder = msgspec.json.Decoder(client_events.Input)
 _encoder = msgspec.json.Encoder()
 _STREAM_ID_SCAN_CHARS_MAX = 1024 * 1024
-"""Longest refused frame that is parsed again for its stream_id; a longer one is only searched."""
+"""Maximum length of a refused frame that is parsed again to find its stream_id; in a longer one,
+the stream_id is found by a text search."""
 _STREAM_ID = re.compile(r'"stream_id"\s*:\s*"([^"\\]{1,128})"')
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -65,7 +66,7 @@ def encode_sse(event: ResponseStreamEvent) -> bytes:
 
 
 def extract_stream_id(frame: str) -> str | None:
-    """Find the stream_id in a frame that may be invalid otherwise. Returns None if it cannot be
+    """Find the stream_id in a frame that may otherwise be invalid. Returns None if it cannot be
     read."""
     if len(frame) <= _STREAM_ID_SCAN_CHARS_MAX:
         try:

@@ -216,8 +216,8 @@ def _decode_message(item: client_events.ItemIn, where: str, new_id: IdFactory) -
 
 
 def _decode_texts(content: client_events.Content, where: str) -> list[str]:
-    """Return the texts of a content; its text parts may be of any type. Raises Refusal for
-    others."""
+    """Return the texts of the parts of `content`. All types of text part, and refusals, are
+    accepted. Raises Refusal for parts of other types."""
     if isinstance(content, str):
         return [content]
     texts: list[str] = []

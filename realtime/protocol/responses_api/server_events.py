@@ -224,7 +224,7 @@ class SteerAccepted(ServerEventBase, frozen=True, kw_only=True, tag="response.st
 
 
 class RequiredFunctionOutput(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
-    """Function call output that the client must send, without its `output`."""
+    """A call of a function whose output the client must send before the response can continue."""
 
     call_id: str
     name: str

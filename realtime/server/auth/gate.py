@@ -21,7 +21,7 @@ _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """The HTTP error that a request with a failed authentication gets."""
+    """HTTP error with which a request is refused if its authentication fails."""
 
     status: int
     code: str
@@ -73,7 +73,8 @@ class Authenticator:
         return Credentials(tenant)
 
     def _tenant_of(self, key: str) -> str | None:
-        """Find the tenant of a key in constant time: every known key is compared in full."""
+        """Find the tenant of a key, or None if the key is unknown, in constant time: every known
+        key is compared in full."""
         candidate = key.encode()
         tenants = [tenant for known, tenant in self._keys if hmac.compare_digest(candidate, known)]
         return tenants[0] if tenants else None

@@ -9,14 +9,9 @@ input after a refusal             read and discarded for LINGER_S, at most LINGE
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
-from uvicorn._types import (
-    ASGI3Application,
-    ASGIReceiveCallable,
-    ASGISendCallable,
-    Scope,
-)
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from websockets import http11
@@ -42,7 +37,8 @@ from continuo.realtime.server.hardening.read_turns import ReadTurns
 HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
 REQUEST_LINE_BYTES_MAX = 16 * 1024
-"""Maximum bytes of the request target, else 414; URLs of browsers are shorter."""
+"""Maximum bytes of the request target (the URL in the request line), else 414; URLs of browsers are
+shorter."""
 HEADERS_BYTES_MAX = 64 * 1024
 """Maximum bytes of all header lines of a request, trailers included; else 431."""
 HEADERS_MAX = http11.MAX_NUM_HEADERS
@@ -75,8 +71,8 @@ class _TurnwiseFlow(TurnwiseReader, FlowControl):
 
 
 class _CycleTransport:
-    """The transport as uvicorn's RequestResponseCycle uses it: `write`, and `close` replaced by
-    another function."""
+    """The part of a transport that uvicorn's RequestResponseCycle uses: its `write`, and another
+    function in place of its `close`."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write = transport.write
@@ -84,14 +80,14 @@ class _CycleTransport:
 
 
 class GuardedHttp(Lingerer, HttpToolsProtocol):
-    """An HTTP connection with a deadline for each request (the first one counts from the
-    connection), a bound on its head, and a budget for the bytes of all unfinished requests of the
-    server."""
+    """An HTTP connection with a deadline for each request (for the first one, counted from the
+    start of the connection), a bound on its head, and a budget for the bytes of all unfinished
+    requests of the server."""
 
     incoming_budget: ClassVar[IncomingBudget]
     read_turns: ClassVar[ReadTurns]
     first_read_turns: ClassVar[ReadTurns]
-    """Read turns of new connections, before their first read."""
+    """Queue in which new connections wait for a read turn before their first read."""
     url = b""
     _timeout: asyncio.TimerHandle | None = None
     _head_share: IncomingShare | None = None
@@ -230,11 +226,11 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         super().handle_websocket_upgrade()
         self.parser = None  # breaks a reference cycle: the parser refers to this object
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._current_cycle = cycle
         transport = _CycleTransport(self.transport, self._close_after_response)
         cycle.transport = transport  # type: ignore[assignment]  # uvicorn uses only these two methods
-        super()._start_asgi_task(cycle, partial(_run_and_release, app))
+        super()._start_asgi_task(cycle, cast("Any", partial(_run_and_release, app)))
 
     def _close_after_response(self) -> None:
         """Close the connection after a response. If the request's body is still arriving, use a
@@ -281,11 +277,11 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
             self._send_refusal()
 
     def _can_send_refusal(self) -> bool:
-        """Prepare to send the refusal, and return whether it can be sent now.
+        """Return whether the refusal can be sent now, and make way for it.
 
-        Returns False if responses to earlier requests must be sent first, or if the refused
-        request's own response has begun. Otherwise the application sees a disconnect of the refused
-        request if it is already running.
+        Returns False if responses to earlier requests must be sent first, or if the application has
+        begun its own response to the refused request. If the application has received the refused
+        request, but not responded yet, it receives a disconnect, and True is returned.
         """
         if self._is_answered:
             return True
@@ -299,8 +295,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         if cycle.response_started:
             cycle.keep_alive = False
             return False
-        cycle.disconnected = True
-        cycle.message_event.set()
+        _disconnect(cycle)
         return True
 
     def on_response_complete(self) -> None:
@@ -322,6 +317,8 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         self._disarm()
         self._unset_keepalive_if_required()
         self._charge_head(0)
+        if self._current_cycle is not None and not self._current_cycle.response_complete:
+            _disconnect(self._current_cycle)  # uvicorn does it for the request parsed last alone
         super().connection_lost(exc)
         for cycle, _ in self.pipeline:
             release_share(cycle.scope)
@@ -338,9 +335,13 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
             self._timeout = None
 
 
-async def _run_and_release(
-    app: ASGI3Application, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
-) -> None:
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    """Let the application see the disconnect of a request."""
+    cycle.disconnected = True
+    cycle.message_event.set()
+
+
+async def _run_and_release(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     try:
         await app(scope, receive, send)
     finally:

@@ -12,9 +12,8 @@ import math
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 from websockets.http11 import Request
@@ -41,12 +40,15 @@ FRAGMENTS_MAX = 1024
 """Maximum fragments of one message, else close 1008; one more is allowed for each
 FRAGMENT_BYTES_MEAN bytes of the message."""
 FRAGMENT_BYTES_MEAN = 64
-"""Bytes per fragment above which the payload takes more memory than the object that holds it."""
+"""Minimum mean size, in bytes, of the fragments of a message beyond its first FRAGMENTS_MAX. In
+smaller fragments, the objects that hold the payload take more memory than the payload."""
 UNCHARGED_BYTES = 4 * 1024
-"""Connections with at most so many waiting bytes are not charged to the incoming budget, so that
-ordinary messages cost no bookkeeping."""
+"""Connections with at most this many waiting bytes are not charged to the incoming budget, so that
+ordinary messages need no bookkeeping."""
 _MEDIUM_FRAME_HEAD, _LONG_FRAME_HEAD = struct.Struct("!BBH"), struct.Struct("!BBQ")
 """Layouts of the head of a frame whose payload length has 16 bits, and 64 bits."""
+_UNFRAGMENTED_TEXT = 0x81
+"""First byte of a frame: FIN and the opcode of text."""
 CORKED_BYTES_MAX = 64 * 1024
 """Maximum bytes of a connection's corked frames; over it, they are written at once."""
 PING_BEAT_S = 0.25
@@ -67,8 +69,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     """Maximum message bytes by path, where they differ from uvicorn's `ws_max_size`."""
     corked_sockets: ClassVar[list["GuardedWebSocket"]] = []
     """Connections with corked frames, which are written together at the end of this round of the
-    event loop, so that a process that reads many of them wakes once. Each server has its own
-    list."""
+    event loop, so that a client process that reads from many of them wakes only once. Each server
+    has its own list."""
     _corked_frames: bytes = b""
     incoming_budget: ClassVar[IncomingBudget]
     read_turns: ClassVar[ReadTurns]
@@ -78,7 +80,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     _queued_message_bytes: "deque[int]"
     """Size of each complete message that is queued for the application, in bytes."""
     _queued_bytes = 0
-    """Sum of `_queued_message_bytes`."""
+    """Total bytes of the complete messages that are queued for the application."""
     _received_bytes = 0
     """Size of the message that the application received last, in bytes; 0 once it has called
     `receive` for the next one."""
@@ -104,13 +106,9 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             extensions[SEND_NOW_EXTENSION] = {"write": self.send_now}
             extensions[PING_EXTENSION] = {"ask": self.ping}
 
-    def send_now(
-        self,
-        frames: Sequence[bytes],
-        is_binary: bool,  # noqa: FBT001 - an ASGI extension is called by position
-    ) -> bool:
-        """Cork frames, to be written at the end of this round of the event loop. Returns False,
-        without effect, if the connection is not open or its send buffer is full."""
+    def send_now(self, frames: Sequence[bytes]) -> bool:
+        """Cork text frames, to be written at the end of this round of the event loop. Returns
+        False, without effect, if the connection is not open or its send buffer is full."""
         if not (self.writable.is_set() and self.handshake_complete and self._is_open):
             return False
         if not self._corked_frames:
@@ -118,7 +116,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
                 self.loop.call_soon(self._uncork_all)
             self.corked_sockets.append(self)
         for frame in frames:
-            self._corked_frames += frame_head(len(frame), is_binary=is_binary) + frame
+            self._corked_frames += frame_head(len(frame)) + frame
         if len(self._corked_frames) > CORKED_BYTES_MAX:
             self._uncork()
         return True
@@ -142,7 +140,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             and not self.transport.is_closing()
         )
 
-    async def send(self, message: ASGISendEvent) -> None:
+    async def send(self, message: Any) -> None:
         self._uncork()
         await super().send(message)
 
@@ -278,7 +276,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self._queued_message_bytes.append(size)
             self._queued_bytes += size
 
-    async def receive(self) -> ASGIReceiveEvent:
+    async def receive(self) -> Any:
         """Return the next message. The call means that the application has finished with the
         previous one, whose bytes are released from the budget."""
         self._received_bytes = 0
@@ -351,12 +349,11 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self.transport.abort()
 
 
-def frame_head(size: int, *, is_binary: bool) -> bytes:
-    """Encode the head of an unfragmented frame of a server, text or binary, with a payload of
-    `size` bytes (RFC 6455, 5.2)."""
-    first = 0x82 if is_binary else 0x81
+def frame_head(size: int) -> bytes:
+    """Encode the head of an unfragmented text frame of a server with a payload of `size` bytes
+    (RFC 6455, 5.2)."""
     if size < 126:
-        return bytes((first, size))
+        return bytes((_UNFRAGMENTED_TEXT, size))
     if size < 1 << 16:
-        return _MEDIUM_FRAME_HEAD.pack(first, 126, size)
-    return _LONG_FRAME_HEAD.pack(first, 127, size)
+        return _MEDIUM_FRAME_HEAD.pack(_UNFRAGMENTED_TEXT, 126, size)
+    return _LONG_FRAME_HEAD.pack(_UNFRAGMENTED_TEXT, 127, size)

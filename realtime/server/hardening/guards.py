@@ -9,15 +9,15 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from continuo.realtime.server.hardening.read_turns import ReadTurns
 
 SLICE_BYTES = 16 * 1024
-"""Maximum bytes passed to a parser at once. Limits are checked between slices, as one read of the
-event loop, up to 256 KiB, can contain 14,000 requests or 43,000 empty frames."""
+"""Maximum bytes passed to a parser at once. Limits are checked between slices, because one read of
+the event loop, up to 256 KiB, can contain 14,000 requests or 43,000 empty frames."""
 LINGER_S = 2.0
 """Time in seconds for which input is read and discarded after the last response."""
 LINGER_BYTES_MAX = 64 * 1024 * 1024
 
 
 class TurnwiseReader:
-    """Mixin of a flow control or protocol that waits for a read turn after a large read."""
+    """Mixin for a flow control or protocol that waits for a read turn after a large read."""
 
     transport: asyncio.Transport
     read_paused: bool
@@ -45,7 +45,7 @@ class TurnwiseReader:
 
 
 class Lingerer:
-    """Mixin of a protocol with a lingering close: after the last response, input is discarded.
+    """Mixin for a protocol with a lingering close: after the last response, input is discarded.
 
     If a socket is closed with unread input, the connection is reset, and the reset discards data
     that the client has not read yet, including the last response. So input is read for LINGER_S

@@ -1,9 +1,10 @@
 """Incoming budget: a bound on the bytes of messages and bodies that the application still needs.
 
-A connection charges bytes when they arrive, never by an announced length. The bytes are released
-when the application has finished with the message, or when the connection is lost. If the budget is
-exceeded, the share with the most unfinished bytes is refused, so that small messages are accepted
-while large ones fill the budget. Performs no I/O.
+Each connection has a share of the budget. Bytes are charged to the share when they arrive, never by
+an announced length, and released when the application has finished with the message, or when the
+connection is lost. If the sum of all shares exceeds the budget, the share with the most unfinished
+bytes (of messages whose end has not arrived) is refused, so that small messages are accepted while
+large ones fill the budget. Performs no I/O.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +15,8 @@ SHARE_EXTENSION = "continuo.incoming"
 
 
 class IncomingShare:
-    """The bytes that one connection has charged for a message or body. `refuse` is called if this
-    share is refused, after its bytes are released; it closes the connection."""
+    """The bytes that one connection has charged for a message or body. `refuse` closes the
+    connection; it is called if this share is refused, after the bytes are released."""
 
     def __init__(self, budget: "IncomingBudget", refuse: Callable[[], None]) -> None:
         self._budget = budget
@@ -28,7 +29,8 @@ class IncomingShare:
 
     def charge(self, unfinished: int, whole: int = 0) -> None:
         """Set the charge of this share to `unfinished` bytes of incomplete and `whole` bytes of
-        complete messages. If the budget is exceeded, shares are refused, maybe this one."""
+        complete messages. If the budget is exceeded, shares are refused, possibly including this
+        one."""
         held = unfinished + whole
         if held != self.charged_bytes or unfinished != self.unfinished_bytes:
             self._budget.charge(self, unfinished, held)

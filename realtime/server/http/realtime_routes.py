@@ -19,7 +19,7 @@ from starlette.websockets import WebSocket
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.realtime_api import CODECS, JSON
+from continuo.realtime.protocol.realtime_api import SUBPROTOCOL
 from continuo.realtime.registry.access import Credentials, ForkRequest, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server import replies
@@ -60,16 +60,13 @@ class RealtimeRoutes:
         if isinstance(authenticated, Denied):
             await websocket.send_denial_response(_denial_response(authenticated))
             return
-        codecs = [
-            CODECS[token] for token in offered_subprotocols(websocket.headers) if token in CODECS
-        ]
-        await websocket.accept(codecs[0].subprotocol if codecs else None)
+        is_offered = SUBPROTOCOL in offered_subprotocols(websocket.headers)
+        await websocket.accept(SUBPROTOCOL if is_offered else None)
         name = websocket.query_params.get("model") or self._served_models.models[0].id
         socket = StarletteSocket(websocket)
-        codec = codecs[0] if codecs else JSON
         credentials = authenticated if isinstance(authenticated, Credentials) else None
         connection = Connection(
-            socket, self._registry, self._limits, name, credentials, session_request, codec
+            socket, self._registry, self._limits, name, credentials, session_request
         )
         # A refusal is sent as an event: the SDKs retry an HTTP error five times before they report
         # it.

@@ -26,8 +26,8 @@ from continuo.realtime.protocol.realtime_api import (
     Encoder,
     SessionIn,
     decode_session_settings,
-    explain,
 )
+from continuo.realtime.protocol.validation import explain
 from continuo.realtime.registry.access import Access, Credentials
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server import replies

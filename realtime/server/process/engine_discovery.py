@@ -146,5 +146,5 @@ async def _try_call(redis: RedisClient, call: Callable[[], Awaitable[Any]]) -> A
         async with redis.bounded():
             return await call()
     except StoreError as error:
-        log.debug("engines in Redis: %s", error)
+        log.debug("engine discovery in Redis failed: %s", error)
         return None

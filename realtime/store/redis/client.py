@@ -43,8 +43,9 @@ _ACCESS_ERRORS = (
 _ACCESS_ERROR_PATTERN = re.compile(
     "NOPERM|unauthenticated (multi)?bulk|The user executing the script can't run"
 )
-"""Error replies that refuse access and have no exception class in the client library: to a command
-of more than ten words before authentication, or to a command inside a script."""
+"""Matches error replies that refuse access and have no exception class in the client library.
+Before authentication, Redis refuses long commands as "unauthenticated (multi)bulk"; the other two
+errors refuse a command inside a script, for lack of permission."""
 _TIMEOUT_ERRORS = (redis_errors.TimeoutError, TimeoutError)
 _CONNECTION_ERRORS = (redis_errors.ConnectionError, OSError, *_TIMEOUT_ERRORS)
 _WRITE_ERRORS = (

@@ -210,7 +210,8 @@ class RedisStore:
             sessions = [session.decode() for session in due]
             calls = ((session_keys(session), ()) for session in sessions)
             replies = await self._client.run_script_batch("expire", calls)
-            # The index may be early, or list a deleted session: the deadline in the session counts.
+            # The index may have an earlier deadline, or list a deleted session: the deadline in the
+            # hash of the session decides.
             removed, later, expired = list[str](), list[str](), list[str]()
             for session, reply in zip(sessions, replies, strict=True):
                 match reply[0]:
@@ -359,7 +360,7 @@ def _parse_metadata(session: str, fields: Sequence[bytes], entry_count: int) -> 
 
 def _parse_running_responses(running: Sequence[bytes]) -> tuple[RunningResponse, ...]:
     """Parse the hash `SessionKeys.running`, as alternating fields and values. Fields that end in
-    `#` are only for scripts."""
+    `#` are ignored: only scripts use them."""
     checkpoints: dict[str, ResponseCheckpoint] = {}
     chunks: dict[str, list[tuple[int, bytes]]] = {}
     for field, value in zip(running[::2], running[1::2], strict=True):

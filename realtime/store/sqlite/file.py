@@ -94,15 +94,16 @@ class SqliteFile:
         self._inodes: Inodes | None = self._stat_inodes()
 
     def is_in_place(self) -> bool:
-        """Whether committed data is in the file that the next start will open."""
+        """Whether the open file is still at its path, where the next start of the server will find
+        its data."""
         return self._stat_inodes() == self._inodes
 
     def reopen(self) -> bool:
         """Open the file that is at the path now, or create one, after the old one was replaced.
 
         Gives the file a new epoch, which makes leases of the old file void, and returns False. If
-        only the write-ahead log was deleted, nothing is lost: keeps the epoch and returns True.
-        Raises OSError, sqlite3.Error; the call can then be repeated.
+        only the write-ahead log was deleted, no data is lost: the file keeps its epoch, and the
+        call returns True. Raises OSError, sqlite3.Error; the call can then be repeated.
         """
         is_complete = self._close_replaced()
         self.db = connect(self._path, self._durability)

@@ -1,7 +1,7 @@
 """The embedded store: one SQLite file, for one gateway on one host.
 
-All calls run on one thread beside the event loop; calls that wait at the same time share a
-transaction. The clock is the host's.
+All calls run on one thread, which is not that of the event loop; calls that wait at the same time
+share a transaction. The clock is the host's.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
 """Tables: the operations of the store in SQL. The worker runs each within a transaction, and rolls
-back the writes of one that raises, unless the error is StoreReplaced."""
+back the writes of an operation that raises. It keeps those of an operation that raises
+StoreReplaced, because `verify` may have written a new epoch before."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -97,12 +98,14 @@ class Tables:
         self._execute("UPDATE store SET epoch = substr(epoch, 1, length(epoch) - 1)")
 
     def reserve_space(self, size: int) -> None:
-        """Write `size` bytes, as an expired response, to prove that the disk has room for them."""
+        """Write `size` bytes, as an expired response. If the transaction commits, the disk has room
+        for them. See `release_space`."""
         sql = "INSERT OR REPLACE INTO kept VALUES (?, 0, zeroblob(?))"
         self._execute(sql, _PROBE_ID, size)
 
     def release_space(self) -> None:
-        """Delete what `reserve_space` wrote. Call after its commit: only that proves the space."""
+        """Delete the bytes that `reserve_space` wrote. Call in a later transaction: only the commit
+        of the write proves that the disk has room for them."""
         self._execute("DELETE FROM kept WHERE id = ?", _PROBE_ID)
 
     # ------------------------------------------------------------ leases
@@ -112,7 +115,7 @@ class Tables:
         return SessionNotFound(session)
 
     def _check_lease(self, lease: SessionLease) -> tuple[int, int]:
-        """Check that the lease still holds, and return the number of entries and the offset of the
+        """Check that the lease still holds, and return the number of entries and the number of the
         next event. Raises the errors of `Store` for calls with a lease."""
         if lease.store_epoch != self.epoch:
             raise StoreReplaced(f"the lease of session {lease.session} is of another store")

@@ -40,9 +40,8 @@ class GatewayLog:
     def __init__(self) -> None:
         self.received: list[EmittedEvent] = []
         self.gaps = 0
-        self.log = EventLog("epoch0")
+        self.log = EventLog("epoch0", on_gap=self._count_gap)
         self.log.attach(self.received.append)
-        self.log.on_gap = self._count_gap
         self.log.append(ItemAdded(USER_ITEM, None))
         self.log.append(ResponseStarted(RESPONSE))
 

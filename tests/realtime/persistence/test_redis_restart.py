@@ -16,7 +16,7 @@ from continuo.realtime.store import open_store
 from tests.support.engines import EngineHarness
 from tests.support.redis_process import RedisProcess, needs_redis, running_redis
 from tests.support.resuming import JsonEvent, connect_client, resume_result
-from tests.support.sessions import SLOW_STEP_S
+from tests.support.sessions import SLOW_STEP_S, unload
 
 pytestmark = [needs_redis, pytest.mark.redis]
 
@@ -119,7 +119,7 @@ async def test_flushed_session_is_rewritten_if_loaded_and_else_not_found(
     await unloaded.disconnect()
     parked = registry.find(unloaded.session_id)
     assert parked is not None
-    await registry._unload_and_wait(registry._sessions[unloaded.session_id])
+    await unload(registry, unloaded.session_id)
     async with redis.client() as admin:
         await admin.flushall()
     loaded.send_message("u2", "still there?")
@@ -129,7 +129,7 @@ async def test_flushed_session_is_rewritten_if_loaded_and_else_not_found(
     unloaded.resume()
     await unloaded.wait_closed()
     assert [event["error"]["code"] for event in unloaded.socket.sent] == ["session_not_found"]
-    await registry._unload_and_wait(registry._sessions[loaded.session_id])
+    await unload(registry, loaded.session_id)
     loaded.resume()
     await loaded.socket.wait_for("conversation.item.done", 2)
     assert resume_result(loaded.socket)["resumed"] == "snapshot", "another store epoch"
@@ -180,7 +180,7 @@ async def test_writes_lost_in_a_failover_are_written_again(
     assert found.entries == tuple(
         encode_entry(piece) for piece in to_entries(session.conversation, ())
     )
-    await registry._unload_and_wait(registry._sessions[client.session_id])
+    await unload(registry, client.session_id)
     dump = await dump_keys(redis)
     client.resume()
     await client.socket.wait_for("session.updated")
@@ -213,7 +213,7 @@ async def test_session_is_written_and_resumed_after_redis_restarts(
     await client.socket.wait_for("rate_limits.updated")
     await client.disconnect()
     client.receive()
-    await registry._unload_and_wait(registry._sessions[client.session_id])
+    await unload(registry, client.session_id)
     client.resume()
     await client.socket.wait_for("session.updated")
     session = registry.find(client.session_id)

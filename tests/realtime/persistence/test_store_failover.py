@@ -35,6 +35,7 @@ from continuo.realtime.store import (
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.engines import EngineHarness
 from tests.support.resuming import ResumingClient, resume_result
+from tests.support.sessions import unload
 from tests.support.store_records import new_session
 
 A, B, C, D = map(DraftPiece, "abcd")
@@ -156,10 +157,14 @@ async def test_idempotency_keys_are_known_after_a_failover_that_lost_a_claim(
 
 
 async def test_lost_idempotency_keys_are_written_again_after_a_failover(
-    store: ReplicatedStore, writer: SessionWriter
+    store: ReplicatedStore,
 ) -> None:
     """Otherwise a retry of the client on another gateway would be executed again."""
-    keys = IdempotencyKeys(writer, is_complete=True)
+    recorded: dict[str, IdempotentRequest] = {}
+    new = new_session()
+    writer = SessionWriter(store, await store.create(new), new, completed_requests=recorded)
+    await writer.write(desired(A), SessionChanges())
+    keys = IdempotencyKeys(writer, recorded, is_complete=True)
     store.copy()
     request = IdempotentRequest("event_1", b"respond", b"resp_1")
     await writer.write(desired(A, B), SessionChanges(request=request))
@@ -204,7 +209,7 @@ async def test_epoch_lost_in_a_failover_is_not_used_again(
     store.copy()
     epochs: list[str] = []
     for _ in range(2):
-        await registry._unload_and_wait(registry._sessions[client.session_id])
+        await unload(registry, client.session_id)
         store.fail_over()
         await asyncio.sleep(0.05)  # fences of one moment run ahead of the clock
         client.resume("event_elsewhere_0")

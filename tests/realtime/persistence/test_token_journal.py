@@ -1,7 +1,7 @@
 """Tests of the token journal: ids of many responses are batched; a refused one delays no other."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -35,12 +35,17 @@ async def store() -> AsyncIterator[CountingStore]:
     await store.aclose()
 
 
-async def open_session(store: CountingStore, *, with_response: bool = True) -> SessionWriter:
+async def open_session(
+    store: CountingStore,
+    *,
+    with_response: bool = True,
+    on_replaced: Callable[[], None] = lambda: None,
+) -> SessionWriter:
     new = new_session()
     lease = await store.create(new)
     if with_response:
         await store.write(lease, WriteBatch(started_responses=(response_checkpoint(),)))
-    return SessionWriter(store, lease, new)
+    return SessionWriter(store, lease, new, on_replaced=on_replaced)
 
 
 async def wait_until_stored(
@@ -74,14 +79,13 @@ async def test_ids_of_many_responses_are_written_in_few_calls(store: CountingSto
 
 async def test_fault_of_one_journal_stops_no_other(store: CountingStore) -> None:
     flusher = JournalFlusher(store)
-    ours, superseded = await open_session(store), await open_session(store)
-    failed = asyncio.Event()
+    ours, failed = await open_session(store), asyncio.Event()
 
     def fail() -> None:
         failed.set()
         raise KeyError("a fault")
 
-    superseded.on_replaced = fail
+    superseded = await open_session(store, on_replaced=fail)
     await store.claim(superseded.lease.session, "gate-2", ttl_s=60)
     with ExitStack() as journals:
         ids_per_session = [[1] for _ in range(4)]
@@ -95,9 +99,11 @@ async def test_fault_of_one_journal_stops_no_other(store: CountingStore) -> None
 
 async def test_superseded_session_is_notified_and_others_are_written(store: CountingStore) -> None:
     flusher = JournalFlusher(store)
-    ours, superseded = await open_session(store), await open_session(store)
     replaced = asyncio.Event()
-    superseded.on_replaced = replaced.set
+    ours, superseded = (
+        await open_session(store),
+        await open_session(store, on_replaced=replaced.set),
+    )
     await store.claim(superseded.lease.session, "gate-2", ttl_s=60)
     with ExitStack() as journals:
         for writer in (superseded, ours):

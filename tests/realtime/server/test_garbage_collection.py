@@ -28,8 +28,9 @@ async def collecting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     await asyncio.sleep(0)
     yield
     task.cancel()
-    gc.unfreeze()
-    gc.set_threshold(*thresholds)
+    await asyncio.wait([task])
+    assert gc.get_threshold() == thresholds
+    assert gc.get_freeze_count() == 0
 
 
 async def until_frozen(count: int) -> None:

@@ -88,7 +88,8 @@ async def test_unknown_path_is_404_over_http_and_websocket(running: RunningServe
     [
         (["realtime"], "realtime"),
         (["realtime", "openai-beta.realtime-v1"], "realtime"),
-        (["realtime", "realtime.msgpack"], "realtime"),
+        (["realtime.msgpack", "realtime"], "realtime"),
+        (["realtime.msgpack"], None),
         (["something-else"], None),
         (None, None),
     ],

@@ -58,7 +58,7 @@ async def test_command_that_times_out_costs_no_rate_limit(bench: EngineHarness) 
     talk.session._limits = SHORT
     with pytest.raises(Refusal, match="try again"):
         await talk.add_message("are you there? " * 10, name="lost")
-    (level,) = talk.session._tenant_rate_limits.levels()
+    (level,) = talk.session._parts.tenant_rate_limits.levels()
     assert level.remaining == 1000
     bench.launch_allowed.set()
     while not talk.engine.is_available:

@@ -8,7 +8,7 @@ import pytest
 from continuo.realtime.registry.registry import Registry
 from tests.support.engines import EngineHarness
 from tests.support.resuming import JsonEvent, ResumingClient
-from tests.support.sessions import create_registry
+from tests.support.sessions import create_registry, unload
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ async def resume(client: ResumingClient, from_store: bool, seen: int | None = No
     await client.disconnect()
     client.receive(seen)
     if from_store:
-        await client.registry._unload_and_wait(client.registry._sessions[client.session_id])
+        await unload(client.registry, client.session_id)
     client.resume()
     await client.socket.wait_for("session.updated")
 

@@ -1,11 +1,14 @@
 """The transition table of a session: complete, connected, and strict about unlisted pairs."""
 
 import itertools
+from typing import get_args
 
 import pytest
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.session.state import TRANSITIONS, Action, SessionState, Trigger, transition
+from continuo.realtime.protocol.commands import ConversationCommand
+from continuo.realtime.session.commands import HANDLERS
+from continuo.realtime.session.state import TRANSITIONS, SessionState, Trigger, transition
 
 ALL = list(itertools.product(SessionState, Trigger))
 
@@ -29,24 +32,30 @@ def test_every_pair_of_state_and_trigger_is_listed_or_refused(
 def test_every_state_is_reachable_from_idle() -> None:
     reached = {SessionState.IDLE}
     for _ in SessionState:
-        reached |= {TRANSITIONS[pair][0] for pair in TRANSITIONS if pair[0] in reached}
+        reached |= {TRANSITIONS[pair] for pair in TRANSITIONS if pair[0] in reached}
     assert reached == set(SessionState)
 
 
-def test_no_command_is_sent_to_the_engine_during_a_response() -> None:
+def test_edits_leave_an_active_response_active() -> None:
     for state in (SessionState.RESPONDING, SessionState.CANCELLING):
         for event in (Trigger.CONFIGURE, Trigger.EDIT):
-            assert transition(state, event) == (state, (Action.CHANGE,))
+            assert transition(state, event) is state
 
 
-def test_response_is_committed_only_when_it_ends() -> None:
-    committing = [
-        pair for pair, (_, actions) in TRANSITIONS.items() if Action.COMMIT_RESPONSE in actions
+def test_session_becomes_idle_only_when_its_response_ends() -> None:
+    ending = [
+        pair
+        for pair, state in TRANSITIONS.items()
+        if state is SessionState.IDLE and pair[0] is not SessionState.IDLE
     ]
-    assert committing == [
+    assert ending == [
         (SessionState.RESPONDING, Trigger.RESPONSE_ENDED),
         (SessionState.CANCELLING, Trigger.RESPONSE_ENDED),
     ]
+
+
+def test_every_command_has_a_handler() -> None:
+    assert HANDLERS.keys() == set(get_args(ConversationCommand))
 
 
 @pytest.mark.parametrize(

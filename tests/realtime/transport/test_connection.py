@@ -163,7 +163,7 @@ async def test_session_ended_during_its_opening_leaves_no_engine_session(
         await asyncio.wait_for(connection.running, 20)
 
 
-async def test_binary_frame_closes_a_json_connection(bench: EngineHarness) -> None:
+async def test_binary_frame_closes_the_connection(bench: EngineHarness) -> None:
     async with connect(bench) as connection:
         connection.socket.frames.put_nowait(b"{}")
         await asyncio.wait_for(connection.running, 20)

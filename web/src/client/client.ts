@@ -1,25 +1,25 @@
 /**
- * A client whose conversation survives the loss of connections.
+ * Realtime client whose conversation survives lost connections.
  *
  * The outbox holds every event until the server acknowledges it, server events update the local
  * conversation, and a lost connection is resumed after the last event received. Events sent while
  * disconnected are queued.
  */
 
-import { closing } from './close_codes.js';
+import { describeCloseCode } from './close_codes.js';
 import {
-  type Begun,
   Connection,
   type ConnectionOptions,
   type ConnectionState,
+  type ResumeOutcome,
 } from './connection.js';
-import { Conversation, type Change } from './conversation.js';
+import { Conversation, type ConversationChange } from './conversation.js';
 import { Draft } from './draft.js';
 import type {
   ClientEvent,
   ErrorBody,
+  KVResidency,
   NewItem,
-  Residency,
   ResponseSettings,
   ServerEvent,
   ServerEventOf,
@@ -27,63 +27,71 @@ import type {
   Session,
   SessionSettings,
 } from './events.js';
-import { EventIds } from './event_ids.js';
+import { IdGenerator } from './id_generator.js';
 import { Listeners } from './listeners.js';
 import type { Observable, Unsubscribe } from './observable.js';
-import { Ended, Outbox, type Receipt } from './outbox.js';
-import { rehydrate, settingsOf } from './rehydrate.js';
+import { ConnectionClosedError, Outbox, type Receipt } from './outbox.js';
+import { prepareRehydration, settingsOf } from './rehydrate.js';
 
-/** Resume cursor: what a client needs to resume a session, also from another page. */
-export interface Position {
+/** Session to resume, and the id of the last event received from it. Applications store it to resume from
+ * another page; its field names are part of that format. */
+export interface ResumePoint {
   sessionId: string;
   lastEventId: string | null;
   token?: string;
 }
 
-export interface Options extends ConnectionOptions {
+/** Session to fork, up to and including the item `itemId`, or all of it without `itemId`. */
+export interface ForkOptions {
+  sessionId: string;
+  itemId?: string;
+  /** Resume token of the session (`resumePoint.token`); required with a short-lived key. */
+  token?: string;
+}
+
+export interface RealtimeClientOptions extends ConnectionOptions {
   /** ws:// or wss:// URL up to and including /v1/realtime. */
   url: string;
   model?: string;
   /** Settings of a new session. */
   session?: SessionSettings;
   /** Resume this session. */
-  resume?: Position;
-  /** Fork another session, up to and including the item `at`, or all of it without `at`. A
-   * short-lived key requires that session's resume token (`position.token`). */
-  fork?: { session: string; at?: string; token?: string };
-  /** Rebuild a session that the server has lost (default), or end. */
-  rebuild?: boolean;
-  /** Maximum number of queued events; `send` throws beyond it. */
-  pendingMax?: number;
+  resume?: ResumePoint;
+  /** Begin with a fork of another session. */
+  fork?: ForkOptions;
+  /** Rehydrate a session that the server has lost (default), or close the connection. */
+  rehydrate?: boolean;
+  /** Maximum number of unacknowledged events; `send` throws beyond it. */
+  pendingEventsMax?: number;
 }
 
-/** Error codes after which the session can be rebuilt in a new one. */
+/** Error codes that report a lost session, which can be rehydrated in a new one. */
 const SESSION_LOST_CODES = new Set(['session_not_found', 'session_expired', 'resume_gap']);
 
 export class RealtimeClient {
   readonly conversation = new Conversation();
   readonly draft: Draft;
-  readonly #options: Options;
+  readonly #options: RealtimeClientOptions;
   readonly #connection: Connection;
   readonly #outbox = new Outbox();
-  readonly #ids = new EventIds();
-  readonly #received = new Listeners<ServerEvent>();
-  readonly #sent = new Listeners<ClientEvent>();
-  readonly #changes = new Listeners<{ type: string; change: NonNullable<Change> }>();
+  readonly #ids = new IdGenerator();
+  readonly #eventListeners = new Listeners<ServerEvent>();
+  readonly #sentListeners = new Listeners<ClientEvent>();
+  readonly #changeListeners = new Listeners<{ type: string; change: ConversationChange }>();
   #session: Session | null = null;
-  #position: Position | null;
+  #resumePoint: ResumePoint | null;
   /** Last error that names no client event; explains why the server closes the connection. */
   #lastError: ErrorBody | null = null;
-  #rebuilding = false;
+  #rehydrating = false;
   /** Id of the barrier event whose reply follows every missed event; null if none is pending. */
   #barrierId: string | null = null;
   /** Whether a response was in progress when the server began to send a snapshot. */
   #respondingBeforeSnapshot = false;
 
-  constructor(options: Options) {
+  constructor(options: RealtimeClientOptions) {
     this.#options = options;
-    this.#position = options.resume ?? null;
-    this.draft = new Draft((event, retryAs) => this.send(event, retryAs));
+    this.#resumePoint = options.resume ?? null;
+    this.draft = new Draft((event, resendAs) => this.send(event, resendAs));
     this.#connection = new Connection(options, {
       url: () => this.#url(),
       onEvent: (event) => {
@@ -98,7 +106,7 @@ export class RealtimeClient {
       oldestUnacknowledgedAt: () => this.#outbox.oldestSentAt,
     });
     this.state.subscribe((state) => {
-      if (state.phase === 'ended') this.#outbox.rejectAll(state.error);
+      if (state.phase === 'closed') this.#outbox.rejectAll(state.error);
     });
   }
 
@@ -111,13 +119,13 @@ export class RealtimeClient {
     return this.#session;
   }
 
-  /** Resume cursor; advances with every event. */
-  get position(): Position | null {
-    return this.#position;
+  /** Point from which the session can be resumed; advances with every event received. */
+  get resumePoint(): ResumePoint | null {
+    return this.#resumePoint;
   }
 
   /** Unacknowledged events; a page that resumes the session sends them again with the same ids. */
-  get pending(): readonly ClientEvent[] {
+  get pendingEvents(): readonly ClientEvent[] {
     return this.#outbox.events;
   }
 
@@ -127,72 +135,73 @@ export class RealtimeClient {
   on(type: '*', listener: (event: ServerEvent) => void): Unsubscribe;
   on<T extends ServerEventType>(type: T, listener: (event: ServerEventOf<T>) => void): Unsubscribe;
   on(type: string, listener: (event: never) => void): Unsubscribe {
-    return this.#received.add(type, listener as (event: ServerEvent) => void);
+    return this.#eventListeners.add(type, listener as (event: ServerEvent) => void);
   }
 
   /** Call `listener` when the conversation has changed. */
-  onChange(listener: (change: NonNullable<Change>) => void): Unsubscribe {
-    return this.#changes.add('*', ({ change }) => {
+  onConversationChange(listener: (change: ConversationChange) => void): Unsubscribe {
+    return this.#changeListeners.add('*', ({ change }) => {
       listener(change);
     });
   }
 
-  /** Call `listener` with each event sent, including retries. */
+  /** Call `listener` with each event sent, including each time it is sent again. */
   onSent(listener: (event: ClientEvent) => void): Unsubscribe {
-    return this.#sent.add('*', listener);
+    return this.#sentListeners.add('*', listener);
   }
 
   // ---------------------------------------------------------------- sending
 
-  /** Send an event now, or once connected. After a lost connection `retryAs` is sent instead; its last
-   * event gets the same id. Throws Ended if the client has ended, RangeError if the queue is full. */
-  send(event: ClientEvent, retryAs: ClientEvent[] = []): Receipt {
+  /** Send an event now, or once connected. After a lost connection `resendAs` is sent instead; its last
+   * event gets the same id. Throws ConnectionClosedError if the connection is closed for good, RangeError
+   * if `pendingEventsMax` events are unacknowledged. */
+  send(event: ClientEvent, resendAs: ClientEvent[] = []): Receipt {
     const state = this.state.value;
-    if (state.phase === 'ended') throw state.error;
-    if (this.#outbox.size >= (this.#options.pendingMax ?? 4096)) {
+    if (state.phase === 'closed') throw state.error;
+    if (this.#outbox.size >= (this.#options.pendingEventsMax ?? 4096)) {
       throw new RangeError('too many events are queued for the connection');
     }
     const identified = this.#ids.withIds(event);
-    const retryEvents = retryAs.map((one) => this.#ids.withIds(one, one.event_id ?? identified.event_id));
-    const receipt = this.#outbox.add(identified, retryEvents.length > 0 ? retryEvents : [identified]);
+    const resendEvents = resendAs.map((one) => this.#ids.withIds(one, one.event_id ?? identified.event_id));
+    const receipt = this.#outbox.add(identified, resendEvents.length > 0 ? resendEvents : [identified]);
     this.#flush();
     return receipt;
   }
 
   /** Create a complete user message; see `draft` for one that is being typed. */
-  say(text: string): Receipt {
+  sendUserMessage(text: string): Receipt {
     const content = [{ type: 'input_text' as const, text }];
-    return this.create({ type: 'message', role: 'user', content });
+    return this.createItem({ type: 'message', role: 'user', content });
   }
 
   /** Create an item after `previous_item_id`, or at the end. */
-  create(item: NewItem, previous_item_id?: string): Receipt {
+  createItem(item: NewItem, previous_item_id?: string): Receipt {
     const after = previous_item_id === undefined ? {} : { previous_item_id };
     return this.send({ type: 'conversation.item.create', item, ...after });
   }
 
   /** Request a response. */
-  respond(response?: ResponseSettings): Receipt {
+  createResponse(response?: ResponseSettings): Receipt {
     return this.send({ type: 'response.create', ...(response && { response }) });
   }
 
   /** Cancel the response in progress. */
-  cancel(): Receipt {
+  cancelResponse(): Receipt {
     return this.send({ type: 'response.cancel' });
   }
 
   /** Update the session's settings. */
-  update(session: SessionSettings): Receipt {
+  updateSession(session: SessionSettings): Receipt {
     return this.send({ type: 'session.update', session });
   }
 
   /** Delete an item. */
-  delete(item_id: string): Receipt {
+  deleteItem(item_id: string): Receipt {
     return this.send({ type: 'conversation.item.delete', item_id });
   }
 
   /** Truncate an assistant message to its first `text_end` code points. */
-  truncate(item_id: string, text_end: number): Receipt {
+  truncateItem(item_id: string, text_end: number): Receipt {
     return this.send({ type: 'conversation.item.truncate', item_id, content_index: 0, text_end });
   }
 
@@ -203,20 +212,20 @@ export class RealtimeClient {
   }
 
   /** Skip the remaining backoff delay. */
-  retry(): void {
-    this.#connection.retry();
+  retryNow(): void {
+    this.#connection.retryNow();
   }
 
-  /** Drop the connection and reconnect. */
-  drop(reason = 'the connection was cut'): void {
-    this.#connection.disconnect(reason);
+  /** Close the current socket, if any, and reconnect after the backoff delay. */
+  reconnect(reason = 'the connection was cut'): void {
+    this.#connection.reconnectAfterBackoff(reason);
   }
 
-  /** Probe the server; reconnect if no acknowledgement arrives within `within_ms` milliseconds. */
-  check(within_ms = 5000): void {
+  /** Ping the server; reconnect if no acknowledgement arrives within `timeout_ms` milliseconds. */
+  checkLiveness(timeout_ms = 5000): void {
     if (this.state.value.phase !== 'open') return;
-    this.#connection.startLivenessDeadline(within_ms);
-    void this.update({}).acknowledged.then(
+    this.#connection.startLivenessDeadline(timeout_ms);
+    void this.updateSession({}).acknowledged.then(
       () => {
         this.#connection.clearLivenessDeadline();
       },
@@ -224,13 +233,13 @@ export class RealtimeClient {
     );
   }
 
-  /** Disconnect for good. The session stays resumable from `position` for a limited time. */
-  leave(): void {
-    this.#connection.end(new Ended('left', 'This client has disconnected.'));
+  /** Disconnect for good. The session can be resumed from `resumePoint` for a limited time. */
+  disconnect(): void {
+    this.#connection.close(new ConnectionClosedError('disconnected', 'This client has disconnected.'));
   }
 
-  /** Close the session for good. */
-  async close(): Promise<void> {
+  /** Close the session on the server, which also closes the connection. */
+  async closeSession(): Promise<void> {
     await this.send({ type: 'session.close' }).acknowledged;
   }
 
@@ -238,14 +247,14 @@ export class RealtimeClient {
     const url = new URL(this.#options.url);
     const { model, fork } = this.#options;
     if (model !== undefined) url.searchParams.set('model', model);
-    if (this.#position !== null) {
-      const { sessionId, lastEventId, token } = this.#position;
+    if (this.#resumePoint !== null) {
+      const { sessionId, lastEventId, token } = this.#resumePoint;
       url.searchParams.set('session_id', sessionId);
       if (lastEventId !== null) url.searchParams.set('last_event_id', lastEventId);
       if (token !== undefined) url.searchParams.set('resume_token', token);
-    } else if (fork !== undefined && !this.#rebuilding) {
-      url.searchParams.set('fork', fork.session);
-      if (fork.at !== undefined) url.searchParams.set('at', fork.at);
+    } else if (fork !== undefined && !this.#rehydrating) {
+      url.searchParams.set('fork', fork.sessionId);
+      if (fork.itemId !== undefined) url.searchParams.set('at', fork.itemId);
       if (fork.token !== undefined) url.searchParams.set('resume_token', fork.token);
     }
     return url.href;
@@ -253,24 +262,25 @@ export class RealtimeClient {
 
   #onClose(code: number, reason: string): void {
     const error = this.#lastError;
-    const close = closing(code, reason);
+    const closeInfo = describeCloseCode(code, reason);
     if (error !== null && SESSION_LOST_CODES.has(error.code ?? '')) this.#onSessionLost(error);
-    else if (close.recoverable) this.#connection.reconnectAfterBackoff(close.reason);
+    else if (closeInfo.recoverable) this.#connection.reconnectAfterBackoff(closeInfo.reason);
     else {
-      const message = error?.message ?? close.reason;
-      this.#connection.end(new Ended(error?.code ?? `close_${code}`, message, close));
+      const message = error?.message ?? closeInfo.reason;
+      const closeError = new ConnectionClosedError(error?.code ?? `close_${code}`, message, closeInfo);
+      this.#connection.close(closeError);
     }
   }
 
-  /** Rebuild the session in a new one, or end, because the server has lost it. */
+  /** The server has lost the session: rehydrate it in a new one, or close the connection. */
   #onSessionLost(error: ErrorBody | null = null): void {
     const message = error?.message ?? 'The server no longer has this session.';
-    if (this.#options.rebuild === false) {
-      this.#connection.end(new Ended(error?.code ?? 'session_not_found', message));
+    if (this.#options.rehydrate === false) {
+      this.#connection.close(new ConnectionClosedError(error?.code ?? 'session_not_found', message));
       return;
     }
-    this.#position = null;
-    this.#rebuilding = true;
+    this.#resumePoint = null;
+    this.#rehydrating = true;
     this.#connection.reconnectNow(message);
   }
 
@@ -284,13 +294,13 @@ export class RealtimeClient {
   // ---------------------------------------------------------------- receiving
 
   #onEvent(event: ServerEvent): void {
-    if (event.type === 'session.created' && this.#position !== null) {
+    if (event.type === 'session.created' && this.#resumePoint !== null) {
       this.#onSessionLost(); // the server created a new session instead of resuming
       return;
     }
     const snapshot =
       event.type === 'session.updated' && event.session.resume?.resumed === 'snapshot';
-    if (snapshot) this.#respondingBeforeSnapshot = this.conversation.running !== null;
+    if (snapshot) this.#respondingBeforeSnapshot = this.conversation.activeTurn !== null;
     this.#outbox.receive(event);
     if (event.type === 'error' && this.#barrierId && event.error.event_id === this.#barrierId) {
       this.#onBarrierPassed();
@@ -298,10 +308,10 @@ export class RealtimeClient {
     }
     const change = this.conversation.apply(event);
     this.#updateSession(event);
-    this.#received.emit(event);
-    if (change !== null) this.#changes.emit({ type: change.kind, change });
-    if (this.#position !== null && typeof event.event_id === 'string' && event.type !== 'error') {
-      this.#position.lastEventId = event.event_id;
+    this.#eventListeners.emit(event);
+    if (change !== null) this.#changeListeners.emit({ type: change.kind, change });
+    if (this.#resumePoint !== null && typeof event.event_id === 'string' && event.type !== 'error') {
+      this.#resumePoint.lastEventId = event.event_id;
     }
   }
 
@@ -313,8 +323,8 @@ export class RealtimeClient {
       case 'session.updated': {
         this.#session = event.session;
         const resume = event.session.resume;
-        if (this.#position !== null && resume?.token !== undefined) {
-          this.#position.token = resume.token;
+        if (this.#resumePoint !== null && resume?.token !== undefined) {
+          this.#resumePoint.token = resume.token;
         }
         if (resume?.resumed) this.#onOpen(resume.resumed, resume.kv ?? null);
         break;
@@ -327,13 +337,13 @@ export class RealtimeClient {
     }
   }
 
-  /** Configure a new session, and rebuild the conversation in it, before sending queued events. */
+  /** Configure a new session, and rehydrate the conversation in it, before sending queued events. */
   #onSessionCreated(session: Session): void {
     const { resume } = session;
-    const previousSettings = this.#rebuilding && this.#session ? settingsOf(this.#session) : undefined;
+    const previousSettings = this.#rehydrating && this.#session ? settingsOf(this.#session) : undefined;
     const settings = previousSettings ?? this.#options.session;
     this.#session = session;
-    this.#position = {
+    this.#resumePoint = {
       sessionId: session.id,
       lastEventId: null,
       ...(resume?.token !== undefined && { token: resume.token }),
@@ -342,24 +352,24 @@ export class RealtimeClient {
     if (settings && Object.keys(settings).length > 0) {
       setup.push({ type: 'session.update', session: settings });
     }
-    const forked = this.#options.fork !== undefined && !this.#rebuilding;
-    const rehydrates = !forked && this.conversation.items.length > 0;
-    if (rehydrates) setup.push(...rehydrate(this.conversation, this.#outbox.events));
+    const forked = this.#options.fork !== undefined && !this.#rehydrating;
+    const needsRehydration = !forked && this.conversation.items.length > 0;
+    if (needsRehydration) setup.push(...prepareRehydration(this.conversation, this.#outbox.events));
     for (const event of setup.reverse()) this.#sendFirst(event);
-    this.#rebuilding = false;
-    this.#onOpen(rehydrates ? 'rebuilt' : 'new', null);
+    this.#rehydrating = false;
+    this.#onOpen(needsRehydration ? 'rehydrated' : 'new', null);
   }
 
-  #onOpen(begun: Begun, kv: Residency | null): void {
-    if (begun !== 'exact') this.draft.unsure();
-    this.#connection.markOpen(begun, kv);
-    if (begun === 'exact' || begun === 'snapshot') this.#sendBarrier();
-    this.draft.renew();
+  #onOpen(outcome: ResumeOutcome, kv: KVResidency | null): void {
+    if (outcome !== 'exact') this.draft.markBufferUnknown();
+    this.#connection.markOpen(outcome, kv);
+    if (outcome === 'exact' || outcome === 'snapshot') this.#sendBarrier();
+    this.draft.sync();
     this.#flush();
   }
 
-  /** Send a barrier: hold back retries until every missed event has been received, because missed
-   * events may acknowledge them. The barrier retrieves an item that cannot exist; its error reply
+  /** Send a barrier: nothing is sent again until every missed event has been received, because missed
+   * events may acknowledge it. The barrier retrieves an item that cannot exist; its error reply
    * follows the missed events, is distinguishable from them, and changes nothing. */
   #sendBarrier(): void {
     const event_id = this.#ids.next('event');
@@ -369,7 +379,7 @@ export class RealtimeClient {
 
   #onBarrierPassed(): void {
     this.#barrierId = null;
-    if (this.#respondingBeforeSnapshot && this.conversation.awaitsAnswer) this.respond();
+    if (this.#respondingBeforeSnapshot && this.conversation.needsResponse) this.createResponse();
     this.#respondingBeforeSnapshot = false;
     this.#flush();
   }
@@ -380,9 +390,9 @@ export class RealtimeClient {
   }
 
   #flush(): void {
-    if (!this.#connection.open) return;
+    if (!this.#connection.isOpen) return;
     for (const event of this.#outbox.takeUnsent(Date.now(), this.#barrierId ?? undefined)) {
-      if (this.#connection.send(event)) this.#sent.emit(event);
+      if (this.#connection.send(event)) this.#sentListeners.emit(event);
       else this.#outbox.reject(event.event_id, 'frame_too_large', 'This message is too long to send.');
     }
   }

@@ -17,7 +17,7 @@ const CLOSE_CODES: Record<number, [reason: string, recoverable: boolean]> = {
   4003: ['the session was ended by the operator', false],
 };
 
-export interface Closing {
+export interface CloseInfo {
   code: number;
   /** Human-readable. */
   reason: string;
@@ -25,7 +25,7 @@ export interface Closing {
 }
 
 /** Look up a close code. Unknown codes below 3000 are recoverable; unknown codes from 3000 on are not. */
-export function closing(code: number, serverReason = ''): Closing {
+export function describeCloseCode(code: number, serverReason = ''): CloseInfo {
   const [defaultReason, recoverable] = CLOSE_CODES[code] ?? ['the connection was closed', code < 3000];
   return { code, reason: serverReason || defaultReason, recoverable };
 }

@@ -4,35 +4,34 @@
  *     idle ──connect──▶ connecting ──opened──▶ open
  *                        ▲      │               │
  *                        │   lost            lost
- *                        │      ▼               │        refused, replaced, finished
- *                        └── waiting ◀──────────┘        from any of them ──▶ ended
+ *                        │      ▼               │        refused, taken over, disconnected:
+ *                        └── waiting ◀──────────┘        from any of them ──▶ closed
  *
  * Handles sockets and timers only; the events on the wire belong to its handler.
  */
 
-import { type Backoff, defaultBackoff, delay } from './backoff.js';
-import { type Codec, json } from './codec.js';
-import type { ClientEvent, Residency, ServerEvent } from './events.js';
+import { backoffDelay, type BackoffOptions, defaultBackoff } from './backoff.js';
+import type { ClientEvent, KVResidency, ServerEvent } from './events.js';
 import { type Observable, Subject } from './observable.js';
-import { Ended } from './outbox.js';
+import { ConnectionClosedError } from './outbox.js';
 
-/** How the open connection began: with a new session, resumed exactly after the last event, resumed
- * from a snapshot, or rebuilt by this client because the server had lost the session. */
-export type Begun = 'new' | 'exact' | 'snapshot' | 'rebuilt';
+/** How the session was resumed on connecting. `new`: not at all; `exact`: after the last event received;
+ * `snapshot`: with a snapshot of the conversation; `rehydrated`: from this client's copy in a new session,
+ * because the server had lost it. */
+export type ResumeOutcome = 'new' | 'exact' | 'snapshot' | 'rehydrated';
 
 export type ConnectionState =
   | { phase: 'idle' }
   | { phase: 'connecting'; attempt: number; reason: string }
-  | { phase: 'open'; begun: Begun; kv: Residency | null }
+  | { phase: 'open'; resumeOutcome: ResumeOutcome; kv: KVResidency | null }
   | { phase: 'waiting'; attempt: number; reason: string; retryAt: number }
-  | { phase: 'ended'; error: Ended };
+  | { phase: 'closed'; error: ConnectionClosedError };
 
 export interface ConnectionOptions {
-  /** Returns the key for the next attempt, preferably a short-lived one. Throw Ended to stop retrying. */
-  credentials?: () => Promise<string | undefined>;
-  /** Codecs in order of preference; JSON is always offered last. */
-  codecs?: Codec[];
-  backoff?: Partial<Backoff>;
+  /** Returns the API key for the next attempt, preferably a short-lived one. May throw: the client stops
+   * after ConnectionClosedError, and retries after any other error. */
+  getApiKey?: () => Promise<string | undefined>;
+  backoff?: Partial<BackoffOptions>;
   /** Reconnect if nothing is received for this long while an event is unacknowledged. */
   ackTimeout_ms?: number;
   connectTimeout_ms?: number;
@@ -47,9 +46,9 @@ export interface ConnectionHandler {
   /** Returns the URL for the next attempt. */
   url(): string;
   onEvent(event: ServerEvent): void;
-  /** The server closed the socket: call `reconnectAfterBackoff`, `reconnectNow` or `end`. */
+  /** The server closed the socket: call `reconnectAfterBackoff`, `reconnectNow` or `close`. */
   onClose(code: number, reason: string): void;
-  /** The socket is gone, and events sent on it may not have arrived. */
+  /** The socket is closed, and events sent on it may not have arrived. */
   onDisconnect(): void;
   /** Returns when the oldest unacknowledged event was sent, in milliseconds. */
   oldestUnacknowledgedAt(): number | null;
@@ -61,10 +60,9 @@ const FRAME_MAX_BYTES = 1024 * 1024;
 export class Connection {
   readonly #options: ConnectionOptions;
   readonly #handler: ConnectionHandler;
-  readonly #backoff: Backoff;
+  readonly #backoff: BackoffOptions;
   readonly #state = new Subject<ConnectionState>({ phase: 'idle' });
   #socket: WebSocket | null = null;
-  #codec: Codec = json;
   #attempt = 0;
   /** Timer of the current attempt, or of the delay before the next one. */
   #timer: ReturnType<typeof setTimeout> | undefined;
@@ -82,31 +80,31 @@ export class Connection {
     return this.#state;
   }
 
-  get open(): boolean {
+  get isOpen(): boolean {
     return this.#state.value.phase === 'open' && this.#socket?.readyState === 1;
   }
 
   /** Send an event. Returns false if its frame would be too large. */
   send(event: ClientEvent): boolean {
-    const frame = this.#codec.encode(event);
-    if (exceeds(frame, this.#options.frameMax_bytes ?? FRAME_MAX_BYTES)) return false;
+    const frame = JSON.stringify(event);
+    if (isLargerThan(frame, this.#options.frameMax_bytes ?? FRAME_MAX_BYTES)) return false;
     this.#socket?.send(frame);
     return true;
   }
 
   connect(): void {
-    if (this.#state.value.phase === 'idle') void this.#open('');
+    if (this.#state.value.phase === 'idle') void this.#openSocket('');
   }
 
   /** Skip the remaining delay before the next attempt. */
-  retry(): void {
+  retryNow(): void {
     if (this.#state.value.phase !== 'waiting') return;
     clearTimeout(this.#timer);
-    void this.#open(this.#state.value.reason);
+    void this.#openSocket(this.#state.value.reason);
   }
 
   /** Mark the connection as open, once the server has created or resumed the session. */
-  markOpen(begun: Begun, kv: Residency | null): void {
+  markOpen(resumeOutcome: ResumeOutcome, kv: KVResidency | null): void {
     clearTimeout(this.#timer);
     clearInterval(this.#timeoutTimer);
     this.#attempt = 0;
@@ -114,12 +112,12 @@ export class Connection {
     this.#timeoutTimer = setInterval(() => {
       this.#checkTimeouts();
     }, TIMEOUT_CHECK_MS);
-    this.#state.set({ phase: 'open', begun, kv });
+    this.#state.set({ phase: 'open', resumeOutcome, kv });
   }
 
-  /** Reconnect unless `clearLivenessDeadline` is called within `within_ms` milliseconds. */
-  startLivenessDeadline(within_ms: number): void {
-    this.#livenessDeadlineAt = Math.min(this.#livenessDeadlineAt, Date.now() + within_ms);
+  /** Reconnect unless `clearLivenessDeadline` is called within `timeout_ms` milliseconds. */
+  startLivenessDeadline(timeout_ms: number): void {
+    this.#livenessDeadlineAt = Math.min(this.#livenessDeadlineAt, Date.now() + timeout_ms);
   }
 
   /** Cancel the liveness deadline. */
@@ -127,8 +125,9 @@ export class Connection {
     this.#livenessDeadlineAt = Infinity;
   }
 
-  /** Close the socket and open another one after the backoff delay. */
+  /** Close the current socket, if any, and open another one after the backoff delay. */
   reconnectAfterBackoff(reason: string): void {
+    if (this.#socket === null) return;
     this.#closeSocket();
     this.#scheduleRetry(reason);
   }
@@ -136,46 +135,36 @@ export class Connection {
   /** Close the socket and open another one at once. */
   reconnectNow(reason: string): void {
     this.#closeSocket();
-    void this.#open(reason);
+    void this.#openSocket(reason);
   }
 
-  /** Close the socket for good. */
-  end(error: Ended): void {
-    if (this.#state.value.phase === 'ended') return;
+  /** Close the connection for good. */
+  close(error: ConnectionClosedError): void {
+    if (this.#state.value.phase === 'closed') return;
     this.#closeSocket();
-    this.#state.set({ phase: 'ended', error });
+    this.#state.set({ phase: 'closed', error });
   }
 
-  /** Drop the current socket, if any, and reconnect. */
-  disconnect(reason: string): void {
-    if (this.#socket !== null) this.reconnectAfterBackoff(reason);
-  }
-
-  async #open(reason: string): Promise<void> {
+  async #openSocket(reason: string): Promise<void> {
     this.#state.set({ phase: 'connecting', attempt: this.#attempt, reason });
     let key: string | undefined;
     try {
-      key = await this.#options.credentials?.();
+      key = await this.#options.getApiKey?.();
     } catch (error) {
-      if (error instanceof Ended) this.end(error);
+      if (error instanceof ConnectionClosedError) this.close(error);
       else this.#scheduleRetry(error instanceof Error ? error.message : String(error));
       return;
     }
-    if (this.#state.value.phase !== 'connecting') return; // ended meanwhile
-    const codecs = [...new Set([...(this.#options.codecs ?? []), json])];
-    const protocols = codecs.map((codec) => codec.subprotocol);
+    if (this.#state.value.phase !== 'connecting') return; // closed meanwhile
+    const protocols = ['realtime'];
     if (key !== undefined) protocols.push(`openai-insecure-api-key.${key}`);
     const socket = new (this.#options.WebSocket ?? WebSocket)(this.#handler.url(), protocols);
-    socket.binaryType = 'arraybuffer';
     this.#socket = socket;
     this.#timer = setTimeout(() => {
       if (socket === this.#socket) this.reconnectAfterBackoff('the server does not respond');
     }, this.#options.connectTimeout_ms ?? 10_000);
-    socket.onopen = () => {
-      this.#codec = codecs.find((codec) => codec.subprotocol === socket.protocol) ?? json;
-    };
     socket.onmessage = ({ data }) => {
-      if (socket === this.#socket) this.#receive(data as string | ArrayBuffer);
+      if (socket === this.#socket) this.#receive(data as string);
     };
     socket.onerror = () => undefined; // a close follows
     socket.onclose = ({ code, reason }) => {
@@ -183,11 +172,11 @@ export class Connection {
     };
   }
 
-  #receive(frame: string | ArrayBuffer): void {
+  #receive(frame: string): void {
     this.#lastReceivedAt = Date.now();
     let event: ServerEvent;
     try {
-      event = this.#codec.decode(frame) as ServerEvent;
+      event = JSON.parse(frame) as ServerEvent;
     } catch {
       this.reconnectAfterBackoff('the server sent a malformed frame');
       return;
@@ -209,9 +198,9 @@ export class Connection {
 
   #scheduleRetry(reason: string): void {
     this.#attempt += 1;
-    const wait_ms = delay(this.#attempt, this.#backoff);
+    const wait_ms = backoffDelay(this.#attempt, this.#backoff);
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => void this.#open(reason), wait_ms);
+    this.#timer = setTimeout(() => void this.#openSocket(reason), wait_ms);
     const retryAt = Date.now() + wait_ms;
     this.#state.set({ phase: 'waiting', attempt: this.#attempt, reason, retryAt });
   }
@@ -226,8 +215,7 @@ export class Connection {
   }
 }
 
-function exceeds(frame: string | Uint8Array, max_bytes: number): boolean {
-  if (typeof frame !== 'string') return frame.length > max_bytes;
+function isLargerThan(frame: string, max_bytes: number): boolean {
   if (frame.length * 3 <= max_bytes) return false; // UTF-8 takes at most three bytes per UTF-16 unit
   return new TextEncoder().encode(frame).length > max_bytes;
 }

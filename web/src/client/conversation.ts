@@ -4,34 +4,35 @@
  * Pure: applies server events and returns what changed.
  */
 
-import type { Item, Part, Response, ServerEvent } from './events.js';
+import type { ContentPart, Item, RealtimeResponse, ServerEvent } from './events.js';
 
-/** One response of the model. */
+/** One turn of the model: its response, and the items it generated. Part of `ConversationJson`. */
 export interface Turn {
   readonly id: string;
-  response: Response;
+  response: RealtimeResponse;
   /** Ids of its output items, in order. */
   items: string[];
 }
 
-export type Change =
-  | { kind: 'order' }
+/** What an event changed: the list of items, one item, or the response of one turn. */
+export type ConversationChange =
+  | { kind: 'item_list' }
   | { kind: 'item'; id: string }
-  | { kind: 'turn'; id: string }
-  | null;
+  | { kind: 'turn'; id: string };
 
-export interface Saved {
+/** A conversation as applications store it; its field names are part of that format. */
+export interface ConversationJson {
   items: Item[];
   turns: Turn[];
 }
 
 export class Conversation {
   #items: Item[] = [];
-  #byId = new Map<string, Item>();
+  #itemsById = new Map<string, Item>();
   #turns = new Map<string, Turn>();
   /** By item id. */
-  #turnOf = new Map<string, Turn>();
-  #running: Turn | null = null;
+  #turnsByItemId = new Map<string, Turn>();
+  #activeTurn: Turn | null = null;
 
   get items(): readonly Item[] {
     return this.#items;
@@ -41,34 +42,34 @@ export class Conversation {
     return [...this.#turns.values()];
   }
 
-  /** The response in progress in this conversation. */
-  get running(): Turn | null {
-    return this.#running;
+  /** The turn whose response is in progress in this conversation. */
+  get activeTurn(): Turn | null {
+    return this.#activeTurn;
   }
 
   /** Whether the last item is a user message or a tool result, and no response is in progress. */
-  get awaitsAnswer(): boolean {
+  get needsResponse(): boolean {
     const last = this.#items.at(-1);
-    const awaiting = last?.type === 'message' ? last.role === 'user' : last?.type !== 'function_call';
-    return last !== undefined && awaiting && this.#running === null;
+    const isInput = last?.type === 'message' ? last.role === 'user' : last?.type !== 'function_call';
+    return last !== undefined && isInput && this.#activeTurn === null;
   }
 
-  find(id: string): Item | undefined {
-    return this.#byId.get(id);
+  findItem(id: string): Item | undefined {
+    return this.#itemsById.get(id);
   }
 
-  /** Returns the response that generated an item. */
+  /** Returns the turn that generated an item. */
   turnOf(itemId: string): Turn | undefined {
-    return this.#turnOf.get(itemId);
+    return this.#turnsByItemId.get(itemId);
   }
 
   /** Apply a server event. Returns null if nothing changed. */
-  apply(event: ServerEvent): Change {
+  apply(event: ServerEvent): ConversationChange | null {
     switch (event.type) {
       case 'session.updated':
         if (event.session.resume?.resumed !== 'snapshot') return null;
         this.clear();
-        return { kind: 'order' };
+        return { kind: 'item_list' };
       case 'conversation.item.added':
         return this.#add(event.item, event.previous_item_id);
       case 'conversation.item.done':
@@ -81,13 +82,13 @@ export class Conversation {
       case 'response.done':
         return this.#upsertTurn(event.response);
       case 'response.output_item.added':
-        return this.#attachItem(event.response_id, event.item.id);
+        return this.#addItemToTurn(event.response_id, event.item.id);
       case 'response.output_text.delta':
         return this.#appendText(event.item_id, event.content_index, event.delta);
       case 'response.output_text.done':
         return this.#setText(event.item_id, event.content_index, event.text);
       case 'response.function_call_arguments.delta':
-        return this.#updateArguments(event.item_id, (now) => now + event.delta);
+        return this.#updateArguments(event.item_id, (current) => current + event.delta);
       case 'response.function_call_arguments.done':
         return this.#updateArguments(event.item_id, () => event.arguments);
       default:
@@ -95,120 +96,120 @@ export class Conversation {
     }
   }
 
-  /** Remove a response and its items. */
-  forget(turn: Turn): void {
+  /** Remove a turn and its items. */
+  removeTurn(turn: Turn): void {
     this.#items = this.#items.filter((item) => !turn.items.includes(item.id));
     for (const id of turn.items) {
-      this.#byId.delete(id);
-      this.#turnOf.delete(id);
+      this.#itemsById.delete(id);
+      this.#turnsByItemId.delete(id);
     }
     this.#turns.delete(turn.id);
-    if (this.#running === turn) this.#running = null;
+    if (this.#activeTurn === turn) this.#activeTurn = null;
   }
 
   clear(): void {
     this.#items = [];
-    this.#byId.clear();
+    this.#itemsById.clear();
     this.#turns.clear();
-    this.#turnOf.clear();
-    this.#running = null;
+    this.#turnsByItemId.clear();
+    this.#activeTurn = null;
   }
 
   /** Returns a JSON-serializable view of the conversation, not a copy. */
-  save(): Saved {
+  toJSON(): ConversationJson {
     return { items: this.#items, turns: [...this.#turns.values()] };
   }
 
-  /** Replace the conversation with a copy of `saved`. */
-  load(saved: Saved): void {
+  /** Replace the conversation with a copy of `json`. */
+  load(json: ConversationJson): void {
     this.clear();
-    this.#items = structuredClone(saved.items);
-    for (const item of this.#items) this.#byId.set(item.id, item);
-    for (const turn of structuredClone(saved.turns)) {
+    this.#items = structuredClone(json.items);
+    for (const item of this.#items) this.#itemsById.set(item.id, item);
+    for (const turn of structuredClone(json.turns)) {
       this.#turns.set(turn.id, turn);
-      for (const id of turn.items) this.#turnOf.set(id, turn);
-      this.#updateRunning(turn);
+      for (const id of turn.items) this.#turnsByItemId.set(id, turn);
+      this.#updateActiveTurn(turn);
     }
   }
 
-  #add(item: Item, previous: string | null): Change {
-    if (this.#byId.has(item.id)) return this.#replace(item);
-    const after = previous === null ? -1 : this.#items.findIndex((one) => one.id === previous);
-    const at = previous !== null && after < 0 ? this.#items.length : after + 1;
+  #add(item: Item, previous: string | null): ConversationChange | null {
+    if (this.#itemsById.has(item.id)) return this.#replace(item);
+    const previousIndex = previous === null ? -1 : this.#items.findIndex((one) => one.id === previous);
+    const index = previous !== null && previousIndex < 0 ? this.#items.length : previousIndex + 1;
     const itemCopy = copyItem(item);
-    this.#items.splice(at, 0, itemCopy);
-    this.#byId.set(itemCopy.id, itemCopy);
-    return { kind: 'order' };
+    this.#items.splice(index, 0, itemCopy);
+    this.#itemsById.set(itemCopy.id, itemCopy);
+    return { kind: 'item_list' };
   }
 
-  #replace(item: Item): Change {
-    const at = this.#items.findIndex((one) => one.id === item.id);
-    if (at < 0) return null;
+  #replace(item: Item): ConversationChange | null {
+    const index = this.#items.findIndex((one) => one.id === item.id);
+    if (index < 0) return null;
     const itemCopy = copyItem(item);
-    this.#items[at] = itemCopy;
-    this.#byId.set(itemCopy.id, itemCopy);
+    this.#items[index] = itemCopy;
+    this.#itemsById.set(itemCopy.id, itemCopy);
     return { kind: 'item', id: item.id };
   }
 
-  #delete(id: string): Change {
+  #delete(id: string): ConversationChange | null {
     this.#items = this.#items.filter((item) => item.id !== id);
-    return this.#byId.delete(id) ? { kind: 'order' } : null;
+    return this.#itemsById.delete(id) ? { kind: 'item_list' } : null;
   }
 
-  #truncate(id: string, index: number, end: number | undefined): Change {
-    const part = this.#part(id, index);
+  #truncate(id: string, index: number, end: number | undefined): ConversationChange | null {
+    const part = this.#contentPart(id, index);
     if (part?.text === undefined || end === undefined) return null;
     part.text = Array.from(part.text).slice(0, end).join('');
     return { kind: 'item', id };
   }
 
-  #upsertTurn(response: Response): Change {
+  #upsertTurn(response: RealtimeResponse): ConversationChange | null {
     const turn = this.#turns.get(response.id) ?? { id: response.id, response, items: [] };
     turn.response = response;
     this.#turns.set(response.id, turn);
-    this.#updateRunning(turn);
+    this.#updateActiveTurn(turn);
     return { kind: 'turn', id: response.id };
   }
 
-  #updateRunning(turn: Turn): void {
+  #updateActiveTurn(turn: Turn): void {
     const { status, conversation_id } = turn.response;
     if (conversation_id === null) return; // out-of-band response
-    if (status === 'in_progress') this.#running = turn;
-    else if (this.#running?.id === turn.id) this.#running = null;
+    if (status === 'in_progress') this.#activeTurn = turn;
+    else if (this.#activeTurn?.id === turn.id) this.#activeTurn = null;
   }
 
-  #attachItem(turnId: string, itemId: string): Change {
+  #addItemToTurn(turnId: string, itemId: string): ConversationChange | null {
     const turn = this.#turns.get(turnId);
     if (turn && !turn.items.includes(itemId)) {
       turn.items.push(itemId);
-      this.#turnOf.set(itemId, turn);
+      this.#turnsByItemId.set(itemId, turn);
     }
     return null;
   }
 
-  #appendText(id: string, index: number, delta: string): Change {
-    const part = this.#part(id, index);
+  #appendText(id: string, index: number, delta: string): ConversationChange | null {
+    const part = this.#contentPart(id, index);
     if (!part) return null;
     part.text = (part.text ?? '') + delta;
     return { kind: 'item', id };
   }
 
-  #setText(id: string, index: number, text: string): Change {
-    const part = this.#part(id, index);
+  #setText(id: string, index: number, text: string): ConversationChange | null {
+    const part = this.#contentPart(id, index);
     if (!part) return null;
     part.text = text;
     return { kind: 'item', id };
   }
 
-  #updateArguments(id: string, change: (now: string) => string): Change {
-    const item = this.#byId.get(id);
+  #updateArguments(id: string, update: (current: string) => string): ConversationChange | null {
+    const item = this.#itemsById.get(id);
     if (item?.type !== 'function_call') return null;
-    item.arguments = change(item.arguments);
+    item.arguments = update(item.arguments);
     return { kind: 'item', id };
   }
 
-  #part(id: string, index: number): Part | undefined {
-    const item = this.#byId.get(id);
+  #contentPart(id: string, index: number): ContentPart | undefined {
+    const item = this.#itemsById.get(id);
     if (item?.type !== 'message') return undefined;
     while (item.content.length <= index) item.content.push({ type: 'output_text', text: '' });
     return item.content[index];
@@ -228,7 +229,7 @@ export function textOf(item: Item): string {
 }
 
 /** Returns the length of a text in Unicode code points, as the server counts. */
-export function codePoints(text: string): number {
+export function countCodePoints(text: string): number {
   let n = 0;
   for (const _ of text) n += 1;
   return n;

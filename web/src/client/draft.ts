@@ -5,15 +5,15 @@
  * difference is sent; while one write is in flight, later changes are merged into the next.
  */
 
-import { codePoints } from './conversation.js';
+import { countCodePoints } from './conversation.js';
 import type { ClientEvent, ServerEvent } from './events.js';
-import { type Receipt, Refused } from './outbox.js';
+import { EventRefusedError, type Receipt } from './outbox.js';
 
-/** Send an event; after a lost connection `retryAs` is sent instead. */
-export type Send = (event: ClientEvent, retryAs?: ClientEvent[]) => Receipt;
+/** Send an event; after a lost connection `resendAs` is sent instead. */
+export type SendEvent = (event: ClientEvent, resendAs?: ClientEvent[]) => Receipt;
 
 export class Draft {
-  readonly #send: Send;
+  readonly #send: SendEvent;
   #text = '';
   /** Content of the server's buffer once every sent event is applied; null if unknown. */
   #bufferText: string | null = '';
@@ -21,9 +21,9 @@ export class Draft {
   #inFlightId: string | null = null;
   /** Receipt of the last write into the buffer. */
   #lastWrite: Receipt | null = null;
-  #refusal: Refused | null = null;
+  #refusal: EventRefusedError | null = null;
 
-  constructor(send: Send) {
+  constructor(send: SendEvent) {
     this.#send = send;
   }
 
@@ -32,27 +32,28 @@ export class Draft {
   }
 
   /** Why the server refused the current text. */
-  get refusal(): Refused | null {
+  get refusal(): EventRefusedError | null {
     return this.#refusal;
   }
 
   /** Replace the draft with `text` and send the difference. */
   set(text: string): void {
     this.#text = text;
-    if (this.#inFlightId === null) this.#push();
+    if (this.#inFlightId === null) this.#sendChanges();
   }
 
-  /** Turn the draft into a user message. Rejects with Refused if the draft is empty or was refused. */
+  /** Turn the draft into a user message. Rejects with EventRefusedError if the draft is empty
+   * or was refused. */
   commit(): Receipt {
-    this.#push();
+    this.#sendChanges();
     const commit: ClientEvent = { type: 'input_text_buffer.commit' };
-    // A server that lost the buffer needs the text again; one that did not recognizes the event id.
+    // A server that lost the buffer needs the text again; any other ignores the repeated event id.
     const lastWrite = this.#lastWrite;
-    const replay: ClientEvent[] =
+    const writeAgain: ClientEvent[] =
       lastWrite === null
         ? []
         : [{ type: 'input_text_buffer.replace', event_id: lastWrite.eventId, text: this.#text }];
-    const { eventId, acknowledged } = this.#send(commit, [...replay, commit]);
+    const { eventId, acknowledged } = this.#send(commit, [...writeAgain, commit]);
     this.#lastWrite = null;
     this.#refusal = null;
     this.#text = '';
@@ -66,19 +67,19 @@ export class Draft {
     return { eventId, acknowledged: settled };
   }
 
-  /** Mark the server's buffer as unknown, so that the next write replaces all of it. */
-  unsure(): void {
+  /** Mark the content of the server's buffer as unknown, so that the next write replaces all of it. */
+  markBufferUnknown(): void {
     this.#bufferText = null;
     this.#inFlightId = null;
   }
 
   /** Send the draft again if the server's buffer is out of date. */
-  renew(): void {
+  sync(): void {
     if (this.#text === '' && this.#bufferText === null) this.#bufferText = '';
-    this.#push();
+    this.#sendChanges();
   }
 
-  #push(): void {
+  #sendChanges(): void {
     const text = this.#text;
     const bufferText = this.#bufferText;
     if (text === bufferText) return;
@@ -103,21 +104,21 @@ export class Draft {
         this.#onSettled(receipt, lengthMatches(event, expected), null);
       },
       (error: unknown) => {
-        this.#onSettled(receipt, false, error instanceof Refused ? error : null);
+        this.#onSettled(receipt, false, error instanceof EventRefusedError ? error : null);
       },
     );
   }
 
-  #onSettled(receipt: Receipt, bufferMatches: boolean, refusal: Refused | null): void {
+  #onSettled(receipt: Receipt, bufferMatches: boolean, refusal: EventRefusedError | null): void {
     if (this.#inFlightId !== receipt.eventId) return;
     this.#inFlightId = null;
     this.#refusal = refusal;
     const stale = this.#text !== this.#bufferText;
     if (!bufferMatches) this.#bufferText = null;
-    if (stale) this.#push();
+    if (stale) this.#sendChanges();
   }
 }
 
 function lengthMatches(event: ServerEvent, expected: string): boolean {
-  return event.type !== 'input_text_buffer.appended' || event.length === codePoints(expected);
+  return event.type !== 'input_text_buffer.appended' || event.length === countCodePoints(expected);
 }

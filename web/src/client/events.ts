@@ -9,7 +9,7 @@
 export type Role = 'system' | 'user' | 'assistant';
 export type ItemStatus = 'in_progress' | 'completed' | 'incomplete';
 
-export interface Part {
+export interface ContentPart {
   type: 'input_text' | 'output_text' | 'input_audio' | 'text';
   text?: string;
   transcript?: string;
@@ -20,7 +20,7 @@ export interface MessageItem {
   type: 'message';
   role: Role;
   status?: ItemStatus;
-  content: Part[];
+  content: ContentPart[];
 }
 
 export interface FunctionCallItem {
@@ -60,7 +60,7 @@ export interface Tool {
 export type ToolChoice = 'auto' | 'none' | 'required' | { type: 'function'; name: string };
 
 /** Sampling parameters. `null` resets one to the server's default. */
-export interface Sampling {
+export interface SamplingParams {
   temperature?: number | null;
   top_p?: number | null;
   top_k?: number | null;
@@ -72,7 +72,7 @@ export interface Sampling {
   frequency_penalty?: number | null;
 }
 
-export interface SessionSettings extends Sampling {
+export interface SessionSettings extends SamplingParams {
   instructions?: string | null;
   tools?: Tool[] | null;
   tool_choice?: ToolChoice | null;
@@ -82,7 +82,7 @@ export interface SessionSettings extends Sampling {
   include?: 'response.interrupted'[] | null;
 }
 
-export type Residency = 'hot' | 'host' | 'recomputed' | 'none';
+export type KVResidency = 'hot' | 'host' | 'recomputed' | 'none';
 
 /** What a client needs to resume a session, and how it was resumed. */
 export interface ResumeInfo {
@@ -95,7 +95,7 @@ export interface ResumeInfo {
   /** Resume token; each resume issues a new one. */
   token?: string;
   resumed?: 'exact' | 'snapshot' | null;
-  kv?: Residency;
+  kv?: KVResidency;
 }
 
 export interface Session extends SessionSettings {
@@ -112,12 +112,12 @@ export interface Usage {
   /** Seconds in the queue, from there to the first token, and of computation on the device. */
   timing?: { queued_s: number; prefill_s: number; model_s: number };
   /** Where the KV of the conversation so far was found. */
-  residency?: Residency;
+  residency?: KVResidency;
 }
 
 export type ResponseStatus = 'in_progress' | 'completed' | 'cancelled' | 'incomplete' | 'failed';
 
-export interface Response {
+export interface RealtimeResponse {
   id: string;
   status: ResponseStatus;
   status_details: {
@@ -131,7 +131,7 @@ export interface Response {
   metadata: Record<string, string> | null;
 }
 
-export interface ResponseSettings extends Sampling {
+export interface ResponseSettings extends SamplingParams {
   conversation?: 'auto' | 'none';
   input?: (NewItem | { type: 'item_reference'; id: string })[] | null;
   instructions?: string | null;
@@ -178,7 +178,7 @@ export interface Rewind {
   prefill_tokens: number;
 }
 
-interface OutputPosition {
+interface OutputItemRef {
   response_id: string;
   item_id: string;
   output_index: number;
@@ -198,18 +198,18 @@ interface ServerEvents {
     text_end?: number;
     rewind?: Rewind;
   };
-  'response.created': { response: Response };
-  'response.done': { response: Response };
+  'response.created': { response: RealtimeResponse };
+  'response.done': { response: RealtimeResponse };
   /** The engine was lost. `upto` characters of the item were sent; the next delta follows them. */
   'response.interrupted': { response_id: string; item_id: string; upto: number };
   'response.output_item.added': { response_id: string; output_index: number; item: Item };
   'response.output_item.done': { response_id: string; output_index: number; item: Item };
-  'response.content_part.added': OutputPosition & { content_index: number; part: Part };
-  'response.content_part.done': OutputPosition & { content_index: number; part: Part };
-  'response.output_text.delta': OutputPosition & { content_index: number; delta: string };
-  'response.output_text.done': OutputPosition & { content_index: number; text: string };
-  'response.function_call_arguments.delta': OutputPosition & { call_id: string; delta: string };
-  'response.function_call_arguments.done': OutputPosition & {
+  'response.content_part.added': OutputItemRef & { content_index: number; part: ContentPart };
+  'response.content_part.done': OutputItemRef & { content_index: number; part: ContentPart };
+  'response.output_text.delta': OutputItemRef & { content_index: number; delta: string };
+  'response.output_text.done': OutputItemRef & { content_index: number; text: string };
+  'response.function_call_arguments.delta': OutputItemRef & { call_id: string; delta: string };
+  'response.function_call_arguments.done': OutputItemRef & {
     call_id: string;
     name: string;
     arguments: string;

@@ -1,12 +1,23 @@
-export { followBrowser } from './browser_lifecycle.js';
-export { type Backoff, defaultBackoff, delay } from './backoff.js';
-export { type Closing, closing } from './close_codes.js';
-export { type Codec, json } from './codec.js';
-export type { Begun, ConnectionOptions, ConnectionState } from './connection.js';
-export { Conversation, codePoints, type Saved, textOf, type Turn } from './conversation.js';
+export { backoffDelay, type BackoffOptions, defaultBackoff } from './backoff.js';
+export { reconnectOnBrowserEvents } from './browser_lifecycle.js';
+export {
+  type ForkOptions,
+  RealtimeClient,
+  type RealtimeClientOptions,
+  type ResumePoint,
+} from './client.js';
+export { type CloseInfo, describeCloseCode } from './close_codes.js';
+export type { ConnectionOptions, ConnectionState, ResumeOutcome } from './connection.js';
+export {
+  Conversation,
+  type ConversationChange,
+  type ConversationJson,
+  countCodePoints,
+  textOf,
+  type Turn,
+} from './conversation.js';
 export { Draft } from './draft.js';
 export * from './events.js';
 export type { Observable, Unsubscribe } from './observable.js';
-export { Ended, type Receipt, Refused } from './outbox.js';
+export { ConnectionClosedError, EventRefusedError, type Receipt } from './outbox.js';
 export { settingsOf } from './rehydrate.js';
-export { type Options, type Position, RealtimeClient } from './client.js';

@@ -5,34 +5,34 @@
  * again, in order and with the same event_id, which the server uses as an idempotency key.
  */
 
-import type { Closing } from './close_codes.js';
+import type { CloseInfo } from './close_codes.js';
 import type { ClientEvent, ErrorBody, ServerEvent } from './events.js';
 
 /** The server refused one event. The session is unchanged and the connection stays open. */
-export class Refused extends Error {
+export class EventRefusedError extends Error {
   readonly code: string | null;
-  /** The field that the error is about. */
+  /** The field that caused the error. */
   readonly param: string | null;
 
   constructor(error: ErrorBody) {
     super(error.message);
-    this.name = 'Refused';
+    this.name = 'EventRefusedError';
     this.code = error.code;
     this.param = error.param;
   }
 }
 
-/** The connection has ended for good; the client does not reconnect by itself. */
-export class Ended extends Error {
-  /** Code of the server's last error, or `close_CODE`. */
+/** The connection is closed for good: the client does not reconnect by itself. */
+export class ConnectionClosedError extends Error {
+  /** Code of the server's last error, or `close_CODE`; `disconnected` after a call of `disconnect`. */
   readonly code: string;
-  readonly closing: Closing | null;
+  readonly closeInfo: CloseInfo | null;
 
-  constructor(code: string, message: string, closing: Closing | null = null) {
+  constructor(code: string, message: string, closeInfo: CloseInfo | null = null) {
     super(message);
-    this.name = 'Ended';
+    this.name = 'ConnectionClosedError';
     this.code = code;
-    this.closing = closing;
+    this.closeInfo = closeInfo;
   }
 }
 
@@ -40,14 +40,14 @@ export type IdentifiedEvent = ClientEvent & { event_id: string };
 
 export interface Receipt {
   readonly eventId: string;
-  /** Resolves with the acknowledging event; rejects with Refused or Ended. */
+  /** Resolves with the acknowledging event; rejects with EventRefusedError or ConnectionClosedError. */
   readonly acknowledged: Promise<ServerEvent>;
 }
 
 interface PendingEvent {
   event: IdentifiedEvent;
   /** The events to send instead after a lost connection. */
-  retryAs: IdentifiedEvent[];
+  resendAs: IdentifiedEvent[];
   /** Time at which the event was sent on this connection, in milliseconds; null if it was not. */
   sentAt: number | null;
   resolve: (event: ServerEvent) => void;
@@ -63,10 +63,10 @@ export class Outbox {
   /** Responses already announced; a repeated `response.created` acknowledges nothing. */
   readonly #seenResponses = new Set<string>();
 
-  /** Queue `event`. After a lost connection `retryAs` is sent instead; its last event has the same id. */
-  add(event: IdentifiedEvent, retryAs: IdentifiedEvent[] = [event], atFront = false): Receipt {
+  /** Queue `event`. After a lost connection `resendAs` is sent instead; its last event has the same id. */
+  add(event: IdentifiedEvent, resendAs: IdentifiedEvent[] = [event], atFront = false): Receipt {
     const acknowledged = new Promise<ServerEvent>((resolve, reject) => {
-      const pendingEvent = { event, retryAs, sentAt: null, resolve, reject };
+      const pendingEvent = { event, resendAs, sentAt: null, resolve, reject };
       if (atFront) this.#pending.unshift(pendingEvent);
       else this.#pending.push(pendingEvent);
     });
@@ -74,10 +74,11 @@ export class Outbox {
     return { eventId: event.event_id, acknowledged };
   }
 
-  /** Returns the events not yet sent on this connection and marks them as sent; `only` limits to one id. */
-  takeUnsent(now: number, only?: string): IdentifiedEvent[] {
+  /** Returns the events not yet sent on this connection and marks them as sent: all, or only the one
+   * with `onlyId`. */
+  takeUnsent(now: number, onlyId?: string): IdentifiedEvent[] {
     const unsent = this.#pending.filter(
-      ({ sentAt, event }) => sentAt === null && (only ?? event.event_id) === event.event_id,
+      ({ sentAt, event }) => sentAt === null && (onlyId ?? event.event_id) === event.event_id,
     );
     for (const pendingEvent of unsent) pendingEvent.sentAt = now;
     return unsent.map((pendingEvent) => pendingEvent.event);
@@ -92,12 +93,12 @@ export class Outbox {
   markUnsent(): void {
     this.#pending = this.#pending.flatMap((pendingEvent) => {
       if (pendingEvent.sentAt === null) return [pendingEvent];
-      const { event, retryAs } = pendingEvent;
-      const [before, last] = [retryAs.slice(0, -1), retryAs.at(-1) ?? event];
+      const { event, resendAs } = pendingEvent;
+      const [before, last] = [resendAs.slice(0, -1), resendAs.at(-1) ?? event];
       const unobserved = { sentAt: null, resolve: noop, reject: noop };
       return [
-        ...before.map((event) => ({ event, retryAs: [event], ...unobserved })),
-        { ...pendingEvent, event: last, retryAs: [last], sentAt: null },
+        ...before.map((event) => ({ event, resendAs: [event], ...unobserved })),
+        { ...pendingEvent, event: last, resendAs: [last], sentAt: null },
       ];
     });
   }
@@ -109,8 +110,8 @@ export class Outbox {
     }
     const seen = event.type === 'response.created' && this.#seenBefore(event.response.id);
     if (seen) return;
-    const at = this.#pending.findIndex((pendingEvent) => acknowledges(pendingEvent.event, event));
-    if (at >= 0) this.#pending.splice(at, 1)[0]?.resolve(event);
+    const index = this.#pending.findIndex((pendingEvent) => acknowledges(pendingEvent.event, event));
+    if (index >= 0) this.#pending.splice(index, 1)[0]?.resolve(event);
   }
 
   /** Time at which the oldest unacknowledged event was sent, in milliseconds. */
@@ -124,7 +125,7 @@ export class Outbox {
 
   /** Unacknowledged events in order, as they would be sent again. */
   get events(): IdentifiedEvent[] {
-    return this.#pending.flatMap((pendingEvent) => pendingEvent.retryAs);
+    return this.#pending.flatMap((pendingEvent) => pendingEvent.resendAs);
   }
 
   /** Reject every receipt. The events stay readable in `events`. */
@@ -138,8 +139,8 @@ export class Outbox {
   }
 
   #rejectWith(error: ErrorBody): void {
-    const at = this.#pending.findIndex((pendingEvent) => pendingEvent.event.event_id === error.event_id);
-    if (at >= 0) this.#pending.splice(at, 1)[0]?.reject(new Refused(error));
+    const index = this.#pending.findIndex((pendingEvent) => pendingEvent.event.event_id === error.event_id);
+    if (index >= 0) this.#pending.splice(index, 1)[0]?.reject(new EventRefusedError(error));
   }
 
   #seenBefore(id: string): boolean {

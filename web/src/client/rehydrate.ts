@@ -1,4 +1,4 @@
-/** Rehydration: the events that rebuild a lost session on the server from the client's copy. Pure. */
+/** Rehydration: the events that recreate a lost session on the server from the client's copy. */
 
 import type { Conversation } from './conversation.js';
 import type { ClientEvent, Item, NewItem, Session, SessionSettings } from './events.js';
@@ -9,12 +9,15 @@ export function settingsOf(session: Session): SessionSettings {
   return settings;
 }
 
-/** Returns the events that recreate `conversation`, except items whose creation is still `pending`.
- * An unfinished response is removed from `conversation` and requested again. */
-export function rehydrate(conversation: Conversation, pending: readonly ClientEvent[]): ClientEvent[] {
-  const unfinished = conversation.running;
-  if (unfinished) conversation.forget(unfinished);
-  const pendingIds = new Set(pending.map(itemIdOf));
+/** Prepare the rehydration of `conversation`: remove an unfinished response, which is requested again.
+ * Returns the events that recreate the session, except items whose creation is still `pending`. */
+export function prepareRehydration(
+  conversation: Conversation,
+  pending: readonly ClientEvent[],
+): ClientEvent[] {
+  const unfinished = conversation.activeTurn;
+  if (unfinished) conversation.removeTurn(unfinished);
+  const pendingIds = new Set(pending.map(createdItemId));
   const events: ClientEvent[] = conversation.items
     .filter((item) => !pendingIds.has(item.id))
     .map((item) => ({ type: 'conversation.item.create', item: withoutStatus(item) }));
@@ -22,7 +25,7 @@ export function rehydrate(conversation: Conversation, pending: readonly ClientEv
   return events;
 }
 
-function itemIdOf(event: ClientEvent): string | undefined {
+function createdItemId(event: ClientEvent): string | undefined {
   return event.type === 'conversation.item.create' ? event.item.id : undefined;
 }
 

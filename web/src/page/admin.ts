@@ -9,10 +9,10 @@ import {
   type ServerStats,
   type SessionStatus,
 } from './api.js';
-import { askApiKey } from './dialogs.js';
+import { promptForApiKey } from './dialogs.js';
 import { h, iconButton } from './dom.js';
-import { formatCount, formatDuration, formatShare, formatTime } from './format.js';
-import { drawFacts, drawPageBar } from './kv_bars.js';
+import { formatCount, formatDuration, formatPercent, formatTime } from './format.js';
+import { drawPageBar, drawStats } from './kv_bars.js';
 import { applyTheme, switchTheme } from './theme.js';
 
 const POLL_MS = 2000;
@@ -20,18 +20,18 @@ const POLL_MS = 2000;
 class AdminPage {
   readonly #notice = h('p', { class: 'banner', role: 'status', hidden: true });
   readonly #pageBar = h('div', { class: 'bar pages', role: 'img' });
-  readonly #pageFacts = h('dl', { class: 'facts' });
-  readonly #workFacts = h('dl', { class: 'facts' });
-  readonly #serverFacts = h('dl', { class: 'facts' });
-  readonly #rows = h('tbody');
+  readonly #pageStats = h('dl', { class: 'facts' });
+  readonly #throughputStats = h('dl', { class: 'facts' });
+  readonly #serverStats = h('dl', { class: 'facts' });
+  readonly #sessionRows = h('tbody');
   readonly #warnings = h('ol', { class: 'warnings' });
-  #previous: { at: number; stats: ServerStats } | null = null;
+  #previousPoll: { at: number; stats: ServerStats } | null = null;
 
   build(root: HTMLElement): void {
     const columns = ['Session', 'State', 'Items', 'Tokens', 'KV tokens', 'Pages', 'Host pages'];
-    const heads = columns.map((name) => h('th', { scope: 'col' }, name));
-    const card = (title: string, ...inside: Node[]): HTMLElement =>
-      h('section', {}, h('h2', {}, title), ...inside);
+    const headers = columns.map((name) => h('th', { scope: 'col' }, name));
+    const card = (title: string, ...children: Node[]): HTMLElement =>
+      h('section', {}, h('h2', {}, title), ...children);
     root.className = 'admin';
     root.append(
       h(
@@ -48,16 +48,16 @@ class AdminPage {
         h(
           'div',
           { class: 'cards' },
-          card('Pages by owner', this.#pageBar, this.#pageFacts),
-          card('Throughput', this.#workFacts),
-          card('Process', this.#serverFacts),
+          card('Pages by owner', this.#pageBar, this.#pageStats),
+          card('Throughput', this.#throughputStats),
+          card('Process', this.#serverStats),
         ),
         card(
           'Sessions',
           h(
             'div',
             { class: 'wide', tabindex: '0', role: 'region', 'aria-label': 'Sessions' },
-            h('table', {}, h('thead', {}, h('tr', {}, ...heads)), this.#rows),
+            h('table', {}, h('thead', {}, h('tr', {}, ...headers)), this.#sessionRows),
           ),
         ),
         card('Recent warnings', this.#warnings),
@@ -67,36 +67,36 @@ class AdminPage {
 
   async poll(): Promise<void> {
     try {
-      const [now, open] = await Promise.all([fetchStats(), fetchSessions()]);
+      const [stats, sessions] = await Promise.all([fetchStats(), fetchSessions()]);
       this.#notice.hidden = true;
-      this.#draw(now);
-      this.#drawSessions(open.data, open.has_more);
+      this.#draw(stats);
+      this.#drawSessions(sessions.data, sessions.has_more);
     } catch (error) {
       if (error instanceof ApiError && error.status === 401) {
-        apiKey.set((await askApiKey(error.message)) ?? '');
+        apiKey.set((await promptForApiKey(error.message)) ?? '');
       }
-      const status = this.#previous ? 'Showing the last values' : 'No data';
+      const status = this.#previousPoll ? 'Showing the last values' : 'No data';
       this.#notice.textContent = error instanceof Error ? `${status}: ${error.message}` : '';
       this.#notice.hidden = false;
     }
     setTimeout(() => void this.poll(), POLL_MS);
   }
 
-  #draw(now: ServerStats): void {
-    const { engine } = now;
-    const rates = this.#rates(now);
+  #draw(stats: ServerStats): void {
+    const { engine } = stats;
+    const rates = this.#rates(stats);
     if (engine) {
       drawPageBar(this.#pageBar, engine);
-      const pages = (n: number): string => `${formatCount(n)} (${formatShare(n, engine.pages_total)})`;
+      const pages = (n: number): string => `${formatCount(n)} (${formatPercent(n, engine.pages_total)})`;
       const pair = (a: number, b: number): string => `${formatCount(a)}, ${formatCount(b)}`;
       const hostPages = [engine.host_pages_used, engine.host_pages_total].map(formatCount);
-      drawFacts(this.#pageFacts, [
+      drawStats(this.#pageStats, [
         ['Leased by sessions', pages(engine.pages_leased)],
         ['Cached for sharing', pages(engine.pages_tree)],
         ['Free', pages(engine.pages_free)],
         ['In host memory', hostPages.join(' of ')],
       ]);
-      drawFacts(this.#workFacts, [
+      drawStats(this.#throughputStats, [
         ['Tokens sampled', `${rates.sampled} per second`],
         ['Tokens computed', `${rates.computed} per second`],
         ['Active, queued turns', pair(engine.active_turns, engine.queued_turns)],
@@ -104,15 +104,15 @@ class AdminPage {
         ['Retractions, evicted pages', pair(engine.retractions, engine.evicted_pages)],
         ['Failed steps', formatCount(engine.failed_steps)],
       ]);
-    } else drawFacts(this.#workFacts, [['Engine', 'restarting']]);
-    drawFacts(this.#serverFacts, [
-      ['Model', now.model],
-      ['Device', `${now.device}, ${now.dtype}`],
-      ['Context', `${formatCount(now.max_model_len)} tokens`],
-      ['Uptime', formatDuration(now.up_s)],
-      ['Connections', formatCount(now.sessions)],
+    } else drawStats(this.#throughputStats, [['Engine', 'restarting']]);
+    drawStats(this.#serverStats, [
+      ['Model', stats.model],
+      ['Device', `${stats.device}, ${stats.dtype}`],
+      ['Context', `${formatCount(stats.max_model_len)} tokens`],
+      ['Uptime', formatDuration(stats.up_s)],
+      ['Connections', formatCount(stats.sessions)],
     ]);
-    const warnings = now.warnings.map(({ at, level, message }) =>
+    const warnings = stats.warnings.map(({ at, level, message }) =>
       h('li', {}, h('time', {}, formatTime(at * 1000)), h('span', { class: level }, level), message),
     );
     const none = h('li', { class: 'none' }, 'None.');
@@ -120,11 +120,11 @@ class AdminPage {
   }
 
   /** Returns rates since the last poll. */
-  #rates(now: ServerStats): { sampled: string; computed: string; busy: string } {
-    const previous = this.#previous;
+  #rates(stats: ServerStats): { sampled: string; computed: string; busy: string } {
+    const previous = this.#previousPoll;
     const at = performance.now();
-    this.#previous = { at, stats: now };
-    const [old, current] = [previous?.stats.engine, now.engine];
+    this.#previousPoll = { at, stats: stats };
+    const [old, current] = [previous?.stats.engine, stats.engine];
     if (!previous || !old || !current) return { sampled: '–', computed: '–', busy: '–' };
     const elapsed_s = (at - previous.at) / 1000;
     const busy = Math.round((100 * (current.model_s - old.model_s)) / elapsed_s);
@@ -137,8 +137,8 @@ class AdminPage {
     };
   }
 
-  #drawSessions(open: SessionStatus[], more: boolean): void {
-    const rows = open.map(({ id, state, items, tokens, kv }) =>
+  #drawSessions(sessions: SessionStatus[], hasMore: boolean): void {
+    const rows = sessions.map(({ id, state, items, tokens, kv }) =>
       h(
         'tr',
         {},
@@ -149,11 +149,11 @@ class AdminPage {
         ),
       ),
     );
-    const note = more ? 'Only the most recent sessions are shown.' : 'No sessions.';
-    if (more || rows.length === 0) {
+    const note = hasMore ? 'Only the most recent sessions are shown.' : 'No sessions.';
+    if (hasMore || rows.length === 0) {
       rows.push(h('tr', {}, h('td', { colspan: '7', class: 'none' }, note)));
     }
-    this.#rows.replaceChildren(...rows);
+    this.#sessionRows.replaceChildren(...rows);
   }
 }
 

@@ -1,6 +1,6 @@
 /** HTTP requests of the page, and their errors. */
 
-import { Ended } from '../client/index.js';
+import { ConnectionClosedError } from '../client/index.js';
 
 export interface Model {
   id: string;
@@ -71,21 +71,21 @@ export class ApiError extends Error {
   }
 }
 
-const KEY_STORAGE = 'continuo.key';
+const API_KEY_STORAGE_KEY = 'continuo.key';
 /** Replaces the server's message, which is written for developers. */
 const MISSING_KEY_MESSAGE = 'This server requires an API key. Ask its operator for one.';
 
 /** The API key, stored for this tab only, until it is closed. */
 export const apiKey = {
-  get: (): string => sessionStorage.getItem(KEY_STORAGE) ?? '',
+  get: (): string => sessionStorage.getItem(API_KEY_STORAGE_KEY) ?? '',
   set: (value: string): void => {
-    if (value) sessionStorage.setItem(KEY_STORAGE, value);
-    else sessionStorage.removeItem(KEY_STORAGE);
+    if (value) sessionStorage.setItem(API_KEY_STORAGE_KEY, value);
+    else sessionStorage.removeItem(API_KEY_STORAGE_KEY);
   },
 };
 
 /** Send a request and return its JSON body. Throws ApiError for an error response. */
-export async function request<T>(path: string, init: RequestInit = {}): Promise<T> {
+export async function fetchJson<T>(path: string, init: RequestInit = {}): Promise<T> {
   const headers: Record<string, string> = { Accept: 'application/json' };
   if (apiKey.get()) headers.Authorization = `Bearer ${apiKey.get()}`;
   let response: Response;
@@ -104,19 +104,19 @@ export async function request<T>(path: string, init: RequestInit = {}): Promise<
 }
 
 export const fetchModels = async (): Promise<Model[]> =>
-  (await request<{ data: Model[] }>('/v1/models')).data;
+  (await fetchJson<{ data: Model[] }>('/v1/models')).data;
 
-export const fetchStats = (): Promise<ServerStats> => request('/v1/stats');
+export const fetchStats = (): Promise<ServerStats> => fetchJson('/v1/stats');
 
 export const fetchSessions = (): Promise<{ data: SessionStatus[]; has_more: boolean }> =>
-  request('/v1/realtime/sessions');
+  fetchJson('/v1/realtime/sessions');
 
 export const fetchSession = (id: string): Promise<SessionStatus> =>
-  request(`/v1/realtime/sessions/${encodeURIComponent(id)}`);
+  fetchJson(`/v1/realtime/sessions/${encodeURIComponent(id)}`);
 
 /** Delete a session; completes even while the page is being closed. */
 export const deleteSession = (id: string): Promise<unknown> =>
-  request(`/v1/realtime/sessions/${encodeURIComponent(id)}`, { method: 'DELETE', keepalive: true });
+  fetchJson(`/v1/realtime/sessions/${encodeURIComponent(id)}`, { method: 'DELETE', keepalive: true });
 
 /** Returns a short-lived key for one connection, or undefined if the server requires no key. */
 export async function fetchClientSecret(): Promise<string | undefined> {
@@ -126,14 +126,14 @@ export async function fetchClientSecret(): Promise<string | undefined> {
       return undefined;
     }
     const body = JSON.stringify({ session: { type: 'realtime' } });
-    const secret = await request<{ value: string }>('/v1/realtime/client_secrets', {
+    const secret = await fetchJson<{ value: string }>('/v1/realtime/client_secrets', {
       method: 'POST',
       body,
     });
     return secret.value;
   } catch (error) {
     if (error instanceof ApiError && (error.status === 401 || error.status === 403)) {
-      throw new Ended(error.code, error.message);
+      throw new ConnectionClosedError(error.code, error.message);
     }
     throw error;
   }

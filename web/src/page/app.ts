@@ -1,12 +1,12 @@
 /** Chat page: shows one conversation, switches between those stored in this browser, and connects the
  * parts of the page. */
 
-import type { ConnectionState, Refused } from '../client/index.js';
+import type { ConnectionState, EventRefusedError } from '../client/index.js';
 import { apiKey, fetchModels, type Model } from './api.js';
 import { Composer } from './composer.js';
 import { ConnectionBanner } from './connection_banner.js';
 import { ConversationController } from './conversation_controller.js';
-import { askApiKey, type ChosenSettings, openSettings } from './dialogs.js';
+import { type ChosenSettings, openSettingsDialog, promptForApiKey } from './dialogs.js';
 import { h, iconButton } from './dom.js';
 import { MetricsPanel } from './metrics_panel.js';
 import { Sidebar } from './sidebar.js';
@@ -23,17 +23,17 @@ import { Transcript } from './transcript.js';
 import { UndoDelete } from './undo_delete.js';
 
 const SUGGESTIONS = ['Tell me a short story.', 'Count from one to ten.', 'What can you do?'];
-const PANEL_STORAGE = 'continuo.panel';
+const PANEL_STORAGE_KEY = 'continuo.panel';
 const NOTICE_MS = 8000;
 /** Whether the sidebar fits beside the conversation. */
-const FITS_SIDEBAR = matchMedia('(min-width: 900px)');
+const SIDEBAR_FITS = matchMedia('(min-width: 900px)');
 /** Whether the metrics panel fits as well. */
-const FITS_PANEL = matchMedia('(min-width: 1180px)');
+const PANEL_FITS = matchMedia('(min-width: 1180px)');
 
 export class App {
   readonly #root: HTMLElement;
   readonly #title = h('h1', { class: 'title' });
-  readonly #status = h('span', { class: 'status' });
+  readonly #connectionStatus = h('span', { class: 'status' });
   readonly #scroller = h('div', { class: 'scroller', tabindex: '-1' });
   readonly #notice = h('div', { class: 'notice', role: 'alert', hidden: true });
   readonly #banner: ConnectionBanner;
@@ -49,20 +49,20 @@ export class App {
   #panel: MetricsPanel | null = null;
   #models: Model[] = [];
   #noticeTimer: ReturnType<typeof setTimeout> | undefined;
-  #askingApiKey = false;
+  #promptingForApiKey = false;
 
   constructor(root: HTMLElement) {
     this.#root = root;
     this.#banner = new ConnectionBanner({
-      retry: () => this.#conversation?.client.retry(),
+      retryNow: () => this.#conversation?.client.retryNow(),
       reconnect: () => this.#reconnect(),
-      askKey: (message) => void this.#askApiKey(message),
+      promptForApiKey: (message) => void this.#promptForApiKey(message),
     });
     this.#composer = new Composer({
-      input: (text) => this.#conversation?.setDraft(text),
+      setDraft: (text) => this.#conversation?.setDraft(text),
       send: () => void this.#send(),
-      stop: () => void this.#conversation?.cancelResponse(),
-      editLast: () => {
+      cancelResponse: () => void this.#conversation?.cancelResponse(),
+      editLastMessage: () => {
         const edits = root.querySelectorAll<HTMLElement>('.message.user [aria-label^="Edit"]');
         [...edits].at(-1)?.click();
       },
@@ -76,26 +76,26 @@ export class App {
         this.#closeOverlays();
       },
       delete: (id) => {
-        this.#delete(id);
+        this.#deleteConversation(id);
       },
       restore: (id) => {
         this.#undoDelete(id);
       },
     });
     this.#deletedConversations = new UndoDelete({
-      inUse: (id) => this.#sidebar.inUse(id),
-      deleted: () => {
+      isRowInUse: (id) => this.#sidebar.isRowInUse(id),
+      deletedPermanently: () => {
         this.#drawSidebar();
       },
     });
     this.#speech = new Speech({
       conversation: () => this.#conversation,
-      interim: (text) => {
+      interimTranscript: (text) => {
         this.#composer.text = text;
         this.#conversation?.setDraft(text);
       },
-      final: () => void this.#send(),
-      failed: (reason) => {
+      finalTranscript: () => void this.#send(),
+      recognitionFailed: (reason) => {
         this.#showNotice(reason);
       },
     });
@@ -125,19 +125,19 @@ export class App {
   }
 
   #startConversation(settings = defaultSettings.get(), model: string | null = null): void {
-    const open = this.#conversation;
-    if (open?.empty && !open.record.draft && !open.ended && model === null) {
+    const current = this.#conversation;
+    if (current?.isEmpty && !current.record.draft && !current.isClosed && model === null) {
       this.#composer.field.focus();
       return;
     }
     this.#openConversation(new ConversationController({ ...newConversation(), settings, model }));
   }
 
-  /** Show `conversation` instead of the open one, which is closed at once or after `closeAfter`. */
-  #openConversation(conversation: ConversationController, closeAfter?: Promise<unknown>): void {
+  /** Show `conversation` instead of the open one, which is disposed of at once or after `disposeAfter`. */
+  #openConversation(conversation: ConversationController, disposeAfter?: Promise<unknown>): void {
     const previous = this.#conversation;
-    if (previous && closeAfter) void closeAfter.then(() => previous.close());
-    else previous?.close();
+    if (previous && disposeAfter) void disposeAfter.then(() => previous.dispose());
+    else previous?.dispose();
     this.#panel?.stopPolling();
     this.#speech.stop();
     this.#notice.hidden = true;
@@ -147,71 +147,72 @@ export class App {
     this.#transcript = new Transcript(
       conversation,
       {
-        edit: (id, text) => void this.#connected().then((connected) => connected?.editMessage(id, text)),
+        edit: (id, text) =>
+          void this.#ensureConnected().then((connected) => connected?.editMessage(id, text)),
         branch: (id) => {
-          this.#branch(id);
+          this.#branchConversation(id);
         },
-        regenerate: () => void this.#connected().then((connected) => connected?.regenerate()),
+        regenerate: () => void this.#ensureConnected().then((connected) => connected?.regenerate()),
         submitToolResult: (call, output) =>
-          void this.#connected().then((connected) => connected?.submitToolResult(call, output)),
+          void this.#ensureConnected().then((connected) => connected?.submitToolResult(call, output)),
       },
       this.#scroller,
     );
-    this.#scroller.replaceChildren(this.#welcome(conversation), this.#transcript.element);
+    this.#scroller.replaceChildren(this.#createWelcome(conversation), this.#transcript.element);
     const panel = new MetricsPanel(conversation);
     this.#root.querySelector('.panel')?.replaceWith(panel.element);
     this.#panel = panel;
-    this.#composer.queued = false;
+    this.#composer.isQueued = false;
     this.#composer.text = conversation.record.draft;
-    conversation.onRefused = (refused) => {
+    conversation.onEventRefused = (refused) => {
       this.#showRefusal(refused);
     };
-    conversation.onResponseStatus = () => {
-      this.#transcript?.draw();
+    conversation.onResponseStatusChange = () => {
+      this.#transcript?.redraw();
     };
-    conversation.onDraft = () => {
+    conversation.onDraftChange = () => {
       this.#composer.text = conversation.record.draft;
     };
-    conversation.onTitle = () => {
+    conversation.onTitleChange = () => {
       this.#drawTitle();
     };
     client.state.subscribe((state) => {
-      if (conversation === this.#conversation) this.#connectionChanged(state);
+      if (conversation === this.#conversation) this.#onConnectionStateChange(state);
     });
-    client.onChange(() => {
-      if (conversation === this.#conversation) this.#conversationChanged(conversation);
+    client.onConversationChange(() => {
+      if (conversation === this.#conversation) this.#onConversationChange(conversation);
     });
     this.#drawTitle();
-    this.#conversationChanged(conversation);
+    this.#onConversationChange(conversation);
     this.#transcript.scrollToEnd();
-    panel.rebuild();
+    panel.redraw();
     client.connect();
-    this.#connectionChanged(client.state.value);
+    this.#onConnectionStateChange(client.state.value);
     if (matchMedia('(pointer: fine)').matches) this.#composer.field.focus();
   }
 
-  /** Reopen an ended conversation on a new connection, with its unacknowledged events. */
+  /** Reopen a closed conversation on a new connection, with its unacknowledged events. */
   #reconnect(): void {
     if (!this.#conversation) return;
     this.#openConversation(new ConversationController(this.#conversation.recordForReconnect()));
   }
 
-  /** Returns the open conversation; if it had ended, reconnects and synchronizes it first. */
-  async #connected(): Promise<ConversationController | null> {
-    if (!this.#conversation?.ended) return this.#conversation;
+  /** Returns the open conversation, reconnected and synchronized if it was closed. */
+  async #ensureConnected(): Promise<ConversationController | null> {
+    if (!this.#conversation?.isClosed) return this.#conversation;
     this.#reconnect();
     await this.#conversation.synchronize();
     return this.#conversation;
   }
 
-  /** Open a new conversation that shares the current one up to the item `at`. */
-  #branch(at: string): void {
+  /** Open a new conversation that shares the current one up to an item. */
+  #branchConversation(itemId: string): void {
     const conversation = this.#conversation;
     if (!conversation) return;
     conversation.save();
     const { record, client } = conversation;
-    const { items, turns } = client.conversation.save();
-    const sharedItems = items.slice(0, items.findIndex((item) => item.id === at) + 1);
+    const { items, turns } = client.conversation.toJSON();
+    const sharedItems = items.slice(0, items.findIndex((item) => item.id === itemId) + 1);
     const ids = new Set(sharedItems.map((item) => item.id));
     const sharedTurns = turns.filter((turn) => turn.items.some((id) => ids.has(id)));
     const branch: StoredConversation = {
@@ -220,27 +221,27 @@ export class App {
       saved: { items: sharedItems, turns: sharedTurns },
       metrics: record.metrics.filter((metrics) => sharedTurns.some((turn) => turn.id === metrics.id)),
     };
-    const { position } = client;
+    const { resumePoint } = client;
     const child = new ConversationController(
       branch,
-      position === null
+      resumePoint === null
         ? undefined
-        : { session: position.sessionId, at, ...(position.token && { token: position.token }) },
+        : { sessionId: resumePoint.sessionId, itemId, ...(resumePoint.token && { token: resumePoint.token }) },
     );
     // The parent session must stay open until the server has forked it.
-    const settled = new Promise<void>((resolve) => {
+    const forkSettled = new Promise<void>((resolve) => {
       child.client.state.subscribe(({ phase }) => {
-        if (phase === 'open' || phase === 'ended') resolve();
+        if (phase === 'open' || phase === 'closed') resolve();
       });
     });
-    this.#openConversation(child, settled);
+    this.#openConversation(child, forkSettled);
     this.#showNotice('New branch. It shares the conversation up to this message.');
   }
 
-  #delete(id: string): void {
+  #deleteConversation(id: string): void {
     const conversation = this.#conversation;
     if (id === conversation?.record.id) {
-      conversation.close();
+      conversation.dispose();
       this.#conversation = null;
       this.#deletedConversations.delete(id);
       const next = listConversations()[0];
@@ -262,16 +263,16 @@ export class App {
   }
 
   async #send(): Promise<void> {
-    if (this.#conversation?.ended) this.#reconnect();
+    if (this.#conversation?.isClosed) this.#reconnect();
     const conversation = this.#conversation;
     if (!conversation) return;
     this.#transcript?.scrollToEnd();
-    this.#composer.queued = true;
+    this.#composer.isQueued = true;
     await conversation.send();
     if (conversation !== this.#conversation) return;
-    this.#composer.queued = false;
+    this.#composer.isQueued = false;
     this.#composer.text = conversation.record.draft;
-    this.#transcript?.draw();
+    this.#transcript?.redraw();
   }
 
   // ---------------------------------------------------------------- drawing
@@ -285,43 +286,43 @@ export class App {
       }),
       h('a', { class: 'brand', href: '/', 'aria-label': 'Continuo: new conversation' }, 'Continuo'),
       this.#title,
-      this.#status,
-      iconButton('cut', 'Drop the connection to test recovery', () => {
-        this.#conversation?.client.drop('you dropped the connection');
+      this.#connectionStatus,
+      iconButton('disconnect', 'Drop the connection to test recovery', () => {
+        this.#conversation?.client.reconnect('you dropped the connection');
       }),
       iconButton('settings', 'Settings', () => {
         this.#openSettings();
       }),
       iconButton('sun', 'Switch between light and dark', () => {
         switchTheme();
-        this.#panel?.rebuild();
+        this.#panel?.redraw();
       }),
       iconButton('panel', 'Live metrics', () => {
         const shown = this.#root.classList.toggle('with-panel');
-        localStorage.setItem(PANEL_STORAGE, shown ? 'shown' : 'hidden');
-        this.#panel?.rebuild();
+        localStorage.setItem(PANEL_STORAGE_KEY, shown ? 'shown' : 'hidden');
+        this.#panel?.redraw();
       }),
     );
-    this.#composer.tools.append(...this.#speech.buttons);
+    this.#composer.extraButtons.append(...this.#speech.buttons);
     const foot = h('div', { class: 'foot' }, this.#banner.element, this.#notice, this.#composer.element);
     this.#main.append(this.#scroller, foot);
     this.#main.addEventListener('click', () => {
       this.#closeOverlays();
     });
     this.#root.className = 'app';
-    const preference = localStorage.getItem(PANEL_STORAGE);
-    this.#root.classList.toggle('with-panel', FITS_PANEL.matches && preference !== 'hidden');
-    this.#root.classList.toggle('with-sidebar', FITS_SIDEBAR.matches);
+    const preference = localStorage.getItem(PANEL_STORAGE_KEY);
+    this.#root.classList.toggle('with-panel', PANEL_FITS.matches && preference !== 'hidden');
+    this.#root.classList.toggle('with-sidebar', SIDEBAR_FITS.matches);
     this.#root.append(header, this.#sidebar.element, this.#main, h('aside', { class: 'panel' }));
   }
 
   /** On a small screen, hide the sidebar and the panel, which cover the conversation. */
   #closeOverlays(): void {
-    if (!FITS_SIDEBAR.matches) this.#root.classList.remove('with-sidebar');
-    if (!FITS_PANEL.matches) this.#root.classList.remove('with-panel');
+    if (!SIDEBAR_FITS.matches) this.#root.classList.remove('with-sidebar');
+    if (!PANEL_FITS.matches) this.#root.classList.remove('with-panel');
   }
 
-  #welcome(conversation: ConversationController): HTMLElement {
+  #createWelcome(conversation: ConversationController): HTMLElement {
     const sendSuggestion = (text: string): void => {
       this.#composer.text = text;
       conversation.setDraft(text);
@@ -344,24 +345,24 @@ export class App {
     );
   }
 
-  #conversationChanged(conversation: ConversationController): void {
-    this.#composer.running = conversation.running;
-    this.#root.classList.toggle('empty', conversation.empty && conversation.unsent.length === 0);
-    this.#speech.conversationChanged();
+  #onConversationChange(conversation: ConversationController): void {
+    this.#composer.isResponding = conversation.isResponding;
+    this.#root.classList.toggle('empty', conversation.isEmpty && conversation.pendingMessages.length === 0);
+    this.#speech.onConversationChange();
   }
 
-  #connectionChanged(state: ConnectionState): void {
+  #onConnectionStateChange(state: ConnectionState): void {
     this.#banner.show(state);
     const labels = {
       idle: 'Not connected',
       connecting: 'Connecting',
       open: 'Connected',
       waiting: 'Not connected',
-      ended: 'Not connected',
+      closed: 'Not connected',
     };
-    this.#status.textContent = labels[state.phase];
-    this.#status.dataset.phase = state.phase;
-    this.#transcript?.draw();
+    this.#connectionStatus.textContent = labels[state.phase];
+    this.#connectionStatus.dataset.phase = state.phase;
+    this.#transcript?.redraw();
     if (state.phase === 'open' && this.#models.length === 0) void this.#loadModels();
   }
 
@@ -377,9 +378,9 @@ export class App {
     this.#sidebar.draw(this.#conversation?.record.id ?? '', this.#deletedConversations.summaries);
   }
 
-  #showRefusal(refused: Refused): void {
-    const harmless = ['response_cancel_not_active', 'input_text_buffer_commit_empty'];
-    if (!harmless.includes(refused.code ?? '')) this.#showNotice(refused.message);
+  #showRefusal(refused: EventRefusedError): void {
+    const ignoredCodes = ['response_cancel_not_active', 'input_text_buffer_commit_empty'];
+    if (!ignoredCodes.includes(refused.code ?? '')) this.#showNotice(refused.message);
   }
 
   #showNotice(text: string): void {
@@ -394,9 +395,9 @@ export class App {
   #handleKey(event: KeyboardEvent): void {
     if (document.querySelector('dialog[open]')) return;
     const typing = event.target instanceof HTMLTextAreaElement || event.target instanceof HTMLInputElement;
-    if (event.key === 'Escape' && this.#conversation?.running) {
+    if (event.key === 'Escape' && this.#conversation?.isResponding) {
       event.preventDefault();
-      this.#speech.stopSpeaking();
+      this.#speech.stopSynthesis();
       void this.#conversation.cancelResponse();
     } else if (event.key === '/' && !typing) {
       event.preventDefault();
@@ -409,7 +410,7 @@ export class App {
   #openSettings(): void {
     const conversation = this.#conversation;
     if (!conversation) return;
-    openSettings({
+    openSettingsDialog({
       current: conversation.client.session ?? conversation.record.settings,
       model: conversation.record.model ?? conversation.client.session?.model ?? null,
       models: this.#models,
@@ -430,12 +431,12 @@ export class App {
     }
   }
 
-  async #askApiKey(message: string): Promise<void> {
-    if (this.#askingApiKey) return;
-    this.#askingApiKey = true;
+  async #promptForApiKey(message: string): Promise<void> {
+    if (this.#promptingForApiKey) return;
+    this.#promptingForApiKey = true;
     apiKey.set('');
-    const entered = await askApiKey(message);
-    this.#askingApiKey = false;
+    const entered = await promptForApiKey(message);
+    this.#promptingForApiKey = false;
     if (entered === null) return;
     apiKey.set(entered);
     this.#reconnect();

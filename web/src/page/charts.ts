@@ -6,9 +6,9 @@ import { h } from './dom.js';
 import { formatCount, formatMs, RESIDENCY_TEXT } from './format.js';
 import type { TurnMetrics } from './storage.js';
 
-const HEIGHT = 120;
+const HEIGHT_PX = 120;
 
-interface Curve {
+interface ChartSeries {
   label: string;
   color: string;
   bars?: boolean;
@@ -18,23 +18,23 @@ class Chart {
   readonly element: HTMLElement;
   readonly #plot = h('div', { class: 'plot', role: 'img' });
   readonly #caption = h('p', { class: 'caption' });
-  readonly #curves: Curve[];
-  readonly #summary: (at: number) => string;
-  readonly #unit: (value: number) => string;
+  readonly #series: ChartSeries[];
+  readonly #captionOf: (index: number) => string;
+  readonly #formatValue: (value: number) => string;
   #chart: uPlot | null = null;
   #data: uPlot.AlignedData = [[]];
 
   constructor(
     title: string,
-    curves: Curve[],
-    unit: (value: number) => string,
-    summary: (at: number) => string,
+    series: ChartSeries[],
+    formatValue: (value: number) => string,
+    captionOf: (index: number) => string,
   ) {
-    this.#curves = curves;
-    this.#summary = summary;
-    this.#unit = unit;
-    const legend = curves.map((curve) =>
-      h('span', { class: `key ${curve.color.slice(2)}` }, curve.label),
+    this.#series = series;
+    this.#captionOf = captionOf;
+    this.#formatValue = formatValue;
+    const legend = series.map(({ color, label }) =>
+      h('span', { class: `key ${color.slice(2)}` }, label),
     );
     this.element = h(
       'section',
@@ -45,24 +45,24 @@ class Chart {
       this.#caption,
     );
     matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
-      this.rebuild();
+      this.redraw();
     });
     new ResizeObserver(() => {
       const width = this.#plot.clientWidth;
-      if (width > 0) this.#chart?.setSize({ width, height: HEIGHT });
+      if (width > 0) this.#chart?.setSize({ width, height: HEIGHT_PX });
     }).observe(this.#plot);
   }
 
   draw(data: uPlot.AlignedData): void {
     this.#data = data;
     this.#plot.classList.toggle('no-data', data[0].length === 0);
-    if (this.#chart === null) this.rebuild();
+    if (this.#chart === null) this.redraw();
     else this.#chart.setData(data);
     this.#showCaption(data[0].length - 1);
   }
 
   /** Draw the chart again in the current colors. */
-  rebuild(): void {
+  redraw(): void {
     this.#chart?.destroy();
     this.#chart = null;
     if (this.#plot.clientWidth === 0) return;
@@ -78,17 +78,17 @@ class Chart {
       ticks: { show: false },
     };
     const bars = uPlot.paths.bars?.({ size: [0.7, 14], align: 0 });
-    const series = this.#curves.map((curve): uPlot.Series => {
-      const stroke = color(curve.color);
-      if (curve.bars === true && bars) {
-        return { label: curve.label, stroke, fill: stroke, width: 0, paths: bars, points: { show: false } };
+    const series = this.#series.map((one): uPlot.Series => {
+      const stroke = color(one.color);
+      if (one.bars === true && bars) {
+        return { label: one.label, stroke, fill: stroke, width: 0, paths: bars, points: { show: false } };
       }
-      return { label: curve.label, stroke, width: 1.75, points: { size: 4, fill: stroke } };
+      return { label: one.label, stroke, width: 1.75, points: { size: 4, fill: stroke } };
     });
     this.#chart = new uPlot(
       {
         width: this.#plot.clientWidth,
-        height: HEIGHT,
+        height: HEIGHT_PX,
         legend: { show: false },
         cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
         scales: {
@@ -97,7 +97,7 @@ class Chart {
         },
         axes: [
           { ...axis, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] },
-          { ...axis, size: 50, space: 32, values: (_, ticks) => ticks.map(this.#unit) },
+          { ...axis, size: 50, space: 32, values: (_, ticks) => ticks.map(this.#formatValue) },
         ],
         series: [{}, ...series],
         hooks: {
@@ -114,7 +114,7 @@ class Chart {
   }
 
   #showCaption(at: number): void {
-    const caption = at >= 0 ? this.#summary(at) : 'No turns yet.';
+    const caption = at >= 0 ? this.#captionOf(at) : 'No turns yet.';
     this.#caption.textContent = caption;
     this.#plot.setAttribute('aria-label', caption);
   }
@@ -124,10 +124,9 @@ export class Charts {
   readonly element: HTMLElement;
   readonly #latency: Chart;
   readonly #tokens: Chart;
-  #metrics: TurnMetrics[] = [];
+  #turns: TurnMetrics[] = [];
 
   constructor() {
-    const at = (index: number): TurnMetrics | undefined => this.#metrics[index];
     this.#latency = new Chart(
       'Latency per turn',
       [
@@ -136,7 +135,7 @@ export class Charts {
       ],
       formatMs,
       (index) => {
-        const turn = at(index);
+        const turn = this.#turns[index];
         if (!turn) return '';
         const name = `Turn ${index + 1}`;
         if (turn.ttft === null) return `${name}: not timed, because the page was reloaded`;
@@ -151,7 +150,7 @@ export class Charts {
       ],
       formatCount,
       (index) => {
-        const turn = at(index);
+        const turn = this.#turns[index];
         if (!turn) return '';
         const { prefilled, reused, residency } = turn;
         const moved = residency === 'host' || residency === 'recomputed';
@@ -164,7 +163,7 @@ export class Charts {
   }
 
   draw(metrics: TurnMetrics[]): void {
-    this.#metrics = metrics;
+    this.#turns = metrics;
     const turns = metrics.map((_, index) => index + 1);
     this.#latency.draw([turns, metrics.map((turn) => turn.ttft), metrics.map((turn) => turn.itl)]);
     // The bar of prefilled tokens is drawn over the bar of all tokens, whose visible rest is reused.
@@ -173,8 +172,8 @@ export class Charts {
   }
 
   /** Draw both charts again in the current colors and size. */
-  rebuild(): void {
-    this.#latency.rebuild();
-    this.#tokens.rebuild();
+  redraw(): void {
+    this.#latency.redraw();
+    this.#tokens.redraw();
   }
 }

@@ -5,11 +5,11 @@ import { h, icon } from './dom.js';
 const LINES_MAX = 9;
 
 export interface ComposerHandler {
-  input(text: string): void;
+  setDraft(text: string): void;
   send(): void;
-  stop(): void;
+  cancelResponse(): void;
   /** Edit the last user message. */
-  editLast(): void;
+  editLastMessage(): void;
 }
 
 export class Composer {
@@ -21,22 +21,22 @@ export class Composer {
     enterkeyhint: 'send',
   });
   /** Buttons beside the field, such as voice input. */
-  readonly tools = h('div', { class: 'composer-tools' });
+  readonly extraButtons = h('div', { class: 'composer-tools' });
   readonly #button = h('button', { class: 'send', type: 'submit' });
-  #running: boolean | null = null;
-  #queued = false;
+  #isResponding: boolean | null = null;
+  #isQueued = false;
 
   constructor(handler: ComposerHandler) {
     const { field } = this;
     const submit = (event: Event): void => {
       event.preventDefault();
-      if (this.#running && !field.value.trim()) handler.stop();
+      if (this.#isResponding && !field.value.trim()) handler.cancelResponse();
       else handler.send();
     };
-    this.element = h('form', { class: 'composer', onsubmit: submit }, field, this.tools, this.#button);
+    this.element = h('form', { class: 'composer', onsubmit: submit }, field, this.extraButtons, this.#button);
     field.addEventListener('input', () => {
-      this.queued = false;
-      handler.input(field.value);
+      this.isQueued = false;
+      handler.setDraft(field.value);
       this.#resize();
       this.#updateButton();
     });
@@ -47,23 +47,23 @@ export class Composer {
         if (field.value.trim()) handler.send();
       } else if (event.key === 'ArrowUp' && field.value === '') {
         event.preventDefault();
-        handler.editLast();
+        handler.editLastMessage();
       }
     });
-    this.running = false;
+    this.isResponding = false;
   }
 
   /** Whether a response is in progress, which the button cancels. */
-  set running(running: boolean) {
-    if (running === this.#running) return;
-    this.#running = running;
+  set isResponding(isResponding: boolean) {
+    if (isResponding === this.#isResponding) return;
+    this.#isResponding = isResponding;
     this.#updateButton();
   }
 
   /** Whether the text is queued to be sent. */
-  set queued(queued: boolean) {
-    this.#queued = queued;
-    this.#button.classList.toggle('queued', queued);
+  set isQueued(isQueued: boolean) {
+    this.#isQueued = isQueued;
+    this.#button.classList.toggle('queued', isQueued);
     this.#updateButton();
   }
 
@@ -74,14 +74,14 @@ export class Composer {
   }
 
   #updateButton(): void {
-    const stop = this.#running === true && !this.field.value.trim();
-    const sendLabel = this.#queued ? 'Sending' : 'Send (Enter)';
-    const label = stop ? 'Stop (Escape)' : sendLabel;
+    const showsStop = this.#isResponding === true && !this.field.value.trim();
+    const sendLabel = this.#isQueued ? 'Sending' : 'Send (Enter)';
+    const label = showsStop ? 'Stop (Escape)' : sendLabel;
     if (this.#button.title === label) return;
     this.#button.title = label;
     this.#button.setAttribute('aria-label', label);
-    this.#button.classList.toggle('stop', stop);
-    this.#button.replaceChildren(icon(stop ? 'stop' : 'send'));
+    this.#button.classList.toggle('stop', showsStop);
+    this.#button.replaceChildren(icon(showsStop ? 'stop' : 'send'));
   }
 
   #resize(): void {

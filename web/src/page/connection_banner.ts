@@ -1,37 +1,37 @@
 /** Banner with the state of the connection, and the action the user can take. */
 
-import type { ConnectionState } from '../client/index.js';
+import type { ConnectionState, ResumeOutcome } from '../client/index.js';
 import { h } from './dom.js';
 
-const RESTORED_MESSAGE_MS = 5000;
+const OPEN_MESSAGE_MS = 5000;
 /** Connection attempts shorter than this show no message. */
 const CONNECTING_DELAY_MS = 400;
 
-export interface BannerActions {
-  /** Retry now. */
-  retry(): void;
-  /** After the end: take the conversation over in this tab, or rebuild it in a new session. */
+export interface ConnectionBannerHandler {
+  /** Skip the delay before the next attempt. */
+  retryNow(): void;
+  /** Continue after the connection was closed: take the session over in this tab, or begin a new one. */
   reconnect(): void;
-  askKey(message: string): void;
+  promptForApiKey(message: string): void;
 }
 
-const OPENED_MESSAGES: Record<string, string> = {
+const OPEN_MESSAGES: Partial<Record<ResumeOutcome, string>> = {
   exact: 'Reconnected. Nothing was lost.',
   snapshot: 'Reconnected. The conversation was reloaded from the server.',
-  rebuilt: 'Reconnected. The server had lost this conversation; it was restored from this browser.',
+  rehydrated: 'Reconnected. The server had lost this conversation; it was restored from this browser.',
 };
 
 export class ConnectionBanner {
   readonly element = h('div', { class: 'banner', role: 'status', hidden: true });
   readonly #message = h('span');
   readonly #button = h('button', { type: 'button', onclick: () => this.#action?.() });
-  readonly #actions: BannerActions;
+  readonly #handler: ConnectionBannerHandler;
   #action: (() => void) | undefined;
   #timer: ReturnType<typeof setTimeout> | undefined;
-  #interrupted = false;
+  #connectionLost = false;
 
-  constructor(actions: BannerActions) {
-    this.#actions = actions;
+  constructor(handler: ConnectionBannerHandler) {
+    this.#handler = handler;
     this.element.append(this.#message, this.#button);
   }
 
@@ -43,66 +43,66 @@ export class ConnectionBanner {
         this.#hide();
         break;
       case 'connecting':
-        if (this.#interrupted) this.#showMessage(`Reconnecting: ${state.reason}.`);
-        else this.#showLater('Connecting …');
+        if (this.#connectionLost) this.#showMessage(`Reconnecting: ${state.reason}.`);
+        else this.#showMessageLater('Connecting …');
         break;
       case 'waiting':
-        this.#interrupted = true;
+        this.#connectionLost = true;
         this.#showCountdown(state.reason, state.retryAt);
         break;
       case 'open':
-        if (this.#interrupted || state.begun === 'rebuilt') {
-          this.#showMessage(OPENED_MESSAGES[state.begun] ?? 'Reconnected.');
+        if (this.#connectionLost || state.resumeOutcome === 'rehydrated') {
+          this.#showMessage(OPEN_MESSAGES[state.resumeOutcome] ?? 'Reconnected.');
         } else this.#hide();
-        this.#interrupted = false;
+        this.#connectionLost = false;
         this.#timer = setTimeout(() => {
           this.#hide();
-        }, RESTORED_MESSAGE_MS);
+        }, OPEN_MESSAGE_MS);
         break;
-      case 'ended':
-        this.#showEnded(state.error.code, state.error.message);
+      case 'closed':
+        this.#showClosed(state.error.code, state.error.message);
         break;
     }
   }
 
-  #showEnded(code: string, message: string): void {
+  #showClosed(code: string, message: string): void {
     switch (code) {
-      case 'left':
+      case 'disconnected':
         this.#hide();
         break;
       case 'close_4001':
         this.#showMessage('This conversation is open in another tab.', 'Continue here', () => {
-          this.#actions.reconnect();
+          this.#handler.reconnect();
         });
         break;
       case 'missing_api_key':
       case 'invalid_api_key':
-        this.#actions.askKey(message);
+        this.#handler.promptForApiKey(message);
         this.#showMessage(message, 'Enter API key', () => {
-          this.#actions.askKey(message);
+          this.#handler.promptForApiKey(message);
         });
         break;
       default: {
         const text = message.endsWith('.') ? message : `${message}.`;
         this.#showMessage(`${text} The conversation is still here.`, 'Continue in a new session', () => {
-          this.#actions.reconnect();
+          this.#handler.reconnect();
         });
       }
     }
   }
 
   #showCountdown(reason: string, retryAt: number): void {
-    const left_s = Math.ceil((retryAt - Date.now()) / 1000);
-    const when = left_s > 0 ? `Retrying in ${left_s} s.` : 'Retrying.';
+    const remaining_s = Math.ceil((retryAt - Date.now()) / 1000);
+    const when = remaining_s > 0 ? `Retrying in ${remaining_s} s.` : 'Retrying.';
     this.#showMessage(`Not connected: ${reason}. ${when}`, 'Retry now', () => {
-      this.#actions.retry();
+      this.#handler.retryNow();
     });
     this.#timer = setTimeout(() => {
       this.#showCountdown(reason, retryAt);
     }, 1000);
   }
 
-  #showLater(text: string): void {
+  #showMessageLater(text: string): void {
     this.#timer = setTimeout(() => {
       this.#showMessage(text);
     }, CONNECTING_DELAY_MS);

@@ -1,7 +1,7 @@
 /** Dialogs: the settings of a conversation (instructions, sampling, tools), with each refusal shown beside
  * its field, and the API key. */
 
-import { Refused, type SessionSettings, type Tool } from '../client/index.js';
+import { EventRefusedError, type SessionSettings, type Tool } from '../client/index.js';
 import type { Model } from './api.js';
 import { h } from './dom.js';
 import { EXAMPLE_TOOLS } from './example_tools.js';
@@ -14,7 +14,7 @@ type NumberKey =
   | 'max_output_tokens'
   | 'seed';
 
-const NUMBERS: [key: NumberKey, label: string, hint: string, step: string][] = [
+const NUMBER_FIELDS: [key: NumberKey, label: string, hint: string, step: string][] = [
   ['temperature', 'Temperature', '0 to 2; 0 always selects the most likely token', '0.1'],
   ['top_p', 'Top p', 'above 0, up to 1', '0.05'],
   ['top_k', 'Top k', '0 for no limit', '1'],
@@ -32,7 +32,7 @@ export interface SettingsDialogOptions {
   current: SessionSettings;
   model: string | null;
   models: Model[];
-  /** Apply the chosen settings. Rejects with Refused. */
+  /** Apply the chosen settings. Rejects with EventRefusedError. */
   apply(chosen: ChosenSettings): Promise<void>;
 }
 
@@ -42,9 +42,9 @@ interface Field {
   error: HTMLElement;
 }
 
-export function openSettings(options: SettingsDialogOptions): void {
+export function openSettingsDialog(options: SettingsDialogOptions): void {
   const fields = new Map<string, Field>();
-  const add = (key: string, label: string, hint: string, input: Field['input']): HTMLElement => {
+  const addField = (key: string, label: string, hint: string, input: Field['input']): HTMLElement => {
     const id = `field-${key}`;
     const error = h('p', { class: 'error', id: `${id}-error`, role: 'alert' });
     input.id = id;
@@ -61,22 +61,22 @@ export function openSettings(options: SettingsDialogOptions): void {
     return element;
   };
   const value = (key: string): string => fields.get(key)?.input.value.trim() ?? '';
-  const { current: current } = options;
+  const { current } = options;
 
   const modelOptions = options.models.map((model) => h('option', { value: model.id }, model.id));
-  const picker = h('select', {}, ...modelOptions);
-  picker.value = options.model ?? options.models[0]?.id ?? '';
+  const modelSelect = h('select', {}, ...modelOptions);
+  modelSelect.value = options.model ?? options.models[0]?.id ?? '';
   const instructions = h('textarea', { rows: '3' });
   instructions.value = current.instructions ?? '';
-  const numberInputs = NUMBERS.map(([key, label, hint, step]) => {
+  const numberInputs = NUMBER_FIELDS.map(([key, label, hint, step]) => {
     const input = h('input', { type: 'number', step, inputmode: 'decimal' });
     const initial = current[key];
     input.value = typeof initial === 'number' ? String(initial) : '';
-    return add(key, label, hint, input);
+    return addField(key, label, hint, input);
   });
   const tools = h('textarea', { rows: '5', spellcheck: 'false', class: 'code' });
   tools.value = current.tools?.length ? JSON.stringify(current.tools, null, 2) : '';
-  const example = h(
+  const exampleButton = h(
     'button',
     {
       type: 'button',
@@ -88,39 +88,39 @@ export function openSettings(options: SettingsDialogOptions): void {
   );
 
   const dialog = h('dialog', { class: 'settings', 'aria-labelledby': 'settings-title' });
-  const general = h('p', { class: 'error', role: 'alert' });
-  const save = h('button', { type: 'submit', class: 'primary' }, 'Save');
+  const generalError = h('p', { class: 'error', role: 'alert' });
+  const saveButton = h('button', { type: 'submit', class: 'primary' }, 'Save');
   const close = (): void => {
     dialog.close();
   };
   const submit = async (): Promise<void> => {
     for (const field of fields.values()) field.error.textContent = '';
-    general.textContent = '';
+    generalError.textContent = '';
     const parsedTools = parseTools(value('tools'));
     if (typeof parsedTools === 'string') {
-      (fields.get('tools')?.error ?? general).textContent = parsedTools;
+      (fields.get('tools')?.error ?? generalError).textContent = parsedTools;
       return;
     }
-    const numberSettings = NUMBERS.map(([key]) => [key, value(key) === '' ? null : Number(value(key))]);
+    const numberSettings = NUMBER_FIELDS.map(([key]) => [key, value(key) === '' ? null : Number(value(key))]);
     const settings: SessionSettings = {
       instructions: value('instructions') || null,
       tools: parsedTools,
       ...(Object.fromEntries(numberSettings) as SessionSettings),
     };
-    save.disabled = true;
-    save.textContent = 'Saving …'; // lasts until the server acknowledges the settings
+    saveButton.disabled = true;
+    saveButton.textContent = 'Saving …'; // lasts until the server acknowledges the settings
     try {
-      await options.apply({ settings, model: picker.value || null });
+      await options.apply({ settings, model: modelSelect.value || null });
       close();
     } catch (error) {
-      const param = error instanceof Refused ? (error.param ?? '') : '';
+      const param = error instanceof EventRefusedError ? (error.param ?? '') : '';
       const key = /^session\.(\w+)/.exec(param)?.[1] ?? '';
-      const errorElement = fields.get(key)?.error ?? general;
+      const errorElement = fields.get(key)?.error ?? generalError;
       errorElement.textContent = error instanceof Error ? error.message : String(error);
       fields.get(key)?.input.focus();
     }
-    save.disabled = false;
-    save.textContent = 'Save';
+    saveButton.disabled = false;
+    saveButton.textContent = 'Save';
   };
   const form = h(
     'form',
@@ -131,13 +131,13 @@ export function openSettings(options: SettingsDialogOptions): void {
       },
     },
     h('h2', { id: 'settings-title' }, 'Conversation settings'),
-    add('model', 'Model', 'another model begins a new conversation', picker),
-    add('instructions', 'Instructions', 'system instructions for the model', instructions),
+    addField('model', 'Model', 'another model begins a new conversation', modelSelect),
+    addField('instructions', 'Instructions', 'system instructions for the model', instructions),
     h('div', { class: 'numbers' }, ...numberInputs),
-    add('tools', 'Tools', 'a JSON list in OpenAI’s format; you submit the results yourself', tools),
-    example,
-    general,
-    h('div', { class: 'row end' }, h('button', { type: 'button', onclick: close }, 'Cancel'), save),
+    addField('tools', 'Tools', 'a JSON list in OpenAI’s format; you submit the results yourself', tools),
+    exampleButton,
+    generalError,
+    h('div', { class: 'row end' }, h('button', { type: 'button', onclick: close }, 'Cancel'), saveButton),
   );
   dialog.append(form);
   dialog.addEventListener('close', () => {
@@ -159,7 +159,7 @@ function parseTools(text: string): Tool[] | string {
 }
 
 /** Ask the user for an API key. Resolves with null if the dialog is cancelled. */
-export function askApiKey(message: string): Promise<string | null> {
+export function promptForApiKey(message: string): Promise<string | null> {
   return new Promise((resolve) => {
     const input = h('input', {
       type: 'password',

@@ -20,18 +20,18 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
-const SVG = 'http://www.w3.org/2000/svg';
+const SVG_NAMESPACE = 'http://www.w3.org/2000/svg';
 
 const ICONS = {
   plus: 'M12 5v14M5 12h14',
   send: 'M12 19V5M6 11l6-6 6 6',
   stop: 'M7 7h10v10H7z',
   edit: 'M4 20h4L19 9l-4-4L4 16z',
-  again: 'M20 12a8 8 0 1 1-2.5-5.8M20 4v4h-4',
+  refresh: 'M20 12a8 8 0 1 1-2.5-5.8M20 4v4h-4',
   branch: 'M7 4v16M7 14c0-5 10-3 10-8M17 6V4',
   copy: 'M9 9h10v11H9zM15 9V4H5v11h4',
-  done: 'M5 13l4 4L19 7',
-  cut: 'M4 12h5M15 12h5M9 8l-2-3M15 16l2 3M12 7V4M12 20v-3',
+  check: 'M5 13l4 4L19 7',
+  disconnect: 'M4 12h5M15 12h5M9 8l-2-3M15 16l2 3M12 7V4M12 20v-3',
   settings: 'M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4',
   panel: 'M4 5h16v14H4zM14 5v14',
   list: 'M4 6h16M4 12h16M4 18h10',
@@ -40,21 +40,21 @@ const ICONS = {
   sun: 'M12 8a4 4 0 1 1 0 8 4 4 0 0 1 0-8M12 2v3M12 19v3M2 12h3M19 12h3M5 5l2 2M17 17l2 2M19 5l-2 2M7 17l-2 2',
 } as const;
 
-export type Icon = keyof typeof ICONS;
+export type IconName = keyof typeof ICONS;
 
-export function icon(name: Icon): SVGElement {
-  const svg = document.createElementNS(SVG, 'svg');
+export function icon(name: IconName): SVGElement {
+  const svg = document.createElementNS(SVG_NAMESPACE, 'svg');
   svg.setAttribute('viewBox', '0 0 24 24');
   svg.setAttribute('aria-hidden', 'true');
   svg.classList.add('icon');
-  const path = document.createElementNS(SVG, 'path');
+  const path = document.createElementNS(SVG_NAMESPACE, 'path');
   path.setAttribute('d', ICONS[name]);
   svg.append(path);
   return svg;
 }
 
 /** Create an icon button; its label is the accessible name and the tooltip. */
-export function iconButton(name: Icon, label: string, onClick: () => void): HTMLButtonElement {
+export function iconButton(name: IconName, label: string, onClick: () => void): HTMLButtonElement {
   return h(
     'button',
     { type: 'button', class: 'icon-button', 'aria-label': label, title: label, onclick: onClick },
@@ -62,18 +62,18 @@ export function iconButton(name: Icon, label: string, onClick: () => void): HTML
   );
 }
 
-const DONE_MS = 1200;
+const CHECK_MARK_MS = 1200;
 
 /** Show a check mark on the button for a moment. */
-export function flashDone(button: HTMLElement): void {
+export function flashCheckMark(button: HTMLElement): void {
   const before = [...button.childNodes];
   if (button.classList.contains('done')) return;
   button.classList.add('done');
-  button.replaceChildren(icon('done'));
+  button.replaceChildren(icon('check'));
   setTimeout(() => {
     button.classList.remove('done');
     button.replaceChildren(...before);
-  }, DONE_MS);
+  }, CHECK_MARK_MS);
 }
 
 /** Copy a text, also over plain HTTP, where browsers provide no clipboard API. */
@@ -92,7 +92,7 @@ export async function copyText(text: string): Promise<void> {
 }
 
 /** Returns a function that schedules `draw` for the next frame, once per frame. */
-export function perFrame(draw: () => void): () => void {
+export function throttleToFrame(draw: () => void): () => void {
   let scheduled = false;
   return () => {
     if (scheduled) return;

@@ -1,7 +1,7 @@
 /** Log of the events on the wire in both directions, with a filter and an export. */
 
 import type { ConversationController, LoggedEvent } from './conversation_controller.js';
-import { h, perFrame } from './dom.js';
+import { h, throttleToFrame } from './dom.js';
 import { formatTime } from './format.js';
 
 const ROWS_MAX = 200;
@@ -15,39 +15,39 @@ export class EventLog {
     'aria-label': 'Filter events',
   });
   readonly #conversation: ConversationController;
-  readonly #scheduleDraw = perFrame(() => {
+  readonly #scheduleDraw = throttleToFrame(() => {
     this.#draw();
   });
-  #lastRow: { logged: LoggedEvent; row: HTMLElement; times: number } | null = null;
+  #lastRow: { logged: LoggedEvent; row: HTMLElement; count: number } | null = null;
   #undrawnCount = 0;
 
   constructor(conversation: ConversationController) {
     this.#conversation = conversation;
-    const save = h('button', { type: 'button', onclick: () => this.#export() }, 'Export');
-    const head = h('div', { class: 'row' }, this.#filter, save);
-    this.element = h('details', { class: 'log' }, h('summary', {}, 'Events'), head, this.#rows);
-    this.element.addEventListener('toggle', () => this.#restart());
-    this.#filter.addEventListener('input', () => this.#restart());
-    conversation.onLogged = () => {
+    const exportButton = h('button', { type: 'button', onclick: () => this.#export() }, 'Export');
+    const toolbar = h('div', { class: 'row' }, this.#filter, exportButton);
+    this.element = h('details', { class: 'log' }, h('summary', {}, 'Events'), toolbar, this.#rows);
+    this.element.addEventListener('toggle', () => this.#redraw());
+    this.#filter.addEventListener('input', () => this.#redraw());
+    conversation.onEventLogged = () => {
       this.#undrawnCount += 1;
       if (this.element.open) this.#scheduleDraw();
     };
   }
 
-  #restart(): void {
+  #redraw(): void {
     this.#rows.replaceChildren();
     this.#lastRow = null;
-    this.#undrawnCount = this.#conversation.log.length;
+    this.#undrawnCount = this.#conversation.loggedEvents.length;
     this.#scheduleDraw();
   }
 
   #draw(): void {
     if (!this.element.open) return;
-    const { log } = this.#conversation;
+    const { loggedEvents } = this.#conversation;
     const filter = this.#filter.value.trim().toLowerCase();
     const atEnd =
       this.#rows.scrollHeight - this.#rows.scrollTop - this.#rows.clientHeight < 40;
-    for (const logged of log.slice(-Math.min(this.#undrawnCount, ROWS_MAX * 2))) {
+    for (const logged of loggedEvents.slice(-Math.min(this.#undrawnCount, ROWS_MAX * 2))) {
       if (filter && !JSON.stringify(logged.event).toLowerCase().includes(filter)) continue;
       this.#drawEvent(logged);
     }
@@ -61,9 +61,9 @@ export class EventLog {
     const { event, sent, at } = logged;
     const lastRow = this.#lastRow;
     if (lastRow && event.type.endsWith('.delta') && lastRow.logged.event.type === event.type) {
-      lastRow.times += 1;
-      const times = lastRow.row.querySelector('.times');
-      if (times) times.textContent = `× ${lastRow.times}`;
+      lastRow.count += 1;
+      const countElement = lastRow.row.querySelector('.times');
+      if (countElement) countElement.textContent = `× ${lastRow.count}`;
       return;
     }
     const body = h('pre', { tabindex: '0' });
@@ -89,12 +89,12 @@ export class EventLog {
       ),
     );
     this.#rows.append(row);
-    this.#lastRow = { logged, row, times: 1 };
+    this.#lastRow = { logged, row, count: 1 };
   }
 
   /** Download the log as JSON Lines. */
   #export(): void {
-    const lines = this.#conversation.log.map((logged) => JSON.stringify(logged)).join('\n');
+    const lines = this.#conversation.loggedEvents.map((logged) => JSON.stringify(logged)).join('\n');
     const url = URL.createObjectURL(new Blob([lines], { type: 'application/jsonl' }));
     h('a', { href: url, download: 'continuo-events.jsonl' }).click();
     setTimeout(() => {

@@ -1,9 +1,9 @@
 /** Formatting of numbers, durations and KV residency for display. */
 
-import type { Residency } from '../client/index.js';
+import type { KVResidency } from '../client/index.js';
 
 /** Where the KV of the conversation so far was found at the last turn. */
-export const RESIDENCY_TEXT: Record<Residency, string> = {
+export const RESIDENCY_TEXT: Record<KVResidency, string> = {
   hot: 'already on device',
   host: 'restored from host memory',
   recomputed: 'recomputed',
@@ -22,7 +22,7 @@ export function formatCount(value: number): string {
 }
 
 /** Returns a rounded percentage; at least '< 1%' if `part` is not 0. */
-export function formatShare(part: number, whole: number): string {
+export function formatPercent(part: number, whole: number): string {
   const percent = (100 * part) / whole;
   return part > 0 && percent < 1 ? '< 1%' : `${Math.round(percent)}%`;
 }

@@ -1,14 +1,14 @@
-/** KV usage bars and lists of facts, used by both pages. */
+/** KV usage bars and lists of statistics, used by both pages. */
 
 import type { EngineStats, SessionKV } from './api.js';
 import { h } from './dom.js';
 import { formatCount } from './format.js';
 
-/** A name, its value, and the color of its part in the bar above, if any. */
-type Fact = [name: string, value: string, color?: Color];
+/** A name, its value, and the color of its segment in the bar above, if any. */
+type Stat = [name: string, value: string, color?: Color];
 type Color = 'accent' | 'second' | 'lost';
 
-export function drawFacts(list: HTMLElement, rows: Fact[]): void {
+export function drawStats(list: HTMLElement, rows: Stat[]): void {
   list.replaceChildren(
     ...rows.map(([name, value, color]) => {
       const term = color === undefined ? h('dt', {}, name) : h('dt', { class: `key ${color}` }, name);
@@ -20,24 +20,24 @@ export function drawFacts(list: HTMLElement, rows: Fact[]): void {
 /** Draw the engine's pages: leased by sessions, cached for sharing, and free. */
 export function drawPageBar(bar: HTMLElement, pages: EngineStats): void {
   const { pages_total, pages_tree, pages_leased } = pages;
-  drawParts(bar, pages_total, { accent: pages_leased, second: pages_tree });
+  drawSegments(bar, pages_total, { accent: pages_leased, second: pages_tree });
   const [leased, cached] = [formatCount(pages_leased), formatCount(pages_tree)];
   setLabel(bar, `Pages: ${leased} leased, ${cached} cached for sharing`);
 }
 
 /** Draw the `total` tokens of a conversation by where their KV is. */
 export function drawTokenBar(bar: HTMLElement, kv: SessionKV, total: number): void {
-  drawParts(bar, total, { accent: kv.tokens, second: kv.host_tokens, lost: kv.lost_tokens });
+  drawSegments(bar, total, { accent: kv.tokens, second: kv.host_tokens, lost: kv.lost_tokens });
   const [device, host, lost] = [kv.tokens, kv.host_tokens, kv.lost_tokens].map(formatCount);
   setLabel(bar, `Tokens: ${device} on the device, ${host} in host memory, ${lost} to be recomputed`);
 }
 
-function drawParts(bar: HTMLElement, total: number, parts: Partial<Record<Color, number>>): void {
+function drawSegments(bar: HTMLElement, total: number, segments: Partial<Record<Color, number>>): void {
   bar.replaceChildren(
-    ...Object.entries(parts).map(([color, n]) => {
-      const part = h('span', { class: color });
-      part.style.width = `${total > 0 ? (100 * n) / total : 0}%`;
-      return part;
+    ...Object.entries(segments).map(([color, n]) => {
+      const segment = h('span', { class: color });
+      segment.style.width = `${total > 0 ? (100 * n) / total : 0}%`;
+      return segment;
     }),
   );
 }

@@ -36,14 +36,14 @@ export class StreamingMarkdown {
     this.#openBlock.className = 'open-block';
   }
 
-  /** Render the current text; `done` if nothing follows. */
-  draw(text: string, done: boolean): void {
-    if (done || !text.startsWith(this.#text)) {
+  /** Render the current text; `isComplete` if nothing follows. */
+  draw(text: string, isComplete: boolean): void {
+    if (isComplete || !text.startsWith(this.#text)) {
       this.#renderedEnd = 0;
       this.#container.replaceChildren();
     }
     this.#text = text;
-    if (done) {
+    if (isComplete) {
       this.#container.replaceChildren(render(text));
       return;
     }

@@ -1,14 +1,14 @@
 /** Views of the transcript's items: messages with their actions, and tool calls. */
 
 import { type FunctionCallItem, type Item, type MessageItem, textOf } from '../client/index.js';
-import { copyText, flashDone, h, icon, iconButton } from './dom.js';
+import { copyText, flashCheckMark, h, icon, iconButton } from './dom.js';
 import { sampleResult } from './example_tools.js';
 import { formatCount, formatMs } from './format.js';
 import { StreamingMarkdown } from './markdown.js';
 import type { MissingResponse } from './response_status.js';
 import type { TurnMetrics } from './storage.js';
 
-export interface MessageActions {
+export interface MessageHandler {
   edit(id: string, text: string): void;
   branch(id: string): void;
   regenerate(): void;
@@ -18,12 +18,12 @@ export interface MessageActions {
 /** State of a message that its view draws besides the text. */
 export interface MessageState {
   /** Whether the message is still being generated. */
-  open: boolean;
+  isGenerating: boolean;
   metrics: TurnMetrics | null;
   /** Whether this is the last item of the conversation. */
-  last: boolean;
+  isLast: boolean;
   /** Why the message is incomplete; empty if it is complete or still being generated. */
-  endNote: string;
+  incompleteNote: string;
   /** Result of a tool call; null if there is none yet. */
   output: string | null;
 }
@@ -33,112 +33,114 @@ export interface ItemView {
   draw(item: Item, state: MessageState): void;
 }
 
-export function createView(item: Item, actions: MessageActions): ItemView {
-  return item.type === 'function_call' ? new ToolCallView(actions) : new MessageView(actions);
+export function createItemView(item: Item, handler: MessageHandler): ItemView {
+  return item.type === 'function_call' ? new ToolCallView(handler) : new MessageView(handler);
 }
 
 class MessageView implements ItemView {
   readonly element: HTMLElement;
-  readonly #actions: MessageActions;
+  readonly #handler: MessageHandler;
   readonly #role = h('span', { class: 'role' });
   readonly #usage = h('span', { class: 'usage' });
   readonly #body = h('div', { class: 'body' });
-  readonly #endNote = h('p', { class: 'ending note' });
+  readonly #incompleteNote = h('p', { class: 'ending note' });
   readonly #buttonRow = h('div', { class: 'actions' });
   readonly #markdown = new StreamingMarkdown(this.#body);
   #item: MessageItem | null = null;
+  /** Keys of what is drawn; only a change is drawn again. */
   #drawnText = '';
-  #drawnFrame = '';
-  #editing = false;
+  #drawnMetadata = '';
+  #isEditing = false;
 
-  constructor(actions: MessageActions) {
-    this.#actions = actions;
+  constructor(handler: MessageHandler) {
+    this.#handler = handler;
     const margin = h('div', { class: 'margin' }, this.#role, this.#usage);
-    const content = h('div', { class: 'content' }, this.#body, this.#endNote, this.#buttonRow);
+    const content = h('div', { class: 'content' }, this.#body, this.#incompleteNote, this.#buttonRow);
     this.element = h('article', {}, margin, content);
   }
 
   draw(item: Item, state: MessageState): void {
     if (item.type !== 'message') return;
     this.#item = item;
-    this.#drawFrame(item, state);
-    if (this.#editing) return;
+    this.#drawMetadata(item, state);
+    if (this.#isEditing) return;
     const text = textOf(item);
-    const drawn = `${String(state.open)}${text.length}${text.slice(-16)}`;
-    if (drawn === this.#drawnText) return;
-    this.#drawnText = drawn;
+    const key = `${String(state.isGenerating)}${text.length}${text.slice(-16)}`;
+    if (key === this.#drawnText) return;
+    this.#drawnText = key;
     if (item.role === 'assistant') {
-      this.#markdown.draw(text, !state.open);
-      this.#body.classList.toggle('waiting', state.open && !text);
+      this.#markdown.draw(text, !state.isGenerating);
+      this.#body.classList.toggle('waiting', state.isGenerating && !text);
     } else this.#body.textContent = text;
   }
 
-  #drawFrame(item: MessageItem, state: MessageState): void {
+  #drawMetadata(item: MessageItem, state: MessageState): void {
     const { metrics } = state;
-    const frame = JSON.stringify([item.role, state.endNote, state.open, state.last, metrics?.id]);
-    if (frame === this.#drawnFrame) return;
-    this.#drawnFrame = frame;
+    const { incompleteNote, isGenerating, isLast } = state;
+    const key = JSON.stringify([item.role, incompleteNote, isGenerating, isLast, metrics?.id]);
+    if (key === this.#drawnMetadata) return;
+    this.#drawnMetadata = key;
     this.element.className = `message ${item.role}`;
-    this.element.classList.toggle('open', state.open);
+    this.element.classList.toggle('open', isGenerating);
     const names = { user: 'You', assistant: 'Model', system: 'System' };
     this.#role.textContent = names[item.role];
     this.element.setAttribute('aria-label', names[item.role]);
     this.#usage.textContent = metrics && metrics.ttft !== null ? formatMs(metrics.ttft) : '';
     this.#usage.title = metrics ? usageTitle(metrics) : '';
-    this.#endNote.textContent = state.endNote;
-    this.#endNote.hidden = !state.endNote;
-    this.element.classList.toggle('cut', state.endNote !== '');
+    this.#incompleteNote.textContent = incompleteNote;
+    this.#incompleteNote.hidden = !incompleteNote;
+    this.element.classList.toggle('cut', incompleteNote !== '');
     this.#buttonRow.replaceChildren(...this.#buttons(item, state));
-    this.#buttonRow.hidden = state.open;
+    this.#buttonRow.hidden = isGenerating;
   }
 
   #buttons(item: MessageItem, state: MessageState): Node[] {
     const copy = iconButton('copy', 'Copy', () => {
       void copyText(this.#item ? textOf(this.#item) : '').then(() => {
-        flashDone(copy);
+        flashCheckMark(copy);
       });
     });
     const branch = iconButton('branch', 'Branch from here', () => {
-      this.#actions.branch(item.id);
+      this.#handler.branch(item.id);
     });
     const edit = iconButton('edit', 'Edit and resend', () => {
       this.#edit();
     });
-    const regenerate = iconButton('again', 'Regenerate', () => {
-      this.#actions.regenerate();
+    const regenerate = iconButton('refresh', 'Regenerate', () => {
+      this.#handler.regenerate();
     });
     if (item.role === 'user') return [edit, branch, copy];
-    return state.last ? [regenerate, branch, copy] : [branch, copy];
+    return state.isLast ? [regenerate, branch, copy] : [branch, copy];
   }
 
   #edit(): void {
     const item = this.#item;
-    if (!item || this.#editing) return;
-    this.#editing = true;
+    if (!item || this.#isEditing) return;
+    this.#isEditing = true;
     const field = h('textarea', { 'aria-label': 'Edit message', class: 'edit', rows: '3' });
     field.value = textOf(item);
-    const done = (): void => {
-      this.#editing = false;
+    const stopEditing = (): void => {
+      this.#isEditing = false;
       this.#drawnText = '';
       this.#body.textContent = textOf(this.#item ?? item);
       this.#buttonRow.hidden = false;
     };
-    const save = (): void => {
+    const saveEdit = (): void => {
       const text = field.value.trim();
-      done();
-      if (text && text !== textOf(item)) this.#actions.edit(item.id, text);
+      stopEditing();
+      if (text && text !== textOf(item)) this.#handler.edit(item.id, text);
     };
     field.addEventListener('keydown', (event) => {
       if (event.key === 'Escape') {
         event.stopPropagation();
-        done();
+        stopEditing();
       } else if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {
         event.preventDefault();
-        save();
+        saveEdit();
       }
     });
-    const saveButton = h('button', { type: 'button', class: 'primary', onclick: save }, 'Send');
-    const cancelButton = h('button', { type: 'button', onclick: done }, 'Cancel');
+    const saveButton = h('button', { type: 'button', class: 'primary', onclick: saveEdit }, 'Send');
+    const cancelButton = h('button', { type: 'button', onclick: stopEditing }, 'Cancel');
     const note = h('span', { class: 'note' }, 'Later messages will be deleted.');
     this.#body.replaceChildren(field, h('div', { class: 'row' }, saveButton, cancelButton, note));
     this.#buttonRow.hidden = true;
@@ -148,14 +150,14 @@ class MessageView implements ItemView {
 
 class ToolCallView implements ItemView {
   readonly element: HTMLElement;
-  readonly #actions: MessageActions;
+  readonly #handler: MessageHandler;
   readonly #name = h('code', { class: 'tool-name' });
   readonly #arguments = h('pre', { class: 'arguments', tabindex: '0', 'aria-label': 'Arguments' });
   readonly #result = h('div', { class: 'result' });
-  #drawnFrame = '';
+  #drawnState = '';
 
-  constructor(actions: MessageActions) {
-    this.#actions = actions;
+  constructor(handler: MessageHandler) {
+    this.#handler = handler;
     const head = h('div', { class: 'tool-head' }, 'called ', this.#name);
     const margin = h('div', { class: 'margin' }, h('span', { class: 'role' }, 'Tool'));
     const content = h('div', { class: 'content' }, head, this.#arguments, this.#result);
@@ -166,14 +168,15 @@ class ToolCallView implements ItemView {
     if (item.type !== 'function_call') return;
     this.#name.textContent = item.name;
     this.#arguments.textContent = prettyJson(item.arguments);
-    const open = item.status === 'in_progress';
-    this.element.classList.toggle('open', open);
-    const frame = JSON.stringify([open, state.endNote, state.output]);
-    if (frame === this.#drawnFrame) return;
-    this.#drawnFrame = frame;
-    if (open) this.#result.replaceChildren();
-    else if (state.endNote) this.#result.replaceChildren(h('p', { class: 'ending note' }, state.endNote));
-    else if (state.output === null) this.#drawResultForm(item);
+    const isGenerating = item.status === 'in_progress';
+    this.element.classList.toggle('open', isGenerating);
+    const key = JSON.stringify([isGenerating, state.incompleteNote, state.output]);
+    if (key === this.#drawnState) return;
+    this.#drawnState = key;
+    if (isGenerating) this.#result.replaceChildren();
+    else if (state.incompleteNote) {
+      this.#result.replaceChildren(h('p', { class: 'ending note' }, state.incompleteNote));
+    } else if (state.output === null) this.#drawResultForm(item);
     else {
       const head = h('div', { class: 'tool-head' }, 'result');
       this.#result.replaceChildren(head, h('pre', { class: 'output' }, prettyJson(state.output)));
@@ -185,7 +188,7 @@ class ToolCallView implements ItemView {
     const field = h('textarea', { 'aria-label': label, rows: '3', spellcheck: 'false' });
     field.value = sampleResult(call);
     const send = (): void => {
-      this.#actions.submitToolResult(call, field.value);
+      this.#handler.submitToolResult(call, field.value);
     };
     field.addEventListener('keydown', (event) => {
       if (event.key !== 'Enter' || !(event.ctrlKey || event.metaKey)) return;
@@ -199,9 +202,9 @@ class ToolCallView implements ItemView {
 }
 
 /** View of a message that the server has not acknowledged. */
-export function unsentView(text: string): HTMLElement {
+export function pendingMessageView(text: string): HTMLElement {
   const margin = h('div', { class: 'margin' }, h('span', { class: 'role' }, 'You'));
-  const note = h('span', { class: 'note' }, icon('again'), ' sending');
+  const note = h('span', { class: 'note' }, icon('refresh'), ' sending');
   const content = h('div', { class: 'content' }, h('div', { class: 'body' }, text), note);
   return h('article', { class: 'message user unsent', 'aria-label': 'You' }, margin, content);
 }

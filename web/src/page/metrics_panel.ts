@@ -6,7 +6,7 @@ import type { ConversationController } from './conversation_controller.js';
 import { h } from './dom.js';
 import { EventLog } from './event_log.js';
 import { formatCount, RESIDENCY_TEXT } from './format.js';
-import { drawFacts, drawPageBar, drawTokenBar } from './kv_bars.js';
+import { drawPageBar, drawStats, drawTokenBar } from './kv_bars.js';
 
 const POLL_MS = 2000;
 
@@ -15,8 +15,8 @@ export class MetricsPanel {
   readonly #conversation: ConversationController;
   readonly #charts = new Charts();
   readonly #tokenBar = h('div', { class: 'bar kv', role: 'img', hidden: true });
-  readonly #kv = h('dl', { class: 'facts' });
-  readonly #server = h('dl', { class: 'facts' });
+  readonly #kvStats = h('dl', { class: 'facts' });
+  readonly #serverStats = h('dl', { class: 'facts' });
   readonly #pageBar = h('div', { class: 'bar pages', role: 'img' });
   readonly #pollTimer: ReturnType<typeof setInterval>;
 
@@ -26,32 +26,32 @@ export class MetricsPanel {
       'aside',
       { class: 'panel', 'aria-label': 'Live metrics' },
       this.#charts.element,
-      h('section', {}, h('h3', {}, 'KV cache of this conversation'), this.#tokenBar, this.#kv),
-      h('section', {}, h('h3', {}, 'Server'), this.#pageBar, this.#server),
+      h('section', {}, h('h3', {}, 'KV cache of this conversation'), this.#tokenBar, this.#kvStats),
+      h('section', {}, h('h3', {}, 'Server'), this.#pageBar, this.#serverStats),
       new EventLog(conversation).element,
     );
-    conversation.onMetrics = () => {
-      this.draw();
+    conversation.onMetricsChange = () => {
+      this.drawCharts();
       void this.#poll();
     };
     this.#pollTimer = setInterval(() => {
-      if (document.visibilityState === 'visible' && this.#shown) void this.#poll();
+      if (document.visibilityState === 'visible' && this.#isShown) void this.#poll();
     }, POLL_MS);
   }
 
-  get #shown(): boolean {
+  get #isShown(): boolean {
     return this.element.isConnected && this.element.clientWidth > 0;
   }
 
-  draw(): void {
-    if (!this.#shown) return;
+  drawCharts(): void {
+    if (!this.#isShown) return;
     this.#charts.draw(this.#conversation.record.metrics);
   }
 
   /** Redraw everything after the panel became visible or the theme changed. */
-  rebuild(): void {
-    this.#charts.rebuild();
-    this.draw();
+  redraw(): void {
+    this.#charts.redraw();
+    this.drawCharts();
     void this.#poll();
   }
 
@@ -60,22 +60,22 @@ export class MetricsPanel {
   }
 
   async #poll(): Promise<void> {
-    const id = this.#conversation.client.position?.sessionId;
+    const id = this.#conversation.client.resumePoint?.sessionId;
     const ignore = (): null => null;
     const [stats, status] = await Promise.all([
       fetchStats().catch(ignore),
       id === undefined ? null : fetchSession(id).catch(ignore),
     ]);
-    this.#drawKV(status);
-    this.#drawServer(stats);
+    this.#drawKVStats(status);
+    this.#drawServerStats(stats);
   }
 
-  #drawKV(status: SessionStatus | null): void {
+  #drawKVStats(status: SessionStatus | null): void {
     const last = this.#conversation.record.metrics.at(-1)?.residency;
-    const where = last ? RESIDENCY_TEXT[last] : '–';
+    const residency = last ? RESIDENCY_TEXT[last] : '–';
     this.#tokenBar.hidden = status === null;
     if (!status) {
-      drawFacts(this.#kv, [['At the last turn', where]]);
+      drawStats(this.#kvStats, [['At the last turn', residency]]);
       return;
     }
     const { kv } = status;
@@ -83,8 +83,8 @@ export class MetricsPanel {
     const total = Math.max(kv.tokens + kv.host_tokens + kv.lost_tokens, status.tokens);
     const describe = (n: number): string => (n > 0 ? `${formatCount(n)} tokens` : 'none');
     drawTokenBar(this.#tokenBar, kv, total);
-    drawFacts(this.#kv, [
-      ['At the last turn', where],
+    drawStats(this.#kvStats, [
+      ['At the last turn', residency],
       ['On the device', `${formatCount(kv.tokens)} of ${formatCount(total)} tokens`, 'accent'],
       ['In host memory', describe(kv.host_tokens), 'second'],
       ['To be recomputed', describe(kv.lost_tokens), 'lost'],
@@ -92,15 +92,15 @@ export class MetricsPanel {
     ]);
   }
 
-  #drawServer(stats: ServerStats | null): void {
+  #drawServerStats(stats: ServerStats | null): void {
     const engine = stats?.engine;
     if (!stats || !engine) {
       this.#pageBar.replaceChildren();
-      drawFacts(this.#server, [['Engine', stats ? 'restarting' : 'unavailable']]);
+      drawStats(this.#serverStats, [['Engine', stats ? 'restarting' : 'unavailable']]);
       return;
     }
     drawPageBar(this.#pageBar, engine);
-    drawFacts(this.#server, [
+    drawStats(this.#serverStats, [
       ['Pages', `${formatCount(engine.pages_free)} of ${formatCount(engine.pages_total)} free`],
       ['Active turns', formatCount(engine.active_turns)],
       ['Queued turns', formatCount(engine.queued_turns)],

@@ -9,7 +9,7 @@ export interface MissingResponse {
 }
 
 /** Failed component by error code. */
-const FAILED_COMPONENT: Record<string, string> = {
+const FAILED_COMPONENTS: Record<string, string> = {
   turn_failed: 'The model failed',
   model_error: 'The model failed',
   engine_lost: 'The engine was lost',
@@ -17,7 +17,7 @@ const FAILED_COMPONENT: Record<string, string> = {
 };
 
 /** Returns the note below a response that is not complete. */
-export function endNote(turn: Turn | undefined): string {
+export function incompleteNote(turn: Turn | undefined): string {
   switch (turn?.response.status) {
     case 'failed':
       return 'interrupted by an error';
@@ -30,26 +30,26 @@ export function endNote(turn: Turn | undefined): string {
 
 /** Describe the missing response to the last message. Returns null if it has a response, or while a tool
  * result is awaited. `refusal`: why the last request for a response was refused. */
-export function missingResponse(
+export function describeMissingResponse(
   conversation: Conversation,
-  awaitingTool: boolean,
+  awaitsToolResult: boolean,
   refusal: string,
 ): MissingResponse | null {
   const last = conversation.turns.findLast((turn) => turn.response.conversation_id !== null);
   const failed = last?.response.status === 'failed' ? last : undefined;
-  if (conversation.awaitsAnswer && !awaitingTool) {
+  if (conversation.needsResponse && !awaitsToolResult) {
     if (refusal) return { reason: `No response. ${asSentence(refusal)}`, action: 'Try again' };
-    if (failed?.items.length === 0) return { reason: failure(failed), action: 'Try again' };
+    if (failed?.items.length === 0) return { reason: describeFailure(failed), action: 'Try again' };
     return { reason: 'This message has no response yet.', action: 'Generate response' };
   }
   const incomplete = failed?.items.includes(conversation.items.at(-1)?.id ?? '');
-  return failed && incomplete ? { reason: failure(failed), action: 'Try again' } : null;
+  return failed && incomplete ? { reason: describeFailure(failed), action: 'Try again' } : null;
 }
 
-function failure(turn: Turn): string {
+function describeFailure(turn: Turn): string {
   const { code, message } = turn.response.status_details?.error ?? { code: '', message: '' };
   const when = turn.items.length > 0 ? 'during the response' : 'before the response';
-  const component = FAILED_COMPONENT[code];
+  const component = FAILED_COMPONENTS[code];
   const summary = component ? `${component} ${when}.` : 'The response failed.';
   return [summary, asSentence(message)].join(' ').trim();
 }

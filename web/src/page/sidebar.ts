@@ -35,13 +35,15 @@ export class Sidebar {
     const listed = [...listConversations(), ...deleted].sort((a, b) => b.updated - a.updated);
     const knownIds = new Set(listed.map((summary) => summary.id));
     const row = (summary: ConversationSummary, depth: number): Node =>
-      deletedSet.has(summary) ? this.#deleted(summary, depth) : this.#row(summary, current, depth);
+      deletedSet.has(summary)
+        ? this.#deletedRow(summary, depth)
+        : this.#conversationRow(summary, current, depth);
     const rows = (summary: ConversationSummary, depth: number): Node[] => {
       const branches = listed.filter((other) => other.parent === summary.id).reverse();
       return [row(summary, depth), ...branches.flatMap((branch) => rows(branch, depth + 1))];
     };
     const roots = listed.filter((summary) => summary.parent === null || !knownIds.has(summary.parent));
-    const focused = this.#focused;
+    const focused = this.#focusedId;
     this.#list.replaceChildren(...roots.flatMap((root) => rows(root, 0)));
     if (focused !== null) this.focus(focused);
   }
@@ -52,7 +54,7 @@ export class Sidebar {
   }
 
   /** Returns whether the pointer or the keyboard focus is on a conversation's row. */
-  inUse(id: string): boolean {
+  isRowInUse(id: string): boolean {
     return this.#rowOf(id)?.matches(':hover, :has(:focus-visible)') ?? false;
   }
 
@@ -60,12 +62,12 @@ export class Sidebar {
     return this.#list.querySelector(`[data-id="${id}"]`);
   }
 
-  get #focused(): string | null {
+  get #focusedId(): string | null {
     return document.activeElement?.closest<HTMLElement>('.conversations li')?.dataset.id ?? null;
   }
 
-  #row(summary: ConversationSummary, current: string, depth: number): Node {
-    const open = h(
+  #conversationRow(summary: ConversationSummary, current: string, depth: number): Node {
+    const link = h(
       'a',
       {
         href: `#${summary.id}`,
@@ -76,15 +78,15 @@ export class Sidebar {
       depth > 0 && icon('branch'),
       h('span', {}, titleOf(summary)),
     );
-    const remove = iconButton('trash', `Delete “${titleOf(summary)}”`, () => {
+    const deleteButton = iconButton('trash', `Delete “${titleOf(summary)}”`, () => {
       this.#handler.delete(summary.id);
     });
-    return h('li', { class: indent(depth), 'data-id': summary.id }, open, remove);
+    return h('li', { class: indent(depth), 'data-id': summary.id }, link, deleteButton);
   }
 
   /** Row of a deleted conversation, in place, so that an accidental click does not move the list. */
-  #deleted(summary: ConversationSummary, depth: number): Node {
-    const undo = h(
+  #deletedRow(summary: ConversationSummary, depth: number): Node {
+    const undoButton = h(
       'button',
       {
         type: 'button',
@@ -95,7 +97,7 @@ export class Sidebar {
       'Undo',
     );
     const label = h('span', { class: 'deleted', title: summary.title }, 'Deleted');
-    return h('li', { class: indent(depth), 'data-id': summary.id }, label, undo);
+    return h('li', { class: indent(depth), 'data-id': summary.id }, label, undoButton);
   }
 }
 

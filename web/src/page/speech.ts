@@ -29,11 +29,20 @@ type RecognizerConstructor = new () => Recognizer;
 export interface SpeechHandler {
   conversation(): ConversationController | null;
   /** The transcript of the next message so far. */
-  interim(text: string): void;
+  interimTranscript(text: string): void;
   /** The transcript is final. */
-  final(): void;
+  finalTranscript(): void;
   /** Recognition has stopped because of an error. */
-  failed(reason: string): void;
+  recognitionFailed(reason: string): void;
+}
+
+/** Progress of the response that is read aloud. */
+interface Playback {
+  id: string;
+  /** Characters queued for synthesis. */
+  queuedChars: number;
+  /** Characters read aloud. */
+  spokenChars: number;
 }
 
 /** Errors after which recognition continues. */
@@ -53,8 +62,7 @@ export class Speech {
   readonly #handler: SpeechHandler;
   readonly #RecognizerClass: RecognizerConstructor | undefined;
   #recognizer: Recognizer | null = null;
-  /** The response being read aloud: characters queued for synthesis, and characters spoken. */
-  #reading: { id: string; queued: number; spoken: number } | null = null;
+  #playback: Playback | null = null;
 
   constructor(handler: SpeechHandler) {
     this.#handler = handler;
@@ -67,7 +75,7 @@ export class Speech {
     this.buttons.push(
       iconButton('mic', 'Voice input', () => {
         if (this.#recognizer) this.stop();
-        else this.#listen();
+        else this.#startRecognition();
       }),
     );
   }
@@ -77,37 +85,37 @@ export class Speech {
     const recognizer = this.#recognizer;
     this.#recognizer = null;
     recognizer?.abort();
-    this.stopSpeaking();
+    this.stopSynthesis();
     this.#updateButtons();
   }
 
   /** Stop speech synthesis. */
-  stopSpeaking(): void {
-    this.#reading = null;
+  stopSynthesis(): void {
+    this.#playback = null;
     if (this.buttons.length > 0) speechSynthesis.cancel();
   }
 
   /** Queue newly completed sentences of the response for speech synthesis. */
-  conversationChanged(): void {
+  onConversationChange(): void {
     if (!this.#recognizer) return;
-    const item = this.#lastResponse();
+    const item = this.#lastAssistantMessage();
     if (!item) return;
-    if (this.#reading?.id !== item.id) this.#reading = { id: item.id, queued: 0, spoken: 0 };
+    if (this.#playback?.id !== item.id) this.#playback = { id: item.id, queuedChars: 0, spokenChars: 0 };
     const text = textOf(item);
-    const running = this.#handler.conversation()?.running === true;
-    const rest = text.slice(this.#reading.queued);
+    const running = this.#handler.conversation()?.isResponding === true;
+    const rest = text.slice(this.#playback.queuedChars);
     const end = running ? lastSentenceEnd(rest) : rest.length;
-    if (end > 0) this.#speak(rest.slice(0, end), this.#reading);
+    if (end > 0) this.#speak(rest.slice(0, end), this.#playback);
   }
 
-  #listen(): void {
+  #startRecognition(): void {
     if (!this.#RecognizerClass) return;
     const recognizer = new this.#RecognizerClass();
     this.#recognizer = recognizer;
-    this.#reading = null;
-    const item = this.#lastResponse();
+    this.#playback = null;
+    const item = this.#lastAssistantMessage();
     // An earlier response is not read aloud.
-    if (item) this.#reading = { id: item.id, queued: textOf(item).length, spoken: Infinity };
+    if (item) this.#playback = { id: item.id, queuedChars: textOf(item).length, spokenChars: Infinity };
     recognizer.continuous = true;
     recognizer.interimResults = true;
     recognizer.lang = document.documentElement.lang;
@@ -117,7 +125,7 @@ export class Speech {
     recognizer.onerror = ({ error }) => {
       if (TRANSIENT_ERRORS.has(error)) return;
       this.stop();
-      this.#handler.failed(ERROR_MESSAGES[error] ?? `Speech recognition failed: ${error}.`);
+      this.#handler.recognitionFailed(ERROR_MESSAGES[error] ?? `Speech recognition failed: ${error}.`);
     };
     recognizer.onend = () => {
       if (recognizer === this.#recognizer) recognizer.start(); // browsers end recognition after a silence
@@ -131,47 +139,47 @@ export class Speech {
     const text = parts.map((part) => part[0]?.transcript ?? '').join('');
     if (!text.trim()) return;
     this.#bargeIn();
-    this.#handler.interim(text.trim());
-    if (parts.at(-1)?.isFinal) this.#handler.final();
+    this.#handler.interimTranscript(text.trim());
+    if (parts.at(-1)?.isFinal) this.#handler.finalTranscript();
   }
 
   /** Barge-in: the user talks over the response, which is truncated to the part read aloud. */
   #bargeIn(): void {
-    const reading = this.#reading;
+    const playback = this.#playback;
     const conversation = this.#handler.conversation();
-    const item = reading && conversation?.client.conversation.find(reading.id);
-    const unspoken = item && reading.spoken < textOf(item).length;
+    const item = playback && conversation?.client.conversation.findItem(playback.id);
+    const unspoken = item && playback.spokenChars < textOf(item).length;
     if (!conversation || !item) return;
-    if (!conversation.running && !(unspoken && speechSynthesis.speaking)) return;
-    const { spoken } = reading;
+    if (!conversation.isResponding && !(unspoken && speechSynthesis.speaking)) return;
+    const { spokenChars } = playback;
     speechSynthesis.cancel();
-    this.#reading = { id: item.id, queued: Infinity, spoken: Infinity };
-    void conversation.truncateToSpoken(item, spoken);
+    this.#playback = { id: item.id, queuedChars: Infinity, spokenChars: Infinity };
+    void conversation.truncateToSpoken(item, spokenChars);
   }
 
-  #speak(text: string, reading: { queued: number; spoken: number }): void {
-    const begin = reading.queued;
-    reading.queued += text.length;
+  #speak(text: string, playback: Playback): void {
+    const begin = playback.queuedChars;
+    playback.queuedChars += text.length;
     const utterance = new SpeechSynthesisUtterance(text);
     utterance.onboundary = ({ charIndex }) => {
-      reading.spoken = begin + charIndex;
+      playback.spokenChars = begin + charIndex;
     };
     utterance.onend = () => {
-      reading.spoken = Math.max(reading.spoken, begin + text.length);
+      playback.spokenChars = Math.max(playback.spokenChars, begin + text.length);
     };
     speechSynthesis.speak(utterance);
   }
 
-  #lastResponse(): Item | undefined {
+  #lastAssistantMessage(): Item | undefined {
     const items = this.#handler.conversation()?.client.conversation.items ?? [];
     return items.findLast((item) => item.type === 'message' && item.role === 'assistant');
   }
 
   #updateButtons(): void {
     for (const button of this.buttons) {
-      const on = this.#recognizer !== null;
-      button.classList.toggle('on', on);
-      button.setAttribute('aria-pressed', String(on));
+      const isOn = this.#recognizer !== null;
+      button.classList.toggle('on', isOn);
+      button.setAttribute('aria-pressed', String(isOn));
     }
   }
 }

@@ -2,10 +2,10 @@
 
 import type {
   ClientEvent,
-  Position,
-  Residency,
-  Response,
-  Saved,
+  ConversationJson,
+  KVResidency,
+  RealtimeResponse,
+  ResumePoint,
   SessionSettings,
 } from '../client/index.js';
 
@@ -19,7 +19,7 @@ export interface TurnMetrics {
   tokens: number;
   prefilled: number;
   reused: number;
-  residency: Residency | null;
+  residency: KVResidency | null;
 }
 
 /** A conversation as stored; its field names are part of the stored format. */
@@ -29,8 +29,9 @@ export interface StoredConversation {
   /** Id of the conversation it was branched from. */
   parent: string | null;
   updated: number;
-  position: Position | null;
-  saved: Saved;
+  /** Resume point of the session; null if it has none. */
+  position: ResumePoint | null;
+  saved: ConversationJson;
   settings: SessionSettings;
   model: string | null;
   metrics: TurnMetrics[];
@@ -38,9 +39,9 @@ export interface StoredConversation {
   pending: ClientEvent[];
 }
 
-const CONVERSATION_PREFIX = 'continuo.talk.';
-const INDEX = 'continuo.index';
-const SETTINGS = 'continuo.settings';
+const CONVERSATION_STORAGE_KEY_PREFIX = 'continuo.talk.';
+const INDEX_STORAGE_KEY = 'continuo.index';
+const SETTINGS_STORAGE_KEY = 'continuo.settings';
 /** Maximum number of stored conversations; the least recently updated is evicted first. */
 export const CONVERSATIONS_MAX = 50;
 
@@ -63,14 +64,14 @@ export function newConversation(parent: StoredConversation | null = null): Store
 
 /** Settings of new conversations. */
 export const defaultSettings = {
-  get: (): SessionSettings => read<SessionSettings>(SETTINGS) ?? {},
+  get: (): SessionSettings => readJson<SessionSettings>(SETTINGS_STORAGE_KEY) ?? {},
   set: (settings: SessionSettings): void => {
-    write(SETTINGS, settings);
+    writeJson(SETTINGS_STORAGE_KEY, settings);
   },
 };
 
 export function loadConversation(id: string): StoredConversation | null {
-  return read<StoredConversation>(CONVERSATION_PREFIX + id);
+  return readJson<StoredConversation>(CONVERSATION_STORAGE_KEY_PREFIX + id);
 }
 
 /** The part of a conversation that the sidebar shows. */
@@ -78,46 +79,46 @@ export type ConversationSummary = Pick<StoredConversation, 'id' | 'title' | 'par
 
 /** Returns all conversations, the most recently updated first. */
 export function listConversations(): ConversationSummary[] {
-  const index = read<Record<string, ConversationSummary>>(INDEX) ?? {};
+  const index = readJson<Record<string, ConversationSummary>>(INDEX_STORAGE_KEY) ?? {};
   return Object.values(index).sort((a, b) => b.updated - a.updated);
 }
 
 export function saveConversation(stored: StoredConversation): void {
   const turns = stored.saved.turns.map((turn) => ({ ...turn, response: withoutOutput(turn.response) }));
-  write(CONVERSATION_PREFIX + stored.id, { ...stored, saved: { ...stored.saved, turns } });
+  writeJson(CONVERSATION_STORAGE_KEY_PREFIX + stored.id, { ...stored, saved: { ...stored.saved, turns } });
   const { id, title, parent, updated } = stored;
   const others = listConversations().filter((one) => one.id !== id);
   for (const old of others.splice(CONVERSATIONS_MAX - 1)) {
-    localStorage.removeItem(CONVERSATION_PREFIX + old.id);
+    localStorage.removeItem(CONVERSATION_STORAGE_KEY_PREFIX + old.id);
   }
   writeIndex([{ id, title, parent, updated }, ...others]);
 }
 
 export function deleteConversation(id: string): void {
-  localStorage.removeItem(CONVERSATION_PREFIX + id);
+  localStorage.removeItem(CONVERSATION_STORAGE_KEY_PREFIX + id);
   writeIndex(listConversations().filter((one) => one.id !== id));
 }
 
 function writeIndex(summaries: ConversationSummary[]): void {
-  write(INDEX, Object.fromEntries(summaries.map((one) => [one.id, one])));
+  writeJson(INDEX_STORAGE_KEY, Object.fromEntries(summaries.map((one) => [one.id, one])));
 }
 
 /** Write a value. If the storage is full, evict the least recently updated conversations. */
-function write(name: string, value: unknown): void {
+function writeJson(name: string, value: unknown): void {
   const text = JSON.stringify(value);
   for (let attempt = 0; attempt < CONVERSATIONS_MAX; attempt += 1) {
     try {
       localStorage.setItem(name, text);
       return;
     } catch {
-      const oldest = listConversations().findLast((one) => CONVERSATION_PREFIX + one.id !== name);
+      const oldest = listConversations().findLast((one) => CONVERSATION_STORAGE_KEY_PREFIX + one.id !== name);
       if (!oldest) return;
-      localStorage.removeItem(CONVERSATION_PREFIX + oldest.id);
+      localStorage.removeItem(CONVERSATION_STORAGE_KEY_PREFIX + oldest.id);
     }
   }
 }
 
-function read<T>(name: string): T | null {
+function readJson<T>(name: string): T | null {
   try {
     return JSON.parse(localStorage.getItem(name) ?? 'null') as T | null;
   } catch {
@@ -126,6 +127,6 @@ function read<T>(name: string): T | null {
 }
 
 /** Returns a response without its output, which the conversation's items already contain. */
-function withoutOutput(response: Response): Response {
+function withoutOutput(response: RealtimeResponse): RealtimeResponse {
   return { ...response, output: [] };
 }

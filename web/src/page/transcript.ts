@@ -2,16 +2,16 @@
 
 import type { Item } from '../client/index.js';
 import type { ConversationController } from './conversation_controller.js';
-import { h, perFrame } from './dom.js';
+import { h, throttleToFrame } from './dom.js';
 import {
-  createView,
+  createItemView,
   type ItemView,
-  type MessageActions,
+  type MessageHandler,
   type MessageState,
   missingResponseView,
-  unsentView,
+  pendingMessageView,
 } from './message_view.js';
-import { endNote } from './response_status.js';
+import { incompleteNote } from './response_status.js';
 
 /** Distance from the end, in pixels, within which the transcript keeps scrolling with new text. */
 const NEAR_END_PX = 80;
@@ -21,60 +21,60 @@ const MESSAGES_PER_PAGE = 60;
 export class Transcript {
   readonly element = h('div', { class: 'transcript', role: 'log', 'aria-label': 'Conversation' });
   readonly #conversation: ConversationController;
-  readonly #actions: MessageActions;
+  readonly #handler: MessageHandler;
   readonly #scroller: HTMLElement;
   readonly #views = new Map<string, ItemView>();
-  readonly #earlier = h(
+  readonly #earlierButton = h(
     'button',
     { type: 'button', class: 'earlier', hidden: true, onclick: () => this.#showEarlier() },
     'Earlier messages',
   );
   readonly #tail = h('div', { class: 'tail' });
-  readonly #scheduleDraw = perFrame(() => {
+  readonly #scheduleDraw = throttleToFrame(() => {
     this.#draw();
   });
-  #dirty = new Set<string>();
+  #dirtyItemIds = new Set<string>();
   #allDirty = true;
-  #following = true;
+  #autoScroll = true;
   #shownCount = MESSAGES_PER_PAGE;
 
-  constructor(conversation: ConversationController, actions: MessageActions, scroller: HTMLElement) {
+  constructor(conversation: ConversationController, actions: MessageHandler, scroller: HTMLElement) {
     this.#conversation = conversation;
-    this.#actions = actions;
+    this.#handler = actions;
     this.#scroller = scroller;
-    this.element.append(this.#earlier, this.#tail);
+    this.element.append(this.#earlierButton, this.#tail);
     new IntersectionObserver(
       ([earlierEntry]) => {
-        if (earlierEntry?.isIntersecting && !this.#following) this.#showEarlier();
+        if (earlierEntry?.isIntersecting && !this.#autoScroll) this.#showEarlier();
       },
       { root: scroller, rootMargin: '400px' },
-    ).observe(this.#earlier);
-    conversation.client.onChange((change) => {
-      if (change.kind === 'item') this.#dirty.add(change.id);
+    ).observe(this.#earlierButton);
+    conversation.client.onConversationChange((change) => {
+      if (change.kind === 'item') this.#dirtyItemIds.add(change.id);
       else this.#allDirty = true;
       this.#scheduleDraw();
     });
     scroller.addEventListener('scroll', () => {
       const { scrollTop, scrollHeight, clientHeight } = scroller;
-      this.#following = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+      this.#autoScroll = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
     });
   }
 
   /** Schedule a full redraw. */
-  draw(): void {
+  redraw(): void {
     this.#allDirty = true;
     this.#scheduleDraw();
   }
 
   /** Scroll to the end, and stay there as text arrives. */
   scrollToEnd(): void {
-    this.#following = true;
+    this.#autoScroll = true;
     this.#scheduleDraw();
   }
 
   /** Draw earlier messages without moving those in view. */
   #showEarlier(): void {
-    if (this.#earlier.hidden) return;
+    if (this.#earlierButton.hidden) return;
     this.#shownCount += MESSAGES_PER_PAGE;
     const { scrollHeight, scrollTop } = this.#scroller;
     this.#drawAll();
@@ -83,20 +83,20 @@ export class Transcript {
 
   #draw(): void {
     if (this.#allDirty) this.#drawAll();
-    else for (const id of this.#dirty) this.#drawOne(id);
+    else for (const id of this.#dirtyItemIds) this.#drawOne(id);
     this.#allDirty = false;
-    this.#dirty = new Set();
-    if (this.#following) this.#scroller.scrollTop = this.#scroller.scrollHeight;
+    this.#dirtyItemIds = new Set();
+    if (this.#autoScroll) this.#scroller.scrollTop = this.#scroller.scrollHeight;
   }
 
   #drawAll(): void {
     const { items } = this.#conversation.client.conversation;
     const messages = items.filter((item) => item.type !== 'function_call_output');
     const shown = messages.slice(-this.#shownCount);
-    this.#earlier.hidden = shown.length === messages.length;
-    const wanted = new Set(shown.map((item) => item.id));
+    this.#earlierButton.hidden = shown.length === messages.length;
+    const shownIds = new Set(shown.map((item) => item.id));
     for (const [id, view] of this.#views) {
-      if (wanted.has(id)) continue;
+      if (shownIds.has(id)) continue;
       view.element.remove();
       this.#views.delete(id);
     }
@@ -107,7 +107,7 @@ export class Transcript {
     );
     let before: Node = this.#tail;
     for (const item of shown.toReversed()) {
-      const view = this.#views.get(item.id) ?? createView(item, this.#actions);
+      const view = this.#views.get(item.id) ?? createItemView(item, this.#handler);
       this.#views.set(item.id, view);
       view.element.dataset.id = item.id;
       view.draw(item, this.#stateOf(item, outputs, item === shown.at(-1)));
@@ -119,32 +119,38 @@ export class Transcript {
 
   #drawOne(id: string): void {
     const { items } = this.#conversation.client.conversation;
-    const item = this.#conversation.client.conversation.find(id);
+    const item = this.#conversation.client.conversation.findItem(id);
     const view = this.#views.get(id);
     if (item && view) view.draw(item, this.#stateOf(item, new Map(), item === items.at(-1)));
   }
 
-  #stateOf(item: Item, outputs: Map<string, string>, last: boolean): MessageState {
+  #stateOf(item: Item, outputs: Map<string, string>, isLast: boolean): MessageState {
     const { conversation } = this.#conversation.client;
-    const running = conversation.running;
-    const open = running?.items.includes(item.id) === true && item.status !== 'completed';
-    const turn = open ? undefined : conversation.turnOf(item.id);
+    const activeTurn = conversation.activeTurn;
+    const isGenerating = activeTurn?.items.includes(item.id) === true && item.status !== 'completed';
+    const turn = isGenerating ? undefined : conversation.turnOf(item.id);
     const isResponse = turn && item.type === 'message' && item.role === 'assistant';
     const metrics = isResponse ? this.#conversation.metricsOf(turn.id) : undefined;
-    const note = !open && item.status === 'incomplete' ? endNote(turn) : '';
+    const note = !isGenerating && item.status === 'incomplete' ? incompleteNote(turn) : '';
     const output = item.type === 'function_call' ? (outputs.get(item.call_id) ?? null) : null;
-    return { open, metrics: metrics ?? null, last: last && !open, endNote: note, output };
+    return {
+      isGenerating,
+      metrics: metrics ?? null,
+      isLast: isLast && !isGenerating,
+      incompleteNote: note,
+      output,
+    };
   }
 
   /** Returns what is drawn below the last message: unacknowledged messages, a pending response, or why
    * the response is missing. */
   #tailNodes(): Node[] {
-    const nodes: Node[] = this.#conversation.unsent.map(unsentView);
-    const { running } = this.#conversation.client.conversation;
-    if (running?.items.length === 0) {
+    const nodes: Node[] = this.#conversation.pendingMessages.map(pendingMessageView);
+    const { activeTurn } = this.#conversation.client.conversation;
+    if (activeTurn?.items.length === 0) {
       nodes.push(h('p', { class: 'pending', 'aria-label': 'Generating a response' }));
     }
-    if (this.#conversation.interrupted) {
+    if (this.#conversation.isInterrupted) {
       const text = 'The model is restarting. The response will continue from here.';
       nodes.push(h('p', { class: 'interrupted note', role: 'status' }, text));
     }

@@ -1,6 +1,6 @@
 /** Client-side latency of a turn: from the request to its first and last tokens. */
 
-import type { Response, ServerEvent } from '../client/index.js';
+import type { RealtimeResponse, ServerEvent } from '../client/index.js';
 import type { TurnMetrics } from './storage.js';
 
 export class TurnTiming {
@@ -31,19 +31,19 @@ export class TurnTiming {
     }
   }
 
-  #takeMetrics({ id, usage }: Response): TurnMetrics | null {
+  #takeMetrics({ id, usage }: RealtimeResponse): TurnMetrics | null {
     const requestedAt = this.#requestedAt;
     const firstTokenAt = this.#firstTokenAt;
     const generation_ms = this.#lastTokenAt - firstTokenAt;
     this.#requestedAt = this.#firstTokenAt = 0;
     const tokens = usage?.output_tokens ?? 0;
     if (!usage || !tokens) return null;
-    const timed = requestedAt > 0 && firstTokenAt > 0;
+    const isTimed = requestedAt > 0 && firstTokenAt > 0;
     const reused = usage.input_token_details.cached_tokens;
     return {
       id,
-      ttft: timed ? firstTokenAt - requestedAt : null,
-      itl: timed && generation_ms > 0 && tokens > 1 ? generation_ms / (tokens - 1) : null,
+      ttft: isTimed ? firstTokenAt - requestedAt : null,
+      itl: isTimed && generation_ms > 0 && tokens > 1 ? generation_ms / (tokens - 1) : null,
       tokens,
       prefilled: usage.input_tokens - reused,
       reused,

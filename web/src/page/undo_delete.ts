@@ -16,9 +16,9 @@ const IN_USE_RETRY_MS = 1000;
 
 export interface UndoDeleteHandler {
   /** Returns whether the pointer or the focus is on the conversation's row, which delays the deletion. */
-  inUse(id: string): boolean;
+  isRowInUse(id: string): boolean;
   /** A deletion has become permanent. */
-  deleted(): void;
+  deletedPermanently(): void;
 }
 
 interface DeletedConversation {
@@ -60,7 +60,7 @@ export class UndoDelete {
   #schedule(id: string, ms: number): ReturnType<typeof setTimeout> {
     return setTimeout(() => {
       const entry = this.#deleted.get(id);
-      if (entry && this.#handler.inUse(id)) entry.timer = this.#schedule(id, IN_USE_RETRY_MS);
+      if (entry && this.#handler.isRowInUse(id)) entry.timer = this.#schedule(id, IN_USE_RETRY_MS);
       else this.#deletePermanently(id);
     }, ms);
   }
@@ -73,6 +73,6 @@ export class UndoDelete {
     const session = entry.stored.position?.sessionId;
     // If the server cannot be reached, the session expires there by itself.
     if (session !== undefined) void deleteSession(session).catch(() => undefined);
-    this.#handler.deleted();
+    this.#handler.deletedPermanently();
   }
 }

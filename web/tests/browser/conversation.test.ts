@@ -143,7 +143,7 @@ it('undoes a deletion, with the keyboard alone', async () => {
   await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual(['My name is Zorban.']);
   await chat.waitForConnection();
   expect(await chat.sendAndWait('What is my name?')).toContain('Zorban');
-  expect(chat.wire.resumed).toEqual(['exact']);
+  expect(chat.wire.resumeOutcomes).toEqual(['exact']);
 });
 
 it('deletes a conversation in the browser and on the server once undo has expired', async () => {
@@ -152,7 +152,7 @@ it('deletes a conversation in the browser and on the server once undo has expire
   const sessions = (): string[] => chat.wire.receivedOf('session.created').map(({ session }) => session.id);
   const statusOf = async (id: string): Promise<number> =>
     (await fetch(`${server.url}v1/realtime/sessions/${id}`)).status;
-  const sayAndDelete = async (): Promise<string> => {
+  const sendAndDelete = async (): Promise<string> => {
     const id = sessions().at(-1) ?? '';
     await chat.sendAndWait('What is 3 plus 4?');
     await page.locator('.conversations li').hover();
@@ -165,7 +165,7 @@ it('deletes a conversation in the browser and on the server once undo has expire
   };
 
   await page.clock.install();
-  const expired = await sayAndDelete();
+  const expired = await sendAndDelete();
   await page.clock.fastForward(15_000);
   await undoButton.waitFor(); // because the pointer is on its row
   expect(await statusOf(expired)).toBe(200);
@@ -174,7 +174,7 @@ it('deletes a conversation in the browser and on the server once undo has expire
   await expect.poll(() => undoButton.count()).toBe(0);
   await expect.poll(() => statusOf(expired)).toBe(404);
 
-  const abandoned = await sayAndDelete();
+  const abandoned = await sendAndDelete();
   await page.reload();
   await expect.poll(() => statusOf(abandoned)).toBe(404);
   await chat.waitForConnection();

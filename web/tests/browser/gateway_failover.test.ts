@@ -29,7 +29,7 @@ describe.skipIf(!redis)(`two gateways${redis ? '' : ' (redis-server is not insta
     await chat.banner.getByText('Nothing was lost.').waitFor();
     expect(await chat.waitForResponse()).toBe(expected);
     expect(chat.wire.sentOf('response.create')).toHaveLength(1);
-    expect(chat.wire.resumed).toEqual(['exact']);
+    expect(chat.wire.resumeOutcomes).toEqual(['exact']);
     expect(await chat.sendAndWait('What is 3 plus 4?')).toContain('7');
     expect(chat.consoleErrors).toEqual([]);
     await chat.close();

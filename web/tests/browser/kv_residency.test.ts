@@ -20,14 +20,14 @@ afterAll(async () => {
   await server.stop();
 });
 
-function fact(chat: ChatPage, name: string): Locator {
+function statOf(chat: ChatPage, name: string): Locator {
   return chat.page.locator('.panel .facts > div', { hasText: name }).locator('dd');
 }
 
 const TOKENS = /^[1-9][\d,]* tokens$/;
 
-async function expectNone(chat: ChatPage, place: string): Promise<void> {
-  await fact(chat, place).getByText('none', { exact: true }).waitFor();
+async function expectNoTokens(chat: ChatPage, place: string): Promise<void> {
+  await statOf(chat, place).getByText('none', { exact: true }).waitFor();
 }
 
 /** Expect the server and the panel to report `residency` for the last turn. */
@@ -35,7 +35,7 @@ async function expectLastTurn(chat: ChatPage, residency: string, text: string, c
   const residencyOf = (): string | undefined =>
     chat.wire.receivedOf('response.done').at(-1)?.response.usage?.residency;
   await expect.poll(residencyOf).toBe(residency);
-  await fact(chat, 'At the last turn').getByText(text, { exact: true }).waitFor();
+  await statOf(chat, 'At the last turn').getByText(text, { exact: true }).waitFor();
   await chat.page.locator('.chart .caption').last().getByText(caption).waitFor();
 }
 
@@ -47,21 +47,21 @@ async function longConversation(word: string): Promise<ChatPage> {
   await chat.input.press('Enter');
   await chat.page.locator('.message.assistant').waitFor();
   await chat.waitForResponse();
-  await fact(chat, 'On the device').getByText(/^[\d,]{3,} of [\d,]{3,} tokens$/).waitFor();
-  for (const place of ['In host memory', 'To be recomputed']) await expectNone(chat, place);
+  await statOf(chat, 'On the device').getByText(/^[\d,]{3,} of [\d,]{3,} tokens$/).waitFor();
+  for (const place of ['In host memory', 'To be recomputed']) await expectNoTokens(chat, place);
   return chat;
 }
 
 it('shows KV that other conversations have displaced', async () => {
   const first = await longConversation('apple');
   const second = await longConversation('river');
-  await fact(first, 'In host memory').getByText(TOKENS).waitFor();
-  await expectNone(first, 'To be recomputed');
+  await statOf(first, 'In host memory').getByText(TOKENS).waitFor();
+  await expectNoTokens(first, 'To be recomputed');
   const third = await longConversation('tiger');
-  await fact(second, 'In host memory').getByText(TOKENS).waitFor();
-  await expectNone(second, 'To be recomputed');
-  await fact(first, 'To be recomputed').getByText(TOKENS).waitFor();
-  await expectNone(first, 'In host memory');
+  await statOf(second, 'In host memory').getByText(TOKENS).waitFor();
+  await expectNoTokens(second, 'To be recomputed');
+  await statOf(first, 'To be recomputed').getByText(TOKENS).waitFor();
+  await expectNoTokens(first, 'In host memory');
   for (const chat of [first, second]) {
     const bar = chat.page.locator('.panel .bar.kv');
     await expect.poll(() => bar.getAttribute('aria-label')).toMatch(/^Tokens: [\d,]+ on the device, /);
@@ -73,7 +73,7 @@ it('shows KV that other conversations have displaced', async () => {
   ]) {
     await chat.sendAndWait('What is 3 plus 4?');
     await expectLastTurn(chat, residency, text, new RegExp(`^Turn 2: .* reused; KV ${text}$`));
-    await expectNone(chat, place);
+    await expectNoTokens(chat, place);
     await chat.sendAndWait('What is 2 plus 2?');
     await expectLastTurn(chat, 'hot', 'already on device', /^Turn 3: [\d,]+ prefilled, [\d,]+ reused$/);
   }

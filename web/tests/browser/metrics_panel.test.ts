@@ -24,7 +24,7 @@ it('shows the latency and tokens of each turn, KV usage, and server status', asy
   const chat = await ChatPage.open(browser, url);
   await chat.limitResponseTokens(20);
   const { page, wire } = chat;
-  const fact = (name: string) => page.locator('.panel .facts > div', { hasText: name }).locator('dd');
+  const statOf = (name: string) => page.locator('.panel .facts > div', { hasText: name }).locator('dd');
   const [latency, tokens] = [page.locator('.chart').first(), page.locator('.chart').last()];
   await expect.poll(() => latency.innerText()).toContain('No turns yet.');
 
@@ -51,18 +51,18 @@ it('shows the latency and tokens of each turn, KV usage, and server status', asy
   await expect.poll(() => usage.getAttribute('title')).toMatch(/20 tokens; \d+ prefilled, \d+ reused from the KV cache/);
 
   expect(wire.receivedOf('response.done').at(-1)?.response.usage?.residency).toBe('hot');
-  await fact('At the last turn').getByText('already on device').waitFor();
-  await fact('On the device').getByText(/^\d+ of \d+ tokens$/).waitFor();
-  await fact('In host memory').getByText('none').waitFor();
+  await statOf('At the last turn').getByText('already on device').waitFor();
+  await statOf('On the device').getByText(/^\d+ of \d+ tokens$/).waitFor();
+  await statOf('In host memory').getByText('none').waitFor();
   await page.locator('.panel .facts dd', { hasText: /^[\d,]+ of 1,024 free$/ }).waitFor();
   await expect.poll(() => page.locator('.panel .pages').getAttribute('aria-label')).toMatch(/Pages: [1-9]\d* leased/);
 
   await chat.limitResponseTokens(1000);
   await chat.send('And now?');
-  await fact('Active turns').getByText('1', { exact: true }).waitFor();
-  await fact('Queued turns').getByText('0', { exact: true }).waitFor();
+  await statOf('Active turns').getByText('1', { exact: true }).waitFor();
+  await statOf('Queued turns').getByText('0', { exact: true }).waitFor();
   await page.keyboard.press('Escape');
-  await fact('Active turns').getByText('0', { exact: true }).waitFor();
+  await statOf('Active turns').getByText('0', { exact: true }).waitFor();
   expect(chat.consoleErrors).toEqual([]);
   await chat.close();
 });

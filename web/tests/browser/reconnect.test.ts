@@ -37,8 +37,8 @@ async function expectResumed(): Promise<void> {
   expect(wire.sentOf('response.create')).toHaveLength(1);
   expect(new Set(wire.receivedOf('response.created').map(({ response }) => response.id)).size).toBe(1);
   expect(wire.receivedOf('session.created')).toHaveLength(1);
-  expect(wire.resumed.length).toBeGreaterThan(0);
-  expect(new Set(wire.resumed)).toEqual(new Set(['exact']));
+  expect(wire.resumeOutcomes.length).toBeGreaterThan(0);
+  expect(new Set(wire.resumeOutcomes)).toEqual(new Set(['exact']));
   expect(await chat.sendAndWait('What is 3 plus 4?')).toContain('7');
   expect(chat.consoleErrors).toEqual([]);
 }

@@ -26,7 +26,7 @@ async function screenshot(chat: ChatPage, name: string): Promise<void> {
   await chat.page.screenshot({ path: `${FOLDER}${name}.png` });
 }
 
-async function converse(chat: ChatPage): Promise<void> {
+async function sendExampleMessages(chat: ChatPage): Promise<void> {
   await chat.sendAndWait('My name is Zorban and I live in Quiltown.');
   await chat.sendAndWait('What is 3 plus 4?');
   await chat.sendAndWait('Count from one to ten.');
@@ -38,7 +38,7 @@ it.each(['light', 'dark'] as const)('a conversation, %s', async (colorScheme) =>
   const chat = await ChatPage.open(browser, server.url, { ...LARGE, colorScheme });
   await chat.waitForConnection();
   await screenshot(chat, `welcome-${colorScheme}`);
-  await converse(chat);
+  await sendExampleMessages(chat);
   const response = chat.page.locator('.message.assistant').nth(2);
   await response.hover();
   await response.getByLabel('Branch from here').click();
@@ -78,7 +78,7 @@ it('a lost server, on a small screen', async () => {
   const small = { viewport: { width: 390, height: 760 }, colorScheme: 'dark' as const };
   const chat = await ChatPage.open(browser, server.url, small);
   await chat.waitForConnection();
-  await converse(chat);
+  await sendExampleMessages(chat);
   await chat.send('Tell me a short story.');
   await chat.waitForCharacters(20);
   await server.kill();

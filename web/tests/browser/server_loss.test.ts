@@ -11,7 +11,7 @@ afterAll(async () => {
   await browser.close();
 });
 
-it('rebuilds the conversation after its session has expired', async () => {
+it('rehydrates the conversation after its session has expired', async () => {
   const server = await Server.start(['--resume-window-s', '1']);
   onTestFinished(() => server.stop());
   const chat = await ChatPage.open(browser, server.url);

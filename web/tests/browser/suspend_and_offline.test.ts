@@ -43,8 +43,8 @@ it.each([
   await expect.poll(() => chat.input.inputValue()).toBe('typed before');
   expect(chat.wire.sentOf('response.create')).toHaveLength(1);
   expect(chat.wire.receivedOf('session.created')).toHaveLength(1);
-  expect(chat.wire.resumed.filter((how) => how !== 'exact')).toEqual([]);
-  if (silent) expect(chat.wire.resumed).toContain('exact');
+  expect(chat.wire.resumeOutcomes.filter((how) => how !== 'exact')).toEqual([]);
+  if (silent) expect(chat.wire.resumeOutcomes).toContain('exact');
   expect(chat.consoleErrors).toEqual([]);
   await chat.close();
 });

@@ -25,7 +25,7 @@ export class WebSocketLog {
   }
 
   /** How each reconnect was resumed. */
-  get resumed(): string[] {
+  get resumeOutcomes(): string[] {
     return this.receivedOf('session.updated').flatMap(({ session }) => session.resume?.resumed ?? []);
   }
 }

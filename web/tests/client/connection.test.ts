@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { Ended, Refused, type ConnectionState } from '../../src/client/index.js';
+import { ConnectionClosedError, EventRefusedError, type ConnectionState } from '../../src/client/index.js';
 import { waitForEvent, waitForPhase, ScriptedServer } from './scripted_server.js';
 
 let server: ScriptedServer;
@@ -12,16 +12,16 @@ afterEach(() => {
 
 describe('a connection', () => {
   it('names the model, sends its key, and configures the session first', async () => {
-    const client = server.client({
+    const client = server.createClient({
       model: 'demo',
       session: { instructions: 'Be brief.' },
-      credentials: () => Promise.resolve('ek_1'),
+      getApiKey: () => Promise.resolve('ek_1'),
     });
-    client.say('sent before the connection was open');
+    client.sendUserMessage('sent before the connection was open');
     const connection = await server.accept();
     expect(connection.query.get('model')).toBe('demo');
     expect(connection.protocols).toEqual(['realtime', 'openai-insecure-api-key.ek_1']);
-    connection.created();
+    connection.sendSessionCreated();
     const update = await connection.receive('session.update');
     expect(update.session).toEqual({ type: 'realtime', instructions: 'Be brief.' });
     await connection.receive('conversation.item.create');
@@ -29,28 +29,28 @@ describe('a connection', () => {
 
   it('reports its state', async () => {
     const states: ConnectionState['phase'][] = [];
-    const client = server.client();
+    const client = server.createClient();
     client.state.subscribe(({ phase }) => states.push(phase));
-    (await server.accept()).created();
+    (await server.accept()).sendSessionCreated();
     await waitForPhase(client, 'open');
     expect(states).toEqual(['open']);
-    client.drop('a test');
+    client.reconnect('a test');
     expect(client.state.value).toMatchObject({ phase: 'waiting', attempt: 1, reason: 'a test' });
   });
 
   it.each([1001, 1011, 1012, 1013])('reconnects after close code %i', async (code) => {
-    const { client, connection } = await server.connectedClient();
+    const { client, connection } = await server.createConnectedClient();
     connection.socket.close(code);
     const reconnected = await server.accept();
     expect(reconnected.query.get('session_id')).toBe('sess_1');
     await reconnected.acceptResume('exact');
-    expect(await waitForPhase(client, 'open')).toMatchObject({ begun: 'exact', kv: 'hot' });
+    expect(await waitForPhase(client, 'open')).toMatchObject({ resumeOutcome: 'exact', kv: 'hot' });
   });
 
   it('resumes after a loss with its last event id and its newest token', async () => {
-    const client = server.client();
+    const client = server.createClient();
     const connection = await server.accept();
-    connection.created('sess_1', { resume: { session_id: 'sess_1', token: 'one' } });
+    connection.sendSessionCreated('sess_1', { resume: { session_id: 'sess_1', token: 'one' } });
     connection.send('rate_limits.updated', { event_id: 'last', rate_limits: [] });
     await waitForEvent(client, 'rate_limits.updated');
     connection.terminate();
@@ -64,14 +64,14 @@ describe('a connection', () => {
   });
 
   it('forks another session with that session’s token', async () => {
-    const client = server.client({ fork: { session: 'sess_0', at: 'item_3', token: 'zero' } });
+    const client = server.createClient({ fork: { sessionId: 'sess_0', itemId: 'item_3', token: 'zero' } });
     const connection = await server.accept();
     expect(Object.fromEntries(connection.query)).toEqual({
       fork: 'sess_0',
       at: 'item_3',
       resume_token: 'zero',
     });
-    connection.created('sess_1', { resume: { session_id: 'sess_1', token: 'one' } });
+    connection.sendSessionCreated('sess_1', { resume: { session_id: 'sess_1', token: 'one' } });
     await waitForPhase(client, 'open');
     connection.terminate();
     const reconnected = await server.accept();
@@ -80,52 +80,52 @@ describe('a connection', () => {
   });
 
   it.each([4001, 4003, 1008, 1000])('does not reconnect after close code %i', async (code) => {
-    const { client, connection } = await server.connectedClient();
-    const receipt = client.say('never acknowledged');
+    const { client, connection } = await server.createConnectedClient();
+    const receipt = client.sendUserMessage('never acknowledged');
     connection.socket.close(code, 'because');
-    const { error } = await waitForPhase(client, 'ended');
+    const { error } = await waitForPhase(client, 'closed');
     expect(error).toMatchObject({ code: `close_${code}`, message: 'because' });
-    await expect(receipt.acknowledged).rejects.toBeInstanceOf(Ended);
-    expect(client.pending).toMatchObject([{ event_id: receipt.eventId }]);
-    expect(() => client.say('more')).toThrow(Ended);
+    await expect(receipt.acknowledged).rejects.toBeInstanceOf(ConnectionClosedError);
+    expect(client.pendingEvents).toMatchObject([{ event_id: receipt.eventId }]);
+    expect(() => client.sendUserMessage('more')).toThrow(ConnectionClosedError);
   });
 
-  it('ends when no key can be obtained', async () => {
-    const client = server.client({
-      credentials: () => Promise.reject(new Ended('invalid_api_key', 'The key is wrong.')),
+  it('closes when no key can be obtained', async () => {
+    const client = server.createClient({
+      getApiKey: () => Promise.reject(new ConnectionClosedError('invalid_api_key', 'The key is wrong.')),
     });
-    expect((await waitForPhase(client, 'ended')).error.code).toBe('invalid_api_key');
+    expect((await waitForPhase(client, 'closed')).error.code).toBe('invalid_api_key');
   });
 
   it('retries when fetching the key has failed', async () => {
     let attempts = 0;
-    const client = server.client({
-      credentials: () =>
+    const client = server.createClient({
+      getApiKey: () =>
         ++attempts < 3 ? Promise.reject(new Error('no network')) : Promise.resolve('ek_1'),
     });
-    (await server.accept()).created();
+    (await server.accept()).sendSessionCreated();
     await waitForPhase(client, 'open');
     expect(attempts).toBe(3);
   });
 
   it('reconnects if the server does not acknowledge in time', async () => {
-    const { client, connection } = await server.connectedClient({ ackTimeout_ms: 50 });
-    const sent = client.say('hello');
+    const { client, connection } = await server.createConnectedClient({ ackTimeout_ms: 50 });
+    const sent = client.sendUserMessage('hello');
     expect((await connection.receive('conversation.item.create')).event_id).toBe(sent.eventId);
     const reconnected = await server.accept();
     await reconnected.acceptResume('exact');
     expect((await reconnected.receive('conversation.item.create')).event_id).toBe(sent.eventId);
   });
 
-  it('detects a dead server with a check', async () => {
-    const { client, connection } = await server.connectedClient();
-    client.check(10);
+  it('detects a dead server with a liveness check', async () => {
+    const { client, connection } = await server.createConnectedClient();
+    client.checkLiveness(10);
     await connection.receive('session.update');
     expect((await waitForPhase(client, 'waiting')).reason).toBe('the server does not respond');
   });
 
   it('reconnects after a malformed frame', async () => {
-    const { client, connection } = await server.connectedClient();
+    const { client, connection } = await server.createConnectedClient();
     connection.socket.send('{');
     await (await server.accept()).acceptResume('exact');
     await waitForPhase(client, 'open');
@@ -135,32 +135,32 @@ describe('a connection', () => {
 
 describe('a sent event', () => {
   it('is acknowledged or refused individually', async () => {
-    const { client, connection } = await server.connectedClient();
-    const good = client.say('hello');
-    const bad = client.update({ temperature: 9 });
+    const { client, connection } = await server.createConnectedClient();
+    const good = client.sendUserMessage('hello');
+    const bad = client.updateSession({ temperature: 9 });
     const { item } = await connection.receive('conversation.item.create');
-    connection.itemAdded(item);
+    connection.sendItemAdded(item);
     expect(await good.acknowledged).toMatchObject({ type: 'conversation.item.added' });
     const event_id = (await connection.receive('session.update')).event_id;
     const error = { type: 'x', code: 'decimal_above_max_value', message: 'no', param: 'p', event_id };
     connection.send('error', { error });
-    await expect(bad.acknowledged).rejects.toBeInstanceOf(Refused);
-    expect(client.pending).toEqual([]);
+    await expect(bad.acknowledged).rejects.toBeInstanceOf(EventRefusedError);
+    expect(client.pendingEvents).toEqual([]);
     expect(client.state.value.phase).toBe('open');
   });
 
   it('is sent again in order with the same id, only if unacknowledged', async () => {
-    const { client, connection } = await server.connectedClient();
-    client.say('acknowledged');
-    connection.itemAdded((await connection.receive('conversation.item.create')).item);
+    const { client, connection } = await server.createConnectedClient();
+    client.sendUserMessage('acknowledged');
+    connection.sendItemAdded((await connection.receive('conversation.item.create')).item);
     await waitForEvent(client, 'conversation.item.added');
-    const second = client.say('lost');
-    const responseRequest = client.respond();
+    const second = client.sendUserMessage('lost');
+    const responseRequest = client.createResponse();
     await connection.receive('conversation.item.create');
     await connection.receive('response.create');
     connection.terminate();
     await waitForPhase(client, 'waiting');
-    const third = client.say('sent while disconnected');
+    const third = client.sendUserMessage('sent while disconnected');
     const reconnected = await server.accept();
     await reconnected.acceptResume('exact');
     expect((await reconnected.receive('conversation.item.create')).event_id).toBe(second.eventId);
@@ -169,23 +169,23 @@ describe('a sent event', () => {
   });
 
   it('is not sent again if a missed event acknowledges it', async () => {
-    const { client, connection } = await server.connectedClient();
-    const receipt = client.say('applied, but the acknowledgement was lost');
+    const { client, connection } = await server.createConnectedClient();
+    const receipt = client.sendUserMessage('applied, but the acknowledgement was lost');
     const { item } = await connection.receive('conversation.item.create');
     connection.terminate();
     const reconnected = await server.accept();
     await reconnected.acceptResume('exact', {}, () => {
-      reconnected.itemAdded(item);
+      reconnected.sendItemAdded(item);
     });
     await receipt.acknowledged;
-    const next = client.say('next');
+    const next = client.sendUserMessage('next');
     expect((await reconnected.receive('conversation.item.create')).event_id).toBe(next.eventId);
   });
 
   it('requests a response again that a snapshot does not contain', async () => {
-    const { client, connection } = await server.connectedClient();
+    const { client, connection } = await server.createConnectedClient();
     const userMessage = { id: 'u', type: 'message', role: 'user', content: [] };
-    connection.itemAdded(userMessage);
+    connection.sendItemAdded(userMessage);
     connection.send('response.created', {
       response: { id: 'resp_1', status: 'in_progress', output: [], conversation_id: 'c' },
     });
@@ -193,40 +193,40 @@ describe('a sent event', () => {
     connection.terminate();
     const reconnected = await server.accept();
     await reconnected.acceptResume('snapshot', {}, () => {
-      reconnected.itemAdded(userMessage);
+      reconnected.sendItemAdded(userMessage);
     });
     await reconnected.receive('response.create');
   });
 
   it('is not acknowledged by a response already announced', async () => {
-    const { client, connection } = await server.connectedClient();
+    const { client, connection } = await server.createConnectedClient();
     const response = { id: 'resp_1', status: 'in_progress', output: [], conversation_id: 'c' };
-    client.respond();
+    client.createResponse();
     await connection.receive('response.create');
     connection.send('response.created', { response });
     await waitForEvent(client, 'response.created');
-    const second = client.respond();
+    const second = client.createResponse();
     await connection.receive('response.create');
     connection.send('response.created', { response });
     await waitForEvent(client, 'response.created');
-    expect(client.pending.map((event) => event.event_id)).toEqual([second.eventId]);
+    expect(client.pendingEvents.map((event) => event.event_id)).toEqual([second.eventId]);
   });
 
   it('is refused if its frame would be too large, without closing the connection', async () => {
-    const { client, connection } = await server.connectedClient({ frameMax_bytes: 1000 });
-    const refused = { name: 'Refused', code: 'frame_too_large' };
-    await expect(client.say('x'.repeat(1000)).acknowledged).rejects.toMatchObject(refused);
-    await expect(client.say('😀'.repeat(300)).acknowledged).rejects.toMatchObject(refused);
-    client.say('x'.repeat(700));
+    const { client, connection } = await server.createConnectedClient({ frameMax_bytes: 1000 });
+    const refused = { name: 'EventRefusedError', code: 'frame_too_large' };
+    await expect(client.sendUserMessage('x'.repeat(1000)).acknowledged).rejects.toMatchObject(refused);
+    await expect(client.sendUserMessage('😀'.repeat(300)).acknowledged).rejects.toMatchObject(refused);
+    client.sendUserMessage('x'.repeat(700));
     await connection.receive('conversation.item.create');
     expect(client.state.value.phase).toBe('open');
   });
 
   it('is refused beyond the queue limit', async () => {
-    const { client } = await server.connectedClient({ pendingMax: 2 });
-    client.say('1');
-    client.say('2');
-    expect(() => client.say('3')).toThrow(RangeError);
+    const { client } = await server.createConnectedClient({ pendingEventsMax: 2 });
+    client.sendUserMessage('1');
+    client.sendUserMessage('2');
+    expect(() => client.sendUserMessage('3')).toThrow(RangeError);
   });
 });
 
@@ -238,14 +238,14 @@ describe('a session that the server has lost', () => {
     content: [{ type: role === 'user' ? 'input_text' : 'output_text', text }],
   });
 
-  it('is rebuilt with its settings, and an unfinished response is requested again', async () => {
-    const { client, connection } = await server.connectedClient();
+  it('is rehydrated with its settings, and an unfinished response is requested again', async () => {
+    const { client, connection } = await server.createConnectedClient();
     connection.send('session.updated', {
       session: { id: 'sess_1', model: 'm', instructions: 'Be brief.', temperature: 0.5 },
     });
-    connection.itemAdded(message('a', 'user', 'hi'));
-    connection.itemAdded(message('b', 'assistant', 'hello'), 'a');
-    connection.itemAdded(message('c', 'user', 'a story'), 'b');
+    connection.sendItemAdded(message('a', 'user', 'hi'));
+    connection.sendItemAdded(message('b', 'assistant', 'hello'), 'a');
+    connection.sendItemAdded(message('c', 'user', 'a story'), 'b');
     connection.send('response.created', {
       response: { id: 'resp_1', status: 'in_progress', output: [], conversation_id: 'x' },
     });
@@ -253,12 +253,12 @@ describe('a session that the server has lost', () => {
       response_id: 'resp_1',
       item: message('d', 'assistant', ''),
     });
-    connection.itemAdded(message('d', 'assistant', 'Once'), 'c');
+    connection.sendItemAdded(message('d', 'assistant', 'Once'), 'c');
     connection.send('rate_limits.updated');
     await waitForEvent(client, 'rate_limits.updated');
     connection.terminate();
     await waitForPhase(client, 'waiting');
-    client.say('later');
+    client.sendUserMessage('later');
 
     const expiredConnection = await server.accept();
     expiredConnection.send('error', {
@@ -268,8 +268,8 @@ describe('a session that the server has lost', () => {
 
     const fresh = await server.accept();
     expect(fresh.query.has('session_id')).toBe(false);
-    fresh.created('sess_2');
-    expect(await waitForPhase(client, 'open')).toMatchObject({ begun: 'rebuilt' });
+    fresh.sendSessionCreated('sess_2');
+    expect(await waitForPhase(client, 'open')).toMatchObject({ resumeOutcome: 'rehydrated' });
     expect((await fresh.receive('session.update')).session).toMatchObject({
       instructions: 'Be brief.',
       temperature: 0.5,
@@ -280,24 +280,24 @@ describe('a session that the server has lost', () => {
     await fresh.receive('response.create');
     const later = (await fresh.receive('conversation.item.create')).item;
     expect(later).toMatchObject({ content: [{ text: 'later' }] });
-    expect(client.position?.sessionId).toBe('sess_2');
+    expect(client.resumePoint?.sessionId).toBe('sess_2');
   });
 
-  it('is rebuilt on a server that does not support resume', async () => {
-    const { client, connection } = await server.connectedClient();
-    connection.itemAdded(message('a', 'user', 'hi'));
+  it('is rehydrated on a server that does not support resume', async () => {
+    const { client, connection } = await server.createConnectedClient();
+    connection.sendItemAdded(message('a', 'user', 'hi'));
     await waitForEvent(client, 'conversation.item.added');
     connection.terminate();
-    (await server.accept()).created('sess_other');
+    (await server.accept()).sendSessionCreated('sess_other');
     const fresh = await server.accept();
-    fresh.created('sess_2');
+    fresh.sendSessionCreated('sess_2');
     expect((await fresh.receive('conversation.item.create')).item).toMatchObject({ id: 'a' });
   });
 
-  it('ends the client if rebuild is disabled', async () => {
-    const { client, connection } = await server.connectedClient({ rebuild: false });
+  it('closes the connection if rehydration is disabled', async () => {
+    const { client, connection } = await server.createConnectedClient({ rehydrate: false });
     connection.terminate();
-    (await server.accept()).created('sess_other');
-    expect((await waitForPhase(client, 'ended')).error.code).toBe('session_not_found');
+    (await server.accept()).sendSessionCreated('sess_other');
+    expect((await waitForPhase(client, 'closed')).error.code).toBe('session_not_found');
   });
 });

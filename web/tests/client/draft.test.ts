@@ -10,7 +10,7 @@ afterEach(() => {
 });
 
 it('sends only changes, and merges them while a write is in flight', async () => {
-  const { client, connection } = await server.connectedClient();
+  const { client, connection } = await server.createConnectedClient();
   client.draft.set('Hel');
   expect((await connection.receive('input_text_buffer.append')).text).toBe('Hel');
   client.draft.set('Hello');
@@ -28,7 +28,7 @@ it('sends only changes, and merges them while a write is in flight', async () =>
 });
 
 it('commits at once, after sending the remaining text', async () => {
-  const { client, connection } = await server.connectedClient();
+  const { client, connection } = await server.createConnectedClient();
   client.draft.set('one');
   client.draft.set('one two');
   const receipt = client.draft.commit();
@@ -43,7 +43,7 @@ it('commits at once, after sending the remaining text', async () => {
 });
 
 it('reports why it was refused, and is sent again once changed', async () => {
-  const { client, connection } = await server.connectedClient();
+  const { client, connection } = await server.createConnectedClient();
   const refuse = (event_id: unknown, code: string) => {
     const error = { type: 'x', code, message: code, param: 'text', event_id };
     connection.send('error', { error });
@@ -64,7 +64,7 @@ it('reports why it was refused, and is sent again once changed', async () => {
 });
 
 it('is sent in full after a lost connection', async () => {
-  const { client, connection } = await server.connectedClient();
+  const { client, connection } = await server.createConnectedClient();
   client.draft.set('one');
   await connection.receive('input_text_buffer.append');
   connection.send('input_text_buffer.appended', { length: 3 });
@@ -81,7 +81,7 @@ it('is sent in full after a lost connection', async () => {
 });
 
 it('is sent in full if the server reports another length', async () => {
-  const { client, connection } = await server.connectedClient();
+  const { client, connection } = await server.createConnectedClient();
   client.draft.set('naïve 👩‍🚀');
   await connection.receive('input_text_buffer.append');
   connection.send('input_text_buffer.appended', { length: 2 });
@@ -95,20 +95,20 @@ it('is sent in full if the server reports another length', async () => {
 });
 
 it('is sent again in a new session', async () => {
-  const { client, connection } = await server.connectedClient();
+  const { client, connection } = await server.createConnectedClient();
   client.draft.set('half a sent');
   await connection.receive('input_text_buffer.append');
   connection.send('input_text_buffer.appended', { length: 11 });
   await waitForEvent(client, 'input_text_buffer.appended');
   connection.terminate();
-  (await server.accept()).created('sess_other');
+  (await server.accept()).sendSessionCreated('sess_other');
   const fresh = await server.accept();
-  fresh.created('sess_2');
+  fresh.sendSessionCreated('sess_2');
   expect((await fresh.receive('input_text_buffer.replace')).text).toBe('half a sent');
 });
 
 it('is sent again with its commit, under the same event ids', async () => {
-  const { client, connection } = await server.connectedClient();
+  const { client, connection } = await server.createConnectedClient();
   client.draft.set('typed');
   const writeId = (await connection.receive('input_text_buffer.append')).event_id;
   connection.send('input_text_buffer.appended', { length: 5 });
@@ -117,7 +117,7 @@ it('is sent again with its commit, under the same event ids', async () => {
   await connection.receive('input_text_buffer.commit');
   connection.terminate();
   const reconnected = await server.accept();
-  expect(client.pending.map((event) => event.event_id)).toEqual([writeId, receipt.eventId]);
+  expect(client.pendingEvents.map((event) => event.event_id)).toEqual([writeId, receipt.eventId]);
   await reconnected.acceptResume('exact');
   expect(await reconnected.receive('input_text_buffer.replace')).toMatchObject({
     text: 'typed',

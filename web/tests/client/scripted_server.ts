@@ -3,7 +3,7 @@
 import type { AddressInfo } from 'node:net';
 import type { IncomingMessage } from 'node:http';
 import { WebSocket as Socket, WebSocketServer } from 'ws';
-import { type Options, RealtimeClient } from '../../src/client/index.js';
+import { RealtimeClient, type RealtimeClientOptions } from '../../src/client/index.js';
 
 type Frame = Record<string, unknown> & { type: string };
 
@@ -34,15 +34,15 @@ export class ServerConnection {
   readonly query: URLSearchParams;
   readonly protocols: string[];
   readonly socket: Socket;
-  readonly inbox = new AsyncQueue<Frame>();
+  readonly receivedFrames = new AsyncQueue<Frame>();
   #sentCount = 0;
 
-  constructor(socket: Socket, request: IncomingMessage, decode: (data: Buffer) => Frame) {
+  constructor(socket: Socket, request: IncomingMessage) {
     this.socket = socket;
     this.query = new URL(request.url ?? '', 'http://x').searchParams;
     this.protocols = (request.headers['sec-websocket-protocol'] ?? '').split(/,\s*/);
     socket.on('message', (data) => {
-      this.inbox.put(decode(data as Buffer));
+      this.receivedFrames.put(JSON.parse((data as Buffer).toString()) as Frame);
     });
   }
 
@@ -52,20 +52,20 @@ export class ServerConnection {
     this.socket.send(JSON.stringify({ type, event_id: `ev_${this.#sentCount}`, ...fields }));
   }
 
-  created(id = 'sess_1', fields: object = {}): void {
+  sendSessionCreated(id = 'sess_1', fields: object = {}): void {
     this.send('session.created', { session: { id, model: 'm', ...fields } });
   }
 
   /** Resume the client, send what it missed, and reply to its barrier event. */
   async acceptResume(
-    how: 'exact' | 'snapshot',
+    resumed: 'exact' | 'snapshot',
     fields: object = {},
-    missed: () => void = () => undefined,
+    sendMissedEvents: () => void = () => undefined,
   ): Promise<void> {
     const session = { id: 'sess_1', model: 'm' };
-    const resume = { session_id: session.id, resumed: how, kv: 'hot', ...fields };
+    const resume = { session_id: session.id, resumed, kv: 'hot', ...fields };
     this.send('session.updated', { session: { ...session, resume } });
-    missed();
+    sendMissedEvents();
     const { event_id } = await this.receive('conversation.item.retrieve');
     const error = { type: 'x', code: 'item_retrieve_invalid_item_id', message: 'none', event_id };
     this.send('error', { error });
@@ -73,16 +73,16 @@ export class ServerConnection {
 
   /** Returns the client's next event. Throws if its type is another. */
   async receive(type: string): Promise<Frame> {
-    const frame = await this.inbox.get();
+    const frame = await this.receivedFrames.get();
     if (frame.type !== type) throw new Error(`expected ${type}, got ${JSON.stringify(frame)}`);
     return frame;
   }
 
-  itemAdded(item: unknown, previous: string | null = null): void {
+  sendItemAdded(item: unknown, previous: string | null = null): void {
     this.send('conversation.item.added', { item, previous_item_id: previous });
   }
 
-  /** Drop the connection without a close frame. */
+  /** Close the TCP connection without a close frame. */
   terminate(): void {
     this.socket.terminate();
   }
@@ -93,24 +93,17 @@ export class ScriptedServer {
   readonly #connections = new AsyncQueue<ServerConnection>();
   readonly #clients: RealtimeClient[] = [];
 
-  private constructor(server: WebSocketServer, decode: (data: Buffer) => Frame) {
+  private constructor(server: WebSocketServer) {
     this.#server = server;
     server.on('connection', (socket, request) => {
-      this.#connections.put(new ServerConnection(socket, request, decode));
+      this.#connections.put(new ServerConnection(socket, request));
     });
   }
 
-  static async start(
-    subprotocol = 'realtime',
-    decode: (data: Buffer) => Frame = (data) => JSON.parse(data.toString()) as Frame,
-  ): Promise<ScriptedServer> {
-    const server = new WebSocketServer({
-      host: '127.0.0.1',
-      port: 0,
-      handleProtocols: () => subprotocol,
-    });
+  static async start(): Promise<ScriptedServer> {
+    const server = new WebSocketServer({ host: '127.0.0.1', port: 0 });
     await new Promise((resolve) => server.once('listening', resolve));
-    return new ScriptedServer(server, decode);
+    return new ScriptedServer(server);
   }
 
   get url(): string {
@@ -118,10 +111,10 @@ export class ScriptedServer {
   }
 
   /** Returns a connecting client with a short backoff. */
-  client(options: Partial<Options> = {}): RealtimeClient {
+  createClient(options: Partial<RealtimeClientOptions> = {}): RealtimeClient {
     const client = new RealtimeClient({
       url: this.url,
-      WebSocket: Socket as unknown as NonNullable<Options['WebSocket']>,
+      WebSocket: Socket as unknown as NonNullable<RealtimeClientOptions['WebSocket']>,
       backoff: { base_ms: 10, max_ms: 20 },
       ...options,
     });
@@ -135,16 +128,18 @@ export class ScriptedServer {
   }
 
   /** Returns a client with an open session, and its connection. */
-  async connectedClient(options: Partial<Options> = {}): Promise<{ client: RealtimeClient; connection: ServerConnection }> {
-    const client = this.client(options);
+  async createConnectedClient(
+    options: Partial<RealtimeClientOptions> = {},
+  ): Promise<{ client: RealtimeClient; connection: ServerConnection }> {
+    const client = this.createClient(options);
     const connection = await this.accept();
-    connection.created();
+    connection.sendSessionCreated();
     await waitForPhase(client, 'open');
     return { client, connection };
   }
 
   stop(): void {
-    for (const client of this.#clients) client.leave();
+    for (const client of this.#clients) client.disconnect();
     for (const socket of this.#server.clients) socket.terminate();
     this.#server.close();
   }
@@ -153,15 +148,15 @@ export class ScriptedServer {
 type Phase = RealtimeClient['state']['value']['phase'];
 
 /** Wait until the client is in a phase, and return its state. */
-export function waitForPhase<P extends Phase>(client: RealtimeClient, wanted: P) {
-  type Found = Extract<RealtimeClient['state']['value'], { phase: P }>;
-  return new Promise<Found>((resolve) => {
-    if (client.state.value.phase === wanted) resolve(client.state.value as Found);
+export function waitForPhase<P extends Phase>(client: RealtimeClient, phase: P) {
+  type State = Extract<RealtimeClient['state']['value'], { phase: P }>;
+  return new Promise<State>((resolve) => {
+    if (client.state.value.phase === phase) resolve(client.state.value as State);
     else {
       const unsubscribe = client.state.subscribe((state) => {
-        if (state.phase !== wanted) return;
+        if (state.phase !== phase) return;
         unsubscribe();
-        resolve(state as Found);
+        resolve(state as State);
       });
     }
   });

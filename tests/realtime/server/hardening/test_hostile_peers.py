@@ -339,6 +339,4 @@ async def test_client_that_does_not_read_is_disconnected_at_the_outbox_bound(
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 200_000])
 def test_frame_head_equals_that_of_the_websockets_library(size: int) -> None:
     body = bytes(size)
-    for opcode in (Opcode.TEXT, Opcode.BINARY):
-        whole = Frame(opcode, body).serialize(mask=False)
-        assert frame_head(size, is_binary=opcode is Opcode.BINARY) + body == whole
+    assert frame_head(size) + body == Frame(Opcode.TEXT, body).serialize(mask=False)

@@ -1,24 +1,22 @@
-import { decode, encode } from '@msgpack/msgpack';
-import { afterEach, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import {
-  closing,
+  backoffDelay,
   Conversation,
-  delay,
+  type ConversationJson,
+  describeCloseCode,
   type Item,
-  type Response,
+  type RealtimeResponse,
   type ServerEvent,
   textOf,
 } from '../../src/client/index.js';
-import { msgpack } from '../../src/client/msgpack.js';
-import { waitForPhase, ScriptedServer } from './scripted_server.js';
 
 describe('backoff', () => {
   it('draws from the full range below a bound that doubles from 0.5 to 20 s', () => {
     const at = (random: number) => ({ base_ms: 500, max_ms: 20_000, random: () => random });
-    expect([1, 2, 3, 6, 7, 400].map((n) => delay(n, at(1)))).toEqual([
+    expect([1, 2, 3, 6, 7, 400].map((n) => backoffDelay(n, at(1)))).toEqual([
       500, 1000, 2000, 16_000, 20_000, 20_000,
     ]);
-    expect(delay(5, at(0))).toBe(0);
+    expect(backoffDelay(5, at(0))).toBe(0);
   });
 });
 
@@ -26,35 +24,9 @@ describe('close codes', () => {
   it('decide whether the client reconnects', () => {
     const recoverable = [1001, 1005, 1006, 1011, 1012, 1013, 1015];
     const final = [1000, 1003, 1007, 1008, 1009, 4000, 4001, 4002, 4003, 4999];
-    expect(recoverable.map((code) => closing(code).recoverable)).toEqual(recoverable.map(() => true));
-    expect(final.map((code) => closing(code).recoverable)).toEqual(final.map(() => false));
-  });
-});
-
-describe('MessagePack', () => {
-  let server: ScriptedServer | undefined;
-  afterEach(() => server?.stop());
-
-  it('is used if the server selects it', async () => {
-    server = await ScriptedServer.start('realtime.msgpack', (data) => decode(data) as { type: string });
-    const client = server.client({ codecs: [msgpack] });
-    const connection = await server.accept();
-    expect(connection.protocols).toEqual(['realtime.msgpack', 'realtime']);
-    connection.socket.send(
-      encode({ type: 'session.created', event_id: 'e', session: { id: 's', model: 'm' } }),
-    );
-    await waitForPhase(client, 'open');
-    client.say('hé');
-    expect(await connection.receive('conversation.item.create')).toMatchObject({
-      item: { content: [{ text: 'hé' }] },
-    });
-  });
-
-  it('falls back to JSON if the server does not support it', async () => {
-    server = await ScriptedServer.start('realtime');
-    const { client, connection } = await server.connectedClient({ codecs: [msgpack] });
-    client.say('plain');
-    await connection.receive('conversation.item.create');
+    const isRecoverable = (code: number) => describeCloseCode(code).recoverable;
+    expect(recoverable.map(isRecoverable)).toEqual(recoverable.map(() => true));
+    expect(final.map(isRecoverable)).toEqual(final.map(() => false));
   });
 });
 
@@ -109,10 +81,10 @@ describe('a conversation', () => {
   it('is cleared by a snapshot, and survives a JSON round trip', () => {
     const conversation = new Conversation();
     conversation.apply(added(message('a', 'one'), null));
-    const response = { id: 'r', status: 'completed', conversation_id: 'c' } as Response;
+    const response = { id: 'r', status: 'completed', conversation_id: 'c' } as RealtimeResponse;
     conversation.apply({ type: 'response.created', event_id: 'e', response });
     const loaded = new Conversation();
-    loaded.load(JSON.parse(JSON.stringify(conversation.save())) as ReturnType<Conversation['save']>);
+    loaded.load(JSON.parse(JSON.stringify(conversation)) as ConversationJson);
     expect(loaded.items).toEqual(conversation.items);
     expect(loaded.turns).toEqual(conversation.turns);
     const resume = { session_id: 's', resumed: 'snapshot' as const };

@@ -3,7 +3,7 @@
 import type { ClientEvent } from './events.js';
 import type { IdentifiedEvent } from './outbox.js';
 
-export class EventIds {
+export class IdGenerator {
   readonly #clientId = randomClientId();
   #count = 0;
 
