@@ -229,9 +229,10 @@ class EventLog:
     def _replay_ahead(
         self, stream: "_ResponseStream", since: ResponseProgress, seen_parts: int
     ) -> Iterator[EmittedEvent]:
-        others = {number: other.progress for number, other in self._responses.items()}
+        reached = {number: other.progress for number, other in self._responses.items()}
+        reached[stream.number] = since
         yield from _assign_event_ids(
-            stream.replay(since), since, others, self.epoch, self.next_offset, seen_parts
+            stream.replay(since), since, reached, self.epoch, self.next_offset, seen_parts
         )
 
     # ------------------------------------------------------------ replaying
