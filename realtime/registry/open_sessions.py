@@ -22,7 +22,7 @@ CloseConnection = Callable[[CloseCode, str], None]
 
 
 class SessionObserver(Protocol):
-    """What a session reports to its registry. Each session has an observer of its own, so that the
+    """Receiver of the reports of a session: its registry. Each session has its own, so that the
     registry ignores reports of an unloaded session whose id is open again."""
 
     def on_replaced(self) -> None:
