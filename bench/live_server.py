@@ -56,16 +56,19 @@ async def run_server(folder: Path | str, *options: str, **config: Any) -> AsyncI
 
 
 async def measure(url: str, mode: str, sessions: int, turns: int, scope: str) -> TurnTimings:
-    """Run sessions concurrently and measure the wall clock of each turn, and the time per turn in
-    which the device was idle.
+    """Run sessions concurrently. Returns the outputs of all turns and, for each turn but the first
+    of a session, the wall time seen by the client and the idle time of the device.
 
-    The first session reads the device's busy time from the engine's statistics before some of its
-    turns. So the idle time is a mean over several turns: turns 2 to 11, the last ten, and those in
-    between. The device time that a turn itself reports does not suffice, because the client's wall
-    clock starts before the engine receives the request for the turn.
+    `mode`: "streaming" adds each turn to the conversation of the session; any other mode sends the
+    whole history with each turn, as input of an out-of-band response. `scope`: the instructions of
+    every session; different for each run, so that runs do not share KV.
 
-    `scope`: the instructions of every session; different for each run, so that runs do not share
-    KV.
+    The idle time is elapsed time minus busy time of the device, which the first session reads from
+    the engine's statistics before some of its turns. It is therefore known only as a mean over a
+    range of turns. With more than 21 turns, three ranges have a mean each: turns 2 to 11, the last
+    ten, and those in between; else all turns from the second on have one mean. The device time that
+    a turn itself reports does not suffice, because the client's wall clock starts before the engine
+    receives the request for the turn.
     """
     reading_turns = [1, *({11, turns - 10} if turns > 21 else ()), turns]
     runs = await asyncio.gather(
@@ -116,8 +119,9 @@ async def _read_device(url: str) -> _DeviceReading:
 async def _run_session(
     url: str, mode: str, number: int, turns: int, scope: str, reading_turns: Collection[int]
 ) -> _SessionRun:
-    """Run one session. Reads the device's busy time before each turn whose index is in
-    `reading_turns`, and after the last turn if `reading_turns` contains `turns`."""
+    """Run session number `number`. `mode`, `scope`: as in `measure`. Reads the device's busy time
+    before each turn whose index, from 0, is in `reading_turns`, and after the last turn if
+    `reading_turns` contains `turns`."""
     run = _SessionRun()
     history: list[dict[str, Any]] = []
     async with websockets.connect(url, max_size=None, compression=None) as socket:

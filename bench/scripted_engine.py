@@ -47,9 +47,9 @@ PAGE_COUNT, PAGE_SIZE = 65_536, 16
 CONTEXT = 8192
 ROWS_MAX = 4096
 FIRST_TICK_ID, TICK_ID_COUNT = 256, 3840
-"""The scripted engine draws one id per turn at regular times, the ticks. The id encodes
-the number n of the tick as FIRST_TICK_ID + n % TICK_ID_COUNT. None of these ids is an ASCII character
-in the tokenizer of the benchmark models."""
+"""The scripted engine draws one id per turn at regular times, the ticks. The id encodes the number
+n of the tick as FIRST_TICK_ID + n % TICK_ID_COUNT. None of these ids is an ASCII character in the
+tokenizer of the benchmark models."""
 
 
 class TimedStep(NamedTuple):
@@ -124,8 +124,9 @@ class TimedDigestRunner(TimedRunner):
 
 
 def lateness_s(tick: int, rate: float, now_s: float) -> float:
-    """Return the seconds from a tick until `now_s`, less than TICK_ID_COUNT / rate. `tick`: number
-    of the tick modulo TICK_ID_COUNT; the latest such tick before `now_s` is meant."""
+    """Return the time from a tick to `now_s`. `tick`: number of the tick modulo TICK_ID_COUNT. Of
+    all ticks with that remainder, the latest one not after `now_s` is assumed, so that the result
+    is always below TICK_ID_COUNT / rate."""
     last = math.floor(now_s * rate)
     return now_s - (last - (last - tick) % TICK_ID_COUNT) / rate
 

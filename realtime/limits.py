@@ -61,7 +61,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     asks the client to retry."""
     close_timeout_s: float = 5.0
     """How long closing a session waits for the engine. After that, the session is closed in the
-    engine once that is reconnected."""
+    engine when the gateway has reconnected to it."""
     connection_lifetime_s: float = 3600.0
     """Maximum duration of a connection; then an `error` event, and close 1000."""
     connected_sessions_max: int = 10_000
@@ -84,9 +84,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     waiting_responses_max: int = 256
     """Responses queued on one connection; more are refused."""
     waiting_response_chars_max: int = 32 * 1024 * 1024
-    """Total length of the frames of the responses queued on one connection; more are refused.
-    Pending steering inputs of a connection have the same bound, in bytes. Room for two of the
-    longest frames."""
+    """Total length of the `response.create` frames received on one connection whose responses are
+    still queued; a frame that would exceed this is refused. The same number, in bytes, bounds the
+    pending steering inputs of a connection. Room for two of the longest frames."""
     pending_steers_max: int = 16
     """Steering inputs of one connection that are accepted and not yet part of a response; more are
     refused."""

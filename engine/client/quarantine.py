@@ -24,9 +24,11 @@ EVIDENCE_WINDOW_S = 600.0
 engines also die from other causes."""
 IDS_TO_CLEAR = 4
 """Number of token ids that must be drawn for a session after an engine death to clear the session
-of suspicion. More than one, because the first ids may repeat those that were drawn just before the
-death and lost with the engine. Doubled with each death beyond SUSPECT_DEATHS, so that a session
-that causes deaths is found however many ids are lost with each engine."""
+of suspicion. Doubled with each death beyond SUSPECT_DEATHS.
+
+Ids that were drawn just before the death may be lost with the engine; the session first repeats
+these on the next engine. Only ids after them show that the session does not make the engine die
+again. The number of lost ids is unknown, but repeated doubling exceeds it."""
 IDS_TO_CLEAR_DOUBLINGS_MAX = 16
 UNEXPLAINED_LOSSES_MAX = 16
 """Maximum number of engine losses whose flight record is awaited; the oldest is discarded first."""
@@ -68,8 +70,7 @@ class CrashEvidence:
 
     @property
     def ids_to_clear(self) -> int:
-        """Number of token ids that must be drawn for the session after the last death to clear it
-        of suspicion. See `ids_drawn`."""
+        """Value of `ids_drawn` at which the session is cleared of suspicion."""
         more = max(len(self.deaths) - SUSPECT_DEATHS, 0)
         return IDS_TO_CLEAR << min(more, IDS_TO_CLEAR_DOUBLINGS_MAX)
 
@@ -166,8 +167,8 @@ class Quarantine:
         return session in self._quarantined
 
     def isolated_ids(self, session: str) -> int:
-        """Return how many more ids of a suspect must be computed in steps without other rows; 0 for
-        a session that is no suspect."""
+        """Return for how many ids after its current log a suspect must be computed in steps without
+        other rows. Returns 0 for a session that is no suspect."""
         evidence = self._evidence.get(session)
         return evidence.ids_to_clear if evidence is not None and evidence.is_suspect else 0
 

@@ -60,8 +60,7 @@ class SessionReplica:
         return self.turn_id is not None and not self.is_paused
 
     def restore_span(self) -> None:
-        """Put the provisional span in `deferred_span`, which was removed from the log for a turn,
-        back at the end of the log."""
+        """Move the ids in `deferred_span` back to the end of the log, as its provisional span."""
         span, self.deferred_span = self.deferred_span, array("i")
         self.log.put_provisional(span)
 

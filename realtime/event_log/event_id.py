@@ -2,10 +2,11 @@
 
     event_EPOCH_OFFSET[_RESPONSE.BOUNDARIES.CHARS.CHECKSUM]…[-RESPONSE.PARTS][~NONCE]
 
-    EPOCH, OFFSET     epoch of the event log; number of logged events before this position
+    EPOCH, OFFSET     epoch of the event log; number of logged events before the position
     _RESPONSE.etc.    for each response that was being generated: its number and ResponseProgress
-    -RESPONSE.PARTS   PARTS server events of the next event were sent; RESPONSE is the number of the
-                      response that emits that event, empty for a logged event
+    -RESPONSE.PARTS   PARTS server events of the next event, the first after the position, were
+                      sent; RESPONSE is the number of the response of which the next event is
+                      output, empty for a logged event
     ~NONCE            makes the id of an event that is not logged unique
 
 An event id says how much of a session's output a client has seen. It counts units that can be
@@ -43,27 +44,34 @@ class ResponseProgress(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A position in an event log: a point between two events. `offset` and `open_responses` measure
+    what lies before the position. The first event after the position is called the next event; it
+    carries this id, unless `is_inclusive` or `nonce` is set."""
+
     epoch: str
     offset: int = 0
-    """Number of logged events before this position."""
+    """Number of logged events before the position."""
     open_responses: tuple[ResponseProgress, ...] = ()
-    """Progress of the responses that are being generated."""
+    """The responses that are being generated at the position, each with its output before the
+    position."""
     response_number: int | None = None
-    """If the event after this position is output of a response (the beginning or end of an item, or
-    a delta): the number of that response. None if that event is a logged event."""
+    """If the next event is output of a response (the beginning or end of an item, or a delta): the
+    number of that response, which is the offset of the logged event that started it. None if the
+    next event is a logged event, or is not known yet. Not encoded if `is_inclusive`."""
     emitted_parts: int = 0
-    """Number of server events already sent for the conversation event after this position, which
-    may be encoded as several."""
+    """In a parsed id: how many server events of the next event the client has received. One event
+    of the log may be encoded as several server events. 0 in an id that was made by the log, because
+    `encode` gets this number as its argument `part`."""
     nonce: str = ""
     """Random suffix of the id of an event that is not logged and not replayed, such as an error; it
     makes the id unique. Empty for all other events."""
     is_inclusive: bool = False
-    """Whether the position is after the event that carries this id: true for deltas. Otherwise the
-    position is before that event, and `encode` adds how many of its server events were sent."""
+    """Whether the event that carries this id is the last one before the position, not the next
+    event. True for deltas."""
 
     def encode(self, part: int = 1) -> str:
-        """Encode the id of one server event. `part`: its number, from 1, among the server events
-        that encode the event at this position."""
+        """Encode this id for one server event. `part`: number of the server event, from 1, among
+        those that encode the event that carries this id; not encoded if `is_inclusive`."""
         text = f"event_{self.epoch}_{self.offset}"
         for progress in self.open_responses:
             text += (
@@ -79,7 +87,8 @@ class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return f"-{'' if self.response_number is None else self.response_number}.{parts}"
 
     def for_unlogged_event(self) -> "EventId":
-        """Return an id at this position for an event that is not replayed."""
+        """Return a copy of this id with a new random `nonce`, for an event that is not logged and
+        not replayed. The position is the same."""
         return msgspec.structs.replace(self, nonce=secrets.token_hex(4))
 
 
@@ -104,7 +113,8 @@ def parse_event_id(event_id: str) -> EventId | None:
 
 
 def make_unlogged_event_id(event_id: str | None) -> str | None:
-    """Make the id of an unlogged event at the same position as `event_id`, so that a client that
-    resumes from it misses no event. Returns None if `event_id` is None or cannot be parsed."""
+    """Make an id for an unlogged event that follows the event with the id `event_id`. Both ids have
+    the same position, so that a client that resumes from the new id misses no event. Returns None
+    if `event_id` is None or cannot be parsed."""
     position = parse_event_id(event_id) if event_id is not None else None
     return None if position is None else position.for_unlogged_event().encode()

@@ -33,8 +33,8 @@ LOGGED_EVENTS_MAX = 256
 """Number of logged events kept for replay; a client whose position is older gets a snapshot."""
 
 UNRESUMABLE = EventId(epoch="0")
-"""Position of the events of a snapshot, which the log cannot replay: a client that has seen only
-such events gets another snapshot."""
+"""Position in the ids of the events of a snapshot. The log cannot replay from this position: a
+client that resumes with such an id gets another snapshot."""
 
 
 class ReplayGap(Exception):
@@ -42,7 +42,7 @@ class ReplayGap(Exception):
 
 
 class EmittedEvent(msgspec.Struct, frozen=True, gc=False):
-    """Event for the client, with its position."""
+    """An event to send to the client, with its id."""
 
     event: ConversationEvent
     event_id: EventId
@@ -53,7 +53,8 @@ class EmittedEvent(msgspec.Struct, frozen=True, gc=False):
 class LoggedEvent(msgspec.Struct, frozen=True):
     event: ConversationEvent
     response_number: int | None = None
-    """For the end of a response: the offset of its start. None for other events."""
+    """For a ResponseEnded: the number of the response, which is the offset of its ResponseStarted.
+    None for other events."""
 
 
 EventListener = Callable[[EmittedEvent], None]
@@ -83,10 +84,10 @@ class EventLog:
         """The number of each response being generated, which is the offset of the event that
         started it, by response id."""
         self._ahead: dict[int, tuple[ResponseProgress, int]] = {}
-        """Responses, by number, whose output the client has received up to a position that this
-        gateway has not reached yet, because they were first generated elsewhere. Values: this
-        position, and how many server events of the event after it the client has received. No
-        further output of a response is emitted until generation has passed this position."""
+        """Responses, by number, of which the client has received more output than this gateway has
+        generated, because another gateway generated them before. Values: the position of the
+        client, and how many server events of the next event the client has received. No output of
+        such a response is emitted until generation has passed that position."""
         self._listener: EventListener | None = None
         self._on_gap = on_gap
 
@@ -131,7 +132,7 @@ class EventLog:
         return self._events[offset - self._first_offset :]
 
     def to_logged_events(self, events: Sequence[ConversationEvent]) -> list[LoggedEvent]:
-        """Return the logged form of events that are going to be appended."""
+        """Return the LoggedEvent that `append` will make of each of these events."""
         ended_ids = (
             event.answer.id if isinstance(event, ResponseEnded) else "" for event in events
         )
@@ -190,8 +191,8 @@ class EventLog:
             self._emit(EmittedEvent(event, id_before or self._make_event_id(is_inclusive=True)))
 
     def interrupt_response(self, response_id: str) -> None:
-        """Emit that the generation of a response is interrupted. A client that has received more of
-        the output than this gateway has generated is already waiting, and gets no event."""
+        """Emit a ResponseInterrupted for a response. Emits nothing if the client has received more
+        of the output than this gateway has generated, because the client is already waiting."""
         number = self._response_numbers[response_id]
         if number not in self._ahead:
             item_id, chars = self._responses[number].find_open_item()
@@ -228,9 +229,10 @@ class EventLog:
     def _replay_ahead(
         self, stream: "_ResponseStream", since: ResponseProgress, seen_parts: int
     ) -> Iterator[EmittedEvent]:
-        others = {number: other.progress for number, other in self._responses.items()}
+        reached = {number: other.progress for number, other in self._responses.items()}
+        reached[stream.number] = since
         yield from _assign_event_ids(
-            stream.replay(since), since, others, self.epoch, self.next_offset, seen_parts
+            stream.replay(since), since, reached, self.epoch, self.next_offset, seen_parts
         )
 
     # ------------------------------------------------------------ replaying
@@ -252,7 +254,8 @@ class EventLog:
         find_previous: FindPreviousItem,
     ) -> None:
         """Attach a listener. Emits to it `first_event`, then the events after the position `since`,
-        then all new events. Raises ReplayGap, before anything has changed."""
+        then all new events. Raises ReplayGap, without any change, if the events after `since`
+        cannot be replayed exactly."""
         missed, ahead = self._replay_since(since, find_previous)
         self._listener = listener
         self._ahead = ahead
@@ -348,9 +351,9 @@ class _Replay:
     def add_output_so_far(
         self, open_responses: KeysView[int], next_offset: int
     ) -> dict[int, tuple[ResponseProgress, int]]:
-        """Add the output so far of the responses being generated. Returns those whose output the
-        client has received further than this gateway has generated it. Keys: response numbers.
-        Values: the client's position, and how many server events of the event after it the client
+        """Add the output so far of the responses being generated. Returns the responses of which
+        the client has received more output than this gateway has generated. Keys: response numbers.
+        Values: the position of the client, and how many server events of the next event the client
         has received."""
         if self._reached.keys() != open_responses:
             raise ReplayGap
@@ -363,9 +366,9 @@ class _Replay:
         return ahead
 
     def _add_item_before(self, event: ConversationEvent, offset: int) -> None:
-        """Prepare the replay of an event that adds an item after another one, which the client
-        must know. If an open response generates that other item, the output of the response is
-        replayed first. Raises ReplayGap if this gateway does not know the other item, but an open
+        """Prepare the replay of an event. If the event adds an item after another one, the client
+        must receive the other item first: if that is output of an open response, this output is
+        added to `missed`. Raises ReplayGap if this gateway does not know the other item and an open
         response may generate it next."""
         previous = _previous_item_of(event)
         response = self._response_of_item.get(previous or "", -1)
@@ -380,8 +383,8 @@ class _Replay:
         return self._streams[number].covers(self._reached[number], self._seen_parts.get(number, 0))
 
     def _expects_item(self, number: int) -> bool:
-        """Whether the client has received no part of an item after the last complete one of the
-        response with this number, so that the next event of the response begins an item."""
+        """Whether the client has received each item of the response with this number either
+        completely or not at all, so that the next event of the response begins an item."""
         return self._reached[number].item_boundaries % 2 == 0
 
     def _add_output(self, number: int, offset: int) -> None:
@@ -541,13 +544,14 @@ def _assign_event_ids(
     offset: int,
     seen_parts: int,
 ) -> Iterator[EmittedEvent]:
-    """Yield the output events of a response with their event ids, and update the position of the
-    response in `reached`.
+    """Assign event ids to output of one response. Yields the events with their ids and, with each,
+    advances the position of the response in `reached`.
 
-    `events`: each event with the position after it, beginning at position `since`. `offset`: number
-    of logged events before them. `seen_parts`: number of server events of the first event that the
-    client has received (one event may be encoded as several server events). Raises ReplayGap if
-    `seen_parts` is not 0 and the first event is a delta.
+    `events`: the output after position `since`; each event with the position after that event.
+    `reached`: positions of all open responses, by response number. `epoch`, `offset`: those of the
+    ids. `seen_parts`: how many server events of the first of `events` the client has received; one
+    event may be encoded as several server events. Raises ReplayGap if `seen_parts` is not 0 and the
+    first event is a delta: the client has then received the end of an item that continues here.
     """
     number = since.response_number
     for event, after in events:

@@ -238,9 +238,10 @@ class EngineSession:
     def _compare(
         self, spans: tuple[Span, ...], desired: Sequence[Span], tail: Sequence[int]
     ) -> tuple[int, list[int], list[int], int]:
-        """Compare the log with the desired one. Returns four values: the number of leading spans
-        that are equal; the ids after these spans in the log; the ids after these spans in the
-        desired log; and how many leading ids of the two lists are equal."""
+        """Compare the log, `spans` and then `_tail`, with the desired log, `desired` and then
+        `tail`. Returns four values: the number of leading spans that are equal; the ids after these
+        spans in the log; the ids after these spans in the desired log; and how many leading ids of
+        the two lists are equal."""
         same = common_prefix_length(spans, desired)
         old = [id for span in spans[same:] for id in span.ids] + self._tail
         new = [id for span in desired[same:] for id in span.ids] + list(tail)
@@ -265,10 +266,14 @@ class EngineSession:
     async def fork_into(
         self, child: str, desired: Sequence[Span], tail: Sequence[int], fence: int
     ) -> tuple[tuple[Span, ...], list[int]] | None:
-        """Open the session `child` in the engine as a fork, with the leading ids that this log has
-        in common with `desired` and `tail`. `fence` is the child's. Returns the spans and further
-        ids of the child's log, or None if no session was opened. A running turn of this session
-        continues."""
+        """Open the session `child` in the engine as a fork of this one. The child's log begins as
+        the leading ids that the log of this session has in common with the log that the child is to
+        have: the ids of the spans `desired`, followed by the ids `tail`. `fence`: fence of the
+        child. A running turn of this session continues.
+
+        Returns the log of the child: its complete spans, and the ids after them. Returns None, and
+        opens no session, if this session is not open in the engine or no leading id is in
+        common."""
         async with self._lock:
             spans = self._spans
             if spans is None:
@@ -284,8 +289,8 @@ class EngineSession:
             return spans[:same], old[:keep]
 
     async def _append(self, ids: list[int], *, final: bool) -> None:
-        """Append token ids to the log. `final`: they replace the draft, and leading ids that equal
-        those of the draft keep their KV."""
+        """Append token ids to the log. If `final`, they replace the draft, and leading ids that
+        equal those of the draft keep their KV. Otherwise they are inserted before the draft."""
         if final and self._draft:
             await self._engine.append(self.session_id, ids, "commit")
             self._draft = []

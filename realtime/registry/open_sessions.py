@@ -1,9 +1,5 @@
-"""OpenSessions: the sessions of this process by id, connected or parked, and their timers.
-
-added ──▶ connected ──disconnect──▶ parked ──resume──▶ connected
-              │                       │ window over, or too many parked
-              └───────close───────────┴──▶ closed or unloaded
-"""
+"""OpenSessions: the sessions of this process by id, connected or parked, with their timers and the
+tasks that unload them."""
 
 import asyncio
 import contextlib
@@ -26,7 +22,8 @@ CloseConnection = Callable[[CloseCode, str], None]
 
 
 class SessionObserver(Protocol):
-    """Observer of one session; it identifies the session among all that had the same id."""
+    """Receiver of the reports of a session: its registry. Each session has its own, so that the
+    registry ignores reports of an unloaded session whose id is open again."""
 
     def on_replaced(self) -> None:
         """Called when another gateway turns out to own the session."""

@@ -1,8 +1,8 @@
-"""Registry: the sessions of this process by id, with their owners, connections and timers.
+"""Registry: opens, resumes, takes over, forks, parks and deletes sessions.
 
-open ──▶ attached ──disconnect──▶ parked ──resume──▶ attached       in memory, and in the store
-             │                      │ window over, or too many parked
-             └─close──▶ deleted ◀───┴──▶ in the store only ──resume──▶ attached
+open ──▶ connected ──disconnect──▶ parked ──resume──▶ connected     in memory, and in the store
+             │                       │ window over, or too many parked
+             └─close──▶ deleted ◀────┴──▶ in the store only ──resume──▶ connected
 """
 
 import asyncio

@@ -131,8 +131,8 @@ class WriteBatch(msgspec.Struct, frozen=True, kw_only=True):
     state: bytes | None = None
     request: IdempotentRequest | None = None
     revoked_keys: tuple[str, ...] = ()
-    """Idempotency keys that may have been written although their requests took no effect; removed
-    before `request` is checked."""
+    """Idempotency keys to remove from the store, before `request` is checked. Their requests took
+    no effect, but an earlier batch may have stored the keys."""
     restored_requests: tuple[IdempotentRequest, ...] = ()
     """Requests executed earlier (not `request`), written again because the store may have lost
     them."""

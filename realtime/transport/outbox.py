@@ -1,4 +1,4 @@
-"""Outbox: the bounded send queue of a connection. Because of it, a client that reads slowly neither
+"""Outbox: the bounded send queue of a connection. With it, a client that reads slowly neither
 stalls its session nor uses unbounded memory."""
 
 import asyncio
@@ -30,11 +30,12 @@ class Outbox:
         self._backlog = Backlog()
         self._filled = asyncio.Event()
         self._sent: asyncio.Event | None = None
-        """Set when the backlog becomes empty. None while the backlog is empty, which saves memory:
+        """The event for which `wait_until_sent` waits. Created when the backlog gets its first
+        frame; triggered, and replaced by None, when the backlog is empty again. None saves memory:
         most connections have no backlog for hours."""
         self._room: asyncio.Event | None = None
-        """Set when the backlog is within its bound again. None while the backlog is within its
-        bound."""
+        """The event for which `wait_for_room` waits. Created when the backlog exceeds its bound;
+        triggered, and replaced by None, when the backlog is within its bound again."""
         self._slow_timer: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
         self._is_too_slow = False

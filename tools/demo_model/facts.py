@@ -493,7 +493,8 @@ shop, show, bird, planet, car, month, ice cream, cheese, team
 
 
 def relation_kind(relation: str) -> Kind:
-    """Make the kind of fact for the name of a relation of the user, such as a dog or a sister."""
+    """Return the Kind for the name of the user's `relation`, a person, animal or object such as
+    "sister", "dog" or "boat". Its sentences have the form "my dog is called VALUE"."""
     return Kind(
         f"relation {relation}",
         _NAME,
@@ -542,7 +543,8 @@ def relation_kind(relation: str) -> Kind:
 
 
 def thing_kind(thing: str, draw: Draw) -> Kind:
-    """Make the kind of fact for statements of the form "my `thing` is VALUE"."""
+    """Return the Kind for the value of the user's `thing`, such as "locker code" or "favourite
+    animal". Its sentences have the form "my locker code is VALUE". `draw` draws the values."""
     return Kind(
         f"thing {thing}",
         draw,
@@ -594,8 +596,8 @@ def _any_value(rng: random.Random, *, held_out: bool) -> str:
 
 
 def draw_kind(rng: random.Random, *, held_out: bool) -> Kind:
-    """Draw a kind of fact: in half of all cases a common one, else a relation or a thing, at times
-    a thing with an invented name."""
+    """Draw a kind of fact: in half of all cases one of KINDS, else a relation (`relation_kind`) or
+    a thing (`thing_kind`), at times a thing with an invented name."""
     share = rng.random()
     if share < 0.5:
         return rng.choice(KINDS)

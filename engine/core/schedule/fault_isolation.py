@@ -30,7 +30,8 @@ class RowSelection(NamedTuple):
     sequence_filter: SequenceFilter | None
     """Sequences that may have a row; None means all."""
     has_only_suspects: bool
-    """Whether the sequences selected are one group of suspects. False: they are not suspected."""
+    """Whether the sequences selected are one group of suspects. False: no suspect with work is
+    selected."""
 
 
 ALL_SEQUENCES = RowSelection(None, has_only_suspects=False)
@@ -94,8 +95,11 @@ class FaultIsolation:
         return bool(self._groups_with_work(has_work))
 
     def row_selections(self, has_work: SequenceFilter) -> list[RowSelection]:
-        """Return ways to choose the rows of the next step, the preferred one first. The others are
-        needed because a group may get no pages while older turns hold them."""
+        """Return the selections to try for the next step, in order of preference; the first that
+        yields a row is used. Each group of suspects with work is one selection; the sequences that
+        are not suspects are another, which is preferred if the last step had rows of suspects. A
+        group may yield no row while older turns hold the pages that it needs. Returns only
+        ALL_SEQUENCES if no suspect has work."""
         groups = self._groups_with_work(has_work)
         if not groups:
             return [ALL_SEQUENCES]

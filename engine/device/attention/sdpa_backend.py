@@ -83,8 +83,10 @@ class RowGroup:
     """[n, 1, C, L]: 0 where a query attends to a position, else -inf. None: each query attends to
     all L positions if C is 1, otherwise to all positions up to its own."""
     padding: Tensor | None
-    """[padding slots, 2]: row of the group, and gathered position, of each padding slot; these
-    slots are zeroed. None: no padding."""
+    """[N, 2]: the N gathered slots that are padding, because they lie after the end of a row that
+    is shorter than the longest of the group. Each is given as the row's index in the group, and the
+    slot's index among the P * page_size gathered slots of that row. Their gathered keys and values
+    are replaced by zeros. None: no padding."""
 
     def __post_init__(self) -> None:
         self.row_count = len(self.pages)

@@ -138,6 +138,18 @@ def test_item_that_ended_equally_on_another_gateway_is_continued() -> None:
     assert other.received[1].seen_parts == 4, "the wire events that the client has received"
 
 
+def test_continued_item_has_the_event_id_of_the_first_gateway() -> None:
+    """A client that resumes from the continued event must not be taken for one that has received
+    the next event."""
+    one, other = two_logs()
+    one.end_item("ab", "completed")
+    assert other.resume(one.event_id(1)) == []
+    other.end_response("ab", "completed")
+    assert other.received[1].event_id == one.received[-1].event_id
+    (replayed,) = one.resume(other.event_id(2, line=1))
+    assert (replayed.event, replayed.seen_parts) == (other.received[1].event, 2)
+
+
 def test_item_after_a_response_is_replayed_after_the_response() -> None:
     one = GatewayLog()
     since = one.event_id()
