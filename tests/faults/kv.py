@@ -8,9 +8,10 @@ from random import Random
 
 from continuo.engine import EngineError
 from continuo.engine.wire.messages import CancelTurn, Sampling, TurnEnded
-from tests.faults.caller import ReconnectingClient, message_item
+from tests.faults.caller import ReconnectingClient
 from tests.faults.deployment import Deployment, running_deployment
 from tests.faults.row import FaultRow
+from tests.support.clients import message_item
 from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import oracle
 from tests.support.engine_sessions import CheckedSession, collect_ids, is_healthy, prompt_ids
@@ -74,14 +75,14 @@ async def cancel_at_every_step(deployment: Deployment, rng: Random) -> None:
     client = deployment.create_client(rng.randrange(2))
     await client.connect()
     for _ in range(2):
-        await client.send_message("x" * rng.randrange(1, 100))
+        await client.add_message("x" * rng.randrange(1, 100))
         response = await client.start_response(max_output_tokens=200, ignore_eos=True)
         await client.wait_deltas(rng.randrange(6))
         await client.send(type="response.cancel")
         if response not in client.ended_responses:
             await client.wait_for("response.done")
         assert client.ended_responses[response]["status"] == "cancelled"
-    await client.send_message("and now?")
+    await client.add_message("and now?")
     session = deployment.find_session(client)
     assert session is not None
     prompt, header = session.conversation.render_header()
@@ -142,12 +143,12 @@ async def truncate_and_fork(deployment: Deployment, rng: Random) -> None:
         deployment.expected_conversation(),
     )
     await client.connect()
-    await client.send_message("tell me")
-    assistant_item = message_item("item_said", ASSISTANT_TEXT, "assistant")
+    await client.add_message("tell me")
+    assistant_item = message_item(ASSISTANT_TEXT, "item_said", "assistant")
     await client.send(type="conversation.item.create", item=assistant_item)
     await client.wait_for("conversation.item.done")
     if rng.random() < 0.5:
-        await client.send_message("to be forgotten")
+        await client.add_message("to be forgotten")
         await client.complete_response(max_output_tokens=4)
         for name in client.item_ids[2:]:
             await client.send(type="conversation.item.delete", item_id=name)

@@ -5,6 +5,7 @@ import json
 import string
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -18,7 +19,7 @@ from tests.support.digest_runner import VOCABULARY
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.redis_process import REDIS_SERVER, RedisProcess
 from tests.support.sessions import SessionDriver, open_session
-from tests.support.web_servers import API_KEY, RunningServer, serve_harness
+from tests.support.web_servers import TENANTS, RunningServer, serve_harness
 
 TEMPLATE = (
     "{%- if tools %}<|im_start|>tools\n"
@@ -83,10 +84,15 @@ async def redis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Redis
 
 
 @pytest.fixture
-async def bench(chatty: Path) -> AsyncIterator[EngineHarness]:
-    async with digest_engine(
-        chatty, pages=256, page_size=4, max_model_len=400, batched_tokens=64
-    ) as bench:
+def engine_options() -> dict[str, Any]:
+    """Options of the engine besides those of `bench`; a file may override this fixture."""
+    return {}
+
+
+@pytest.fixture
+async def bench(chatty: Path, engine_options: dict[str, Any]) -> AsyncIterator[EngineHarness]:
+    sizes = {"pages": 256, "page_size": 4, "max_model_len": 400, "batched_tokens": 64}
+    async with digest_engine(chatty, **{**sizes, **engine_options}) as bench:
         yield bench
 
 
@@ -99,7 +105,14 @@ async def talk(bench: EngineHarness) -> AsyncIterator[SessionDriver]:
 
 
 @pytest.fixture
-async def running(bench: EngineHarness) -> AsyncIterator[RunningServer]:
-    settings = GatewaySettings(tenants={API_KEY: "default"}, served_model_name=("demo", "alias"))
-    async with serve_harness(bench, settings) as running:
+def gateway_settings() -> GatewaySettings:
+    """Settings of `running`; a file may override this fixture."""
+    return GatewaySettings(tenants=TENANTS, served_model_name=("demo", "alias"))
+
+
+@pytest.fixture
+async def running(
+    bench: EngineHarness, gateway_settings: GatewaySettings
+) -> AsyncIterator[RunningServer]:
+    async with serve_harness(bench, gateway_settings) as running:
         yield running

@@ -34,10 +34,10 @@ from continuo.realtime.store import (
 from tests.realtime.conftest import TEMPLATE, chat_folder
 from tests.realtime.registry.test_takeover import deltas, done, gate
 from tests.support import transformers_oracle as parity
+from tests.support.clients import ResponsesClient, connect_responses, output_text
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.redis_process import RedisProcess
-from tests.support.response_chains import ResponsesClient, connect_responses_client, output_text
 from tests.support.resuming import ResumingClient, resume_result
 from tests.support.sessions import EventRecorder
 from tests.support.waiting import wait_until
@@ -382,7 +382,7 @@ async def responses_server(
     async with (
         digest_engine(folder, pages=256, max_model_len=400) as bench,
         serve_harness(bench, settings, store) as running,
-        connect_responses_client(running) as caller,
+        connect_responses(running) as caller,
     ):
         yield caller, bench
 

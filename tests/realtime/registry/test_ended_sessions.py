@@ -168,7 +168,7 @@ async def test_ended_session_leaves_nothing_to_the_garbage_collector(
 async def run_to_end(running: RunningServer, scenario: Scenario) -> None:
     """Run a scenario and wait until the server has no session, task or connection."""
     await scenario(running)
-    state = running.server.server_state
+    state = running.web_server.server_state
     await wait_until(
         lambda: not (running.registry.list_sessions("") or state.tasks or state.connections), 60
     )

@@ -1,11 +1,6 @@
 """Forks: WS /v1/realtime?fork=SESSION&at=ITEM opens a session with the items of another."""
 
-import asyncio
-import json
-from typing import Any
-
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.protocol.commands import ConfigureSession
@@ -13,10 +8,10 @@ from continuo.realtime.protocol.events import ItemAdded, TextDelta
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.access import ForkRequest
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.server.config.settings import GatewaySettings
+from tests.support.clients import connect_realtime, open_realtime_session
 from tests.support.engines import EngineHarness
 from tests.support.sessions import EventRecorder, SessionDriver, create_registry
-from tests.support.web_servers import receive_event, serve_harness, wait_close_code
+from tests.support.web_servers import UMBRELLA, RunningServer
 
 
 async def open_session(
@@ -82,33 +77,15 @@ async def test_fork_of_unknown_session_or_item_is_refused(bench: EngineHarness) 
     await parent.session.close()
 
 
-async def created_session(socket: ClientConnection) -> Any:
-    return (await receive_event(socket))["session"]
-
-
-async def test_fork_over_websocket_copies_items_within_one_tenant(bench: EngineHarness) -> None:
-    settings = GatewaySettings(tenants={"key-one": "acme", "key-two": "umbrella"})
-    owner_key, other_key = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
-    async with (
-        serve_harness(bench, settings) as running,
-        connect(running.url, additional_headers=owner_key) as socket,
-    ):
-        session_id = (await created_session(socket))["id"]
-        content = [{"type": "input_text", "text": "hello"}]
-        item = {"id": "item_a", "type": "message", "role": "user", "content": content}
-        await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
-        url = f"{running.url}?fork={session_id}&at=item_a"
-        await receive_event(socket)
-        await asyncio.wait_for(socket.recv(), 20)
-        async with connect(url, additional_headers=owner_key) as forked:
-            assert (await created_session(forked))["id"] != session_id
-            added: Any = await receive_event(forked)
-            assert (added["type"], added["item"]["id"]) == (
-                "conversation.item.added",
-                "item_a",
-            )
-            assert (await receive_event(forked))["type"] == "conversation.item.done"
-        async with connect(url, additional_headers=other_key) as stranger:
-            error: Any = (await receive_event(stranger))["error"]
+async def test_fork_over_websocket_copies_items_within_one_tenant(running: RunningServer) -> None:
+    async with open_realtime_session(running.url) as client:
+        await client.add_message("hello", "item_a")
+        url = f"{running.url}?fork={client.session_id}&at=item_a"
+        async with open_realtime_session(url) as fork:
+            assert fork.session_id != client.session_id
+            assert (await fork.expect("conversation.item.added"))["item"]["id"] == "item_a"
+            await fork.expect("conversation.item.done")
+        async with connect_realtime(url, UMBRELLA) as stranger:
+            error = (await stranger.expect("error"))["error"]
             assert error["code"] == "session_not_found"
-            assert await wait_close_code(stranger) == 1008
+            assert await stranger.wait_close_code() == 1008

@@ -4,12 +4,9 @@ A gateway that was suspended may read a resume request whose client disconnected
 """
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
@@ -17,11 +14,11 @@ from continuo.realtime.registry.access import Credentials, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server.config.settings import GatewaySettings
 from tests.realtime.registry.test_takeover import gates
-from tests.support.engines import EngineHarness
+from tests.support.clients import JsonEvent, message_item, open_realtime_session
 from tests.support.frames import CLOSE, PING, PONG, RawWebSocket, encode_frame
 from tests.support.resuming import ResumingClient
 from tests.support.sessions import EventRecorder
-from tests.support.web_servers import RunningServer, serve_harness, wait_close_code
+from tests.support.web_servers import RunningServer
 
 pytestmark = pytest.mark.slow
 
@@ -29,34 +26,16 @@ __all__ = ["gates"]
 LIMITS = Limits(liveness_timeout_s=0.3)
 
 
-@pytest.fixture
-async def running(bench: EngineHarness) -> AsyncIterator[RunningServer]:
-    async with serve_harness(bench, GatewaySettings(limits=LIMITS)) as running:
-        yield running
-
-
-@contextlib.asynccontextmanager
-async def connected_session(running: RunningServer) -> AsyncIterator[tuple[ClientConnection, str]]:
-    """A connection with a new session, and the id of the session."""
-    async with connect(running.url) as socket:
-        created = json.loads(await socket.recv())
-        yield socket, created["session"]["id"]
-
-
-async def append_item(socket: ClientConnection, name: str) -> None:
-    """Append an item; returns when the gateway has acknowledged it, as owner of the session."""
-    await socket.send(item(name))
-    while json.loads(await asyncio.wait_for(socket.recv(), 20))["type"] != ITEM_DONE:
-        pass
-
-
 ITEM_DONE = "conversation.item.done"
 
 
-def item(name: str) -> str:
-    content = [{"type": "input_text", "text": "hello"}]
-    item = {"id": name, "type": "message", "role": "user", "content": content}
-    return json.dumps({"type": "conversation.item.create", "item": item})
+@pytest.fixture
+def gateway_settings() -> GatewaySettings:
+    return GatewaySettings(limits=LIMITS)
+
+
+def create_event(name: str) -> JsonEvent:
+    return {"type": "conversation.item.create", "item": message_item("hello", name)}
 
 
 async def request_resume(running: RunningServer, session_id: str) -> RawWebSocket:
@@ -64,9 +43,9 @@ async def request_resume(running: RunningServer, session_id: str) -> RawWebSocke
 
 
 async def test_silent_peer_does_not_take_over_a_session(running: RunningServer) -> None:
-    async with connected_session(running) as (socket, session_id):
-        await append_item(socket, "u1")
-        silent = await request_resume(running, session_id)
+    async with open_realtime_session(running.url) as client:
+        await client.add_message("hello", "u1")
+        silent = await request_resume(running, client.session_id)
         ping = await silent.receive()
         assert ping is not None
         assert ping.opcode == PING
@@ -76,47 +55,48 @@ async def test_silent_peer_does_not_take_over_a_session(running: RunningServer) 
         assert (event["type"], event["error"]["code"]) == ("error", "connection_lost")
         assert await silent.wait_close_code() == 1013
         silent.close()
-        await append_item(socket, "u2")
+        await client.add_message("hello", "u2")
 
 
 @pytest.mark.parametrize("reset", [False, True])
 async def test_disconnected_peer_does_not_take_over_a_session(
     running: RunningServer, reset: bool
 ) -> None:
-    async with connected_session(running) as (socket, session_id):
-        await append_item(socket, "u1")
-        disconnected = await request_resume(running, session_id)
+    async with open_realtime_session(running.url) as client:
+        await client.add_message("hello", "u1")
+        disconnected = await request_resume(running, client.session_id)
         disconnected.reset() if reset else disconnected.close()
-        while len(running.server.server_state.tasks) > 1:
+        while len(running.web_server.server_state.tasks) > 1:
             await asyncio.sleep(0.01)
-        await append_item(socket, "u2")
+        await client.add_message("hello", "u2")
 
 
 async def test_peer_that_answers_the_ping_takes_over_the_session(running: RunningServer) -> None:
     """Items that the peer sends before and after the ping are not lost."""
-    async with connected_session(running) as (socket, session_id):
-        await append_item(socket, "u1")
-        peer = await request_resume(running, session_id)
-        await peer.send(encode_frame(item("u2")))
+    async with open_realtime_session(running.url) as client:
+        await client.add_message("hello", "u1")
+        peer = await request_resume(running, client.session_id)
+        await peer.send_event(**create_event("u2"))
         ping = await peer.receive()
         assert ping is not None
         assert ping.opcode == PING
-        await peer.send(encode_frame(item("u3")), encode_frame(ping.payload, PONG))
+        await peer.send_event(**create_event("u3"))
+        await peer.send(encode_frame(ping.payload, PONG))
         events = [await peer.receive_event() for _ in range(7)]
         assert [event["type"] for event in events[:1]] == ["session.updated"]
         done = [event["item"]["id"] for event in events if event["type"] == ITEM_DONE]
         assert done == ["u1", "u2", "u3"]
-        assert await wait_close_code(socket) == 4001
+        assert await client.wait_close_code() == 4001
         await peer.send(encode_frame(opcode=CLOSE))
         peer.close()
 
 
 async def test_resume_of_a_parked_session_sends_no_ping(running: RunningServer) -> None:
-    async with connected_session(running) as (socket, session_id):
-        await append_item(socket, "u1")
+    async with open_realtime_session(running.url) as client:
+        await client.add_message("hello", "u1")
     while len(running.registry):
         await asyncio.sleep(0.01)
-    peer = await request_resume(running, session_id)
+    peer = await request_resume(running, client.session_id)
     first = await peer.receive()
     assert first is not None
     assert json.loads(first.payload)["type"] == "session.updated"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import connect
 
 from continuo.engine import EngineClient
 from continuo.realtime.conversation.conversation import Conversation
@@ -25,12 +24,12 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.session.status import SessionStatus
 from continuo.realtime.store import Store, open_store
 from tests.engine.server.test_several_gateways import front
-from tests.realtime.server.auth.test_tenants import ONE, TWO, answer, ask, opened, say
+from tests.support.clients import open_realtime_session
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness
 from tests.support.resuming import ResumingClient, resume_result
 from tests.support.sessions import EventRecorder, SessionDriver, user_message
-from tests.support.web_servers import RunningServer, receive_event, serve_engine, wait_close_code
+from tests.support.web_servers import TENANTS, UMBRELLA, RunningServer, serve_engine
 
 pytestmark = pytest.mark.slow
 
@@ -257,9 +256,8 @@ def _conversation(registry: Registry, client: ResumingClient) -> Conversation:
 async def servers(
     stores: tuple[Store, Store], engines: tuple[EngineClient, EngineClient]
 ) -> AsyncIterator[tuple[RunningServer, RunningServer]]:
-    tenants = {"key-one": "acme", "key-two": "umbrella"}
     names, limits = ("demo",), Limits(sweep_interval_s=NEVER_S)
-    settings = GatewaySettings(tenants=tenants, served_model_name=names, limits=limits)
+    settings = GatewaySettings(tenants=TENANTS, served_model_name=names, limits=limits)
     async with (
         serve_engine(engines[0], settings, stores[0]) as one,
         serve_engine(engines[1], settings, stores[1]) as two,
@@ -272,31 +270,30 @@ async def test_remote_session_is_shown_and_deleted_over_http(
 ) -> None:
     """An idle connection is closed as soon as its session is deleted on the other gateway."""
     one, two = servers
-    async with connect(one.url, additional_headers=ONE) as socket:
-        session_id = (await opened(socket))["id"]
-        await say(socket, "hello")
-        await answer(socket)
+    async with open_realtime_session(one.url) as client:
+        session_id = client.session_id
+        await client.add_message("hello")
+        await client.complete_response(max_output_tokens=1)
         path = f"/v1/realtime/sessions/{session_id}"
         for running in servers:
-            status, found = await ask(running, "GET", path)
+            status, found = await running.request("GET", path)
             assert (status, found["id"], found["items"]) == (200, session_id, 2)
             assert (found["state"], found["kv"]["place"]) == ("idle", "device")
         for method in ("GET", "DELETE"):
-            foreign = await ask(two, method, path, headers=TWO)
-            unknown = await ask(two, method, "/v1/realtime/sessions/sess_x", headers=TWO)
+            foreign = await two.request(method, path, headers=UMBRELLA)
+            unknown = await two.request(method, "/v1/realtime/sessions/sess_x", headers=UMBRELLA)
             assert foreign[0] == unknown[0] == 404
             assert json.dumps(foreign[1]).replace(session_id, "sess_x") == json.dumps(unknown[1])
-        async with connect(f"{two.url}?fork={session_id}", additional_headers=ONE) as fork:
-            fork_id = (await opened(fork))["id"]
-            added: Any = await receive_event(fork)
+        async with open_realtime_session(f"{two.url}?fork={session_id}") as fork:
+            added = await fork.receive()
             assert added["item"]["content"][0]["text"] == "hello"
-        status, deleted = await ask(two, "DELETE", path)
+        status, deleted = await two.request("DELETE", path)
         assert (status, deleted["deleted"]) == (200, True)
-        assert await wait_close_code(socket) == 4003
+        assert await client.wait_close_code() == 4003
     for running in servers:
-        assert (await ask(running, "GET", path))[0] == 404
-        assert (await ask(running, "DELETE", path))[0] == 404
-    assert (await ask(one, "DELETE", f"/v1/realtime/sessions/{fork_id}"))[0] == 200
+        assert (await running.request("GET", path))[0] == 404
+        assert (await running.request("DELETE", path))[0] == 404
+    assert (await one.request("DELETE", f"/v1/realtime/sessions/{fork.session_id}"))[0] == 200
 
 
 async def test_response_continues_a_response_of_another_gateway(
@@ -307,8 +304,8 @@ async def test_response_continues_a_response_of_another_gateway(
 
     async def respond(running: RunningServer, text: str, previous: str | None) -> Any:
         body = {"model": "demo", "input": text, "max_output_tokens": 8, "temperature": 0}
-        status, response = await ask(
-            running, "POST", "/v1/responses", body | {"previous_response_id": previous}
+        status, response = await running.request(
+            "POST", "/v1/responses", body | {"previous_response_id": previous}
         )
         assert status == 200, response
         return response
@@ -322,8 +319,7 @@ async def test_response_continues_a_response_of_another_gateway(
     texts = [each["output"][0]["content"][0]["text"] for each in third]
     assert texts[0] == texts[1]
     body = {"model": "demo", "input": "x", "previous_response_id": first_response["id"]}
-    status, denied = await ask(two, "POST", "/v1/responses", body, headers=TWO)
+    status, denied = await two.request("POST", "/v1/responses", body, headers=UMBRELLA)
     assert (status, denied["error"]["code"]) == (400, "previous_response_not_found")
     for running in servers:
-        app: Any = running.server.config.app
-        await app.state.responses.close()
+        await running.app.state.responses.close()

@@ -4,58 +4,49 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from continuo.engine.client import connection
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
-from continuo.realtime.store import Store, open_store
-from tests.realtime.server.auth.test_tenants import ONE, TWO, ask
-from tests.support.engines import EngineHarness, digest_engine
-from tests.support.response_chains import (
+from continuo.realtime.store import Store
+from tests.support.clients import (
     FINAL_EVENT_TYPES,
     JsonEvent,
     cached_tokens,
-    connect_responses_client,
+    connect_responses,
     output_text,
 )
-from tests.support.web_servers import RunningServer, serve_harness
+from tests.support.engines import EngineHarness
+from tests.support.web_servers import (
+    TENANTS,
+    UMBRELLA,
+    RunningServer,
+    encode_request,
+    serve_harness,
+)
 
 pytestmark = pytest.mark.slow
 
-TENANTS = {"key-one": "acme", "key-two": "umbrella"}
 LIMITS = Limits(response_frame_bytes_max=4000)
 LONG: JsonEvent = {"input": "hello", "ignore_eos": True, "max_output_tokens": 300}
 
 
 @pytest.fixture
-async def bench(chatty: Path) -> AsyncIterator[EngineHarness]:
-    async with digest_engine(
-        chatty, pages=512, page_size=4, max_model_len=400, batched_tokens=64, step_s=0.002
-    ) as bench:
-        yield bench
+def engine_options() -> dict[str, Any]:
+    return {"pages": 512, "step_s": 0.002}
 
 
 @pytest.fixture
-async def store() -> AsyncIterator[Store]:
-    store = await open_store("sqlite://:memory:")
-    yield store
-    await store.aclose()
-
-
-@pytest.fixture
-async def running(bench: EngineHarness, store: Store) -> AsyncIterator[RunningServer]:
-    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=LIMITS)
-    async with serve_harness(bench, settings, store) as running:
-        yield running
-    assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
+def gateway_settings() -> GatewaySettings:
+    return GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=LIMITS)
 
 
 async def post(running: RunningServer, **body: object) -> JsonEvent:
     body = {"max_output_tokens": 4, **body}
-    status, response = await ask(running, "POST", "/v1/responses", body)
+    status, response = await running.request("POST", "/v1/responses", body)
     assert status == 200, response
     return response
 
@@ -66,10 +57,7 @@ async def streaming(
 ) -> AsyncIterator[AsyncIterator[tuple[str, str]]]:
     """Send a request. Yields the server-sent events of the response, (event, data) each."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    data = b"" if body is None else json.dumps(body).encode()
-    head = [f"{method} {path} HTTP/1.1", "Host: x", *(f"{k}: {v}" for k, v in ONE.items())]
-    head += [f"Content-Length: {len(data)}", "Connection: close"]
-    writer.write(("\r\n".join(head) + "\r\n\r\n").encode() + data)
+    writer.write(encode_request(method, path, body))
     received = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     assert " 200 " in received.splitlines()[0], received
     assert "content-type: text/event-stream" in received
@@ -103,7 +91,7 @@ async def test_response_is_returned_and_retrieved_as_json(running: RunningServer
     response = await post(running, input="hello", instructions="be kind")
     assert (response["object"], response["store"]) == ("response", True)
     assert output_text(response)
-    status, retrieved = await ask(running, "GET", f"/v1/responses/{response['id']}")
+    status, retrieved = await running.request("GET", f"/v1/responses/{response['id']}")
     assert (status, retrieved) == (200, response)
 
 
@@ -125,8 +113,8 @@ async def test_response_is_continued_over_http_and_websocket(
     second = await post(running, input="on", previous_response_id=first["id"])
     assert cached_tokens(second) == first["usage"]["total_tokens"] - 1
     assert len(await bench.engine.list_sessions()) == 1, "not the same engine session"
-    async with connect_responses_client(running, "key-one") as caller:
-        third = await caller.create_response("on", previous_response_id=second["id"])
+    async with connect_responses(running) as client:
+        third = await client.create_response("on", previous_response_id=second["id"])
     assert cached_tokens(third) == second["usage"]["total_tokens"] - 1, (
         "HTTP and WebSocket do not share their state"
     )
@@ -134,10 +122,10 @@ async def test_response_is_continued_over_http_and_websocket(
 
 async def test_unstored_response_is_not_found(running: RunningServer, bench: EngineHarness) -> None:
     first = await post(running, input="hello", store=False)
-    status, body = await ask(running, "GET", f"/v1/responses/{first['id']}")
+    status, body = await running.request("GET", f"/v1/responses/{first['id']}")
     assert (status, body["error"]["code"]) == (404, "response_not_found")
     request = {"input": "on", "previous_response_id": first["id"]}
-    status, body = await ask(running, "POST", "/v1/responses", request)
+    status, body = await running.request("POST", "/v1/responses", request)
     assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
 
 
@@ -149,7 +137,7 @@ async def test_stream_starts_after_a_sequence_number(running: RunningServer) -> 
     assert await all_events(running, "GET", path) == events
     assert await all_events(running, "GET", f"{path}&starting_after=4") == events[5:]
     assert await all_events(running, "GET", f"{path}&starting_after=99") == []
-    status, body = await ask(running, "GET", f"{path}&starting_after=x")
+    status, body = await running.request("GET", f"{path}&starting_after=x")
     assert (status, body["error"]["param"]) == (400, "starting_after")
 
 
@@ -174,17 +162,15 @@ async def test_interrupted_stream_is_resumed_while_the_response_runs(
     assert bodies[-1]["response"]["usage"]["output_tokens"] == 60
 
 
-async def test_unread_response_is_cancelled_after_a_grace_period(
-    bench: EngineHarness, store: Store
-) -> None:
+async def test_unread_response_is_cancelled_after_a_grace_period(bench: EngineHarness) -> None:
     limits = Limits(unread_response_grace_s=0.02)
     settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=limits)
-    async with serve_harness(bench, settings, store) as running:
+    async with serve_harness(bench, settings) as running:
         async with streaming(running, "POST", "/v1/responses", {**LONG, "stream": True}) as events:
             id = json.loads((await anext(events))[1])["response"]["id"]
         async with asyncio.timeout(20):
             while True:
-                _, response = await ask(running, "GET", f"/v1/responses/{id}")
+                _, response = await running.request("GET", f"/v1/responses/{id}")
                 if response["status"] != "in_progress":
                     break
                 await asyncio.sleep(0.05)
@@ -198,9 +184,7 @@ async def test_disconnect_cancels_an_unstored_response(
     async with streaming(running, "POST", "/v1/responses", body) as events:
         await anext(events)
     _, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    data = json.dumps({**LONG, "store": False}).encode()
-    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: {ONE['Authorization']}\r\n"
-    writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    writer.write(encode_request("POST", "/v1/responses", {**LONG, "store": False}))
     async with asyncio.timeout(20):
         while not await bench.engine.list_sessions():
             await asyncio.sleep(0.01)
@@ -212,22 +196,22 @@ async def test_disconnect_cancels_an_unstored_response(
 async def test_background_response_is_cancelled_over_http(running: RunningServer) -> None:
     running_response = await post(running, **LONG, background=True)
     assert (running_response["status"], running_response["background"]) == ("in_progress", True)
-    status, ended = await ask(running, "POST", f"/v1/responses/{running_response['id']}/cancel")
+    status, ended = await running.request("POST", f"/v1/responses/{running_response['id']}/cancel")
     assert (status, ended["incomplete_details"]) == (200, {"reason": "cancelled"})
-    _, later = await ask(running, "GET", f"/v1/responses/{running_response['id']}")
+    _, later = await running.request("GET", f"/v1/responses/{running_response['id']}")
     assert later == ended
 
 
 async def test_deleted_response_is_not_found(running: RunningServer) -> None:
     response = await post(running, input="hello")
     path = f"/v1/responses/{response['id']}"
-    status, body = await ask(running, "DELETE", path)
+    status, body = await running.request("DELETE", path)
     assert (status, body) == (200, {"id": response["id"], "object": "response", "deleted": True})
     for method in ("GET", "DELETE"):
-        status, body = await ask(running, method, path)
+        status, body = await running.request(method, path)
         assert (status, body["error"]["code"]) == (404, "response_not_found")
     request = {"input": "on", "previous_response_id": response["id"]}
-    status, body = await ask(running, "POST", "/v1/responses", request)
+    status, body = await running.request("POST", "/v1/responses", request)
     assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
 
 
@@ -237,12 +221,12 @@ async def test_response_of_another_tenant_is_reported_as_not_found(running: Runn
     for id in (response["id"], active["id"]):
         path = f"/v1/responses/{id}"
         for method, target in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel")):
-            refused = await ask(running, method, target, headers=TWO)
-            unknown = await ask(running, method, target.replace(id, "resp_x"), headers=TWO)
+            refused = await running.request(method, target, headers=UMBRELLA)
+            unknown = await running.request(method, target.replace(id, "resp_x"), headers=UMBRELLA)
             refused[1]["error"]["message"] = unknown[1]["error"]["message"]
             assert refused == unknown
             assert refused[0] == 404
-    status, _ = await ask(running, "GET", f"/v1/responses/{response['id']}")
+    status, _ = await running.request("GET", f"/v1/responses/{response['id']}")
     assert status == 200
 
 
@@ -260,7 +244,7 @@ async def test_response_of_another_tenant_is_reported_as_not_found(running: Runn
 async def test_invalid_response_bodies_are_refused(
     running: RunningServer, body: object, status: int, code: str
 ) -> None:
-    actual_status, refused = await ask(running, "POST", "/v1/responses", body)
+    actual_status, refused = await running.request("POST", "/v1/responses", body)
     assert (actual_status, refused["error"]["code"]) == (status, code)
 
 
@@ -272,11 +256,11 @@ async def test_requests_need_a_full_api_key(running: RunningServer) -> None:
         ("POST", "/v1/responses/resp_1/cancel"),
         ("POST", "/v1/chat/completions"),
     ):
-        status, response = await ask(running, method, path, {}, headers={})
+        status, response = await running.request(method, path, {}, headers={})
         assert (status, response["error"]["code"]) == (401, "missing_api_key")
-    status, secret = await ask(running, "POST", "/v1/realtime/client_secrets", {})
+    status, secret = await running.request("POST", "/v1/realtime/client_secrets", {})
     ephemeral = {"Authorization": f"Bearer {secret['value']}"}
-    status, response = await ask(running, "POST", "/v1/responses", {}, headers=ephemeral)
+    status, response = await running.request("POST", "/v1/responses", {}, headers=ephemeral)
     assert (status, response["error"]["code"]) == (403, "ephemeral_key")
 
 
@@ -284,8 +268,8 @@ async def test_requests_need_a_full_api_key(running: RunningServer) -> None:
 
 
 async def complete(running: RunningServer, **body: object) -> JsonEvent:
-    status, completion = await ask(
-        running, "POST", "/v1/chat/completions", {"max_completion_tokens": 4, **body}
+    status, completion = await running.request(
+        "POST", "/v1/chat/completions", {"max_completion_tokens": 4, **body}
     )
     assert status == 200, completion
     return completion
@@ -404,7 +388,7 @@ async def test_chat_completion_accepts_tools_and_their_results(running: RunningS
 async def test_invalid_chat_bodies_are_refused(
     running: RunningServer, body: JsonEvent, code: str, param: str
 ) -> None:
-    status, response = await ask(running, "POST", "/v1/chat/completions", body)
+    status, response = await running.request("POST", "/v1/chat/completions", body)
     assert (status, response["error"]["code"], response["error"]["param"]) == (400, code, param)
 
 
@@ -415,7 +399,7 @@ async def test_internal_error_is_reported_as_500(
         raise ZeroDivisionError
 
     monkeypatch.setattr(store, "find_response", broken)
-    status, body = await ask(running, "GET", "/v1/responses/resp_none")
+    status, body = await running.request("GET", "/v1/responses/resp_none")
     assert (status, body["error"]["type"], body["error"]["code"]) == (
         *(500, "server_error"),
         "server_error",
@@ -432,7 +416,7 @@ async def test_request_is_refused_while_no_engine_is_available(
     while bench.engine.is_available_soon:
         await asyncio.sleep(0.01)
     request = {"model": "demo", "input": "hello", "max_output_tokens": 4}
-    status, refused = await ask(running, "POST", "/v1/responses", request)
+    status, refused = await running.request("POST", "/v1/responses", request)
     assert (status, refused["error"]["code"]) == (503, "engine_unavailable")
     bench.launch_allowed.set()
     while not bench.engine.is_available:

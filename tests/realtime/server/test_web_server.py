@@ -13,39 +13,35 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.server.process.web_server import bind
+from tests.support.clients import open_realtime_session
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.sessions import shared_store
-from tests.support.web_servers import (
-    API_KEY,
-    AUTHORIZATION_HEADERS,
-    RunningServer,
-    receive_event,
-    serve_app,
-    serve_harness,
-    wait_close_code,
-)
+from tests.support.web_servers import ACME, API_KEY, RunningServer, serve_app, serve_harness
 
 # ---------------------------------------------------------------- http
 
 
 async def test_models_are_listed_and_retrieved_by_name(running: RunningServer) -> None:
-    status, listed = await running.get_json("/v1/models", **AUTHORIZATION_HEADERS)
+    status, listed = await running.request("GET", "/v1/models")
     assert status == 200
     assert isinstance(listed["data"], list)
     assert [model["id"] for model in listed["data"]] == ["demo", "alias"]
     assert {model["max_model_len"] for model in listed["data"]} == {400}
-    status, one = await running.get_json("/v1/models/alias", **AUTHORIZATION_HEADERS)
+    status, one = await running.request("GET", "/v1/models/alias")
     assert (status, one["id"]) == (200, "alias")
-    status, none = await running.get_json("/v1/models/gpt-9", **AUTHORIZATION_HEADERS)
+    status, none = await running.request("GET", "/v1/models/gpt-9")
     assert status == 404
     assert isinstance(none["error"], dict)
     assert none["error"]["code"] == "model_not_found"
 
 
 async def test_health_requires_no_key_and_models_do(running: RunningServer) -> None:
-    assert await running.get_json("/health") == (200, {"status": "ok", "engine": "up"})
+    assert await running.request("GET", "/health", headers={}) == (
+        200,
+        {"status": "ok", "engine": "up"},
+    )
     for path in ("/v1/models", "/v1/models/demo", "/v1/models/gpt-9"):
-        status, denied = await running.get_json(path)
+        status, denied = await running.request("GET", path, headers={})
         assert status == 401
         assert isinstance(denied["error"], dict)
         assert denied["error"]["code"] == "missing_api_key"
@@ -65,17 +61,17 @@ async def test_readiness_requires_no_key(bench: EngineHarness) -> None:
                 gate.set_app(app, bench.engine, store)
             gate.is_draining = draining
             for path in ("/ready", "/health/ready"):
-                assert await running.get_json(path) == expected
+                assert await running.request("GET", path, headers={}) == expected
 
 
 async def test_unknown_path_is_404_over_http_and_websocket(running: RunningServer) -> None:
     for path in ("/v1/nothing", "/v2/responses"):
-        status, body = await running.get_json(path, **AUTHORIZATION_HEADERS)
+        status, body = await running.request("GET", path)
         assert isinstance(body["error"], dict)
         assert (status, body["error"]["code"]) == (404, "not_found")
         url = f"ws://127.0.0.1:{running.port}{path}"
         with pytest.raises(InvalidStatus) as refused:
-            async with connect(url, additional_headers=AUTHORIZATION_HEADERS):
+            async with connect(url, additional_headers=ACME):
                 pass
         assert refused.value.response.status_code == 404
 
@@ -96,11 +92,8 @@ async def test_unknown_path_is_404_over_http_and_websocket(running: RunningServe
 async def test_subprotocol_realtime_is_selected_if_offered(
     running: RunningServer, offered: list[Subprotocol] | None, chosen: str | None
 ) -> None:
-    async with connect(
-        running.url, additional_headers=AUTHORIZATION_HEADERS, subprotocols=offered
-    ) as socket:
-        assert socket.subprotocol == chosen
-        assert (await receive_event(socket))["type"] == "session.created"
+    async with open_realtime_session(running.url, subprotocols=offered) as client:
+        assert client.socket.subprotocol == chosen
 
 
 async def test_key_in_a_subprotocol_is_accepted_and_not_echoed(running: RunningServer) -> None:
@@ -115,8 +108,8 @@ async def test_key_in_a_subprotocol_is_accepted_and_not_echoed(running: RunningS
     [
         ({}, 401),
         ({"Authorization": "Bearer wrong"}, 401),
-        ({**AUTHORIZATION_HEADERS, "Origin": "https://evil.example"}, 403),
-        ({**AUTHORIZATION_HEADERS, "Origin": "null"}, 403),
+        ({**ACME, "Origin": "https://evil.example"}, 403),
+        ({**ACME, "Origin": "null"}, 403),
     ],
 )
 async def test_invalid_key_or_origin_is_refused_before_the_upgrade(
@@ -128,32 +121,27 @@ async def test_invalid_key_or_origin_is_refused_before_the_upgrade(
 
 
 async def test_compression_offer_is_declined(running: RunningServer) -> None:
-    async with connect(
-        running.url, additional_headers=AUTHORIZATION_HEADERS, compression="deflate"
-    ) as socket:
+    async with connect(running.url, additional_headers=ACME, compression="deflate") as socket:
         assert socket.response is not None
         assert "Sec-WebSocket-Extensions" not in socket.response.headers
 
 
 async def test_session_is_created_under_an_alias_of_the_model(running: RunningServer) -> None:
-    async with connect(
-        f"{running.url}?model=alias", additional_headers=AUTHORIZATION_HEADERS
-    ) as socket:
-        session = (await receive_event(socket))["session"]
-        assert isinstance(session, dict)
-        assert session["model"] == "alias"
+    async with open_realtime_session(f"{running.url}?model=alias") as client:
+        assert client.session["model"] == "alias"
 
 
 # ---------------------------------------------------------------- start and stop
 
 
 async def test_stopping_server_closes_connections_with_1012(bench: EngineHarness) -> None:
-    async with serve_harness(bench, GatewaySettings()) as running:
-        socket = await connect(running.url)
-        await receive_event(socket)
-        await socket.send('{"type": "response.create"}')
-        running.server.should_exit = True
-        assert await wait_close_code(socket) == 1012
+    async with (
+        serve_harness(bench, GatewaySettings()) as running,
+        open_realtime_session(running.url) as client,
+    ):
+        await client.send("response.create")
+        running.web_server.should_exit = True
+        assert await client.wait_close_code() == 1012
     assert await bench.engine.list_sessions() == []
 
 

@@ -1,6 +1,5 @@
 """MessagePack frames: the events of the Realtime API under the subprotocol `realtime.msgpack`."""
 
-import asyncio
 import contextlib
 from typing import Any
 
@@ -8,8 +7,6 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from continuo.realtime.errors import BadFrame, Refusal
@@ -29,7 +26,8 @@ from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings, Tool
 from tests.fuzz.corpus import EVENTS, TOOL
 from tests.realtime.protocol.realtime_api.test_realtime_codec import BAD
-from tests.support.web_servers import AUTHORIZATION_HEADERS, RunningServer
+from tests.support.clients import connect_realtime, open_realtime_session
+from tests.support.web_servers import RunningServer
 
 MSGPACK = CODECS["realtime.msgpack"]
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
@@ -172,86 +170,54 @@ def test_long_msgpack_text_counts_as_one_value() -> None:
 # ---------------------------------------------------------------- over a socket
 
 
-def connect_with_msgpack(running: RunningServer) -> Any:
-    offered = [Subprotocol("realtime.msgpack"), Subprotocol("realtime")]
-    return connect(running.url, additional_headers=AUTHORIZATION_HEADERS, subprotocols=offered)
-
-
-async def recv(socket: ClientConnection) -> dict[str, Any]:
-    frame = await asyncio.wait_for(socket.recv(), 20)
-    assert isinstance(frame, bytes), "a text frame"
-    return unpack(frame)
-
-
-async def wait_for(socket: ClientConnection, kind: str) -> dict[str, Any]:
-    while (event := await recv(socket))["type"] != kind:
-        pass
-    return event
-
-
-async def close_code(socket: ClientConnection) -> int:
-    """Read up to the close frame. Returns its code."""
-    try:
-        while True:
-            await recv(socket)
-    except ConnectionClosed as end:
-        return end.rcvd.code if end.rcvd else 1006
+OFFERED = [Subprotocol("realtime.msgpack"), Subprotocol("realtime")]
 
 
 async def test_conversation_over_msgpack_frames(running: RunningServer) -> None:
-    async with connect_with_msgpack(running) as socket:
-        assert socket.subprotocol == "realtime.msgpack"
-        assert (await recv(socket))["type"] == "session.created"
+    async with open_realtime_session(running.url, subprotocols=OFFERED) as client:
+        assert client.is_binary
         session = {"type": "realtime", "instructions": "be kind", "tools": [TOOL]}
-        await socket.send(pack({"type": "session.update", "session": session}))
-        updated = await wait_for(socket, "session.updated")
+        await client.send("session.update", session=session)
+        updated = await client.wait_for("session.updated")
         assert updated["session"]["tools"][0]["parameters"] == TOOL["parameters"]
-        content = [{"type": "input_text", "text": "hello"}]
-        item = {"type": "message", "role": "user", "content": content}
-        await socket.send(pack({"type": "conversation.item.create", "item": item}))
-        await wait_for(socket, "conversation.item.done")
-        await socket.send(pack({"type": "response.create", "response": {"max_output_tokens": 5}}))
-        streamed = ""
-        while (event := await recv(socket))["type"] != "response.done":
-            streamed += event.get("delta", "")
-        (item,) = event["response"]["output"]
+        await client.add_message("hello")
+        response = await client.start_response(max_output_tokens=5)
+        streamed = await client.wait_response(response)
+        (item,) = client.ended_responses[response]["output"]
         assert item["content"] == [{"type": "output_text", "text": streamed}]
 
 
 async def test_connection_stays_usable_after_a_bad_msgpack_frame(running: RunningServer) -> None:
-    async with connect_with_msgpack(running) as socket:
-        await recv(socket)
+    async with open_realtime_session(running.url, subprotocols=OFFERED) as client:
         for frame in (b"\xc1", pack({"type": "x.y", "event_id": "e"}), b"\xc0" * 1_100_000):
-            await socket.send(frame)
-        errors = [(await wait_for(socket, "error"))["error"] for _ in range(3)]
+            await client.socket.send(frame)
+        errors = [(await client.wait_for("error"))["error"] for _ in range(3)]
         assert [error["code"] for error in errors] == [
             "invalid_msgpack",
             "invalid_value",
             "frame_too_large",
         ]
         assert errors[1]["event_id"] == "e"
-        await socket.send(pack({"type": "input_audio_buffer.clear"}))
-        await wait_for(socket, "input_audio_buffer.cleared")
+        await client.send("input_audio_buffer.clear")
+        await client.wait_for("input_audio_buffer.cleared")
 
 
 async def test_consecutive_bad_msgpack_frames_close_the_connection(running: RunningServer) -> None:
-    async with connect_with_msgpack(running) as socket:
+    async with open_realtime_session(running.url, subprotocols=OFFERED) as client:
         for _ in range(32):
-            await socket.send(b"\xc1")
-        assert await close_code(socket) == 1007
+            await client.socket.send(b"\xc1")
+        assert await client.wait_close_code() == 1007
 
 
 async def test_text_frame_closes_a_msgpack_connection(running: RunningServer) -> None:
-    async with connect_with_msgpack(running) as socket:
-        await socket.send('{"type": "response.cancel"}')
-        assert await close_code(socket) == 1003
+    async with open_realtime_session(running.url, subprotocols=OFFERED) as client:
+        await client.socket.send('{"type": "response.cancel"}')
+        assert await client.wait_close_code() == 1003
 
 
 async def test_unknown_model_is_reported_in_msgpack(running: RunningServer) -> None:
-    offered = [Subprotocol("realtime.msgpack")]
     url = f"{running.url}?model=gpt-9"
-    async with connect(
-        url, additional_headers=AUTHORIZATION_HEADERS, subprotocols=offered
-    ) as socket:
-        assert (await recv(socket))["error"]["code"] == "model_not_found"
-        assert await close_code(socket) == 1008
+    async with connect_realtime(url, subprotocols=OFFERED[:1]) as client:
+        assert client.is_binary
+        assert (await client.expect("error"))["error"]["code"] == "model_not_found"
+        assert await client.wait_close_code() == 1008

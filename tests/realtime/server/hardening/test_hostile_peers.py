@@ -7,7 +7,6 @@ import socket
 
 import msgspec
 import pytest
-from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
@@ -18,6 +17,7 @@ from continuo.realtime.server.hardening import guarded_http, guards
 from continuo.realtime.server.hardening.guarded_websocket import frame_head
 from continuo.realtime.server.process import web_server
 from continuo.realtime.server.process.web_server import USER_TIMEOUT_MS, bind
+from tests.support.clients import open_realtime_session
 from tests.support.engines import EngineHarness
 from tests.support.frames import (
     BINARY,
@@ -28,15 +28,7 @@ from tests.support.frames import (
     encode_frame,
     upgrade_request,
 )
-from tests.support.web_servers import (
-    API_KEY,
-    AUTHORIZATION_HEADERS,
-    RunningServer,
-    receive_event,
-    receive_until,
-    serve_harness,
-    wait_close_code,
-)
+from tests.support.web_servers import API_KEY, RunningServer, serve_harness
 
 pytestmark = pytest.mark.slow
 
@@ -60,11 +52,13 @@ async def test_finished_handshake_has_no_timeout(
     bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.05)
-    async with serve_harness(bench, GatewaySettings()) as running, connect(running.url) as socket:
-        await receive_event(socket)
+    async with (
+        serve_harness(bench, GatewaySettings()) as running,
+        open_realtime_session(running.url) as client,
+    ):
         await asyncio.sleep(0.15)
-        await socket.send('{"type": "input_audio_buffer.clear"}')
-        assert (await receive_event(socket))["type"] == "input_audio_buffer.cleared"
+        await client.send("input_audio_buffer.clear")
+        await client.expect("input_audio_buffer.cleared")
 
 
 async def test_listening_sockets_set_tcp_user_timeout_and_nodelay() -> None:
@@ -78,36 +72,32 @@ async def test_reset_during_a_response_ends_a_session_without_resume_window(
     bench: EngineHarness,
 ) -> None:
     async with serve_harness(bench, GatewaySettings(limits=Limits(resume_window_s=0))) as running:
-        socket = await connect(running.url)
-        await receive_event(socket)
-        await socket.send('{"type": "response.create"}')
-        await receive_until(socket, "response.output_text.delta")
-        socket.transport.abort()
-        while await bench.engine.list_sessions():
-            await asyncio.sleep(0.01)
+        async with open_realtime_session(running.url) as client:
+            await client.start_response()
+            await client.wait_deltas(1)
+            client.socket.transport.abort()
+            await bench.wait_until_empty()
         assert (await bench.engine.stats()).active_turns == 0
 
 
 async def test_fragmented_message_is_received_as_one(running: RunningServer) -> None:
-    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
-        await receive_event(socket)
-        await socket.send(['{"type": ', '"input_audio_buffer.clear"', "}"])
-        assert (await receive_event(socket))["type"] == "input_audio_buffer.cleared"
+    async with open_realtime_session(running.url) as client:
+        await client.socket.send(['{"type": ', '"input_audio_buffer.clear"', "}"])
+        await client.expect("input_audio_buffer.cleared")
 
 
 @pytest.mark.parametrize(("extra", "code"), [(1024, None), (2 * 1024 * 1024, 1009)])
 async def test_frame_over_the_limit_is_an_error_and_over_twice_closes(
     running: RunningServer, extra: int, code: int | None
 ) -> None:
-    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
-        await receive_event(socket)
+    async with open_realtime_session(running.url) as client:
         half = "x" * (512 * 1024 + extra // 2)
         with contextlib.suppress(ConnectionClosed):
-            await socket.send([half, half])
+            await client.socket.send([half, half])
         if code is None:
-            assert (await receive_event(socket))["type"] == "error"
+            await client.expect("error")
             return
-        assert await wait_close_code(socket) == code
+        assert await client.wait_close_code() == code
 
 
 async def test_oversized_frame_is_read_to_its_end_so_that_1009_arrives(
@@ -146,10 +136,9 @@ async def test_invalid_utf8_closes_without_a_traceback(
 ) -> None:
     handlers = logging.getLogger().handlers[:]
     logging_setup.configure("warning", ())
-    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
-        await receive_event(socket)
-        await socket.send(b"\xff\xfe", text=True)
-        assert await wait_close_code(socket) == 1007
+    async with open_realtime_session(running.url) as client:
+        await client.socket.send(b"\xff\xfe", text=True)
+        assert await client.wait_close_code() == 1007
     logging.getLogger().handlers[:] = handlers
     assert "Traceback" not in capsys.readouterr().err
 
@@ -220,7 +209,7 @@ SHORT_LIVED = Limits(resume_window_s=0.1, detach_grace_s=0.05, sweep_interval_s=
 async def until_released(bench: EngineHarness, running: RunningServer) -> None:
     """Wait until the engine has no session and the web server no connection."""
     async with asyncio.timeout(60):
-        while await bench.engine.list_sessions() or running.server.server_state.connections:
+        while await bench.engine.list_sessions() or running.web_server.server_state.connections:
             await asyncio.sleep(0.02)
 
 
@@ -325,9 +314,9 @@ async def test_client_that_does_not_read_is_disconnected_at_the_outbox_bound(
 
         tasks = [asyncio.create_task(keep_sending()), asyncio.create_task(keep_reading())]
         async with asyncio.timeout(60):
-            while running.server.server_state.connections:
-                async with connect(running.url) as other:
-                    assert (await receive_event(other))["type"] == "session.created"
+            while running.web_server.server_state.connections:
+                async with open_realtime_session(running.url):
+                    pass
                 await asyncio.sleep(0.1)
         for task in tasks:
             task.cancel()

@@ -100,7 +100,7 @@ async def test_head_over_the_bounds_is_refused(
         for start in range(0, len(sent), size):
             await connection.send(sent[start : start + size])
         assert await connection.refusal() == refusal
-    assert running.server.incoming_budget.charged_bytes == 0
+    assert running.web_server.incoming_budget.charged_bytes == 0
 
 
 @pytest.mark.parametrize("name", ["headers", "small headers", "one value", "a request line"])
@@ -211,7 +211,7 @@ async def test_lingering_close_ends_after_a_timeout(
     monkeypatch.setattr(guarded_http, "LINGER_S", 0.1)
     async with open_raw(running.port) as connection:
         await connection.send(LINE + headers(300, 500))
-        await wait_until(lambda: not running.server.server_state.connections)
+        await wait_until(lambda: not running.web_server.server_state.connections)
 
 
 async def test_empty_lines_do_not_keep_a_connection_open(

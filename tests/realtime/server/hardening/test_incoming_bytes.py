@@ -12,13 +12,13 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
-from websockets.asyncio.client import connect
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.hardening import guarded_http, guarded_websocket
 from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
 from continuo.realtime.server.process.web_server import WebServer, bind
+from tests.support.clients import open_realtime_session
 from tests.support.engines import EngineHarness
 from tests.support.frames import (
     CLOSE,
@@ -29,7 +29,7 @@ from tests.support.frames import (
     upgrade_request,
 )
 from tests.support.waiting import wait_until
-from tests.support.web_servers import API_KEY, RunningServer, receive_event, serve_harness
+from tests.support.web_servers import API_KEY, RunningServer, serve_harness
 
 pytestmark = pytest.mark.slow
 
@@ -116,17 +116,16 @@ def test_second_release_of_a_share_changes_nothing() -> None:
 
 async def test_unfinished_messages_stay_within_the_budget(small: RunningServer) -> None:
     """A client with a small message is answered while the budget is full."""
-    incoming, most = small.server.incoming_budget, 0
+    incoming, most = small.web_server.incoming_budget, 0
     others: list[RawWebSocket] = []
     for _ in range(12):
         peer = await RawWebSocket.connect(small.port)
         await peer.receive_event()
         await peer.send(half(MIB))
         others.append(peer)
-        async with connect(small.url) as honest:
-            await receive_event(honest)
-            await honest.send(json.dumps({"type": "input_audio_buffer.clear", "pad": "x" * 4096}))
-            assert (await receive_event(honest))["type"] == "input_audio_buffer.cleared"
+        async with open_realtime_session(small.url) as honest:
+            await honest.send("input_audio_buffer.clear", pad="x" * 4096)
+            await honest.expect("input_audio_buffer.cleared")
         most = max(most, incoming.charged_bytes)
     await wait_until(lambda: incoming.refused_count >= 12 - 8)
     assert 6 * MIB < most <= incoming.bytes_max
@@ -213,8 +212,8 @@ async def test_unfinished_heads_are_charged(small: RunningServer) -> None:
             _, writer = await asyncio.open_connection("127.0.0.1", small.port)
             stack.callback(writer.close)
             writer.write(b"GET /health HTTP/1.1\r\nX: " + b"x" * 30_000)
-        await wait_until(lambda: small.server.incoming_budget.charged_bytes > 4 * 30_000)
-    await wait_until(lambda: small.server.incoming_budget.charged_bytes == 0)
+        await wait_until(lambda: small.web_server.incoming_budget.charged_bytes > 4 * 30_000)
+    await wait_until(lambda: small.web_server.incoming_budget.charged_bytes == 0)
 
 
 # ---------------------------------------------------------------- bodies
@@ -235,7 +234,7 @@ async def test_largest_body_is_refused_and_another_is_answered(small: RunningSer
         return reader, writer
 
     large, other = await begin_body(5 * MIB), await begin_body(0)
-    await wait_until(lambda: small.server.incoming_budget.charged_bytes >= 5 * MIB)
+    await wait_until(lambda: small.web_server.incoming_budget.charged_bytes >= 5 * MIB)
     other[1].write(b" " * 4 * MIB)
     head, _, body = (await asyncio.wait_for(large[0].read(), 20)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
@@ -245,7 +244,7 @@ async def test_largest_body_is_refused_and_another_is_answered(small: RunningSer
     assert "8,388,608 bytes" in error["message"]
     other[1].write(b" " * 2 * MIB)
     assert b" 400 " in await asyncio.wait_for(other[0].readline(), 20), "spaces are no JSON"
-    await wait_until(lambda: small.server.incoming_budget.charged_bytes == 0)
+    await wait_until(lambda: small.web_server.incoming_budget.charged_bytes == 0)
     for _, writer in (large, other):
         writer.close()
 
@@ -255,7 +254,7 @@ async def test_body_declared_over_the_limit_is_refused_unread(running: RunningSe
     writer.write(post(16 * MIB + 1))
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
     assert head.startswith(b"HTTP/1.1 413 ")
-    assert running.server.incoming_budget.charged_bytes == 0, "a declared length is not charged"
+    assert running.web_server.incoming_budget.charged_bytes == 0, "a declared length is not charged"
     writer.close()
 
 
@@ -378,7 +377,7 @@ async def test_pongs_to_a_peer_that_does_not_read_are_not_buffered(small: Runnin
     await peer.receive_event()
     client_transport = cast("asyncio.Transport", peer.writer.transport)
     client_transport.pause_reading()
-    (server_connection,) = small.server.server_state.connections
+    (server_connection,) = small.web_server.server_state.connections
     for _ in range(40):
         await peer.send(encode_frame(b"x" * 125, PING) * 4000)
     assert server_connection.transport.get_write_buffer_size() < MIB, "20 MB of pings were sent"
@@ -509,8 +508,8 @@ async def test_memory_of_a_connection_is_freed_without_garbage_collection(
                 peer = await abandon(running)
                 await asyncio.sleep(0.05)
                 peer.reset() if how == "RST" else peer.close()
-            await wait_until(lambda: not running.server.server_state.connections)
-            await wait_until(lambda: running.server.incoming_budget.charged_bytes == 0)
+            await wait_until(lambda: not running.web_server.server_state.connections)
+            await wait_until(lambda: running.web_server.incoming_budget.charged_bytes == 0)
             await wait_until(lambda: not [each for each in references if each() is not None])
         finally:
             gc.enable()
