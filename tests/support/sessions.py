@@ -1,6 +1,5 @@
 """SessionDriver: a session, commands to it, and a recorder of its events."""
 
-import asyncio
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,32 +16,26 @@ from continuo.realtime.session.session import Session
 from continuo.realtime.store import Store, open_store
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness
+from tests.support.event_buffer import EventBuffer
 
 SLOW_STEP_S = 0.01
 """Duration in seconds of a step if a test needs a slow device."""
 
 
-class EventRecorder:
+class EventRecorder(EventBuffer[ConversationEvent]):
     """Subscriber that records the events of a session."""
 
     def __init__(self) -> None:
-        self.events: list[ConversationEvent] = []
+        super().__init__()
         self.emitted: list[EmittedEvent] = []
-        self._new = asyncio.Event()
 
     def __call__(self, line: EmittedEvent) -> None:
         self.emitted.append(line)
-        self.events.append(line.event)
-        self._new.set()
+        self.add(line.event)
 
     async def wait_for(self, kind: type[ConversationEvent], count: int = 1) -> ConversationEvent:
         """Wait until `count` events of a type have been emitted. Returns the last of these."""
-        while True:
-            found = [event for event in self.events if type(event) is kind]
-            if len(found) >= count:
-                return found[count - 1]
-            self._new.clear()
-            await asyncio.wait_for(self._new.wait(), 20)
+        return await self.wait_until(lambda event: type(event) is kind, count)
 
 
 class SessionDriver:
@@ -126,9 +119,12 @@ async def create_registry(bench: EngineHarness, limits: Limits | None = None) ->
     return Registry(bench.engine, template, GenerationSettings(), limits or Limits(), store)
 
 
-async def open_session(bench: EngineHarness, limits: Limits | None = None) -> SessionDriver:
+async def open_session(
+    bench: EngineHarness, registry: Registry | None = None, **options: Any
+) -> SessionDriver:
+    """Open a session in `registry`, or in a new one. `options`: those of `Registry.open`."""
     recorder = EventRecorder()
-    session = await (await create_registry(bench, limits)).open(recorder)
+    session = await (registry or await create_registry(bench)).open(recorder, **options)
     return SessionDriver(session, recorder, bench)
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.transport import SocketClosed
+from tests.support.event_buffer import EventBuffer
 
 
 def decode_frame(frame: str | bytes) -> dict[str, Any]:
@@ -26,11 +27,14 @@ class FakeSocket:
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[str | bytes | None] = asyncio.Queue()
-        self.sent: list[dict[str, Any]] = []
+        self._events: EventBuffer[dict[str, Any]] = EventBuffer()
         self.peer_reads = asyncio.Event()
         self.peer_reads.set()
         self.closed: tuple[CloseCode, str] | None = None
-        self._new = asyncio.Event()
+
+    @property
+    def sent(self) -> list[dict[str, Any]]:
+        return self._events.events
 
     async def recv(self) -> str | bytes:
         frame = await self.frames.get()
@@ -40,13 +44,13 @@ class FakeSocket:
 
     async def send(self, frame: str | bytes) -> None:
         await self.peer_reads.wait()
-        self.sent.append(decode_frame(frame))
-        self._new.set()
+        self._events.add(decode_frame(frame))
 
     def send_now(self, frames: Sequence[bytes], binary: bool) -> bool:
         if self.peer_reads.is_set():
-            self.sent += [decode_frame(frame if binary else frame.decode()) for frame in frames]
-            self._new.set()
+            self._events.add(
+                *(decode_frame(frame if binary else frame.decode()) for frame in frames)
+            )
         return self.peer_reads.is_set()
 
     async def ping(self, timeout_s: float) -> bool:
@@ -60,9 +64,4 @@ class FakeSocket:
 
     async def wait_for(self, type: str, count: int = 1) -> dict[str, Any]:
         """Wait until the server has sent `count` events of a type. Returns the last of these."""
-        while True:
-            found = [event for event in self.sent if event["type"] == type]
-            if len(found) >= count:
-                return found[count - 1]
-            self._new.clear()
-            await asyncio.wait_for(self._new.wait(), 20)
+        return await self._events.wait_until(lambda event: event["type"] == type, count)

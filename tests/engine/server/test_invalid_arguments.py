@@ -44,6 +44,7 @@ from continuo.engine.wire.messages import (
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engine_sessions import collect_ids
 from tests.support.engines import EngineHarness, digest_engine
+from tests.support.event_buffer import EventBuffer
 
 pytestmark = pytest.mark.slow
 
@@ -195,36 +196,22 @@ async def test_engine_client_refuses_commands_too_long_for_a_frame(bench: Engine
 # ---- a client that checks no arguments
 
 
-class RawClient:
+class RawClient(EventBuffer[EngineEvent]):
     """A client without checks, on a link over TCP."""
 
     def __init__(self) -> None:
-        self.events: list[EngineEvent] = []
+        super().__init__()
         self.lost = asyncio.Event()
-        self._new = asyncio.Event()
         self.link: Link[EngineCommand, EngineEvent] = Link(
             msgspec.msgpack.Decoder(list[EngineEvent]),
-            self._receive,
+            lambda events: self.add(*events),
             self.lost.set,
             ClientHandshake(b""),
         )
 
-    def _receive(self, events: list[EngineEvent]) -> None:
-        self.events += events
-        self._new.set()
-
-    async def until(self, matches: Callable[[EngineEvent], bool]) -> EngineEvent:
-        async with asyncio.timeout(20):
-            while True:
-                for event in self.events:
-                    if matches(event):
-                        return event
-                self._new.clear()
-                await self._new.wait()
-
     async def request(self, command: EngineCommand) -> CommandDone | CommandRefused:
         self.link.send(command)
-        reply = await self.until(
+        reply = await self.wait_until(
             lambda e: isinstance(e, CommandDone | CommandRefused) and e.n == command.n
         )
         assert isinstance(reply, CommandDone | CommandRefused)
@@ -241,7 +228,7 @@ async def raw_client(bench: EngineHarness, port: int) -> AsyncIterator[RawClient
     raw = RawClient()
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: raw.link, "127.0.0.1", port)
-    await raw.until(lambda event: type(event).__name__ == "EngineReady")
+    await raw.wait_until(lambda event: type(event).__name__ == "EngineReady")
     yield raw
     raw.link.abort()
 
@@ -326,7 +313,7 @@ async def test_unreadable_command_is_refused_by_its_number(
     async with bystander(bench), raw_client(bench, await bench.listen()) as client:
         client.send_raw([OpenSession(4, "s"), message, AppendIds(6, "s", PROMPT)])
         replies = {
-            n: await client.until(lambda e, n=n: getattr(e, "n", None) == n) for n in (4, 5, 6)
+            n: await client.wait_until(lambda e, n=n: getattr(e, "n", None) == n) for n in (4, 5, 6)
         }
         refused = replies[5]
         assert isinstance(refused, CommandRefused)
@@ -351,7 +338,7 @@ async def test_link_with_a_malformed_frame_is_closed_alone(
         async with asyncio.timeout(20):
             await client.lost.wait()
         other.link.send(Ping(0))
-        await other.until(lambda event: isinstance(event, Pong))
+        await other.wait_until(lambda event: isinstance(event, Pong))
         assert "Fatal error" not in caplog.text
         assert "Traceback" not in caplog.text
 

@@ -37,8 +37,8 @@ from tests.support import transformers_oracle as parity
 from tests.support.clients import ResponsesClient, connect_responses, output_text
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness, digest_engine
+from tests.support.in_process_client import InProcessClient, connect_client, resume_result
 from tests.support.redis_process import RedisProcess
-from tests.support.resuming import ResumingClient, resume_result
 from tests.support.sessions import EventRecorder
 from tests.support.waiting import wait_until
 from tests.support.web_servers import serve_harness
@@ -94,11 +94,10 @@ async def gateway_on(
         await registry.aclose()
 
 
-async def session_with_turns(registry: Registry, turns: int = 2) -> ResumingClient:
-    client = ResumingClient(registry)
-    client.connect()
+async def session_with_turns(registry: Registry, turns: int = 2) -> InProcessClient:
+    client = await connect_client(registry)
     for turn in range(turns):
-        client.send_message(f"u{turn}", f"hello {turn}")
+        client.send_message(f"hello {turn}", f"u{turn}")
         client.start_response(12)
         await client.socket.wait_for("rate_limits.updated", turn + 1)
     await client.disconnect()
@@ -106,7 +105,7 @@ async def session_with_turns(registry: Registry, turns: int = 2) -> ResumingClie
     return client
 
 
-async def resume_on(client: ResumingClient, registry: Registry, last: str | None = None) -> str:
+async def resume_on(client: InProcessClient, registry: Registry, last: str | None = None) -> str:
     """Resume the session on `registry`. Returns "exact" or "snapshot"."""
     client.registry = registry
     client.resume(last)
@@ -114,13 +113,13 @@ async def resume_on(client: ResumingClient, registry: Registry, last: str | None
     return resume_result(client.socket)["resumed"]
 
 
-def conversation(client: ResumingClient) -> Conversation:
+def conversation(client: InProcessClient) -> Conversation:
     session = client.registry.find(client.session_id)
     assert session is not None
     return session.conversation
 
 
-def rendered_again(client: ResumingClient) -> Conversation:
+def rendered_again(client: InProcessClient) -> Conversation:
     """The items within the context window, rendered as in a new conversation."""
     current = conversation(client)
     settings = GenerationSettings(instructions=current.instructions, tools=current.tools)
@@ -138,10 +137,10 @@ def expected_ids(prompt: Conversation, tokens: int) -> list[int]:
     return oracle(prompt.ids() + header, tokens, stop_ids=[0])
 
 
-async def add_message(client: ResumingClient, text: str) -> None:
+async def add_message(client: InProcessClient, text: str) -> None:
     """Add an item of the user; returns when the gateway has acknowledged it."""
     sent = [event["type"] for event in client.socket.sent].count("conversation.item.done")
-    client.send_message(f"item_{len(list(conversation(client).items()))}", text)
+    client.send_message(text, f"item_{len(list(conversation(client).items()))}")
     await client.socket.wait_for("conversation.item.done", sent + 1)
 
 
@@ -159,7 +158,9 @@ def find_long_prompt(*folders: Path) -> str:
     raise AssertionError("no prompt has a long response from every model")
 
 
-async def check_turn(client: ResumingClient, tokens: int = 9, *, render_again: bool = True) -> None:
+async def check_turn(
+    client: InProcessClient, tokens: int = 9, *, render_again: bool = True
+) -> None:
     """Check that one more turn samples the ids that a fresh prefill gives.
 
     The prefill is of the same items rendered again, or else of the ids of the session as they are.
@@ -252,9 +253,8 @@ async def test_open_response_is_generated_again_by_the_other_model(
         gateway_on(other_model, store, step_s=0.02) as two,
         gateway_on(other_model, store, step_s=0.02) as three,
     ):
-        client = ResumingClient(one)
-        client.connect()
-        client.send_message("u1", find_long_prompt(chatty, other_model))
+        client = await connect_client(one)
+        client.send_message(find_long_prompt(chatty, other_model), "u1")
         client.start_response(60)
         await client.socket.wait_for("response.output_text.delta", 5)
         await asyncio.sleep(0.3)
@@ -292,9 +292,8 @@ async def test_open_response_that_no_longer_fits_ends(
         gateway_on(chatty, store, step_s=0.02) as one,
         gateway_on(other_model, store, length=25, step_s=0.02) as two,
     ):
-        client = ResumingClient(one)
-        client.connect()
-        client.send_message("u1", find_long_prompt(chatty))
+        client = await connect_client(one)
+        client.send_message(find_long_prompt(chatty), "u1")
         client.start_response(200)
         await client.socket.wait_for("response.output_text.delta", 2)
         client.receive()
@@ -312,13 +311,12 @@ async def test_session_too_long_for_the_other_model_is_truncated_or_refused(
 ) -> None:
     """`auto` moves the oldest items out of the window; `disabled` refuses and changes nothing."""
     async with gateway_on(chatty, store) as registry:
-        client = ResumingClient(registry)
-        client.connect()
+        client = await connect_client(registry)
         client.socket.push_event(
             type="session.update", session={"type": "realtime", "truncation": truncation}
         )
         for turn in range(4):
-            client.send_message(f"u{turn}", f"hello {turn}")
+            client.send_message(f"hello {turn}", f"u{turn}")
             client.start_response(12)
             await client.socket.wait_for("rate_limits.updated", turn + 1)
         await client.disconnect()
@@ -474,7 +472,7 @@ async def test_session_stored_without_a_fingerprint_is_rendered_again(
         await store.journal(lease, response_id, 0, (22, 70, 1 << 30))
     await store.extend_deadline(lease, 60, is_parked=True)
     async with gateway_on(chatty, store) as registry:
-        client = ResumingClient(registry)
+        client = InProcessClient(registry)
         client.received = [{"session": {"id": session_id}}]
         assert await resume_on(client, registry, "event_00_0") == "snapshot"
         assert "(unknown, this one is" in caplog.text

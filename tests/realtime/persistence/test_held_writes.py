@@ -22,8 +22,8 @@ from continuo.realtime.store import (
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.engines import EngineHarness
-from tests.support.resuming import ResumingClient
-from tests.support.sessions import EventRecorder, SessionDriver
+from tests.support.in_process_client import InProcessClient, connect_client
+from tests.support.sessions import SessionDriver, open_session
 
 
 class BlockingStore(SqliteStore):
@@ -74,8 +74,7 @@ async def talk(bench: EngineHarness, store: BlockingStore) -> AsyncIterator[Sess
     template = bench.engine.text.template
     assert template is not None
     registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
-    ears = EventRecorder()
-    yield SessionDriver(await registry.open(ears), ears, bench)
+    yield await open_session(bench, registry)
     await registry.aclose()
 
 
@@ -149,15 +148,14 @@ async def test_session_resumed_while_being_parked_is_not_marked_as_parked(
     template = bench.engine.text.template
     assert template is not None
     registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
-    client = ResumingClient(registry)
-    client.connect()
-    client.send_message("u1", "hello")
+    client = await connect_client(registry)
+    client.send_message("hello", "u1")
     await client.socket.wait_for("conversation.item.done")
     client.receive()
     store.block_calls("hold")
     dropping = asyncio.create_task(client.disconnect())
     await store.blocked.wait()
-    resumer = ResumingClient(registry)
+    resumer = InProcessClient(registry)
     resumer.connect(ResumeRequest(client.session_id))
     await resumer.socket.wait_for("session.updated")
     store.unblock()

@@ -12,7 +12,7 @@ from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
 from tests.support.engines import EngineHarness
-from tests.support.resuming import ResumingClient, connect_client
+from tests.support.in_process_client import InProcessClient, connect_client
 
 
 @contextlib.asynccontextmanager
@@ -28,10 +28,10 @@ async def gateway(bench: EngineHarness, file: Path) -> AsyncIterator[Registry]:
     await store.aclose()
 
 
-async def append_items(client: ResumingClient, *names: str) -> None:
+async def append_items(client: InProcessClient, *names: str) -> None:
     """Append items one by one; returns when the last is acknowledged."""
     for name in names:
-        client.send_message(name, "hello")
+        client.send_message("hello", name)
         while not any(
             event["type"] == "conversation.item.done" and event["item"]["id"] == name
             for event in client.socket.sent
@@ -41,7 +41,7 @@ async def append_items(client: ResumingClient, *names: str) -> None:
 
 
 async def items_after_restart(
-    bench: EngineHarness, file: Path, client: ResumingClient
+    bench: EngineHarness, file: Path, client: InProcessClient
 ) -> list[str]:
     async with gateway(bench, file) as registry:
         client.registry = registry

@@ -34,7 +34,7 @@ from continuo.realtime.store import (
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.engines import EngineHarness
-from tests.support.resuming import ResumingClient, resume_result
+from tests.support.in_process_client import connect_client, resume_result
 from tests.support.store_records import new_session
 
 A, B, C, D = map(DraftPiece, "abcd")
@@ -196,9 +196,7 @@ async def test_epoch_lost_in_a_failover_is_not_used_again(
     template = bench.engine.text.template
     assert template is not None
     registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
-    client = ResumingClient(registry)
-    client.connect()
-    await client.socket.wait_for("session.created")
+    client = await connect_client(registry)
     await client.disconnect()
     client.receive()
     store.copy()

@@ -7,19 +7,10 @@ from continuo.realtime.protocol.commands import ConfigureSession
 from continuo.realtime.protocol.events import ItemAdded, TextDelta
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.access import ForkRequest
-from continuo.realtime.registry.registry import Registry
 from tests.support.clients import connect_realtime, open_realtime_session
 from tests.support.engines import EngineHarness
-from tests.support.sessions import EventRecorder, SessionDriver, create_registry
+from tests.support.sessions import create_registry, open_session
 from tests.support.web_servers import UMBRELLA, RunningServer
-
-
-async def open_session(
-    bench: EngineHarness, registry: Registry, fork_request: ForkRequest | None = None
-) -> SessionDriver:
-    ears = EventRecorder()
-    session = await registry.open(ears, fork=fork_request)
-    return SessionDriver(session, ears, bench)
 
 
 async def test_fork_shares_history_and_kv_with_its_parent(bench: EngineHarness) -> None:
@@ -30,7 +21,7 @@ async def test_fork_shares_history_and_kv_with_its_parent(bench: EngineHarness) 
         await parent.add_message(f"some words of turn {n}")
         await parent.run_turn()
     item_ids = [item.id for item in parent.session.conversation.items()]
-    fork = await open_session(bench, registry, ForkRequest(parent.session.id, item_ids[3]))
+    fork = await open_session(bench, registry, fork=ForkRequest(parent.session.id, item_ids[3]))
     added_ids = [event.item.id for event in fork.recorder.events if isinstance(event, ItemAdded)]
     assert added_ids == item_ids[:4]
     assert fork.session.settings.instructions == "be kind"
@@ -56,7 +47,7 @@ async def test_fork_during_a_response_does_not_disturb_the_response(bench: Engin
     expected = parent.expected_ids(60)
     await parent.create_response(60)
     await parent.recorder.wait_for(TextDelta)
-    fork = await open_session(bench, registry, ForkRequest(parent.session.id))
+    fork = await open_session(bench, registry, fork=ForkRequest(parent.session.id))
     await fork.run_turn()
     assert parent.sampled_ids(await parent.wait_response()) == expected
     for talk in (parent, fork):
@@ -71,7 +62,7 @@ async def test_fork_of_unknown_session_or_item_is_refused(bench: EngineHarness) 
         (ForkRequest(parent.session.id, "nobody"), "item_fork_invalid_item_id"),
     ):
         with pytest.raises(Refusal) as caught:
-            await open_session(bench, registry, request)
+            await open_session(bench, registry, fork=request)
         assert caught.value.code == code
     assert len(registry) == 1
     await parent.session.close()

@@ -16,7 +16,7 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from tests.realtime.registry.test_takeover import gates
 from tests.support.clients import JsonEvent, message_item, open_realtime_session
 from tests.support.frames import CLOSE, PING, PONG, RawWebSocket, encode_frame
-from tests.support.resuming import ResumingClient
+from tests.support.in_process_client import connect_client
 from tests.support.sessions import EventRecorder
 from tests.support.web_servers import RunningServer
 
@@ -107,9 +107,8 @@ async def test_liveness_is_checked_again_if_the_session_moved_meanwhile(
     gates: tuple[Registry, Registry],
 ) -> None:
     """During the liveness check of one gateway, a client resumes the session on the other."""
-    client = ResumingClient(gates[0])
-    client.connect()
-    client.send_message("u1", "hello")
+    client = await connect_client(gates[0])
+    client.send_message("hello", "u1")
     await client.socket.wait_for(ITEM_DONE)
     client.receive()
     checks: list[str] = []
@@ -132,7 +131,7 @@ async def test_liveness_is_checked_again_if_the_session_moved_meanwhile(
             )
         assert refused.value.code == "connection_lost"
         assert len(checks) == 2
-    client.send_message("u2", "hello")
+    client.send_message("hello", "u2")
     await client.socket.wait_for(ITEM_DONE)
     assert client.socket.closed is None
     await client.disconnect()

@@ -27,8 +27,8 @@ from tests.engine.server.test_several_gateways import front
 from tests.support.clients import open_realtime_session
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness
-from tests.support.resuming import ResumingClient, resume_result
-from tests.support.sessions import EventRecorder, SessionDriver, user_message
+from tests.support.in_process_client import InProcessClient, connect_client, resume_result
+from tests.support.sessions import EventRecorder, open_session, user_message
 from tests.support.web_servers import TENANTS, UMBRELLA, RunningServer, serve_engine
 
 pytestmark = pytest.mark.slow
@@ -83,11 +83,10 @@ def gate(engine: EngineClient, store: Store) -> Registry:
     return Registry(engine, template, GenerationSettings(), Limits(sweep_interval_s=NEVER_S), store)
 
 
-async def session_with_response(registry: Registry) -> ResumingClient:
+async def session_with_response(registry: Registry) -> InProcessClient:
     """A client whose session has one response of five ids."""
-    client = ResumingClient(registry)
-    client.connect()
-    client.send_message("u1", "hello")
+    client = await connect_client(registry)
+    client.send_message("hello", "u1")
     client.start_response(5)
     await client.socket.wait_for("rate_limits.updated")
     client.receive()
@@ -119,7 +118,7 @@ async def test_status_after_a_takeover_is_current_on_both_gateways(gates: Gates)
     client.registry = gates[1]
     client.resume()
     await client.socket.wait_for("session.updated")
-    client.send_message("u2", "more")
+    client.send_message("more", "u2")
     await client.socket.wait_for("conversation.item.done")
     for registry in gates:
         assert summary_of(await registry.status(client.session_id, ""))[0] == 3
@@ -167,7 +166,7 @@ async def test_remote_session_with_a_connection_is_deleted(
     assert await gates[1].delete(client.session_id, "")
     if not tokens:
         # The owner does not sweep, so only a refused write shows the deletion.
-        client.send_message("u2", "is anybody there?")
+        client.send_message("is anybody there?", "u2")
     await client.wait_closed()
     assert client.socket.closed is not None
     assert client.socket.closed[0] is CloseCode.CLOSED_BY_OPERATOR
@@ -182,9 +181,8 @@ async def test_late_write_does_not_restore_a_deleted_session(
 
     The owner must not take this for a loss of data and write the session again.
     """
-    ears = EventRecorder()
-    session = await gates[0].open(ears)
-    talk = SessionDriver(session, ears, bench)
+    talk = await open_session(bench, gates[0])
+    session = talk.session
     await session.execute(AddItem(user_message("u1", "hello")))
     assert await gates[1].delete(session.id, "")
     await bench.wait_until_empty()
@@ -216,10 +214,8 @@ async def test_fork_of_a_remote_session_does_not_disturb_it(
     await client.socket.wait_for("response.output_text.delta", 10)
     item_ids = [item.id for item in _conversation(gates[0], client).items()]
     for at, kept in ((None, 2), ("u1", 1)):
-        ears = EventRecorder()
-        fork = ForkRequest(client.session_id, at)
-        talk = SessionDriver(await gates[1].open(ears, fork=fork), ears, bench)
-        added = [event.item.id for event in ears.events if isinstance(event, ItemAdded)]
+        talk = await open_session(bench, gates[1], fork=ForkRequest(client.session_id, at))
+        added = [event.item.id for event in talk.recorder.events if isinstance(event, ItemAdded)]
         assert added == item_ids[:kept]
         await talk.run_turn()
         await gates[1].close(talk.session)
@@ -243,7 +239,7 @@ async def test_fork_of_a_remote_session_does_not_disturb_it(
     await gates[0].delete(client.session_id, "")
 
 
-def _conversation(registry: Registry, client: ResumingClient) -> Conversation:
+def _conversation(registry: Registry, client: InProcessClient) -> Conversation:
     session = registry.find(client.session_id)
     assert session is not None
     return session.conversation

@@ -19,7 +19,12 @@ from continuo.realtime.store import Store, open_store
 from tests.engine.server.test_several_gateways import front
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness, digest_engine
-from tests.support.resuming import ResumingClient, normalized_events, resume_result
+from tests.support.in_process_client import (
+    InProcessClient,
+    connect_client,
+    normalized_events,
+    resume_result,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -48,11 +53,11 @@ def gate(engine: EngineClient, store: Store) -> Registry:
     return Registry(engine, template, GenerationSettings(), Limits(sweep_interval_s=0.05), store)
 
 
-def deltas(client: ResumingClient) -> str:
+def deltas(client: InProcessClient) -> str:
     return "".join(e["delta"] for e in client.received if e["type"] == "response.output_text.delta")
 
 
-def done(client: ResumingClient) -> str:
+def done(client: InProcessClient) -> str:
     (text,) = (e["text"] for e in client.received if e["type"] == "response.output_text.done")
     return text
 
@@ -60,10 +65,9 @@ def done(client: ResumingClient) -> str:
 async def test_session_moves_between_gateways_without_a_missed_event(
     gates: tuple[Registry, Registry],
 ) -> None:
-    client = ResumingClient(gates[0])
-    client.connect()
+    client = await connect_client(gates[0])
     for turn in (1, 2, 3):
-        client.send_message(f"u{turn}", "hello")
+        client.send_message("hello", f"u{turn}")
         client.start_response(20)
         await client.socket.wait_for("rate_limits.updated")
         await client.disconnect()
@@ -84,9 +88,8 @@ async def test_open_response_moves_between_gateways_with_its_whole_text(
 ) -> None:
     for seed in range(8):
         rng = random.Random(seed)
-        client = ResumingClient(gates[0])
-        client.connect()
-        client.send_message("u1", "hello")
+        client = await connect_client(gates[0])
+        client.send_message("hello", "u1")
         client.start_response(60)
         await client.socket.wait_for("response.created")
         while not any(event["type"] == "response.done" for event in client.received):
@@ -150,9 +153,8 @@ async def test_open_response_continues_after_gateway_and_engine_are_killed(
     """Ids that the client has seen and the journal lacks are sampled again, and not sent again."""
     for seed in range(6):
         rng = random.Random(seed)
-        client = ResumingClient(gateway.registry)
-        client.connect()
-        client.send_message("u1", "hello")
+        client = await connect_client(gateway.registry)
+        client.send_message("hello", "u1")
         client.start_response(100)
         await client.socket.wait_for("response.output_text.delta", rng.randrange(1, 40))
         client.receive()
@@ -174,15 +176,14 @@ async def test_open_response_continues_after_gateway_and_engine_are_killed(
 
 
 async def test_settings_items_and_text_buffer_survive_a_kill(gateway: RestartableGateway) -> None:
-    client = ResumingClient(gateway.registry)
-    client.connect()
+    client = await connect_client(gateway.registry)
     client.socket.push_event(
         type="session.update", session={"type": "realtime", "instructions": "be kind"}
     )
-    client.send_message("u1", "hello")
+    client.send_message("hello", "u1")
     client.start_response(100)
     await client.socket.wait_for("response.output_text.delta")
-    client.send_message("u2", "and more")
+    client.send_message("and more", "u2")
     for text in ("words ", "as they ", "come"):
         client.socket.push_event(type="input_text_buffer.append", text=text)
     await client.socket.wait_for("input_text_buffer.appended", 3)
@@ -214,9 +215,8 @@ async def test_settings_items_and_text_buffer_survive_a_kill(gateway: Restartabl
 async def test_resume_from_an_unknown_event_id_after_a_kill_sends_a_snapshot(
     gateway: RestartableGateway,
 ) -> None:
-    client = ResumingClient(gateway.registry)
-    client.connect()
-    client.send_message("u1", "hello")
+    client = await connect_client(gateway.registry)
+    client.send_message("hello", "u1")
     client.start_response(5)
     await client.socket.wait_for("rate_limits.updated")
     client.receive()

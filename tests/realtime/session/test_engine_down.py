@@ -11,7 +11,7 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.commands import CancelResponse, FetchItem
 from continuo.realtime.protocol.events import TextDelta
 from tests.support.engines import EngineHarness
-from tests.support.sessions import SessionDriver, open_session
+from tests.support.sessions import SessionDriver, create_registry, open_session
 
 SHORT = Limits(command_timeout_s=0.05, close_timeout_s=0.05)
 
@@ -49,7 +49,7 @@ async def test_command_is_refused_with_engine_unavailable(stranded: SessionDrive
 
 
 async def test_command_that_times_out_costs_no_rate_limit(bench: EngineHarness) -> None:
-    talk = await open_session(bench, Limits(tokens_per_minute=1000))
+    talk = await open_session(bench, await create_registry(bench, Limits(tokens_per_minute=1000)))
     await talk.add_message("hello")
     bench.launch_allowed.clear()
     bench.kill()

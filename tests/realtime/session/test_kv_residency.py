@@ -10,7 +10,7 @@ import pytest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.status import KVStatus
 from tests.support.engines import EngineHarness, digest_engine
-from tests.support.resuming import ResumingClient, resume_result
+from tests.support.in_process_client import InProcessClient, connect_client, resume_result
 from tests.support.sessions import create_registry
 
 
@@ -23,9 +23,8 @@ async def crowded(chatty: Path, request: pytest.FixtureRequest) -> AsyncIterator
         yield bench
 
 
-async def client_with_kv(registry: Registry) -> ResumingClient:
-    client = ResumingClient(registry)
-    client.connect()
+async def client_with_kv(registry: Registry) -> InProcessClient:
+    client = await connect_client(registry)
     await residency_of_response(client, 48)
     client.receive()
     while (status := await registry.status(client.session_id, "")) is None or (
@@ -35,9 +34,9 @@ async def client_with_kv(registry: Registry) -> ResumingClient:
     return client
 
 
-async def residency_of_response(client: ResumingClient, tokens: int) -> str:
+async def residency_of_response(client: InProcessClient, tokens: int) -> str:
     """Request a response of `tokens` tokens. Returns the residency from its usage."""
-    client.send_message(f"u{tokens}", "hi")
+    client.send_message("hi", f"u{tokens}")
     settings = {"max_output_tokens": tokens, "ignore_eos": True}
     client.socket.push_event(type="response.create", response=settings)
     turn = 1 + sum(event["type"] == "rate_limits.updated" for event in client.socket.sent)
@@ -47,13 +46,13 @@ async def residency_of_response(client: ResumingClient, tokens: int) -> str:
     return done["response"]["usage"]["residency"]
 
 
-async def kv_status(registry: Registry, client: ResumingClient) -> KVStatus:
+async def kv_status(registry: Registry, client: InProcessClient) -> KVStatus:
     status = await registry.status(client.session_id, "")
     assert status is not None
     return status.kv
 
 
-async def residency_after_resume(client: ResumingClient) -> str:
+async def residency_after_resume(client: InProcessClient) -> str:
     """Reconnect. Returns the residency from the resume report."""
     client.receive()
     await client.disconnect()

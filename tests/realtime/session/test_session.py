@@ -38,7 +38,13 @@ from continuo.realtime.protocol.settings import GenerationSettings, Tool, Trunca
 from continuo.realtime.session.state import SessionState
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness, digest_engine
-from tests.support.sessions import SessionDriver, event_type_names, open_session, user_message
+from tests.support.sessions import (
+    SessionDriver,
+    create_registry,
+    event_type_names,
+    open_session,
+    user_message,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -229,7 +235,7 @@ async def test_items_added_during_a_response_are_prefilled_when_it_ends(
 async def test_long_text_tokenized_while_a_response_ends_keeps_both(
     bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    talk = await open_session(bench, Limits(off_loop_chars_min=10))
+    talk = await open_session(bench, await create_registry(bench, Limits(off_loop_chars_min=10)))
     await talk.add_message("hello")
 
     async def finish_after_response(make: Callable[[], Conversation]) -> Conversation:
@@ -306,7 +312,9 @@ async def test_out_of_band_response_runs_beside_one_in_the_conversation(
 
 
 async def test_out_of_band_responses_have_a_limit(bench: EngineHarness) -> None:
-    talk = await open_session(bench, Limits(out_of_band_responses_max=1))
+    talk = await open_session(
+        bench, await create_registry(bench, Limits(out_of_band_responses_max=1))
+    )
     await talk.create_response(None, is_out_of_band=True)
     with pytest.raises(Refusal, match="the limit is 1") as caught:
         await talk.create_response(None, is_out_of_band=True)
@@ -456,7 +464,7 @@ async def test_close_cancels_running_responses(bench: EngineHarness) -> None:
 
 
 async def test_long_texts_are_tokenized_off_the_event_loop(bench: EngineHarness) -> None:
-    talk = await open_session(bench, Limits(off_loop_chars_min=10))
+    talk = await open_session(bench, await create_registry(bench, Limits(off_loop_chars_min=10)))
     await talk.add_message("a text of more than ten characters")
     await talk.create_response(30)
     await talk.recorder.wait_for(TextDelta)

@@ -38,7 +38,7 @@ from continuo.realtime.store import open_store
 from tests.engine.server.test_several_gateways import front
 from tests.support.clients import RealtimeClient, connect_realtime, open_realtime_session
 from tests.support.engines import EngineHarness
-from tests.support.resuming import ResumingClient
+from tests.support.in_process_client import InProcessClient
 from tests.support.sessions import create_registry
 from tests.support.waiting import wait_until
 from tests.support.web_servers import ACME, TENANTS, UMBRELLA, RunningServer, serve_engine
@@ -333,7 +333,7 @@ async def test_session_expired_is_reported_only_to_clients_with_access(
     mine, theirs = (
         Credentials("acme", is_ephemeral=True, client_secret_digest=bytes([n]) * 32) for n in (1, 2)
     )
-    client = ResumingClient(registry)
+    client = InProcessClient(registry)
     client.connect(guest=mine)
     await client.socket.wait_for("session.created")
     await client.disconnect()
