@@ -20,9 +20,9 @@ from tests.support.engines import EngineHarness, digest_engine, write_tiny_model
 PAGES, PAGE_SIZE, SESSION_COUNT = 30, 4, 20
 
 
-async def crowd_small_pool(bench: EngineHarness, rng: Random) -> None:
+async def crowd_small_pool(harness: EngineHarness, rng: Random) -> None:
     """Run SESSIONS sessions on pages for three, some with cancels, and one that fills the pool."""
-    engine = bench.engine
+    engine = harness.engine
 
     async def run_session() -> None:
         session = await CheckedSession.open(engine, streaming=rng.random() < 0.8)
@@ -41,11 +41,11 @@ async def crowd_small_pool(bench: EngineHarness, rng: Random) -> None:
         session = await CheckedSession.open(engine)
         prompt_tokens = PAGES * PAGE_SIZE - rng.randrange(2, PAGE_SIZE + 2)
         await session.append(prompt_ids(prompt_tokens, seed=rng.randrange(1000)))
-        turn = await engine.generate(session.session, Sampling())
+        turn = await engine.generate(session.id, Sampling())
         for _ in range(rng.randrange(50)):
             await asyncio.sleep(0)
         with contextlib.suppress(EngineError):
-            await engine.cancel(session.session, turn.id)
+            await engine.cancel(session.id, turn.id)
         output = await collect_ids(turn)
         assert output == oracle(session.token_ids, len(output))
         assert turn.ended is not None
@@ -64,8 +64,8 @@ async def engine_with_small_pool(folder: Path) -> AsyncIterator[EngineHarness]:
     limit = PAGES * PAGE_SIZE
     async with digest_engine(
         write_tiny_model(folder), pages=PAGES, page_size=PAGE_SIZE, max_model_len=limit
-    ) as bench:
-        yield bench
+    ) as harness:
+        yield harness
 
 
 async def cancel_at_every_step(deployment: Deployment, rng: Random) -> None:

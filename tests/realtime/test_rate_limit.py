@@ -112,11 +112,11 @@ async def respond(client: RealtimeClient) -> tuple[JsonEvent, JsonEvent]:
     return done["response"], {level["name"]: level for level in updated["rate_limits"]}
 
 
-async def test_rate_limits_are_reported_and_enforced_per_tenant(running: RunningServer) -> None:
+async def test_rate_limits_are_reported_and_enforced_per_tenant(server: RunningServer) -> None:
     async with (
-        open_realtime_session(running.url) as client,
-        open_realtime_session(running.url) as second,
-        open_realtime_session(running.url, UMBRELLA) as other,
+        open_realtime_session(server.url) as client,
+        open_realtime_session(server.url) as second,
+        open_realtime_session(server.url, UMBRELLA) as other,
     ):
         response, limits = await respond(client)
         usage = response["usage"]
@@ -140,13 +140,13 @@ async def test_rate_limits_are_reported_and_enforced_per_tenant(running: Running
                 {"model": "demo", "messages": [{"role": "user", "content": "x"}]},
             ),
         ):
-            status, headers, refused = await running.exchange("POST", path, body)
+            status, headers, refused = await server.exchange("POST", path, body)
             assert (status, refused["error"]["code"]) == (429, "rate_limit_exceeded")
             assert 1 <= int(headers["retry-after"]) <= 30
 
 
-async def test_session_stays_usable_after_a_rate_limited_response(running: RunningServer) -> None:
-    async with open_realtime_session(running.url) as client:
+async def test_session_stays_usable_after_a_rate_limited_response(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
         for _ in range(2):
             await respond(client)
         assert (await respond(client))[0]["code"] == "rate_limit_exceeded"

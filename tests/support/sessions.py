@@ -39,10 +39,10 @@ class EventRecorder(EventBuffer[ConversationEvent]):
 
 
 class SessionDriver:
-    def __init__(self, session: Session, recorder: EventRecorder, bench: EngineHarness) -> None:
+    def __init__(self, session: Session, recorder: EventRecorder, harness: EngineHarness) -> None:
         self.session = session
         self.recorder = recorder
-        self.engine_harness = bench
+        self.engine_harness = harness
         self._ended_responses = 0
         self._items = 0
 
@@ -104,28 +104,28 @@ def user_message(name: str, text: str) -> MessageItem:
 _STORES: WeakKeyDictionary[EngineHarness, Store] = WeakKeyDictionary()
 
 
-async def shared_store(bench: EngineHarness) -> Store:
+async def shared_store(harness: EngineHarness) -> Store:
     """Return the in-memory store that all sessions of this engine share, opened on first use."""
-    if bench not in _STORES:
-        _STORES[bench] = store = await open_store("sqlite://:memory:")
-        bench.exit_stack.push_async_callback(store.aclose)
-    return _STORES[bench]
+    if harness not in _STORES:
+        _STORES[harness] = store = await open_store("sqlite://:memory:")
+        harness.exit_stack.push_async_callback(store.aclose)
+    return _STORES[harness]
 
 
-async def create_registry(bench: EngineHarness, limits: Limits | None = None) -> Registry:
-    template = bench.engine.text.template
+async def create_registry(harness: EngineHarness, limits: Limits | None = None) -> Registry:
+    template = harness.engine.text.template
     assert template is not None
-    store = await shared_store(bench)
-    return Registry(bench.engine, template, GenerationSettings(), limits or Limits(), store)
+    store = await shared_store(harness)
+    return Registry(harness.engine, template, GenerationSettings(), limits or Limits(), store)
 
 
 async def open_session(
-    bench: EngineHarness, registry: Registry | None = None, **options: Any
+    harness: EngineHarness, registry: Registry | None = None, **options: Any
 ) -> SessionDriver:
     """Open a session in `registry`, or in a new one. `options`: those of `Registry.open`."""
     recorder = EventRecorder()
-    session = await (registry or await create_registry(bench)).open(recorder, **options)
-    return SessionDriver(session, recorder, bench)
+    session = await (registry or await create_registry(harness)).open(recorder, **options)
+    return SessionDriver(session, recorder, harness)
 
 
 def event_type_names(recorder: EventRecorder) -> list[str]:

@@ -71,10 +71,12 @@ def encode_request(
 
 @contextlib.asynccontextmanager
 async def serve_harness(
-    bench: EngineHarness, settings: GatewaySettings, store: Store | None = None
+    harness: EngineHarness, settings: GatewaySettings, store: Store | None = None
 ) -> AsyncIterator[RunningServer]:
-    async with serve_engine(bench.engine, settings, store or await shared_store(bench)) as running:
-        yield running
+    async with serve_engine(
+        harness.engine, settings, store or await shared_store(harness)
+    ) as server:
+        yield server
 
 
 @contextlib.asynccontextmanager
@@ -82,8 +84,8 @@ async def serve_engine(
     engine: EngineClient, settings: GatewaySettings, store: Store, port: int = 0
 ) -> AsyncIterator[RunningServer]:
     app = build_app(engine, settings, store)
-    async with serve_app(app, app.state.registry, settings, port) as running:
-        yield running
+    async with serve_app(app, app.state.registry, settings, port) as server:
+        yield server
 
 
 @contextlib.asynccontextmanager
@@ -97,10 +99,10 @@ async def serve_app(
     """Serve `app` on loopback: the application that uses `registry`, or its readiness gate."""
     sock = bind("127.0.0.1", port)
     ready = asyncio.Event()
-    server = WebServer(app, settings, ready.set, tls)
+    web_server = WebServer(app, settings, ready.set, tls)
     async with registry.running():
-        serve_task = asyncio.create_task(server.serve([sock]))
+        serve_task = asyncio.create_task(web_server.serve([sock]))
         await ready.wait()
-        yield RunningServer(sock.getsockname()[1], server)
-        server.should_exit = True
+        yield RunningServer(sock.getsockname()[1], web_server)
+        web_server.should_exit = True
         await asyncio.wait_for(serve_task, 20)

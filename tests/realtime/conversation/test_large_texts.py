@@ -55,8 +55,8 @@ def function_call_output(text: str) -> JsonEvent:
     return {"type": "function_call_output", "call_id": "c", "output": text}
 
 
-async def post(running: RunningServer, body: JsonEvent, path: str = "/v1/responses") -> JsonEvent:
-    status, response = await running.request("POST", path, {"max_output_tokens": 2, **body})
+async def post(server: RunningServer, body: JsonEvent, path: str = "/v1/responses") -> JsonEvent:
+    status, response = await server.request("POST", path, {"max_output_tokens": 2, **body})
     assert status == 400, response
     return response["error"]
 
@@ -87,23 +87,23 @@ async def send(client: RealtimeClient, event: JsonEvent) -> JsonEvent:
     ],
 )
 async def test_request_is_refused_by_the_length_of_all_its_texts(
-    running: RunningServer, body: JsonEvent, param: str
+    server: RunningServer, body: JsonEvent, param: str
 ) -> None:
-    error = await post(running, body)
+    error = await post(server, body)
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     assert "characters of text, at least" in error["message"]
     assert "the context of the model holds 400 (max_model_len)" in error["message"]
 
 
-async def test_chat_completion_is_refused_by_characters(running: RunningServer) -> None:
+async def test_chat_completion_is_refused_by_characters(server: RunningServer) -> None:
     body = {"model": "demo", "messages": [{"role": "user", "content": TOO_LONG}], "max_tokens": 2}
-    status, response = await running.request("POST", "/v1/chat/completions", body)
+    status, response = await server.request("POST", "/v1/chat/completions", body)
     assert status == 400
     assert "characters of text, at least 401 tokens" in response["error"]["message"]
 
 
-async def test_texts_of_a_request_are_limited_in_characters(running: RunningServer) -> None:
-    error = await post(running, {"input": "x", "tools": tools(128, 100_000)})
+async def test_texts_of_a_request_are_limited_in_characters(server: RunningServer) -> None:
+    error = await post(server, {"input": "x", "tools": tools(128, 100_000)})
     assert (error["code"], error["param"]) == ("string_above_max_length", "tools")
     assert f"the limit is {REQUEST_CHARS_MAX:,}" in error["message"]
 
@@ -130,11 +130,11 @@ async def test_texts_of_a_request_are_limited_in_characters(running: RunningServ
     ],
 )
 async def test_client_event_is_refused_by_characters(
-    running: RunningServer, event: JsonEvent, param: str
+    server: RunningServer, event: JsonEvent, param: str
 ) -> None:
     if "session" in event:
         event["session"]["type"] = "realtime"
-    async with open_realtime_session(running.url) as client:
+    async with open_realtime_session(server.url) as client:
         refused = await send(client, event)
         assert refused["type"] == "error"
         error = refused["error"]
@@ -147,10 +147,10 @@ async def test_client_event_is_refused_by_characters(
         assert done["previous_item_id"] is None
 
 
-async def test_client_secret_is_refused_by_characters(running: RunningServer) -> None:
+async def test_client_secret_is_refused_by_characters(server: RunningServer) -> None:
     session = {"type": "realtime", "instructions": TOO_LONG}
     path = "/v1/realtime/client_secrets"
-    status, response = await running.request("POST", path, {"session": session})
+    status, response = await server.request("POST", path, {"session": session})
     assert (status, response["error"]["param"]) == (400, "session.instructions")
     assert response["error"]["code"] == "context_length_exceeded"
 
@@ -159,8 +159,8 @@ def text_limits(template: ChatTemplate) -> TextLimits:
     return TextLimits(context_tokens=400, token_chars_max=template.token_chars_max)
 
 
-async def test_with_truncation_each_item_must_fit(talk: SessionDriver) -> None:
-    texts = text_limits(talk.session.conversation.template)
+async def test_with_truncation_each_item_must_fit(driver: SessionDriver) -> None:
+    texts = text_limits(driver.session.conversation.template)
     items = [user_message(f"i{n}", "x" * 4_000) for n in range(50)]
     truncating, disabled = (
         GenerationSettings(truncation=Truncation(mode=mode)) for mode in ("auto", "disabled")
@@ -172,11 +172,11 @@ async def test_with_truncation_each_item_must_fit(talk: SessionDriver) -> None:
         texts.check_input(truncating, [*items, user_message("long", TOO_LONG)], "input")
 
 
-async def test_items_that_truncation_removes_are_not_tokenized(running: RunningServer) -> None:
+async def test_items_that_truncation_removes_are_not_tokenized(server: RunningServer) -> None:
     """The newest of 400 items of about 50 characters each are in the prompt."""
     items = [message_item(f"{n:03} " + "x" * 40) for n in range(400)]
     body = {"input": items, "truncation": "auto", "max_output_tokens": 2, "ignore_eos": True}
-    status, response = await running.request("POST", "/v1/responses", body)
+    status, response = await server.request("POST", "/v1/responses", body)
     assert status == 200, response
     assert 200 <= response["usage"]["input_tokens"] <= 400
 
@@ -184,23 +184,23 @@ async def test_items_that_truncation_removes_are_not_tokenized(running: RunningS
 # ---------------------------------------------------------------- by tokens
 
 
-async def test_counting_tokens_stops_at_a_limit(running: RunningServer) -> None:
-    error = await post(running, {"input": COUNTED})
+async def test_counting_tokens_stops_at_a_limit(server: RunningServer) -> None:
+    error = await post(server, {"input": COUNTED})
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
     assert "more than 4,096 tokens" in error["message"]
-    error = await post(running, {"input": [message_item("hello") for _ in range(800)]})
+    error = await post(server, {"input": [message_item("hello") for _ in range(800)]})
     assert "more than 800 tokens" in error["message"], "the items are not counted together"
 
 
-async def test_tokenization_of_many_items_stops_at_a_limit(talk: SessionDriver) -> None:
-    template = talk.session.conversation.template
+async def test_tokenization_of_many_items_stops_at_a_limit(driver: SessionDriver) -> None:
+    template = driver.session.conversation.template
     items = [user_message(f"i{n}", "hello") for n in range(100_000)]
     with pytest.raises(TooLong, match="more than 800 tokens"):
         Conversation.start(template, GenerationSettings()).with_items(items, 800)
 
 
-async def test_refused_client_event_names_its_field(running: RunningServer) -> None:
-    async with open_realtime_session(running.url) as client:
+async def test_refused_client_event_names_its_field(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
         item = {"type": "conversation.item.create", "item": message_item(COUNTED)}
         error = (await send(client, item))["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", "item")
@@ -210,8 +210,8 @@ async def test_refused_client_event_names_its_field(running: RunningServer) -> N
         assert error["param"] == "session.instructions"
 
 
-async def test_text_buffer_longer_than_the_context_is_not_committed(running: RunningServer) -> None:
-    async with open_realtime_session(running.url) as client:
+async def test_text_buffer_longer_than_the_context_is_not_committed(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
         await send(client, {"type": "input_text_buffer.append", "text": COUNTED})
         error = (await send(client, {"type": "input_text_buffer.commit"}))["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", "text")
@@ -275,21 +275,23 @@ def test_long_text_is_not_processed_while_the_bucket_is_in_debt() -> None:
 
 
 @pytest.fixture
-async def limited(bench: EngineHarness) -> AsyncIterator[RunningServer]:
+async def limited_server(harness: EngineHarness) -> AsyncIterator[RunningServer]:
     limits = Limits(requests_per_minute=20, tokens_per_minute=1_000, off_loop_chars_min=500)
     settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=limits)
-    async with serve_harness(bench, settings) as running:
-        yield running
+    async with serve_harness(harness, settings) as server:
+        yield server
 
 
-async def test_repeated_session_updates_exhaust_the_rate_limit(limited: RunningServer) -> None:
+async def test_repeated_session_updates_exhaust_the_rate_limit(
+    limited_server: RunningServer,
+) -> None:
     """Updates count whether accepted or refused, and under the API key as under a client secret."""
-    _, secret = await limited.request("POST", "/v1/realtime/client_secrets", {})
+    _, secret = await limited_server.request("POST", "/v1/realtime/client_secrets", {})
     browser = {"Authorization": f"Bearer {secret['value']}"}
     codes: list[str] = []
     async with (
-        open_realtime_session(limited.url) as one,
-        open_realtime_session(limited.url, browser) as other,
+        open_realtime_session(limited_server.url) as one,
+        open_realtime_session(limited_server.url, browser) as other,
     ):
         for n, client in enumerate([one, other] * 8):
             session = {
@@ -307,9 +309,10 @@ INSTRUCTIONS_CHARS = (350, 4_000, 380, 3_000)
 """Alternately short enough for the context and too long for it."""
 
 
-async def test_refused_requests_exhaust_the_rate_limit(limited: RunningServer) -> None:
+async def test_refused_requests_exhaust_the_rate_limit(limited_server: RunningServer) -> None:
     responses = [
-        (await limited.request("POST", "/v1/responses", {"input": TOO_LONG})) for _ in range(22)
+        (await limited_server.request("POST", "/v1/responses", {"input": TOO_LONG}))
+        for _ in range(22)
     ]
     codes = [body["error"]["code"] for _, body in responses]
     assert codes[:19] == ["context_length_exceeded"] * 19

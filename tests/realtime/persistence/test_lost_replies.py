@@ -26,11 +26,11 @@ class ReplyLosingStore(SqliteStore):
         return written
 
 
-async def test_refused_settings_are_rolled_back_in_the_store(bench: EngineHarness) -> None:
+async def test_refused_settings_are_rolled_back_in_the_store(harness: EngineHarness) -> None:
     store = await ReplyLosingStore.open(None)
-    template = bench.engine.text.template
+    template = harness.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
+    registry = Registry(harness.engine, template, GenerationSettings(), Limits(), store)
     client = await connect_client(registry)
     client.receive()
     store.loses_replies = True

@@ -29,11 +29,11 @@ async def redis(tmp_path: Path) -> AsyncIterator[RedisProcess]:
 
 
 @pytest.fixture
-async def registry(bench: EngineHarness, redis: RedisProcess) -> AsyncIterator[Registry]:
+async def registry(harness: EngineHarness, redis: RedisProcess) -> AsyncIterator[Registry]:
     store = await open_store(redis.url)
-    template = bench.engine.text.template
+    template = harness.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
+    registry = Registry(harness.engine, template, GenerationSettings(), Limits(), store)
     yield registry
     await registry.aclose()
     await store.aclose()
@@ -76,13 +76,13 @@ async def wait_until_available(registry: Registry) -> None:
 
 
 async def test_queued_commands_are_refused_without_a_timeout_each(
-    registry: Registry, redis: RedisProcess, bench: EngineHarness
+    registry: Registry, redis: RedisProcess, harness: EngineHarness
 ) -> None:
     """The first command waits for its timeout; the others, queued behind it, are refused at once.
 
     So a cancel that is queued behind them reaches the response in time.
     """
-    bench.runner.step_s = 0.02
+    harness.runner.step_s = 0.02
     client = await connect_client(registry)
     client.send_message("hello", "u1")
     response = {"max_output_tokens": 300, "ignore_eos": True}
@@ -157,10 +157,10 @@ async def restore_keys(redis: RedisProcess, dump: dict[Any, Any]) -> None:
 
 
 async def test_writes_lost_in_a_failover_are_written_again(
-    registry: Registry, redis: RedisProcess, bench: EngineHarness
+    registry: Registry, redis: RedisProcess, harness: EngineHarness
 ) -> None:
     """The first failover loses the end of a response, the second one the claim of its session."""
-    bench.runner.step_s = SLOW_STEP_S
+    harness.runner.step_s = SLOW_STEP_S
     client = await connect_client(registry)
     client.send_message("hello", "u1")
     client.start_response(30)

@@ -190,12 +190,12 @@ async def test_confirm_after_a_failover_fences_out_the_previous_owner(
 
 
 async def test_epoch_lost_in_a_failover_is_not_used_again(
-    store: ReplicatedStore, bench: EngineHarness
+    store: ReplicatedStore, harness: EngineHarness
 ) -> None:
     """Event ids of the lost epoch are invalid in the next."""
-    template = bench.engine.text.template
+    template = harness.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
+    registry = Registry(harness.engine, template, GenerationSettings(), Limits(), store)
     client = await connect_client(registry)
     await client.disconnect()
     client.receive()

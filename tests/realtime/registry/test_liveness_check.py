@@ -13,7 +13,7 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.registry.access import Credentials, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server.config.settings import GatewaySettings
-from tests.realtime.registry.test_takeover import gates
+from tests.realtime.registry.test_takeover import registries
 from tests.support.clients import JsonEvent, message_item, open_realtime_session
 from tests.support.frames import CLOSE, PING, PONG, RawWebSocket, encode_frame
 from tests.support.in_process_client import connect_client
@@ -22,7 +22,7 @@ from tests.support.web_servers import RunningServer
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["gates"]
+__all__ = ["registries"]
 LIMITS = Limits(liveness_timeout_s=0.3)
 
 
@@ -38,14 +38,14 @@ def create_event(name: str) -> JsonEvent:
     return {"type": "conversation.item.create", "item": message_item("hello", name)}
 
 
-async def request_resume(running: RunningServer, session_id: str) -> RawWebSocket:
-    return await RawWebSocket.connect(running.port, path=f"/v1/realtime?session_id={session_id}")
+async def request_resume(server: RunningServer, session_id: str) -> RawWebSocket:
+    return await RawWebSocket.connect(server.port, path=f"/v1/realtime?session_id={session_id}")
 
 
-async def test_silent_peer_does_not_take_over_a_session(running: RunningServer) -> None:
-    async with open_realtime_session(running.url) as client:
+async def test_silent_peer_does_not_take_over_a_session(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
         await client.add_message("hello", "u1")
-        silent = await request_resume(running, client.session_id)
+        silent = await request_resume(server, client.session_id)
         ping = await silent.receive()
         assert ping is not None
         assert ping.opcode == PING
@@ -60,22 +60,22 @@ async def test_silent_peer_does_not_take_over_a_session(running: RunningServer) 
 
 @pytest.mark.parametrize("reset", [False, True])
 async def test_disconnected_peer_does_not_take_over_a_session(
-    running: RunningServer, reset: bool
+    server: RunningServer, reset: bool
 ) -> None:
-    async with open_realtime_session(running.url) as client:
+    async with open_realtime_session(server.url) as client:
         await client.add_message("hello", "u1")
-        disconnected = await request_resume(running, client.session_id)
+        disconnected = await request_resume(server, client.session_id)
         disconnected.reset() if reset else disconnected.close()
-        while len(running.web_server.server_state.tasks) > 1:
+        while len(server.web_server.server_state.tasks) > 1:
             await asyncio.sleep(0.01)
         await client.add_message("hello", "u2")
 
 
-async def test_peer_that_answers_the_ping_takes_over_the_session(running: RunningServer) -> None:
+async def test_peer_that_answers_the_ping_takes_over_the_session(server: RunningServer) -> None:
     """Items that the peer sends before and after the ping are not lost."""
-    async with open_realtime_session(running.url) as client:
+    async with open_realtime_session(server.url) as client:
         await client.add_message("hello", "u1")
-        peer = await request_resume(running, client.session_id)
+        peer = await request_resume(server, client.session_id)
         await peer.send_event(**create_event("u2"))
         ping = await peer.receive()
         assert ping is not None
@@ -91,12 +91,12 @@ async def test_peer_that_answers_the_ping_takes_over_the_session(running: Runnin
         peer.close()
 
 
-async def test_resume_of_a_parked_session_sends_no_ping(running: RunningServer) -> None:
-    async with open_realtime_session(running.url) as client:
+async def test_resume_of_a_parked_session_sends_no_ping(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
         await client.add_message("hello", "u1")
-    while len(running.registry):
+    while len(server.registry):
         await asyncio.sleep(0.01)
-    peer = await request_resume(running, client.session_id)
+    peer = await request_resume(server, client.session_id)
     first = await peer.receive()
     assert first is not None
     assert json.loads(first.payload)["type"] == "session.updated"
@@ -104,10 +104,10 @@ async def test_resume_of_a_parked_session_sends_no_ping(running: RunningServer) 
 
 
 async def test_liveness_is_checked_again_if_the_session_moved_meanwhile(
-    gates: tuple[Registry, Registry],
+    registries: tuple[Registry, Registry],
 ) -> None:
     """During the liveness check of one gateway, a client resumes the session on the other."""
-    client = await connect_client(gates[0])
+    client = await connect_client(registries[0])
     client.send_message("hello", "u1")
     await client.socket.wait_for(ITEM_DONE)
     client.receive()
@@ -117,16 +117,16 @@ async def test_liveness_is_checked_again_if_the_session_moved_meanwhile(
         checks.append("ping")
         if len(checks) > 1:
             return False
-        client.registry = gates[1]
+        client.registry = registries[1]
         client.resume()
         await client.socket.wait_for("session.updated")
         return True
 
     request = ResumeRequest(client.session_id, client.received[-1]["event_id"])
-    for gate in gates:
+    for registry in registries:
         checks.clear()
         with pytest.raises(Refusal) as refused:
-            await gate.resume(
+            await registry.resume(
                 request, EventRecorder(), Credentials(), lambda code, reason: None, is_alive
             )
         assert refused.value.code == "connection_lost"

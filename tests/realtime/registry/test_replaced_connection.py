@@ -4,7 +4,7 @@ import asyncio
 
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.registry.access import ResumeRequest
-from tests.realtime.registry.test_takeover import gates_on
+from tests.realtime.registry.test_takeover import registries_on
 from tests.support.engines import EngineHarness
 from tests.support.in_process_client import InProcessClient
 from tests.support.redis_process import RedisProcess
@@ -14,11 +14,11 @@ LOOP_TURNS = range(-10, 10)
 
 
 async def test_superseded_connection_is_closed_whenever_it_sends_a_command(
-    redis: RedisProcess, bench: EngineHarness
+    redis: RedisProcess, harness: EngineHarness
 ) -> None:
-    async with gates_on(redis.url, bench) as gates:
+    async with registries_on(redis.url, harness) as registries:
         for turns in LOOP_TURNS:
-            old, new = InProcessClient(gates[0]), InProcessClient(gates[1])
+            old, new = InProcessClient(registries[0]), InProcessClient(registries[1])
             old.connect()
             old.send_message("hello", "u1")
             await old.socket.wait_for("conversation.item.done")
@@ -29,7 +29,7 @@ async def test_superseded_connection_is_closed_whenever_it_sends_a_command(
                 old.send_message("still there?", "u2")
             for _ in range(abs(turns)):
                 await asyncio.sleep(0)
-            gates[0].on_superseded(old.session_id)
+            registries[0].on_superseded(old.session_id)
             if turns < 0:
                 old.send_message("still there?", "u2")
             await old.wait_closed()

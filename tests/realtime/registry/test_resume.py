@@ -25,11 +25,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-async def registry(bench: EngineHarness) -> AsyncIterator[Registry]:
-    registry = await create_registry(bench)
+async def registry(harness: EngineHarness) -> AsyncIterator[Registry]:
+    registry = await create_registry(harness)
     yield registry
     await registry.aclose()
-    assert await bench.engine.list_sessions() == [], "no session is left open in the engine"
+    assert await harness.engine.list_sessions() == [], "no session is left open in the engine"
 
 
 async def uninterrupted(registry: Registry) -> InProcessClient:
@@ -59,10 +59,10 @@ async def test_resume_after_any_event_replays_exactly_the_missed_events(registry
 
 
 async def test_item_added_during_a_response_keeps_its_place_after_resume(
-    registry: Registry, bench: EngineHarness
+    registry: Registry, harness: EngineHarness
 ) -> None:
     """The item stands after the response, which was open when the item was added."""
-    bench.runner.step_s = SLOW_STEP_S
+    harness.runner.step_s = SLOW_STEP_S
     client = await connect_client(registry)
     client.send_message("hello", "u1")
     client.start_response(400)
@@ -219,9 +219,11 @@ async def test_resume_needs_the_right_token_and_tenant(
         await client.disconnect()
 
 
-async def test_response_pauses_while_detached_and_continues_on_resume(bench: EngineHarness) -> None:
-    bench.runner.step_s = 0.005
-    registry = await create_registry(bench, Limits(detach_grace_s=0))
+async def test_response_pauses_while_detached_and_continues_on_resume(
+    harness: EngineHarness,
+) -> None:
+    harness.runner.step_s = 0.005
+    registry = await create_registry(harness, Limits(detach_grace_s=0))
     client = await connect_client(registry)
     client.send_message("hello", "u1")
     client.start_response(200)
@@ -231,9 +233,9 @@ async def test_response_pauses_while_detached_and_continues_on_resume(bench: Eng
     session = registry.find(client.session_id)
     assert session is not None
     await asyncio.sleep(0.1)
-    tokens_drawn = (await bench.engine.stats()).tokens_drawn
+    tokens_drawn = (await harness.engine.stats()).tokens_drawn
     await asyncio.sleep(0.1)
-    assert (await bench.engine.stats()).tokens_drawn == tokens_drawn, "generation is paused"
+    assert (await harness.engine.stats()).tokens_drawn == tokens_drawn, "generation is paused"
     assert session.state is SessionState.RESPONDING
     client.resume()
     await client.socket.wait_for("rate_limits.updated")

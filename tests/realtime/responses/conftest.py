@@ -13,20 +13,20 @@ from tests.support.web_servers import RunningServer, serve_harness
 
 
 @pytest.fixture
-async def store(bench: EngineHarness) -> Store:
-    return await shared_store(bench)
+async def store(harness: EngineHarness) -> Store:
+    return await shared_store(harness)
 
 
 @pytest.fixture
-async def running(
-    bench: EngineHarness, gateway_settings: GatewaySettings
+async def server(
+    harness: EngineHarness, gateway_settings: GatewaySettings
 ) -> AsyncIterator[RunningServer]:
-    async with serve_harness(bench, gateway_settings) as running:
-        yield running
-    assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
+    async with serve_harness(harness, gateway_settings) as server:
+        yield server
+    assert await harness.engine.list_sessions() == [], "nothing is left open in the engine"
 
 
 @pytest.fixture
-async def client(running: RunningServer) -> AsyncIterator[ResponsesClient]:
-    async with connect_responses(running) as client:
+async def client(server: RunningServer) -> AsyncIterator[ResponsesClient]:
+    async with connect_responses(server) as client:
         yield client

@@ -60,9 +60,9 @@ def sequence(events: list[JsonEvent]) -> list[int]:
 # ---------------------------------------------------------------- stream queues
 
 
-async def test_idle_connection_does_not_keep_its_last_frame(running: RunningServer) -> None:
+async def test_idle_connection_does_not_keep_its_last_frame(server: RunningServer) -> None:
     socket = FakeSocket()
-    responses: ResponseService = running.app.state.responses
+    responses: ResponseService = server.app.state.responses
     connection = ResponsesConnection(socket, responses, "default", lambda name: name or "demo")
     serving = asyncio.create_task(connection.run())
     frame = json.dumps({"type": "response.cancel"})
@@ -121,7 +121,7 @@ async def test_streams_run_concurrently_and_events_carry_their_stream_id(
 
 
 async def test_new_streams_continue_one_response_on_forks(
-    client: ResponsesClient, bench: EngineHarness
+    client: ResponsesClient, harness: EngineHarness
 ) -> None:
     first = await client.create_response("hello", stream_id="a")
     for stream in ("b", "c"):
@@ -205,11 +205,11 @@ async def test_cancel_of_an_ended_response_is_refused(client: ResponsesClient) -
 
 
 async def test_unstored_response_ends_with_its_connection(
-    running: RunningServer, bench: EngineHarness
+    server: RunningServer, harness: EngineHarness
 ) -> None:
-    async with connect_responses(running) as client:
+    async with connect_responses(server) as client:
         await started(client, store=False)
-    await bench.wait_until_empty()
+    await harness.wait_until_empty()
 
 
 # ---------------------------------------------------------------- steer
@@ -279,11 +279,11 @@ async def test_steering_fails_if_the_successor_exceeds_the_context(client: Respo
     await client.create_response("still good")
 
 
-async def test_pending_steers_are_limited(bench: EngineHarness) -> None:
+async def test_pending_steers_are_limited(harness: EngineHarness) -> None:
     settings = GatewaySettings(served_model_name=("demo",), limits=Limits(pending_steers_max=0))
     async with (
-        serve_harness(bench, settings) as running,
-        connect_responses(running) as client,
+        serve_harness(harness, settings) as server,
+        connect_responses(server) as client,
     ):
         response = await started(client, store=False)
         await client.send("response.steer", previous_response_id=response, input="x")
@@ -306,22 +306,22 @@ async def test_pending_steers_are_limited_in_bytes(client: ResponsesClient) -> N
 # ---------------------------------------------------------------- a slow reader
 
 
-async def test_connection_of_a_slow_reader_is_closed(bench: EngineHarness) -> None:
-    template = bench.engine.text.template
+async def test_connection_of_a_slow_reader_is_closed(harness: EngineHarness) -> None:
+    template = harness.engine.text.template
     assert template is not None
     limits = Limits(send_timeout_s=0.1)
     responses = ResponseService(
-        bench.engine, template, GenerationSettings(), limits, lambda tenant: tenant
+        harness.engine, template, GenerationSettings(), limits, lambda tenant: tenant
     )
     socket = FakeSocket()
-    running = asyncio.create_task(
+    serving = asyncio.create_task(
         ResponsesConnection(socket, responses, "", lambda name: "demo").run()
     )
     socket.push_event(type="response.create", input="hello", store=False, max_output_tokens=300)
     await socket.wait_for("response.output_text.delta")
     socket.peer_reads.clear()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(serving, 20)
     assert socket.closed is not None
     assert socket.closed[0] == 1013
     await responses.close()
-    assert await bench.engine.list_sessions() == []
+    assert await harness.engine.list_sessions() == []

@@ -109,7 +109,7 @@ async def test_unknown_kinds_of_tools_are_ignored(client: ResponsesClient) -> No
 
 
 async def test_input_items_in_every_accepted_form_are_equivalent(
-    client: ResponsesClient, bench: EngineHarness
+    client: ResponsesClient, harness: EngineHarness
 ) -> None:
     variants = [
         {"role": "developer", "content": "be kind"},
@@ -182,23 +182,23 @@ async def test_invalid_requests_are_refused_with_code_and_param(client: Response
 
 
 async def test_latest_response_is_continued_by_prefilling_new_tokens_only(
-    client: ResponsesClient, bench: EngineHarness
+    client: ResponsesClient, harness: EngineHarness
 ) -> None:
     response = await client.create_response("hello")
     for n in range(5):
         length = response["usage"]["total_tokens"]
-        before = (await bench.engine.stats()).tokens_computed
+        before = (await harness.engine.stats()).tokens_computed
         response = await client.create_response(f"more {n}", previous_response_id=response["id"])
-        computed = (await bench.engine.stats()).tokens_computed - before
+        computed = (await harness.engine.stats()).tokens_computed - before
         assert cached_tokens(response) == length - 1, (
             "all but the id drawn last, which has no KV yet"
         )
         assert computed == response["usage"]["total_tokens"] - length
-    assert len(await bench.engine.list_sessions()) == 1, "one engine session for all of them"
+    assert len(await harness.engine.list_sessions()) == 1, "one engine session for all of them"
 
 
 async def test_older_response_is_continued_on_a_fork_that_shares_kv(
-    client: ResponsesClient, bench: EngineHarness
+    client: ResponsesClient, harness: EngineHarness
 ) -> None:
     first = await client.create_response("hello")
     await client.create_response("on", previous_response_id=first["id"])
@@ -206,7 +206,7 @@ async def test_older_response_is_continued_on_a_fork_that_shares_kv(
     other = await client.create_response("off", previous_response_id=first["id"])
     assert cached_tokens(repeated) >= first["usage"]["total_tokens"] - 1
     assert cached_tokens(other) >= first["usage"]["total_tokens"] - 1
-    assert len(await bench.engine.list_sessions()) == 3
+    assert len(await harness.engine.list_sessions()) == 3
     assert output_text(repeated) != output_text(other)
 
 
@@ -228,21 +228,21 @@ async def test_repeated_instructions_and_tools_reuse_kv(client: ResponsesClient)
     assert cached_tokens(second) == first["usage"]["total_tokens"] - 1
 
 
-async def test_history_sent_again_is_found_in_the_radix_tree(running: RunningServer) -> None:
+async def test_history_sent_again_is_found_in_the_radix_tree(server: RunningServer) -> None:
     history: list[JsonEvent] = [{"role": "user", "content": "hello there, how are you?"}]
-    async with connect_responses(running) as client:
+    async with connect_responses(server) as client:
         first = await client.create_response(input=history, store=False)
     history += [
         {"role": "assistant", "content": output_text(first)},
         {"role": "user", "content": "more"},
     ]
-    async with connect_responses(running) as client:
+    async with connect_responses(server) as client:
         second = await client.create_response(input=history, store=False)
     assert cached_tokens(second) >= first["usage"]["total_tokens"] // 4 * 4 - 4
 
 
 async def test_generate_false_prefills_without_output(
-    client: ResponsesClient, bench: EngineHarness
+    client: ResponsesClient, harness: EngineHarness
 ) -> None:
     await client.send(input="a long beginning " * 8, generate=False)
     events = await client.receive_until(*FINAL_EVENT_TYPES)
@@ -250,9 +250,9 @@ async def test_generate_false_prefills_without_output(
     kinds = [event["type"] for event in events]
     assert kinds == ["response.created", "response.in_progress", "response.completed"]
     assert (warm["output"], warm["usage"]["output_tokens"]) == ([], 0)
-    [session] = await bench.engine.list_sessions()
+    [session] = await harness.engine.list_sessions()
     while session.committed < session.length:
-        [session] = await bench.engine.list_sessions()
+        [session] = await harness.engine.list_sessions()
     assert session.length == warm["usage"]["input_tokens"]
     continued = await client.create_response(input="and", previous_response_id=warm["id"])
     assert cached_tokens(continued) == warm["usage"]["input_tokens"]
@@ -261,16 +261,16 @@ async def test_generate_false_prefills_without_output(
 
 
 async def test_usage_of_a_warm_up_counts_the_tokens_computed(
-    client: ResponsesClient, bench: EngineHarness
+    client: ResponsesClient, harness: EngineHarness
 ) -> None:
     text = "a long beginning " * 8
     await client.create_response(text)
     for prefix, is_cached in ((text, True), ("another " * 16, False)):
-        before = await bench.engine.stats()
+        before = await harness.engine.stats()
         await client.send(input=prefix, generate=False)
         warm = (await client.wait_for(*FINAL_EVENT_TYPES))["response"]
         tokens = warm["usage"]["input_tokens"]
-        computed = (await bench.engine.stats()).tokens_computed - before.tokens_computed
+        computed = (await harness.engine.stats()).tokens_computed - before.tokens_computed
         whole_pages, opening = (tokens - 1) // 4 * 4, 4
         assert cached_tokens(warm) == (whole_pages if is_cached else opening)
         assert computed == tokens - cached_tokens(warm), (
@@ -279,11 +279,11 @@ async def test_usage_of_a_warm_up_counts_the_tokens_computed(
         assert warm["usage"]["total_tokens"] == tokens
 
 
-async def test_warm_up_can_be_cancelled(chatty: Path) -> None:
+async def test_warm_up_can_be_cancelled(chat_model: Path) -> None:
     async with (
-        digest_engine(chatty, pages=128, max_model_len=400, step_s=0.2) as bench,
-        serve_harness(bench, GatewaySettings(served_model_name=("demo",))) as running,
-        connect_responses(running) as client,
+        digest_engine(chat_model, pages=128, max_model_len=400, step_s=0.2) as harness,
+        serve_harness(harness, GatewaySettings(served_model_name=("demo",))) as server,
+        connect_responses(server) as client,
     ):
         await client.send(input="a long beginning " * 16, generate=False)
         warm = (await client.expect("response.created"))["response"]["id"]
@@ -299,24 +299,24 @@ HEAD: JsonEvent = {"instructions": "be kind " * 10, "tools": [TOOL]}
 @pytest.mark.parametrize("empty_input", [{"input": []}, {"input": ""}, {}])
 @pytest.mark.parametrize("head", [HEAD, {"tools": [TOOL]}, {"instructions": "be kind " * 10}])
 async def test_warm_up_without_input_prefills_instructions_and_tools(
-    client: ResponsesClient, bench: EngineHarness, empty_input: JsonEvent, head: JsonEvent
+    client: ResponsesClient, harness: EngineHarness, empty_input: JsonEvent, head: JsonEvent
 ) -> None:
     await client.send(generate=False, **empty_input, **head)
     warm = (await client.wait_for(*FINAL_EVENT_TYPES))["response"]
     tokens = warm["usage"]["input_tokens"]
     assert (warm["status"], warm["output"], tokens > 0) == ("completed", [], True)
-    [session] = await bench.engine.list_sessions()
+    [session] = await harness.engine.list_sessions()
     while session.committed < tokens:
-        [session] = await bench.engine.list_sessions()
-    computed = (await bench.engine.stats()).tokens_computed
+        [session] = await harness.engine.list_sessions()
+    computed = (await harness.engine.stats()).tokens_computed
     assert computed == tokens == session.length
     response = await client.create_response("hello", previous_response_id=warm["id"], **head)
     assert cached_tokens(response) == tokens
-    computed = (await bench.engine.stats()).tokens_computed - computed
+    computed = (await harness.engine.stats()).tokens_computed - computed
     assert computed == response["usage"]["total_tokens"] - 1 - tokens, (
         "the head was prefilled again"
     )
-    assert len(await bench.engine.list_sessions()) == 1, "one engine session for both"
+    assert len(await harness.engine.list_sessions()) == 1, "one engine session for both"
 
 
 async def test_warm_up_of_nothing_is_a_continuation_point(client: ResponsesClient) -> None:
@@ -330,12 +330,12 @@ async def test_warm_up_of_nothing_is_a_continuation_point(client: ResponsesClien
 
 
 async def test_warm_up_without_input_is_continued_on_another_connection(
-    running: RunningServer,
+    server: RunningServer,
 ) -> None:
-    async with connect_responses(running) as client:
+    async with connect_responses(server) as client:
         await client.send(input=[], generate=False, **HEAD)
         warm = (await client.wait_for(*FINAL_EVENT_TYPES))["response"]
-    async with connect_responses(running) as client:
+    async with connect_responses(server) as client:
         response = await client.create_response("hello", previous_response_id=warm["id"], **HEAD)
     assert cached_tokens(response) >= warm["usage"]["input_tokens"]
 
@@ -351,32 +351,32 @@ async def test_item_reference_is_accepted_as_input(client: ResponsesClient) -> N
 # ---------------------------------------------------------------- across connections
 
 
-async def test_stored_response_is_continued_on_another_connection(running: RunningServer) -> None:
-    async with connect_responses(running) as client:
+async def test_stored_response_is_continued_on_another_connection(server: RunningServer) -> None:
+    async with connect_responses(server) as client:
         first = await client.create_response("hello")
-    async with connect_responses(running) as client:
+    async with connect_responses(server) as client:
         second = await client.create_response("on", previous_response_id=first["id"])
     assert cached_tokens(second) == first["usage"]["total_tokens"] - 1
 
 
-async def test_unstored_response_is_known_to_its_connection_only(running: RunningServer) -> None:
+async def test_unstored_response_is_known_to_its_connection_only(server: RunningServer) -> None:
     async with (
-        connect_responses(running) as client,
-        connect_responses(running) as other,
+        connect_responses(server) as client,
+        connect_responses(server) as other,
     ):
         first = await client.create_response("hello", store=False)
         refused = await other.expect_error(previous_response_id=first["id"], input="on")
         assert refused["error"]["code"] == "previous_response_not_found"
         await client.create_response("on", previous_response_id=first["id"], store=False)
-    async with connect_responses(running) as client:
+    async with connect_responses(server) as client:
         refused = await client.expect_error(previous_response_id=first["id"], input="on")
         assert (refused["status"], refused["error"]["code"]) == (400, "previous_response_not_found")
 
 
 async def test_stored_response_is_continued_after_a_restart(
-    bench: EngineHarness, gateway_settings: GatewaySettings, running: RunningServer
+    harness: EngineHarness, gateway_settings: GatewaySettings, server: RunningServer
 ) -> None:
-    async with connect_responses(running) as client:
+    async with connect_responses(server) as client:
         first = await client.create_response("hello", store=False, instructions="be kind")
         second = await client.create_response(
             "on", previous_response_id=first["id"], instructions="be kind"
@@ -388,7 +388,7 @@ async def test_stored_response_is_continued_after_a_restart(
             "so", previous_response_id=third["id"], instructions="be kind"
         )
     async with (
-        serve_harness(bench, gateway_settings) as restarted,
+        serve_harness(harness, gateway_settings) as restarted,
         connect_responses(restarted) as client,
     ):
         restored = await client.create_response(
@@ -401,11 +401,11 @@ async def test_stored_response_is_continued_after_a_restart(
 
 
 async def test_response_of_another_tenant_is_reported_as_unknown(
-    running: RunningServer,
+    server: RunningServer,
 ) -> None:
     async with (
-        connect_responses(running) as one,
-        connect_responses(running, UMBRELLA) as two,
+        connect_responses(server) as one,
+        connect_responses(server, UMBRELLA) as two,
     ):
         response = await one.create_response("hello")
         refused = await two.expect_error(previous_response_id=response["id"], input="on")
@@ -417,9 +417,9 @@ async def test_response_of_another_tenant_is_reported_as_unknown(
         assert not_active["error"]["code"] == "response_not_active"
 
 
-async def test_connection_with_an_invalid_key_is_refused(running: RunningServer) -> None:
+async def test_connection_with_an_invalid_key_is_refused(server: RunningServer) -> None:
     with pytest.raises(InvalidStatus) as refused:
-        async with connect_responses(running, {"Authorization": "Bearer key-three"}):
+        async with connect_responses(server, {"Authorization": "Bearer key-three"}):
             pass
     assert refused.value.response.status_code == 401
 
@@ -477,12 +477,12 @@ async def test_repeated_invalid_json_closes_the_connection(client: ResponsesClie
     assert await client.wait_close_code() == 1007
 
 
-async def test_oversized_frames_are_refused_and_larger_ones_close(bench: EngineHarness) -> None:
+async def test_oversized_frames_are_refused_and_larger_ones_close(harness: EngineHarness) -> None:
     limits = Limits(response_frame_bytes_max=2000)
     settings = GatewaySettings(served_model_name=("demo",), limits=limits)
     async with (
-        serve_harness(bench, settings) as running,
-        connect_responses(running) as client,
+        serve_harness(harness, settings) as server,
+        connect_responses(server) as client,
     ):
         await client.send(input="x", client_metadata="y" * 2000)
         assert (await client.receive())["error"]["code"] == "frame_too_large"
@@ -491,13 +491,13 @@ async def test_oversized_frames_are_refused_and_larger_ones_close(bench: EngineH
         assert await client.wait_close_code() == 1009
 
 
-async def test_connection_is_closed_at_its_maximum_duration(bench: EngineHarness) -> None:
+async def test_connection_is_closed_at_its_maximum_duration(harness: EngineHarness) -> None:
     settings = GatewaySettings(
         served_model_name=("demo",), limits=Limits(connection_lifetime_s=0.2)
     )
     async with (
-        serve_harness(bench, settings) as running,
-        connect_responses(running) as client,
+        serve_harness(harness, settings) as server,
+        connect_responses(server) as client,
     ):
         event = await client.receive()
         assert (event["status"], event["error"]["code"]) == (

@@ -66,9 +66,9 @@ async def scripted_model(
     geometry = Geometry(800, 4, 3200, text.vocab_size, 256, 0)
     device = ScriptedRunner(geometry, text, texts)
     async with (
-        running_engine(family_folder(name), lambda: device) as bench,
-        serve_harness(bench, GatewaySettings(served_model_name=("demo",))) as running,
-        connect_responses(running) as client,
+        running_engine(family_folder(name), lambda: device) as harness,
+        serve_harness(harness, GatewaySettings(served_model_name=("demo",))) as server,
+        connect_responses(server) as client,
     ):
         yield client, device
 

@@ -31,8 +31,8 @@ COMMANDS: dict[str, dict[str, object]] = {
 
 
 @pytest.fixture
-async def registry(bench: EngineHarness) -> AsyncIterator[Registry]:
-    registry = await create_registry(bench)
+async def registry(harness: EngineHarness) -> AsyncIterator[Registry]:
+    registry = await create_registry(harness)
     yield registry
     await registry.aclose()
 
@@ -83,7 +83,7 @@ async def test_command_sent_again_under_its_event_id_runs_once(
 
 @pytest.mark.parametrize("from_store", [False, True])
 async def test_response_create_sent_again_generates_one_response(
-    registry: Registry, bench: EngineHarness, from_store: bool
+    registry: Registry, harness: EngineHarness, from_store: bool
 ) -> None:
     client = await connect_client(registry)
     client.send_message("hello", "u1")
@@ -94,13 +94,13 @@ async def test_response_create_sent_again_generates_one_response(
     second = await client.socket.wait_for("response.created", 2)
     assert first["response"]["id"] == second["response"]["id"]
     await client.socket.wait_for("rate_limits.updated")
-    drawn = (await bench.engine.stats()).tokens_drawn
+    drawn = (await harness.engine.stats()).tokens_drawn
     await resume(client, from_store)
     client.socket.push_event(**command)
     done = await client.socket.wait_for("response.done")
     assert done["response"]["id"] == first["response"]["id"]
     await asyncio.sleep(0.05)
-    assert (await bench.engine.stats()).tokens_drawn == drawn
+    assert (await harness.engine.stats()).tokens_drawn == drawn
     await client.disconnect()
 
 
@@ -195,10 +195,10 @@ async def test_deleted_item_is_not_created_again_by_a_retry(
 @pytest.mark.parametrize("from_store", [False, True])
 @pytest.mark.parametrize("running", ["in the conversation", "none", "out of band"])
 async def test_repeated_cancel_does_not_cancel_the_next_response(
-    registry: Registry, bench: EngineHarness, running: str, from_store: bool
+    registry: Registry, harness: EngineHarness, running: str, from_store: bool
 ) -> None:
     client = await connect_client(registry)
-    bench.runner.step_s = 0.002
+    harness.runner.step_s = 0.002
     client.send_message("hello", "u1")
     await client.socket.wait_for("conversation.item.done")
     out_of_band = running == "out of band"
@@ -240,10 +240,10 @@ async def test_repeated_cancel_does_not_cancel_the_next_response(
 
 @pytest.mark.parametrize("from_store", [False, True])
 async def test_cancel_whose_outcome_was_not_received_runs_once(
-    registry: Registry, bench: EngineHarness, from_store: bool
+    registry: Registry, harness: EngineHarness, from_store: bool
 ) -> None:
     client = await connect_client(registry)
-    bench.runner.step_s = 0.002
+    harness.runner.step_s = 0.002
     client.send_message("hello", "u1")
     client.socket.push_event(**create_long_response("r1"))
     await client.socket.wait_for("response.output_text.delta")

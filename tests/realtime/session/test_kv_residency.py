@@ -15,12 +15,14 @@ from tests.support.sessions import create_registry
 
 
 @pytest.fixture(params=[0, 24], ids=["no host tier", "host tier"])
-async def crowded(chatty: Path, request: pytest.FixtureRequest) -> AsyncIterator[EngineHarness]:
+async def small_harness(
+    chat_model: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[EngineHarness]:
     """An engine whose device holds the KV of one conversation, not of two; a host tier or none."""
     async with digest_engine(
-        chatty, pages=24, max_model_len=96, batched_tokens=64, host_pages=request.param
-    ) as bench:
-        yield bench
+        chat_model, pages=24, max_model_len=96, batched_tokens=64, host_pages=request.param
+    ) as harness:
+        yield harness
 
 
 async def client_with_kv(registry: Registry) -> InProcessClient:
@@ -61,10 +63,10 @@ async def residency_after_resume(client: InProcessClient) -> str:
     return resume_result(client.socket)["kv"]
 
 
-async def test_kv_evicted_by_another_session_is_reported(crowded: EngineHarness) -> None:
-    registry = await create_registry(crowded)
+async def test_kv_evicted_by_another_session_is_reported(small_harness: EngineHarness) -> None:
+    registry = await create_registry(small_harness)
     idle, other = await client_with_kv(registry), await client_with_kv(registry)
-    spills = (await crowded.engine.stats()).host_pages_total > 0
+    spills = (await small_harness.engine.stats()).host_pages_total > 0
     resident, evicted = await kv_status(registry, other), await kv_status(registry, idle)
     assert (resident.place, resident.host_tokens, resident.lost_tokens) == ("device", 0, 0)
     assert 0 < evicted.tokens < resident.tokens
@@ -84,17 +86,17 @@ async def test_kv_evicted_by_another_session_is_reported(crowded: EngineHarness)
     await registry.aclose()
 
 
-async def test_kv_lost_with_its_engine_is_recomputed(bench: EngineHarness) -> None:
-    registry = await create_registry(bench)
+async def test_kv_lost_with_its_engine_is_recomputed(harness: EngineHarness) -> None:
+    registry = await create_registry(harness)
     client = await client_with_kv(registry)
-    bench.kill()
+    harness.kill()
     assert await residency_of_response(client, 2) == "recomputed"
     await client.disconnect()
     await registry.aclose()
 
 
-async def test_kv_of_a_session_loaded_from_the_store_is_recomputed(bench: EngineHarness) -> None:
-    one, two = await create_registry(bench), await create_registry(bench)
+async def test_kv_of_a_session_loaded_from_the_store_is_recomputed(harness: EngineHarness) -> None:
+    one, two = await create_registry(harness), await create_registry(harness)
     client = await client_with_kv(one)
     await client.disconnect()
     await one.aclose()

@@ -37,21 +37,23 @@ class HeldRunner(DigestRunner):
 
 
 @pytest.fixture
-async def bench(chatty: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineHarness]:
+async def harness(
+    chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[EngineHarness]:
     monkeypatch.setattr(
         "continuo.engine.client.connection.UNRESPONSIVE_AFTER_S", 600.0
     )  # so that the blocked engine is not replaced
-    async with running_engine(chatty, HeldRunner) as bench:
+    async with running_engine(chat_model, HeldRunner) as harness:
         try:
-            yield bench
+            yield harness
         finally:
-            bench.runner.free.set()
+            harness.runner.free.set()
 
 
 @contextlib.asynccontextmanager
-async def device_held(running: RunningServer, device: HeldRunner) -> AsyncIterator[None]:
+async def device_held(server: RunningServer, device: HeldRunner) -> AsyncIterator[None]:
     """Keep the device in a step of another client's response."""
-    async with connect_responses(running) as other:
+    async with connect_responses(server) as other:
         device.free.clear()
         await other.send(input="hello", max_output_tokens=4)
         assert await asyncio.to_thread(device.held.wait, 20)
@@ -63,12 +65,12 @@ async def device_held(running: RunningServer, device: HeldRunner) -> AsyncIterat
 
 
 async def test_response_created_is_not_delayed_in_the_realtime_api(
-    running: RunningServer, bench: EngineHarness
+    server: RunningServer, harness: EngineHarness
 ) -> None:
-    async with open_realtime_session(running.url) as client:
+    async with open_realtime_session(server.url) as client:
         await client.add_message("hello")
         settings = {"max_output_tokens": 4}
-        async with device_held(running, bench.runner):
+        async with device_held(server, harness.runner):
             await client.send("response.create", response=settings)
             first_response = (await client.expect("response.created"))["response"]
             out_of_band = {**settings, "conversation": "none", "input": []}
@@ -80,10 +82,10 @@ async def test_response_created_is_not_delayed_in_the_realtime_api(
 
 
 async def test_response_created_is_not_delayed_in_the_responses_api(
-    running: RunningServer, bench: EngineHarness
+    server: RunningServer, harness: EngineHarness
 ) -> None:
-    async with connect_responses(running) as client:
-        async with device_held(running, bench.runner):
+    async with connect_responses(server) as client:
+        async with device_held(server, harness.runner):
             for stream in ("a", "b"):
                 await client.send(input="hello", stream_id=stream, max_output_tokens=4)
                 kinds = [(await client.receive())["type"] for _ in range(2)]

@@ -30,10 +30,10 @@ async def create_response(client: RealtimeClient, tokens: int = 12) -> JsonEvent
     return client.ended_responses[response]
 
 
-async def settled_status(running: RunningServer, name: str) -> JsonEvent:
+async def settled_status(server: RunningServer, name: str) -> JsonEvent:
     """Wait until the session is idle and all of its KV is computed. Returns its status."""
     while True:
-        _, session = await running.request("GET", f"/v1/realtime/sessions/{name}")
+        _, session = await server.request("GET", f"/v1/realtime/sessions/{name}")
         kv = session["kv"]
         assert isinstance(kv, dict)
         if session["state"] == "idle" and kv["tokens"] == session["tokens"]:
@@ -72,31 +72,31 @@ async def set_tools(client: RealtimeClient, response_item_id: str) -> JsonEvent:
     "edit", [delete, insert, insert_first, truncate, set_instructions, set_tools]
 )
 async def test_edits_rewind_to_the_first_changed_token(
-    running: RunningServer, bench: EngineHarness, edit: Any
+    server: RunningServer, harness: EngineHarness, edit: Any
 ) -> None:
-    async with open_realtime_session(running.url) as client:
+    async with open_realtime_session(server.url) as client:
         await configure(client, instructions="be brief")
         for item in ("one", "two", "three"):
             assert "rewind" not in await add_message(
                 client, item, f"this is {item} of three things"
             )
         response_item_id = (await create_response(client))["output"][0]["id"]
-        before = await settled_status(running, client.session_id)
-        computed = bench.runner.token_count
+        before = await settled_status(server, client.session_id)
+        computed = harness.runner.token_count
         rewind = (await edit(client, response_item_id))["rewind"]
         kept, prefilled = rewind["kept_tokens"], rewind["prefill_tokens"]
-        after = await settled_status(running, client.session_id)
+        after = await settled_status(server, client.session_id)
         assert kept < before["tokens"], "the edit rewound nothing"
         assert kept + prefilled == after["tokens"]
-        assert bench.runner.token_count - computed == prefilled, (
+        assert harness.runner.token_count - computed == prefilled, (
             "computed other tokens than it reported"
         )
         usage = (await create_response(client, 1))["usage"]
         assert usage["input_token_details"]["cached_tokens"] == kept + prefilled
 
 
-async def test_changes_that_invalidate_no_kv_report_no_rewind(running: RunningServer) -> None:
-    async with open_realtime_session(running.url) as client:
+async def test_changes_that_invalidate_no_kv_report_no_rewind(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
         await configure(client, instructions="be brief")
         assert "rewind" not in await add_message(client, "one", "hello")
         assert "rewind" not in await add_message(client, "two", "again", previous_item_id="one")
@@ -111,8 +111,8 @@ async def test_changes_that_invalidate_no_kv_report_no_rewind(running: RunningSe
         assert "rewind" not in await client.wait_for("conversation.item.truncated")
 
 
-async def test_items_leaving_the_context_window_report_their_rewind(running: RunningServer) -> None:
-    async with open_realtime_session(running.url) as client:
+async def test_items_leaving_the_context_window_report_their_rewind(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
         await configure(client, instructions="be brief")
         for n in range(40):
             added = await add_message(client, f"u{n}", f"{n} is something to remember")
@@ -120,7 +120,7 @@ async def test_items_leaving_the_context_window_report_their_rewind(running: Run
                 break
         else:
             raise AssertionError("no item left the context window")
-        after = await settled_status(running, client.session_id)
+        after = await settled_status(server, client.session_id)
         assert after["dropped_items"] > 0
         rewind = added["rewind"]
         assert rewind["kept_tokens"] + rewind["prefill_tokens"] == after["tokens"]

@@ -20,9 +20,9 @@ from tests.support.sessions import create_registry
 
 @contextlib.asynccontextmanager
 async def connect(
-    bench: EngineHarness, limits: Limits | None = None
+    harness: EngineHarness, limits: Limits | None = None
 ) -> AsyncIterator[InProcessClient]:
-    registry = await create_registry(bench, limits)
+    registry = await create_registry(harness, limits)
     client = InProcessClient(registry, limits)
     client.connect()
     yield client
@@ -31,11 +31,11 @@ async def connect(
     await client.wait_closed()
     assert len(registry) == 0
     await registry.aclose()
-    assert await bench.engine.list_sessions() == [], "the engine still holds a session"
+    assert await harness.engine.list_sessions() == [], "the engine still holds a session"
 
 
-async def test_idle_connection_does_not_keep_its_last_frame(bench: EngineHarness) -> None:
-    async with connect(bench) as client:
+async def test_idle_connection_does_not_keep_its_last_frame(harness: EngineHarness) -> None:
+    async with connect(harness) as client:
         frame = json.dumps({"type": "input_audio_buffer.clear"})
         unused = sys.getrefcount(frame)
         client.socket.frames.put_nowait(frame)
@@ -45,8 +45,8 @@ async def test_idle_connection_does_not_keep_its_last_frame(bench: EngineHarness
                 await asyncio.sleep(0)
 
 
-async def test_first_frame_is_session_created(bench: EngineHarness) -> None:
-    async with connect(bench) as client:
+async def test_first_frame_is_session_created(harness: EngineHarness) -> None:
+    async with connect(harness) as client:
         created = await client.socket.wait_for("session.created")
         assert client.socket.sent[0] is created
         session = created["session"]
@@ -56,9 +56,9 @@ async def test_first_frame_is_session_created(bench: EngineHarness) -> None:
 
 
 async def test_response_create_accepts_only_the_sessions_own_conversation(
-    bench: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
-    async with connect(bench) as client:
+    async with connect(harness) as client:
         client.send_message("hello")
         client.socket.push_event(type="response.create", response={"conversation": "conv_unknown"})
         error = (await client.socket.wait_for("error"))["error"]
@@ -75,8 +75,8 @@ async def test_response_create_accepts_only_the_sessions_own_conversation(
         assert done["response"]["conversation_id"] == own
 
 
-async def test_function_call_without_a_call_id_may_be_sent_again(bench: EngineHarness) -> None:
-    async with connect(bench) as client:
+async def test_function_call_without_a_call_id_may_be_sent_again(harness: EngineHarness) -> None:
+    async with connect(harness) as client:
         item = {"type": "function_call", "id": "fc_a", "name": "look", "arguments": "{}"}
         for _ in range(2):
             client.socket.push_event(type="conversation.item.create", item=item)
@@ -92,9 +92,9 @@ async def test_function_call_without_a_call_id_may_be_sent_again(bench: EngineHa
 
 
 async def test_disconnect_parks_the_session_and_completes_its_response(
-    bench: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
-    async with connect(bench) as client:
+    async with connect(harness) as client:
         client.send_message("hello")
         client.socket.push_event(type="response.create")
         await client.socket.wait_for("response.output_text.delta")
@@ -109,29 +109,29 @@ async def test_disconnect_parks_the_session_and_completes_its_response(
 
 
 @pytest.mark.parametrize("since", ["response.created", "response.output_text.delta"])
-async def test_session_close_cancels_the_running_turn(bench: EngineHarness, since: str) -> None:
-    async with connect(bench) as client:
+async def test_session_close_cancels_the_running_turn(harness: EngineHarness, since: str) -> None:
+    async with connect(harness) as client:
         client.send_message("hello")
         client.socket.push_event(type="response.create")
         await client.socket.wait_for(since)
         client.socket.push_event(type="session.close")
         await client.socket.wait_for("session.closed")
         await client.wait_closed()
-        assert (await bench.engine.stats()).active_turns == 0
+        assert (await harness.engine.stats()).active_turns == 0
 
 
 async def test_session_ended_during_its_opening_leaves_no_engine_session(
-    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine_open, opened = bench.engine.open, asyncio.Event()
+    engine_open, opened = harness.engine.open, asyncio.Event()
 
     async def open_without_reply(*arguments: Any, **options: Any) -> str:
         await engine_open(*arguments, **options)
         opened.set()
         return await asyncio.Future()
 
-    async with connect(bench) as client:
-        monkeypatch.setattr(bench.engine, "open", open_without_reply)
+    async with connect(harness) as client:
+        monkeypatch.setattr(harness.engine, "open", open_without_reply)
         client.send_message("hello")
         await asyncio.wait_for(opened.wait(), 20)
         session = client.registry.find(client.socket.sent[0]["session"]["id"])
@@ -142,16 +142,16 @@ async def test_session_ended_during_its_opening_leaves_no_engine_session(
         await client.wait_closed()
 
 
-async def test_binary_frame_closes_a_json_connection(bench: EngineHarness) -> None:
-    async with connect(bench) as client:
+async def test_binary_frame_closes_a_json_connection(harness: EngineHarness) -> None:
+    async with connect(harness) as client:
         client.socket.frames.put_nowait(b"{}")
         await client.wait_closed()
         assert client.socket.closed is not None
         assert client.socket.closed[0] is CloseCode.UNSUPPORTED_DATA
 
 
-async def test_only_consecutive_bad_frames_close_the_connection(bench: EngineHarness) -> None:
-    async with connect(bench, Limits(bad_frames_max=3)) as client:
+async def test_only_consecutive_bad_frames_close_the_connection(harness: EngineHarness) -> None:
+    async with connect(harness, Limits(bad_frames_max=3)) as client:
         for _ in range(3):
             client.socket.frames.put_nowait("x")
             client.socket.frames.put_nowait("y")
@@ -167,8 +167,8 @@ async def test_only_consecutive_bad_frames_close_the_connection(bench: EngineHar
 
 
 @pytest.mark.parametrize("extra", [0, 1])
-async def test_frame_limit_is_in_bytes(bench: EngineHarness, extra: int) -> None:
-    async with connect(bench, Limits(frame_bytes_max=200)) as client:
+async def test_frame_limit_is_in_bytes(harness: EngineHarness, extra: int) -> None:
+    async with connect(harness, Limits(frame_bytes_max=200)) as client:
         frame = '{"type": "input_audio_buffer.clear", "event_id": "e", "x": "'
         frame += "é" * ((198 - len(frame)) // 2)
         frame += "x" * (198 + extra - len(frame.encode())) + '"}'
@@ -183,8 +183,8 @@ async def test_frame_limit_is_in_bytes(bench: EngineHarness, extra: int) -> None
             await client.socket.wait_for("input_audio_buffer.cleared")
 
 
-async def test_connection_over_the_session_limit_is_refused(bench: EngineHarness) -> None:
-    async with connect(bench, Limits(connected_sessions_max=0)) as client:
+async def test_connection_over_the_session_limit_is_refused(harness: EngineHarness) -> None:
+    async with connect(harness, Limits(connected_sessions_max=0)) as client:
         await client.wait_closed()
         assert [event["type"] for event in client.socket.sent] == ["error"]
         assert client.socket.sent[0]["error"]["code"] == "rate_limit_exceeded"
@@ -192,9 +192,11 @@ async def test_connection_over_the_session_limit_is_refused(bench: EngineHarness
         assert client.socket.closed[0] is CloseCode.TRY_AGAIN_LATER
 
 
-async def test_slow_reader_is_disconnected_and_leaves_nothing_behind(bench: EngineHarness) -> None:
+async def test_slow_reader_is_disconnected_and_leaves_nothing_behind(
+    harness: EngineHarness,
+) -> None:
     limits = Limits(outbox_bytes_max=2000, outbox_over_limit_s_max=0.05)
-    async with connect(bench, limits) as client:
+    async with connect(harness, limits) as client:
         await client.socket.wait_for("session.created")
         client.socket.peer_reads.clear()
         for _ in range(20):
@@ -206,9 +208,9 @@ async def test_slow_reader_is_disconnected_and_leaves_nothing_behind(bench: Engi
 
 
 async def test_internal_error_is_sent_and_the_connection_stays_open(
-    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with connect(bench) as client:
+    async with connect(harness) as client:
         created = await client.socket.wait_for("session.created")
         session = client.registry.find(created["session"]["id"])
         assert session is not None

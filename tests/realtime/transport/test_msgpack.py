@@ -173,8 +173,8 @@ def test_long_msgpack_text_counts_as_one_value() -> None:
 OFFERED = [Subprotocol("realtime.msgpack"), Subprotocol("realtime")]
 
 
-async def test_conversation_over_msgpack_frames(running: RunningServer) -> None:
-    async with open_realtime_session(running.url, subprotocols=OFFERED) as client:
+async def test_conversation_over_msgpack_frames(server: RunningServer) -> None:
+    async with open_realtime_session(server.url, subprotocols=OFFERED) as client:
         assert client.is_binary
         session = {"type": "realtime", "instructions": "be kind", "tools": [TOOL]}
         await client.send("session.update", session=session)
@@ -187,8 +187,8 @@ async def test_conversation_over_msgpack_frames(running: RunningServer) -> None:
         assert item["content"] == [{"type": "output_text", "text": streamed}]
 
 
-async def test_connection_stays_usable_after_a_bad_msgpack_frame(running: RunningServer) -> None:
-    async with open_realtime_session(running.url, subprotocols=OFFERED) as client:
+async def test_connection_stays_usable_after_a_bad_msgpack_frame(server: RunningServer) -> None:
+    async with open_realtime_session(server.url, subprotocols=OFFERED) as client:
         for frame in (b"\xc1", pack({"type": "x.y", "event_id": "e"}), b"\xc0" * 1_100_000):
             await client.socket.send(frame)
         errors = [(await client.wait_for("error"))["error"] for _ in range(3)]
@@ -202,21 +202,21 @@ async def test_connection_stays_usable_after_a_bad_msgpack_frame(running: Runnin
         await client.wait_for("input_audio_buffer.cleared")
 
 
-async def test_consecutive_bad_msgpack_frames_close_the_connection(running: RunningServer) -> None:
-    async with open_realtime_session(running.url, subprotocols=OFFERED) as client:
+async def test_consecutive_bad_msgpack_frames_close_the_connection(server: RunningServer) -> None:
+    async with open_realtime_session(server.url, subprotocols=OFFERED) as client:
         for _ in range(32):
             await client.socket.send(b"\xc1")
         assert await client.wait_close_code() == 1007
 
 
-async def test_text_frame_closes_a_msgpack_connection(running: RunningServer) -> None:
-    async with open_realtime_session(running.url, subprotocols=OFFERED) as client:
+async def test_text_frame_closes_a_msgpack_connection(server: RunningServer) -> None:
+    async with open_realtime_session(server.url, subprotocols=OFFERED) as client:
         await client.socket.send('{"type": "response.cancel"}')
         assert await client.wait_close_code() == 1003
 
 
-async def test_unknown_model_is_reported_in_msgpack(running: RunningServer) -> None:
-    url = f"{running.url}?model=gpt-9"
+async def test_unknown_model_is_reported_in_msgpack(server: RunningServer) -> None:
+    url = f"{server.url}?model=gpt-9"
     async with connect_realtime(url, subprotocols=OFFERED[:1]) as client:
         assert client.is_binary
         assert (await client.expect("error"))["error"]["code"] == "model_not_found"

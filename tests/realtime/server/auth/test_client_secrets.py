@@ -66,13 +66,13 @@ def url(request: pytest.FixtureRequest, secret_kind: str, tmp_path: Path) -> str
 
 
 @pytest.fixture
-async def gateways(secret_kind: str, url: str, bench: EngineHarness) -> AsyncIterator[Gateways]:
+async def gateways(secret_kind: str, url: str, harness: EngineHarness) -> AsyncIterator[Gateways]:
     """Two gateways of one store; with secrets in memory the same gateway twice."""
     is_signed = secret_kind.startswith("signed")
     settings = GatewaySettings(
         tenants=TENANTS, served_model_name=("demo",), secret=SECRET if is_signed else b""
     )
-    port = await bench.listen()
+    port = await harness.listen()
     gateways: list[RunningServer] = []
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(2 if is_signed else 1):
@@ -87,24 +87,24 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-async def mint_secret(running: RunningServer) -> dict[str, str]:
+async def mint_secret(server: RunningServer) -> dict[str, str]:
     """Return the header with a new client secret of the first tenant."""
-    status, secret = await running.request("POST", "/v1/realtime/client_secrets")
+    status, secret = await server.request("POST", "/v1/realtime/client_secrets")
     assert status == 200
     return bearer(secret["value"])
 
 
-def with_query(running: RunningServer, **query: str | None) -> str:
+def with_query(server: RunningServer, **query: str | None) -> str:
     """Return the server's URL with these query parameters."""
     pairs = "&".join(f"{name}={value}" for name, value in query.items() if value is not None)
-    return f"{running.url}?{pairs}"
+    return f"{server.url}?{pairs}"
 
 
 @contextlib.asynccontextmanager
 async def open_session(
-    running: RunningServer, headers: dict[str, str]
+    server: RunningServer, headers: dict[str, str]
 ) -> AsyncIterator[RealtimeClient]:
-    async with open_realtime_session(running.url, headers) as client:
+    async with open_realtime_session(server.url, headers) as client:
         await client.add_message(PASSWORD)
         yield client
 
@@ -114,12 +114,12 @@ def resume_token(client: RealtimeClient) -> str:
 
 
 async def check_refused_like_unknown(
-    running: RunningServer, headers: dict[str, str], verb: str, session: str, token: str | None
+    server: RunningServer, headers: dict[str, str], verb: str, session: str, token: str | None
 ) -> None:
     """Check that `verb` with that session is refused exactly like with an unknown id."""
     answers: list[str] = []
     for name in (session, UNKNOWN):
-        url = with_query(running, **{verb: name}, resume_token=token)
+        url = with_query(server, **{verb: name}, resume_token=token)
         async with connect_realtime(url, headers) as client:
             error = (await client.expect("error"))["error"]
             assert error["code"] == "session_not_found"
@@ -129,10 +129,10 @@ async def check_refused_like_unknown(
 
 
 async def check_unauthorized(
-    running: RunningServer, headers: dict[str, str], **query: str | None
+    server: RunningServer, headers: dict[str, str], **query: str | None
 ) -> None:
     with pytest.raises(InvalidStatus) as caught:
-        await connect(with_query(running, **query), additional_headers=headers)
+        await connect(with_query(server, **query), additional_headers=headers)
     assert caught.value.response.status_code == 401
 
 
@@ -146,12 +146,12 @@ async def test_client_secret_does_not_open_the_session_of_another_secret(
     one, two = gateways
     mine, theirs = await mint_secret(one), await mint_secret(two)
     async with open_session(one, mine) as session:
-        for running in gateways:
+        for server in gateways:
             await check_refused_like_unknown(
-                running, theirs, "session_id", session.session_id, token
+                server, theirs, "session_id", session.session_id, token
             )
-            await check_refused_like_unknown(running, theirs, "fork", session.session_id, token)
-            await check_unknown_over_http(running, theirs, session.session_id, token)
+            await check_refused_like_unknown(server, theirs, "fork", session.session_id, token)
+            await check_unknown_over_http(server, theirs, session.session_id, token)
         # The session was not disturbed: the next event answers its own client.
         await session.send("input_audio_buffer.clear")
         await session.expect("input_audio_buffer.cleared")
@@ -159,17 +159,17 @@ async def test_client_secret_does_not_open_the_session_of_another_secret(
 
 
 async def check_unknown_over_http(
-    running: RunningServer, headers: dict[str, str], session: str, token: str | None
+    server: RunningServer, headers: dict[str, str], session: str, token: str | None
 ) -> None:
     query = "" if token is None else f"?resume_token={token}"
     for method in ("GET", "DELETE"):
         answers = [
-            await running.request(method, f"/v1/realtime/sessions/{name}{query}", headers=headers)
+            await server.request(method, f"/v1/realtime/sessions/{name}{query}", headers=headers)
             for name in (session, UNKNOWN)
         ]
         assert answers[0][0] == answers[1][0] == 404
         assert json.dumps(answers[0][1]).replace(session, UNKNOWN) == json.dumps(answers[1][1])
-    status, listed = await running.request("GET", f"/v1/realtime/sessions{query}", headers=headers)
+    status, listed = await server.request("GET", f"/v1/realtime/sessions{query}", headers=headers)
     assert (status, listed["data"], listed["has_more"]) == (200, [], False)
 
 
@@ -327,9 +327,9 @@ async def test_resume_token_replaces_neither_a_wrong_key_nor_an_origin(gateways:
 
 
 async def test_session_expired_is_reported_only_to_clients_with_access(
-    bench: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
-    registry = await create_registry(bench, Limits(resume_window_s=0))
+    registry = await create_registry(harness, Limits(resume_window_s=0))
     mine, theirs = (
         Credentials("acme", is_ephemeral=True, client_secret_digest=bytes([n]) * 32) for n in (1, 2)
     )
