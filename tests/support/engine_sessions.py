@@ -1,6 +1,7 @@
 """CheckedSession: an engine session whose token log and outputs are compared with `oracle`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from continuo.engine.client.engine_client import EngineClient, TurnStream
 from continuo.engine.wire.messages import Sampling, TurnEnded
@@ -14,6 +15,13 @@ def prompt_ids(length: int, seed: int = 0) -> list[int]:
 
 async def collect_ids(turn: TurnStream) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
+
+
+async def open_with(engine: EngineClient, ids: Sequence[int], **options: Any) -> str:
+    """Open a session and append `ids`. Returns its id. `options`: those of `EngineClient.open`."""
+    session = await engine.open(**options)
+    await engine.append(session, ids)
+    return session
 
 
 class CheckedSession:

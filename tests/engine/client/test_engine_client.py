@@ -9,7 +9,7 @@ from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.errors import BadRequest, Busy, StaleEngineFence, TooLong, UnknownEngineSession
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
-from tests.support.engine_sessions import collect_ids
+from tests.support.engine_sessions import collect_ids, open_with
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.waiting import wait_until
 
@@ -40,8 +40,7 @@ async def test_committing_a_provisional_span_reuses_its_prefilled_kv(
 ) -> None:
     async with digest_engine(letters, steps_ahead=ahead) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, list(range(20)))
+        session = await open_with(engine, list(range(20)))
         for span in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 9, 8, 7, 6], [1, 2, 9, 8, 7, 6, 5]):
             assert await engine.append(session, span, "provisional") == 20
             await wait_until_prefilled(harness, session)
@@ -67,8 +66,7 @@ async def test_revised_provisional_span_keeps_the_kv_of_its_common_prefix(letter
 async def test_append_inserts_ids_before_the_provisional_span(letters: Path) -> None:
     async with digest_engine(letters) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, [1, 2])
+        session = await open_with(engine, [1, 2])
         await engine.append(session, [7, 7, 7], "provisional")
         await wait_until_prefilled(harness, session)
         assert await engine.append(session, [3, 4]) == 4
@@ -84,8 +82,7 @@ async def test_append_inserts_ids_before_the_provisional_span(letters: Path) -> 
 async def test_turn_ignores_the_provisional_span_and_restores_it(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, [1, 2])
+        session = await open_with(engine, [1, 2])
         await engine.append(session, [7, 7, 7], "provisional")
         await wait_until_prefilled(harness, session)
         output = await generate_ids(engine, session, 4)
@@ -101,8 +98,7 @@ async def test_turn_ignores_the_provisional_span_and_restores_it(letters: Path, 
 async def test_provisional_append_during_a_turn_waits_for_its_end(letters: Path) -> None:
     async with digest_engine(letters, step_s=0.02) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, [1, 2])
+        session = await open_with(engine, [1, 2])
         turn = await engine.generate(session, Sampling(max_tokens=20))
         appends = [
             asyncio.create_task(engine.append(session, [5] * n, "provisional")) for n in range(1, 6)
@@ -121,8 +117,7 @@ async def test_provisional_append_during_a_turn_survives_engine_crashes(letters:
     """Engines die during the turn and after it; each time the client restores the session."""
     async with digest_engine(letters, step_s=0.005) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, [1, 2])
+        session = await open_with(engine, [1, 2])
         await engine.append(session, [9, 9, 9], "provisional")
         turn = await engine.generate(session, Sampling(max_tokens=20))
         output, appends = list[int](), list[asyncio.Task[int]]()
@@ -146,8 +141,7 @@ async def test_provisional_append_during_a_turn_survives_engine_crashes(letters:
 async def test_too_long_span_during_a_turn_keeps_the_previous_span(letters: Path) -> None:
     async with digest_engine(letters, step_s=0.005) as harness:
         engine = harness.engine
-        session = await engine.open(capacity_tokens=30)
-        await engine.append(session, [1, 2])
+        session = await open_with(engine, [1, 2], capacity_tokens=30)
         turn = await engine.generate(session, Sampling(max_tokens=20))
         one, long, too_long = (
             asyncio.create_task(engine.append(session, [5] * length, "provisional"))
@@ -168,8 +162,7 @@ async def test_too_long_span_during_a_turn_keeps_the_previous_span(letters: Path
 async def test_paused_turn_restores_the_provisional_span(letters: Path, cancelled: bool) -> None:
     async with digest_engine(letters, step_s=0.005) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, [1, 2])
+        session = await open_with(engine, [1, 2])
         await engine.append(session, [7, 7, 7], "provisional")
         turn = await engine.generate(session, Sampling(max_tokens=100), "t")
         await engine.pause(session)
@@ -202,8 +195,7 @@ async def test_provisional_span_is_never_shared(letters: Path) -> None:
 
 async def test_too_long_span_is_refused_and_the_previous_span_stays(letters: Path) -> None:
     async with digest_engine(letters) as harness:
-        session = await harness.engine.open(capacity_tokens=10)
-        await harness.engine.append(session, [1, 2, 3])
+        session = await open_with(harness.engine, [1, 2, 3], capacity_tokens=10)
         await harness.engine.append(session, [4, 4], "provisional")
         with pytest.raises(TooLong, match="would be 11 tokens long"):
             await harness.engine.append(session, [4] * 8, "provisional")
@@ -219,8 +211,7 @@ async def test_too_long_span_is_refused_and_the_previous_span_stays(letters: Pat
 async def test_streaming_sessions_are_append_only(letters: Path) -> None:
     async with digest_engine(letters, step_s=0.002) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, [1, 2])
+        session = await open_with(engine, [1, 2])
         turn = await engine.generate(session, Sampling(max_tokens=5))
         for field, options in {
             "replace": {"replace": True},
@@ -320,8 +311,7 @@ async def test_session_timeout_counts_from_the_end_of_the_turn(letters: Path) ->
     async with digest_engine(letters, step_s=0.03) as harness:
         engine, expired = harness.engine, list[str]()
         engine.on_expired = expired.append
-        session = await engine.open(timeout_s=0.6)
-        await engine.append(session, [1, 2])
+        session = await open_with(engine, [1, 2], timeout_s=0.6)
         output = await generate_ids(engine, session, 30)  # lasts longer than the timeout
         assert output == oracle([1, 2], 30)
         assert not expired
@@ -352,8 +342,7 @@ async def test_turn_queue_is_bounded_and_leaves_the_running_turn_alone(
 ) -> None:
     async with digest_engine(letters, step_s=0.002) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, [1, 2])
+        session = await open_with(engine, [1, 2])
         turn = await engine.generate(session, Sampling(max_tokens=20))
         queued = [
             asyncio.create_task(engine.generate(session, Sampling(max_tokens=1))) for _ in range(8)
@@ -372,8 +361,7 @@ async def test_turn_queue_is_bounded_and_leaves_the_running_turn_alone(
 async def test_queued_turn_can_be_cancelled(letters: Path) -> None:
     async with digest_engine(letters, step_s=0.002) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, [1, 2])
+        session = await open_with(engine, [1, 2])
         turn = await engine.generate(session, Sampling(max_tokens=10))
         queued = asyncio.create_task(engine.generate(session, Sampling(), turn="second"))
         await asyncio.sleep(0.004)
@@ -404,8 +392,7 @@ async def test_sessions_and_turns_survive_an_engine_crash(letters: Path, ahead: 
         assert harness.launch_count == 3
         assert turn.ended is not None
         assert (turn.ended.reason, turn.ended.output_tokens) == ("length", 40)
-        reference = await engine.open()
-        await engine.append(reference, [4, 5])
+        reference = await open_with(engine, [4, 5])
         undisturbed = await engine.generate(
             reference, Sampling(max_tokens=40, temperature=1.0, seed=3)
         )
@@ -419,8 +406,7 @@ async def test_sessions_and_turns_survive_an_engine_crash(letters: Path, ahead: 
 async def test_branches_survive_an_engine_crash(letters: Path) -> None:
     async with digest_engine(letters) as harness:
         engine = harness.engine
-        session = await engine.open(streaming=False)
-        await engine.append(session, [1, 2])
+        session = await open_with(engine, [1, 2], streaming=False)
         first = await collect_ids(await engine.generate(session, Sampling(max_tokens=3), turn="a"))
         await engine.append(session, [3])
         await collect_ids(await engine.generate(session, Sampling(max_tokens=3), turn="b"))
@@ -520,8 +506,7 @@ async def test_idle_session_expires_without_an_engine(letters: Path) -> None:
 async def test_unanswered_commands_are_sent_again_after_an_engine_crash(letters: Path) -> None:
     async with digest_engine(letters, step_s=0.002) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, [1])
+        session = await open_with(engine, [1])
         turn = await engine.generate(session, Sampling(max_tokens=10))
         waiting = asyncio.create_task(engine.append(session, [2, 2]))
         await asyncio.sleep(0.005)

@@ -13,7 +13,7 @@ from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.errors import BadRequest, TooLong, TurnFailed, UnknownEngineSession
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
-from tests.support.engine_sessions import collect_ids
+from tests.support.engine_sessions import CheckedSession, collect_ids, open_with
 from tests.support.engines import digest_engine
 
 pytestmark = pytest.mark.slow
@@ -29,14 +29,10 @@ async def generate_ids(engine: EngineClient, session: str, ids: list[int], count
 @AHEAD
 async def test_successive_turns_of_one_session_continue_its_log(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead) as harness:
-        engine, log = harness.engine, list[int]()
-        session = await engine.open()
+        session = await CheckedSession.open(harness.engine)
         for turn in range(8):
-            new = [turn * 3 + n for n in range(1 + turn * 3 % 7)]
-            expected = oracle(log + new, 5)
-            assert await generate_ids(engine, session, new, 5) == expected
-            log += new + expected
-        assert (await engine.info(session)).length == len(log)
+            await session.run_turn([turn * 3 + n for n in range(1 + turn * 3 % 7)], 5)
+        assert (await harness.engine.info(session.id)).length == len(session.token_ids)
 
 
 @AHEAD
@@ -57,14 +53,11 @@ async def test_concurrent_sessions_do_not_mix_their_kv(letters: Path, ahead: int
     async with digest_engine(letters, steps_ahead=ahead, pages=400) as harness:
 
         async def converse(number: int) -> None:
-            log: list[int] = []
-            session = await harness.engine.open()
+            session = await CheckedSession.open(harness.engine)
             for turn in range(4):
                 new = [(number * 7 + turn * n) % 90 for n in range(1 + (number + turn) % 9)]
-                expected = oracle(log + new, 1 + number % 6)
-                assert await generate_ids(harness.engine, session, new, 1 + number % 6) == expected
-                log += new + expected
-            await harness.engine.close(session)
+                await session.run_turn(new, 1 + number % 6)
+            await session.close()
 
         await asyncio.gather(*(converse(n) for n in range(20)))
         stats = await harness.engine.stats()
@@ -79,13 +72,9 @@ async def test_full_page_pool_serves_all_sessions_eventually(letters: Path, ahea
     async with digest_engine(letters, steps_ahead=ahead, pages=10, max_model_len=40) as harness:
 
         async def converse(number: int) -> None:
-            log: list[int] = []
-            session = await harness.engine.open()
+            session = await CheckedSession.open(harness.engine)
             for turn in range(3):
-                new = [(number * 5 + turn + n) % 90 for n in range(4)]
-                expected = oracle(log + new, 6)
-                assert await generate_ids(harness.engine, session, new, 6) == expected
-                log += new + expected
+                await session.run_turn([(number * 5 + turn + n) % 90 for n in range(4)], 6)
 
         async with asyncio.timeout(20):
             await asyncio.gather(*(converse(n) for n in range(12)))
@@ -178,27 +167,17 @@ async def test_prompt_can_be_forked_while_it_is_prefilled(letters: Path, ahead: 
 @AHEAD
 async def test_cancel_keeps_the_output_so_far(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead, step_s=0.002) as harness:
-        engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, [1, 2, 3])
-        turn = await engine.generate(session, Sampling())
-        output: list[int] = []
-        async for piece in turn:
-            output += piece.ids
-            if len(output) == 5:
-                await engine.cancel(session, turn.id)
-        assert turn.ended is not None
-        assert turn.ended.reason == "cancelled"
-        assert output == oracle([1, 2, 3], len(output))
-        log = [1, 2, 3, *output]
-        assert (await engine.info(session)).length == len(log) == turn.ended.length
-        assert await generate_ids(engine, session, [4], 3) == oracle([*log, 4], 3)
+        session = await CheckedSession.open(harness.engine)
+        ended = await session.run_cancelled_turn([1, 2, 3], after=5)
+        length = len(session.token_ids)
+        assert length >= 3 + 5
+        assert (await harness.engine.info(session.id)).length == length == ended.length
+        await session.run_turn([4], 3)
 
 
 async def test_cancel_with_discard_output_removes_the_output(letters: Path) -> None:
     async with digest_engine(letters, step_s=0.002) as harness:
-        session = await harness.engine.open()
-        await harness.engine.append(session, [1, 2, 3])
+        session = await open_with(harness.engine, [1, 2, 3])
         turn = await harness.engine.generate(session, Sampling())
         assert await harness.engine.cancel(session, turn.id, discard_output=True) == 3
         await collect_ids(turn)
@@ -207,8 +186,7 @@ async def test_cancel_with_discard_output_removes_the_output(letters: Path) -> N
 
 async def test_cancel_of_an_ended_turn_changes_nothing(letters: Path) -> None:
     async with digest_engine(letters) as harness:
-        session = await harness.engine.open()
-        await harness.engine.append(session, [1])
+        session = await open_with(harness.engine, [1])
         turn = await harness.engine.generate(session, Sampling(max_tokens=2))
         await collect_ids(turn)
         assert await harness.engine.cancel(session, turn.id) == 3
@@ -220,8 +198,7 @@ async def test_appends_and_turns_queue_in_order_while_a_turn_runs(
 ) -> None:
     async with digest_engine(letters, steps_ahead=ahead, step_s=0.001) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, [1, 2])
+        session = await open_with(engine, [1, 2])
         first = await engine.generate(session, Sampling(max_tokens=6))
         appended = asyncio.create_task(engine.append(session, [9, 9]))
         second = asyncio.create_task(engine.generate(session, Sampling(max_tokens=4)))
@@ -239,8 +216,7 @@ async def test_stop_ids_and_stop_strings_end_the_turn_immediately(
     ids = oracle(prompt, 12)
     async with digest_engine(letters, steps_ahead=ahead) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, prompt)
+        session = await open_with(engine, prompt)
         turn = await engine.generate(session, Sampling(stop_ids=(ids[4],), max_tokens=12))
         pieces = [piece async for piece in turn]
         assert [id for p in pieces for id in p.ids] == ids[: ids.index(ids[4]) + 1]
@@ -264,8 +240,7 @@ async def test_seed_gives_the_same_output_beside_other_sessions(letters: Path, a
         engine = harness.engine
 
         async def sampled(seed: int | None) -> tuple[list[int], int]:
-            session = await engine.open()
-            await engine.append(session, [1, 2, 3])
+            session = await open_with(engine, [1, 2, 3])
             turn = await engine.generate(
                 session, Sampling(max_tokens=8, temperature=1.0, seed=seed)
             )
@@ -300,8 +275,7 @@ async def test_failed_step_fails_its_turns_and_the_engine_keeps_running(
     letters: Path, ahead: int
 ) -> None:
     async with digest_engine(letters, steps_ahead=ahead, step_s=0.001) as harness:
-        session = await harness.engine.open()
-        await harness.engine.append(session, [1, 2])
+        session = await open_with(harness.engine, [1, 2])
         turn = await harness.engine.generate(session, Sampling(max_tokens=50))
         output: list[int] = []
 
@@ -321,8 +295,7 @@ async def test_failed_step_fails_its_turns_and_the_engine_keeps_running(
 async def test_refused_commands_change_no_state(letters: Path) -> None:
     async with digest_engine(letters, max_model_len=20) as harness:
         engine = harness.engine
-        session = await engine.open(capacity_tokens=10)
-        await engine.append(session, [1, 2, 3])
+        session = await open_with(engine, [1, 2, 3], capacity_tokens=10)
         with pytest.raises(TooLong, match=r"would be 11 tokens long; .* holds 10"):
             await engine.append(session, [1] * 8)
         with pytest.raises(BadRequest, match="from 0 to 96") as caught:
@@ -361,8 +334,7 @@ async def test_refused_commands_change_no_state(letters: Path) -> None:
 
 async def test_closing_a_session_cancels_its_turn_and_deferred_commands(letters: Path) -> None:
     async with digest_engine(letters, step_s=0.002) as harness:
-        session = await harness.engine.open()
-        await harness.engine.append(session, [1])
+        session = await open_with(harness.engine, [1])
         turn = await harness.engine.generate(session, Sampling())
         waiting = asyncio.create_task(harness.engine.append(session, [2]))
         await asyncio.sleep(0.01)

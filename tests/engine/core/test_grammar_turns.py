@@ -14,7 +14,7 @@ from continuo.engine.text.grammar import SOURCE_BYTES_MAX
 from continuo.engine.wire.messages import Grammar, Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.disturbed import DisturbedScheduler
-from tests.support.engine_sessions import collect_ids, prompt_ids
+from tests.support.engine_sessions import collect_ids, open_with, prompt_ids
 from tests.support.engines import digest_engine, write_tiny_model
 from tests.support.retracting import RetractingScheduler
 
@@ -99,8 +99,7 @@ async def test_grammar_matcher_state_is_not_shared_between_turns(folder: Path) -
 async def test_grammar_turn_continues_after_an_engine_crash(folder: Path) -> None:
     async with digest_engine(folder, step_s=0.002) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, prompt_ids(9))
+        session = await open_with(engine, prompt_ids(9))
         turn = await engine.generate(session, sampling(NUMBERS))
         output: list[int] = []
         async for piece in turn:
@@ -125,8 +124,7 @@ async def test_equal_seeds_give_the_same_grammar_output(folder: Path) -> None:
 
 async def test_stop_string_ends_a_grammar_turn(folder: Path) -> None:
     async with digest_engine(folder) as harness:
-        session = await harness.engine.open()
-        await harness.engine.append(session, prompt_ids(9))
+        session = await open_with(harness.engine, prompt_ids(9))
         turn = await harness.engine.generate(session, sampling(PAIR, stop=("-",)))
         text = "".join([piece.text async for piece in turn])
         assert turn.ended is not None
@@ -148,8 +146,7 @@ async def test_unenforceable_grammar_is_refused(
     folder: Path, options: dict[str, object], field: str, message: str
 ) -> None:
     async with digest_engine(folder) as harness:
-        session = await harness.engine.open()
-        await harness.engine.append(session, prompt_ids(9))
+        session = await open_with(harness.engine, prompt_ids(9))
         for _ in range(2):  # the second time from the cache
             with pytest.raises(BadRequest, match=message) as caught:
                 await harness.engine.generate(session, sampling(**{"grammar": PAIR, **options}))
@@ -177,8 +174,7 @@ async def test_commands_keep_their_order_while_a_grammar_is_compiled(folder: Pat
 async def test_turn_can_be_cancelled_while_its_grammar_is_compiled(folder: Path) -> None:
     async with digest_engine(folder) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, prompt_ids(9))
+        session = await open_with(engine, prompt_ids(9))
         waiting = asyncio.create_task(engine.generate(session, sampling(SLOW), "turn"))
         deferred = asyncio.create_task(engine.append(session, prompt_ids(3)))
         await asyncio.sleep(0)
@@ -191,8 +187,7 @@ async def test_turn_can_be_cancelled_while_its_grammar_is_compiled(folder: Path)
 async def test_session_can_be_closed_while_its_grammar_is_compiled(folder: Path) -> None:
     async with digest_engine(folder) as harness:
         engine = harness.engine
-        session = await engine.open()
-        await engine.append(session, prompt_ids(9))
+        session = await open_with(engine, prompt_ids(9))
         waiting = asyncio.create_task(engine.generate(session, sampling(SLOW)))
         await asyncio.sleep(0)
         await engine.close(session)

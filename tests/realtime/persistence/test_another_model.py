@@ -32,7 +32,7 @@ from continuo.realtime.store import (
     open_store,
 )
 from tests.realtime.conftest import TEMPLATE, chat_folder
-from tests.realtime.registry.test_takeover import deltas, done, gate
+from tests.realtime.registry.test_takeover import deltas, done, make_registry
 from tests.support import transformers_oracle as parity
 from tests.support.clients import ResponsesClient, connect_responses, output_text
 from tests.support.digest_runner import oracle
@@ -89,7 +89,7 @@ async def gateway_on(
     async with digest_engine(
         folder, pages=256, max_model_len=length, batched_tokens=64, step_s=step_s
     ) as harness:
-        registry = gate(harness.engine, store)
+        registry = make_registry(harness.engine, store)
         yield registry
         await registry.aclose()
 
@@ -526,7 +526,7 @@ async def gateway_on_real_engine(
 ) -> AsyncIterator[tuple[Registry, EngineClient]]:
     config = EngineConfig(model=str(folder), device="cpu", dtype="float32", threads=1)
     engine = await EngineClient.start(config)
-    registry = gate(engine, store)
+    registry = make_registry(engine, store)
     yield registry, engine
     await registry.aclose()
     await engine.stop()
