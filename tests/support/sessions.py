@@ -123,8 +123,10 @@ async def open_session(
     harness: EngineHarness, registry: Registry | None = None, **options: Any
 ) -> SessionDriver:
     """Open a session in `registry`, or in a new one. `options`: those of `Registry.open`."""
+    if registry is None:
+        registry = await create_registry(harness)
     recorder = EventRecorder()
-    session = await (registry or await create_registry(harness)).open(recorder, **options)
+    session = await registry.open(recorder, **options)
     return SessionDriver(session, recorder, harness)
 
 

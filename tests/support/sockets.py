@@ -28,13 +28,10 @@ class FakeSocket:
     def __init__(self) -> None:
         self.frames: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self._events: EventBuffer[dict[str, Any]] = EventBuffer()
+        self.sent = self._events.events
         self.peer_reads = asyncio.Event()
         self.peer_reads.set()
         self.closed: tuple[CloseCode, str] | None = None
-
-    @property
-    def sent(self) -> list[dict[str, Any]]:
-        return self._events.events
 
     async def recv(self) -> str | bytes:
         frame = await self.frames.get()
