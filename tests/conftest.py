@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
         if "redis" in fixtures or "redis" in map(str, parameters):
             item.add_marker("redis")
-        if "running" in fixtures:
+        if "server" in fixtures:
             item.add_marker("server")
     if config.getoption("quick"):
         slow = [item for item in items if any(map(item.get_closest_marker, SLOW_MARKS))]

@@ -7,20 +7,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import yaml
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.deploy.stack import KEY, ROOT, Stack, missing_programs
 from tests.support import processes
-from tests.support.processes import RealtimeClient, wait_ready
+from tests.support.clients import RealtimeClient, RequestRefused
+from tests.support.processes import wait_ready
 
+T = TypeVar("T")
 FILES = ("compose.yaml", "deploy/compose.gpu.yaml")
 SCHEMA = "vendor.compose-spec"
 
@@ -79,18 +81,22 @@ def url(stack: Stack) -> str:
 
 @asynccontextmanager
 async def open_conversation(url: str) -> AsyncIterator[RealtimeClient]:
-    async with await connect_until_accepted(url) as socket:
-        client = RealtimeClient(socket)
-        await client.wait_created()
+    client = RealtimeClient(
+        await retry_while_refused(lambda: connect(url, additional_headers=BEARER))
+    )
+    try:
+        await client.expect("session.created")
         yield client
+    finally:
+        await client.socket.close()
 
 
-async def connect_until_accepted(url: str) -> ClientConnection:
-    """Connect, and retry while refused: HAProxy checks once a second which gateways are ready."""
+async def retry_while_refused(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Retry to connect while refused: HAProxy checks once a second which gateways are ready."""
     async with asyncio.timeout(processes.READY_TIMEOUT_S):
         while True:
             try:
-                return await connect(url, additional_headers=BEARER)
+                return await attempt()
             except (InvalidStatus, OSError):
                 await asyncio.sleep(0.2)
 
@@ -98,9 +104,9 @@ async def connect_until_accepted(url: str) -> ClientConnection:
 async def check_conversation(url: str) -> None:
     """Hold a conversation whose second response needs the first message."""
     async with open_conversation(url) as client:
-        await client.send_message("My name is Zorban and I live in Quiltown.")
+        await client.add_message("My name is Zorban and I live in Quiltown.")
         assert await client.complete_response()
-        await client.send_message("What is my name?")
+        await client.add_message("What is my name?")
         assert "Zorban" in await client.complete_response()
 
 
@@ -162,7 +168,7 @@ async def test_conversation_continues_after_a_service_is_killed(
     for gateway in ("gateway-1", "gateway-2"):
         await wait_until_ready(f"ws://127.0.0.1:{stack.port(gateway, '8000')}/v1/realtime")
     async with open_conversation(url) as client:
-        await client.send_message("My name is Zorban and I live in Quiltown.")
+        await client.add_message("My name is Zorban and I live in Quiltown.")
         assert await client.complete_response()
         stack.kill(service)
         if service.startswith("gateway"):
@@ -179,13 +185,12 @@ async def ask_until_answered(client: RealtimeClient, url: str) -> str:
     async with asyncio.timeout(processes.READY_TIMEOUT_S):
         while True:
             try:
-                await client.send_message("What is my name?")
+                await client.add_message("What is my name?")
                 return await client.complete_response()
             except ConnectionClosed:
-                client.socket = await connect_until_accepted(f"{url}?{client.resume_query}")
-            except AssertionError:
-                assert client.last_event["error"]["type"] == "server_error", client.last_event
-                await asyncio.sleep(0.2)
+                await retry_while_refused(lambda: client.resume(url, BEARER))
+            except RequestRefused as refused:
+                await refused.back_off()
 
 
 @needs_programs

@@ -96,8 +96,11 @@ def test_malformed_weights_cannot_be_identified(
 
 
 async def test_engine_refuses_a_session_of_another_model(letters: Path) -> None:
-    async with digest_engine(letters) as bench, raw_client(bench, await bench.listen()) as client:
-        fingerprint = bench.engine.ready.digest
+    async with (
+        digest_engine(letters) as harness,
+        raw_client(harness, await harness.listen()) as client,
+    ):
+        fingerprint = harness.engine.ready.digest
         for digest, code in (("0123456789abcdef", "other_model"), (fingerprint, None), ("", None)):
             opened = OpenSession(1, f"opened {digest}", digest=digest)
             attach = AttachSession(
@@ -111,7 +114,7 @@ async def test_engine_refuses_a_session_of_another_model(letters: Path) -> None:
                     assert (reply.code, reply.field) == (code, "digest")
                     assert digest in reply.message
                     assert fingerprint in reply.message
-        assert (await bench.engine.stats()).sessions == 4
+        assert (await harness.engine.stats()).sessions == 4
 
 
 async def test_engine_client_refuses_a_second_engine_with_another_model(
@@ -119,7 +122,7 @@ async def test_engine_client_refuses_a_second_engine_with_another_model(
 ) -> None:
     """The second engine has the same name, vocabulary and context length."""
     async with digest_engine(letters) as one, digest_engine(folder) as two:
-        ports = [await bench.listen() for bench in (one, two)]
+        ports = [await harness.listen() for harness in (one, two)]
         engine = EngineClient()
         engine.add_engine("127.0.0.1", ports[0])
         async with asyncio.timeout(20):

@@ -3,9 +3,10 @@
 import asyncio
 from random import Random
 
-from tests.faults.caller import ReconnectingClient, RequestRefused, message_item
+from tests.faults.caller import ReconnectingClient
 from tests.faults.deployment import Deployment, running_deployment
 from tests.faults.row import FaultRow
+from tests.support.clients import JsonEvent, RequestRefused, message_item
 
 
 async def repeat_append(deployment: Deployment, rng: Random) -> None:
@@ -20,7 +21,7 @@ async def repeat_append(deployment: Deployment, rng: Random) -> None:
     await client.connect()
     for turn in range(2):
         name, text = f"item_{turn}", f"words {rng.random()}"
-        message = message_item(name, text)
+        message = message_item(text, name)
         sent = [client.send(type="conversation.item.create", item=message) for _ in range(10)]
         await asyncio.gather(*sent)
         if rng.random() < 0.5:
@@ -39,7 +40,7 @@ async def send_out_of_order(deployment: Deployment, rng: Random) -> None:
     """Send events that refer to missing items or responses: each is refused and changes nothing."""
     client, expected = deployment.create_client(), deployment.expected_conversation()
     await client.connect()
-    first = await client.send_message("begin")
+    first = await client.add_message("begin")
     expected.add_user_message("begin")
     late = [
         {"type": "conversation.item.delete", "item_id": "item_never"},
@@ -47,7 +48,7 @@ async def send_out_of_order(deployment: Deployment, rng: Random) -> None:
         | {"audio_end_ms": 0, "text_end": 3},
         {"type": "conversation.item.retrieve", "item_id": "item_never"},
         {"type": "response.cancel"},
-        {"type": "conversation.item.create", "item": message_item("item_b", "b")}
+        {"type": "conversation.item.create", "item": message_item("b", "item_b")}
         | {"previous_item_id": "item_a"},
         {"type": "input_text_buffer.commit"},
     ]
@@ -56,7 +57,7 @@ async def send_out_of_order(deployment: Deployment, rng: Random) -> None:
         if rng.random() < 0.2:
             await client.reconnect()
     assert client.item_ids == [first]
-    await client.send_message("a", "item_a")
+    await client.add_message("a", "item_a")
     await client.send(**late[4])
     await client.synchronize()
     assert client.item_ids == [first, "item_a", "item_b"]
@@ -70,19 +71,19 @@ async def reuse_item_id(deployment: Deployment, rng: Random) -> None:
     """Reuse an item id with other content: an error, and the first item is unchanged."""
     client, expected = deployment.create_client(), deployment.expected_conversation()
     await client.connect()
-    await client.send_message("the first words", "item_x")
+    await client.add_message("the first words", "item_x")
     expected.add_user_message("the first words")
     for _ in range(3):
         if rng.random() < 0.5:
             await client.reconnect()
-        changed = message_item("item_x", f"other words {rng.random()}")
+        changed = message_item(f"other words {rng.random()}", "item_x")
         code = await expect_error(client, {"type": "conversation.item.create", "item": changed})
         assert code == "item_create_duplicate_item_id"
     assert await client.complete_response(max_output_tokens=6) == expected.compute_response(6)
     await client.close_session()
 
 
-async def expect_error(client: ReconnectingClient, event: dict[str, object]) -> str:
+async def expect_error(client: ReconnectingClient, event: JsonEvent) -> str:
     """Send `event`, which must be refused. Returns the code of the error."""
     await client.send(**event)
     try:

@@ -124,7 +124,7 @@ async def shift_wall_clock(setup: ClockCluster, rng: Random) -> None:
     assert time.monotonic() - parked_s >= RESUME_WINDOW_S
     await assert_session_expired(expiring)
     for client, expected in conversations[:2]:
-        await client.send_message("what time is it?")
+        await client.add_message("what time is it?")
         expected.add_user_message("what time is it?")
         assert await client.complete_response(max_output_tokens=6) == expected.compute_response(6)
         await client.close_session()

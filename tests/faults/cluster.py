@@ -57,7 +57,7 @@ class Cluster:
     ) -> tuple[ReconnectingClient, ExpectedConversation]:
         client, expected = self.create_client(first), self.expected_conversation()
         await client.connect()
-        await client.send_message("hello")
+        await client.add_message("hello")
         expected.add_user_message("hello")
         return client, expected
 
@@ -157,7 +157,7 @@ async def running_cluster(
 
 async def continue_and_close(client: ReconnectingClient, expected: ExpectedConversation) -> None:
     """Assert that one more turn has the expected text, then close the session."""
-    await client.send_message("go on")
+    await client.add_message("go on")
     expected.add_user_message("go on")
     assert await client.complete_response(max_output_tokens=6) == expected.compute_response(6)
     await client.close_session()

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.store import open_store
-from tests.faults.caller import JsonEvent, ReconnectingClient
+from tests.faults.caller import ReconnectingClient
 from tests.faults.cluster import TIMEOUT_FACTOR, Cluster, continue_and_close, running_cluster
 from tests.faults.deployment import ExpectedConversation
 from tests.faults.row import FaultRow
+from tests.support.clients import JsonEvent
 from tests.support.frames import upgrade_request
 from tests.support.processes import wait_ready
 from tests.support.web_servers import API_KEY
@@ -53,7 +54,7 @@ async def kill_engine(cluster: Cluster, rng: Random) -> None:
     responses = [(decoding, *await start_expected_response(*conversations[0]))]
     await decoding.wait_deltas(rng.randrange(30))
     prompt = "".join(rng.choices("abcdefgh ", k=rng.randrange(1, PROMPT_CHARS_MAX)))
-    await prefilling.send_message(prompt)
+    await prefilling.add_message(prompt)
     long_conversation.add_user_message(prompt)
     responses.append(
         (prefilling, *await start_expected_response(prefilling, long_conversation, 60))
@@ -70,7 +71,7 @@ async def kill_engine(cluster: Cluster, rng: Random) -> None:
             "text lost or repeated after the restart"
         )
     await wait_ready(cluster.urls[0])
-    await idle.send_message("and me?")
+    await idle.add_message("and me?")
     idle_conversation.add_user_message("and me?")
     assert await idle.complete_response(max_output_tokens=20) == idle_conversation.compute_response(
         20
@@ -203,7 +204,7 @@ async def abandon_resume(url: str, client: ReconnectingClient, rng: Random) -> a
 
 async def append_lines(client: ReconnectingClient, expected: ExpectedConversation) -> None:
     for n in range(8):
-        await client.send_message(f"line {n}")
+        await client.add_message(f"line {n}")
         expected.add_user_message(f"line {n}")
 
 

@@ -31,9 +31,9 @@ STEP_S = 0.001
 
 class Deployment:
     def __init__(
-        self, bench: EngineHarness, redis: RedisProcess, gateways: list[RunningServer]
+        self, harness: EngineHarness, redis: RedisProcess, gateways: list[RunningServer]
     ) -> None:
-        self.engine_harness = bench
+        self.engine_harness = harness
         self.redis = redis
         self.gateways = gateways
         self.proxies: list[Proxy] = []
@@ -90,7 +90,7 @@ async def running_deployment(
     await server.start()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(server.kill)
-        bench = await stack.enter_async_context(
+        harness = await stack.enter_async_context(
             digest_engine(
                 chat_folder(model_folder, bytes=bytes),
                 pages=1024,
@@ -103,8 +103,8 @@ async def running_deployment(
                 vocabulary=400 if bytes else VOCABULARY,
             )
         )
-        port = await bench.listen()
-        deployment = Deployment(bench, server, [])
+        port = await harness.listen()
+        deployment = Deployment(harness, server, [])
         for _ in range(gateways):
             engine = await stack.enter_async_context(
                 discover_engines([Address("127.0.0.1", port)], LinkSecurity(), None)
@@ -112,8 +112,8 @@ async def running_deployment(
             await engine.wait_until_ready()
             store = await open_store(server.url, durability)
             stack.push_async_callback(store.aclose)
-            running = await stack.enter_async_context(serve_engine(engine, settings, store))
-            deployment.gateways.append(running)
+            gateway = await stack.enter_async_context(serve_engine(engine, settings, store))
+            deployment.gateways.append(gateway)
         yield deployment
 
 

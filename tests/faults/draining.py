@@ -84,7 +84,7 @@ async def drain_engine(cluster: Cluster, rng: Random, *, twice: bool) -> None:
         assert await engine.wait_exit() == 0
     assert [await http_status(url, "/health/ready") for url in cluster.urls] == [200, 200]
     for client, expected in conversations:
-        await client.send_message("are you there?")
+        await client.add_message("are you there?")
         expected.add_user_message("are you there?")
         assert await client.complete_response(max_output_tokens=6) == expected.compute_response(6)
     await cluster.restart_engine(draining)

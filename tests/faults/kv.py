@@ -8,9 +8,10 @@ from random import Random
 
 from continuo.engine import EngineError
 from continuo.engine.wire.messages import CancelTurn, Sampling, TurnEnded
-from tests.faults.caller import ReconnectingClient, message_item
+from tests.faults.caller import ReconnectingClient
 from tests.faults.deployment import Deployment, running_deployment
 from tests.faults.row import FaultRow
+from tests.support.clients import message_item
 from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import oracle
 from tests.support.engine_sessions import CheckedSession, collect_ids, is_healthy, prompt_ids
@@ -19,9 +20,9 @@ from tests.support.engines import EngineHarness, digest_engine, write_tiny_model
 PAGES, PAGE_SIZE, SESSION_COUNT = 30, 4, 20
 
 
-async def crowd_small_pool(bench: EngineHarness, rng: Random) -> None:
+async def crowd_small_pool(harness: EngineHarness, rng: Random) -> None:
     """Run SESSIONS sessions on pages for three, some with cancels, and one that fills the pool."""
-    engine = bench.engine
+    engine = harness.engine
 
     async def run_session() -> None:
         session = await CheckedSession.open(engine, streaming=rng.random() < 0.8)
@@ -40,11 +41,11 @@ async def crowd_small_pool(bench: EngineHarness, rng: Random) -> None:
         session = await CheckedSession.open(engine)
         prompt_tokens = PAGES * PAGE_SIZE - rng.randrange(2, PAGE_SIZE + 2)
         await session.append(prompt_ids(prompt_tokens, seed=rng.randrange(1000)))
-        turn = await engine.generate(session.session, Sampling())
+        turn = await engine.generate(session.id, Sampling())
         for _ in range(rng.randrange(50)):
             await asyncio.sleep(0)
         with contextlib.suppress(EngineError):
-            await engine.cancel(session.session, turn.id)
+            await engine.cancel(session.id, turn.id)
         output = await collect_ids(turn)
         assert output == oracle(session.token_ids, len(output))
         assert turn.ended is not None
@@ -63,8 +64,8 @@ async def engine_with_small_pool(folder: Path) -> AsyncIterator[EngineHarness]:
     limit = PAGES * PAGE_SIZE
     async with digest_engine(
         write_tiny_model(folder), pages=PAGES, page_size=PAGE_SIZE, max_model_len=limit
-    ) as bench:
-        yield bench
+    ) as harness:
+        yield harness
 
 
 async def cancel_at_every_step(deployment: Deployment, rng: Random) -> None:
@@ -74,14 +75,14 @@ async def cancel_at_every_step(deployment: Deployment, rng: Random) -> None:
     client = deployment.create_client(rng.randrange(2))
     await client.connect()
     for _ in range(2):
-        await client.send_message("x" * rng.randrange(1, 100))
+        await client.add_message("x" * rng.randrange(1, 100))
         response = await client.start_response(max_output_tokens=200, ignore_eos=True)
         await client.wait_deltas(rng.randrange(6))
         await client.send(type="response.cancel")
         if response not in client.ended_responses:
             await client.wait_for("response.done")
         assert client.ended_responses[response]["status"] == "cancelled"
-    await client.send_message("and now?")
+    await client.add_message("and now?")
     session = deployment.find_session(client)
     assert session is not None
     prompt, header = session.conversation.render_header()
@@ -142,12 +143,12 @@ async def truncate_and_fork(deployment: Deployment, rng: Random) -> None:
         deployment.expected_conversation(),
     )
     await client.connect()
-    await client.send_message("tell me")
-    assistant_item = message_item("item_said", ASSISTANT_TEXT, "assistant")
+    await client.add_message("tell me")
+    assistant_item = message_item(ASSISTANT_TEXT, "item_said", "assistant")
     await client.send(type="conversation.item.create", item=assistant_item)
     await client.wait_for("conversation.item.done")
     if rng.random() < 0.5:
-        await client.send_message("to be forgotten")
+        await client.add_message("to be forgotten")
         await client.complete_response(max_output_tokens=4)
         for name in client.item_ids[2:]:
             await client.send(type="conversation.item.delete", item_id=name)

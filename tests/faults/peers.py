@@ -7,7 +7,7 @@ from random import Random
 from unittest.mock import patch
 
 from continuo.realtime.server.process import web_server
-from tests.faults.caller import ReconnectingClient, message_item
+from tests.faults.caller import ReconnectingClient
 from tests.faults.deployment import Deployment, running_deployment
 from tests.faults.proxy import Proxy
 from tests.faults.row import FaultRow
@@ -30,7 +30,7 @@ async def make_half_open(deployment: Deployment, rng: Random) -> None:
         deployment.expected_conversation(),
     )
     await client.connect()
-    await client.send_message("hello")
+    await client.add_message("hello")
     expected.add_user_message("hello")
     response = await client.start_response(max_output_tokens=60)
     text = expected.compute_response(60)
@@ -66,15 +66,15 @@ async def disconnect_within_frame(deployment: Deployment, rng: Random) -> None:
         deployment.expected_conversation(),
     )
     await client.connect()
-    await client.send_message("hello")
+    await client.add_message("hello")
     expected.add_user_message("hello")
     proxy.delay_s = rng.choice([0, 0.01])
     proxy.disconnect_after("up", rng.randrange(1, 150), fin=rng.random() < 0.5)
-    await client.send(type="conversation.item.create", item=message_item("item_half", "x" * 200))
+    await client.send_message("x" * 200, "item_half")
     assert await client.wait_close_code() == 1006
     await client.reconnect()
     assert "item_half" not in client.item_ids, "half a frame was appended"
-    await client.send_message("x" * 200, "item_half")
+    await client.add_message("x" * 200, "item_half")
     expected.add_user_message("x" * 200)
     client.gateway_index = 0
     await client.disconnect()

@@ -9,9 +9,10 @@ from random import Random
 from websockets.exceptions import ConnectionClosed
 
 from continuo.realtime.limits import Limits
-from tests.faults.caller import ReconnectingClient, RequestRefused, message_item
+from tests.faults.caller import ReconnectingClient
 from tests.faults.deployment import Deployment, running_deployment
 from tests.faults.row import FaultRow
+from tests.support.clients import RequestRefused
 from tests.support.waiting import wait_until
 
 RACER_COUNT = 100
@@ -22,7 +23,7 @@ async def race_resumes(deployment: Deployment, rng: Random) -> None:
     """Resume one session RACERS times at once at two gateways: exactly one client may write."""
     client, expected = deployment.create_client(), deployment.expected_conversation()
     await client.connect()
-    await client.send_message("hello")
+    await client.add_message("hello")
     expected.add_user_message("hello")
     racers = [
         _copy_state(client, deployment.create_client(rng.randrange(2))) for _ in range(RACER_COUNT)
@@ -49,7 +50,7 @@ async def race_resumes(deployment: Deployment, rng: Random) -> None:
     (winner,) = owners
     if response is not None:
         assert await winner.wait_response(response) == expected.compute_response(60)
-    await winner.send_message("still there?", "item_owner")
+    await winner.add_message("still there?", "item_owner")
     expected.add_user_message("still there?")
     assert await winner.complete_response(max_output_tokens=6) == expected.compute_response(6)
     await winner.close_session()
@@ -58,9 +59,7 @@ async def race_resumes(deployment: Deployment, rng: Random) -> None:
 async def _may_write(racer: ReconnectingClient) -> bool:
     """Append an item. Returns False if the client is refused as superseded and closed with 4001."""
     try:
-        await racer.send(
-            type="conversation.item.create", item=message_item("item_owner", "still there?")
-        )
+        await racer.send_message("still there?", "item_owner")
         while "item_owner" not in racer.item_ids:
             await racer.wait_for("conversation.item.done")
     except (RequestRefused, ConnectionClosed) as error:
@@ -72,7 +71,7 @@ async def _may_write(racer: ReconnectingClient) -> bool:
 
 def _copy_state(client: ReconnectingClient, racer: ReconnectingClient) -> ReconnectingClient:
     """Give `racer` the session, the resume cursor and the received events of `caller`."""
-    racer.session_id, racer.last_event_id = client.session_id, client.last_event_id
+    racer.session, racer.last_event_id = client.session, client.last_event_id
     racer.item_ids, racer.response_texts = client.item_ids[:], dict(client.response_texts)
     return racer
 
@@ -84,7 +83,7 @@ async def resume_at_invalid_positions(deployment: Deployment, rng: Random) -> No
         deployment.expected_conversation(),
     )
     await client.connect()
-    await client.send_message("hello")
+    await client.add_message("hello")
     expected.add_user_message("hello")
     assert await client.complete_response(max_output_tokens=9) == expected.compute_response(9)
     last = client.last_event_id

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
 
-from tests.faults.caller import ReconnectingClient, RequestRefused, message_item
+from tests.faults.caller import ReconnectingClient
 from tests.faults.cluster import continue_and_close
 from tests.faults.deployment import Deployment, ExpectedConversation, running_deployment
 from tests.faults.row import FaultRow
+from tests.support.clients import RequestRefused, message_item
 
 LONG_RESPONSE_TOKENS = 300
 """Length of a response that outlasts the fault."""
@@ -63,7 +64,7 @@ async def _outage(
     began_s = time.monotonic()
     try:
         assert (
-            await append_outcome(client, message_item("item_away", "are you there?"))
+            await append_outcome(client, message_item("are you there?", "item_away"))
             == "store_unavailable"
         )
         assert time.monotonic() - began_s < 1.0 * TIMEOUT_FACTOR
@@ -76,7 +77,7 @@ async def _outage(
         else:
             await deployment.redis.start()
     began_s = time.monotonic()
-    await client.send_message("are you there?", "item_away")
+    await client.add_message("are you there?", "item_away")
     assert time.monotonic() - began_s < 2.0 * TIMEOUT_FACTOR
 
 
@@ -99,7 +100,7 @@ async def kill_redis(deployments: tuple[Deployment, Deployment], rng: Random) ->
 
     async def append_lines(client: ReconnectingClient, expected: ExpectedConversation) -> None:
         for n in range(6):
-            await client.send_message(f"line {n}")
+            await client.add_message(f"line {n}")
             expected.add_user_message(f"line {n}")
 
     await asyncio.gather(*(append_lines(*conversation) for conversation in conversations))
@@ -121,7 +122,7 @@ async def _lose_log_end(deployment: Deployment, rng: Random) -> None:
     for client, _ in conversations:
         lines = [f"line {n}" for n in range(rng.randrange(1, 6))]
         texts = {client.item_ids[0]: "hello"} | {
-            await client.send_message(line): line for line in lines
+            await client.add_message(line): line for line in lines
         }
         texts_by_item.append(texts)
     assert deployment.redis.append_log_bytes > written
@@ -131,7 +132,7 @@ async def _lose_log_end(deployment: Deployment, rng: Random) -> None:
     for (client, _), texts in zip(conversations, texts_by_item, strict=True):
         stays_connected = rng.random() < 0.5
         if stays_connected:
-            texts[await client.send_message("still here")] = "still here"
+            texts[await client.add_message("still here")] = "still here"
         await client.reconnect()
         assert client.item_ids == [*texts][: len(client.item_ids)], "the items are no prefix"
         if stays_connected or client.resume_outcomes[-1] == "exact":
@@ -164,7 +165,7 @@ async def flush_redis(deployment: Deployment, rng: Random) -> None:
         await admin.flushall()
     if response is not None:
         assert await client.wait_response(response) == text
-    await client.send_message("and now?")
+    await client.add_message("and now?")
     expected.add_user_message("and now?")
     assert await client.complete_response(max_output_tokens=6) == expected.compute_response(6)
     await client.reconnect()
@@ -190,7 +191,7 @@ async def pause_redis(deployment: Deployment, rng: Random) -> None:
         blocked_s = asyncio.create_task(_measure_blocked_s(pause_s))
         async with deployment.redis.client() as admin:
             await admin.execute_command("CLIENT", "PAUSE", int(pause_s * 1000), "ALL")
-        await client.send_message("slow?", "item_slow")
+        await client.add_message("slow?", "item_slow")
         expected.add_user_message("slow?")
         assert await blocked_s < LOOP_BLOCKED_S_MAX, "Redis blocked the event loop"
         assert response not in client.ended_responses, "the response ended before the fault"
@@ -221,7 +222,7 @@ async def open_conversation(
 ) -> tuple[ReconnectingClient, ExpectedConversation]:
     client, expected = deployment.create_client(first), deployment.expected_conversation()
     await client.connect()
-    await client.send_message("hello")
+    await client.add_message("hello")
     expected.add_user_message("hello")
     return client, expected
 

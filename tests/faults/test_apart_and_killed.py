@@ -18,10 +18,9 @@ from websockets.exceptions import InvalidStatus
 
 from tests.support import processes
 from tests.support.certificates import create_certificate
+from tests.support.clients import LONG_RESPONSE, RealtimeClient, open_realtime_session
 from tests.support.processes import (
-    LONG_RESPONSE,
     Process,
-    RealtimeClient,
     read_engine_address,
     read_gateway_url,
     wait_ready,
@@ -71,8 +70,8 @@ async def url(gateway: Process) -> str:
 
 @pytest.fixture
 async def client(url: str) -> AsyncIterator[RealtimeClient]:
-    async for client in processes.connect_client(url):
-        await client.send_message(STORY)
+    async with open_realtime_session(url) as client:
+        await client.add_message(STORY)
         yield client
 
 
@@ -81,12 +80,12 @@ async def test_response_resumes_after_its_engine_is_killed(
 ) -> None:
     text = await client.complete_response(conversation="none", **LONG_RESPONSE)
     for delta in (1, 40):
-        await client.start_response(conversation="none", **LONG_RESPONSE)
+        response = await client.start_response(conversation="none", **LONG_RESPONSE)
         await client.wait_deltas(delta)
         os.kill(engines[0].children()[0], signal.SIGKILL)
         await wait_ready(url, 503, within_s=5)
         assert await processes.http_status(url, "/health/live") == 200
-        assert await client.wait_response() == text
+        assert await client.wait_response(response) == text
         assert "response.interrupted" not in client.received_types, "sent without being requested"
         await wait_ready(url)
 
@@ -96,21 +95,20 @@ async def test_included_response_interrupted_event_is_sent_when_an_engine_dies(
 ) -> None:
     """`response.interrupted` arrives within 2 s with the offset at which the text continues."""
     text = await client.complete_response(conversation="none", **LONG_RESPONSE)
-    await client.send(
-        type="session.update", session={"type": "realtime", "include": ["response.interrupted"]}
-    )
-    updated = await client.wait_for(lambda event: event["type"] == "session.updated")
+    session = {"type": "realtime", "include": ["response.interrupted"]}
+    await client.send("session.update", session=session)
+    updated = await client.wait_for("session.updated")
     assert updated["session"]["include"] == ["response.interrupted"]
     for delta in (1, 40):
-        await client.start_response(conversation="none", **LONG_RESPONSE)
+        response = await client.start_response(conversation="none", **LONG_RESPONSE)
         await client.wait_deltas(delta)
         os.kill(engines[0].children()[0], signal.SIGKILL)
         async with asyncio.timeout(2):
-            event = await client.wait_for(lambda event: event["type"] == "response.interrupted")
-        assert event["upto"] == len(client.text)
-        assert await client.wait_response() == text, "the text does not continue at `upto`"
-        assert client.last_event["response"]["id"] == event["response_id"]
-        (item,) = client.last_event["response"]["output"]
+            event = await client.wait_for("response.interrupted")
+        assert event["upto"] == len(client.response_texts[response])
+        assert await client.wait_response(response) == text, "the text does not continue at `upto`"
+        assert event["response_id"] == response
+        (item,) = client.ended_responses[response]["output"]
         assert item["id"] == event["item_id"]
         await wait_ready(url)
 
@@ -119,7 +117,7 @@ async def test_response_resumes_after_its_engine_was_stopped(
     client: RealtimeClient, url: str, engines: list[Process]
 ) -> None:
     text = await client.complete_response(conversation="none", **LONG_RESPONSE)
-    await client.start_response(conversation="none", **LONG_RESPONSE)
+    response = await client.start_response(conversation="none", **LONG_RESPONSE)
     await client.wait_deltas(10)
     child = engines[0].children()[0]
     os.kill(child, signal.SIGSTOP)
@@ -127,7 +125,7 @@ async def test_response_resumes_after_its_engine_was_stopped(
         await wait_ready(url, 503, within_s=10)
     finally:
         os.kill(child, signal.SIGCONT)
-    assert await client.wait_response() == text
+    assert await client.wait_response(response) == text
     await wait_ready(url)
 
 
@@ -135,9 +133,9 @@ async def test_gateway_finishes_open_responses_on_sigterm(
     client: RealtimeClient, url: str, gateway: Process
 ) -> None:
     text = await client.complete_response(conversation="none", **LONG_RESPONSE)
-    await client.start_response(conversation="none", **LONG_RESPONSE)
+    response = await client.start_response(conversation="none", **LONG_RESPONSE)
     await client.wait_deltas(1)
-    async for idle in processes.connect_client(url):
+    async with open_realtime_session(url) as idle:
         gateway.send_signal(signal.SIGTERM)
         assert await idle.wait_close_code() == 1012
     assert await processes.http_status(url, "/health/ready") == 503, "ready while draining"
@@ -145,7 +143,7 @@ async def test_gateway_finishes_open_responses_on_sigterm(
         await connect(url)
     assert refused.value.response.status_code == 503
     assert refused.value.response.headers["Retry-After"]
-    assert await client.wait_response() == text
+    assert await client.wait_response(response) == text
     assert await client.wait_close_code() == 1012
     assert await gateway.wait_exit() == 0
 
@@ -204,8 +202,8 @@ async def test_engine_link_with_tls_requires_a_trusted_certificate(
         with processes.running_gateway(*options, "--engine-cafile", str(trusted)) as gateway:
             url = await asyncio.to_thread(read_gateway_url, gateway)
             await wait_ready(url)
-            async for client in processes.connect_client(url):
-                await client.send_message(STORY)
+            async with open_realtime_session(url) as client:
+                await client.add_message(STORY)
                 assert await client.complete_response(max_output_tokens=8)
         with processes.running_gateway(*options, "--engine-cafile", str(other)) as gateway:
             await asyncio.to_thread(gateway.wait_for_output, "(certificate verify failed)")
@@ -224,8 +222,8 @@ async def test_engine_process_exits_when_its_server_is_killed() -> None:
         "serve", "--port", "0", "--no-web", "--store", "memory"
     ) as server:
         url = await asyncio.to_thread(read_gateway_url, server)
-        async for client in processes.connect_client(url):
-            await client.send_message(STORY)
+        async with open_realtime_session(url) as client:
+            await client.add_message(STORY)
             await client.start_response(**LONG_RESPONSE)
             await client.wait_deltas(1)
             (engine,) = server.children()
@@ -248,18 +246,17 @@ async def test_response_resumes_at_another_gateway_after_a_kill(tmp_path: Path) 
         urls = [await asyncio.to_thread(read_gateway_url, gateway) for gateway in (one, two)]
         for url in urls:
             await wait_ready(url)
-        async for client in processes.connect_client(urls[0]):
-            await client.send_message(STORY)
+        async with open_realtime_session(urls[0]) as client:
+            await client.add_message(STORY)
             text = await client.complete_response(conversation="none", **LONG_RESPONSE)
-            await client.start_response(**LONG_RESPONSE)
+            response = await client.start_response(**LONG_RESPONSE)
             await client.wait_deltas(20)
             one.send_signal(signal.SIGKILL)
             assert await client.wait_close_code() == 1006
-            async with connect(f"{urls[1]}?{client.resume_query}") as socket:
-                client.socket = socket
-                assert await client.wait_response() == text, (
-                    "text lost or repeated after the takeover"
-                )
+            await client.resume(urls[1])
+            assert await client.wait_response(response) == text, (
+                "text lost or repeated after the takeover"
+            )
     redis.stop()
 
 
@@ -283,17 +280,17 @@ async def test_engines_announced_in_redis_can_be_drained_one_by_one(tmp_path: Pa
             while await store.zcard("continuo:engines") < 2:
                 await asyncio.sleep(0.1)
         await asyncio.sleep(2)  # until the gateway has read the announcements again
-        async for client in processes.connect_client(url):
-            await client.send_message(STORY)
+        async with open_realtime_session(url) as client:
+            await client.add_message(STORY)
             text = await client.complete_response(conversation="none", **LONG_RESPONSE)
-            await client.start_response(**LONG_RESPONSE)
+            response = await client.start_response(**LONG_RESPONSE)
             await client.wait_deltas(2)
             busy = await _busy_engine(store, engines)
             busy.send_signal(signal.SIGTERM)
-            assert await client.wait_response() == text
+            assert await client.wait_response(response) == text
             assert await busy.wait_exit() == 0
             assert await processes.http_status(url, "/health/ready") == 200
-            await client.send_message("What is 3 plus 4?")
+            await client.add_message("What is 3 plus 4?")
             assert await client.complete_response(max_output_tokens=20)
         await store.aclose()
     redis.stop()

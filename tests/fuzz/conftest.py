@@ -36,11 +36,11 @@ def large_context_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def large_context_server(large_context_folder: Path) -> AsyncIterator[RunningServer]:
-    async with target(large_context_folder, max_model_len=32 * 1024) as running:
-        yield running
+    async with target(large_context_folder, max_model_len=32 * 1024) as server:
+        yield server
 
 
 @pytest.fixture
 async def server(folder: Path) -> AsyncIterator[RunningServer]:
-    async with target(folder) as running:
-        yield running
+    async with target(folder) as server:
+        yield server

@@ -32,9 +32,9 @@ async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[Ru
         page_size=4,
         max_model_len=max_model_len,
         batched_tokens=64,
-    ) as bench:
-        async with serve_harness(bench, GatewaySettings(limits=SHORT_LIMITS)) as running:
-            yield running
-            await bench.wait_until_empty()
-        stats = await bench.engine.stats()
+    ) as harness:
+        async with serve_harness(harness, GatewaySettings(limits=SHORT_LIMITS)) as server:
+            yield server
+            await harness.wait_until_empty()
+        stats = await harness.engine.stats()
         assert (stats.active_turns, stats.pages_leased, stats.failed_audits) == (0, 0, 0)

@@ -46,8 +46,8 @@ async def test_greedy_turn_under_a_grammar_is_the_masked_argmax(grammar: Grammar
 
     async with running_engine(
         folder, lambda: oracle.build_cpu_runner(folder, max_model_len=512)
-    ) as bench:
-        session = await bench.engine.open()
-        await bench.engine.append(session, ids)
+    ) as harness:
+        session = await harness.engine.open()
+        await harness.engine.append(session, ids)
         sampling = Sampling(max_tokens=COUNT, stop_ids=text.stop_ids, grammar=grammar)
-        assert await collect_ids(await bench.engine.generate(session, sampling)) == expected
+        assert await collect_ids(await harness.engine.generate(session, sampling)) == expected

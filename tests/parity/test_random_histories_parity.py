@@ -128,21 +128,21 @@ async def run_turn(
     return TurnOutput(list(log), output, None if sampling.logprobs is None else logprobs)
 
 
-async def run_sessions(bench: EngineHarness, vocabulary: int, seed: int) -> list[TurnOutput]:
+async def run_sessions(harness: EngineHarness, vocabulary: int, seed: int) -> list[TurnOutput]:
     """Run all sessions at once and kill the engine when half of the tokens are drawn."""
 
     async def kill_halfway() -> None:
         half_of_tokens = SESSIONS * ACTIONS * 5 // 2
         async with asyncio.timeout(60):
-            while (await bench.engine.stats()).tokens_drawn < half_of_tokens:
+            while (await harness.engine.stats()).tokens_drawn < half_of_tokens:
                 await asyncio.sleep(0.002)
-        bench.kill()
+        harness.kill()
 
     killing = asyncio.create_task(kill_halfway())
-    sessions = (run_session(bench.engine, vocabulary, seed * 100 + n) for n in range(SESSIONS))
+    sessions = (run_session(harness.engine, vocabulary, seed * 100 + n) for n in range(SESSIONS))
     results = await asyncio.gather(*sessions)
     await killing
-    assert bench.launch_count == 2
+    assert harness.launch_count == 2
     return [output for session_outputs in results for output in session_outputs]
 
 
@@ -193,10 +193,10 @@ async def test_output_after_random_histories_equals_one_prefill(
         return oracle.build_cpu_runner(model.folder, model.dtype, **bounds)
 
     vocabulary = model.reference.config.vocab_size
-    async with running_engine(letters, make, scheduler=DisturbedScheduler) as bench:
-        outputs = await run_sessions(bench, vocabulary, seed=page_size + chunk)
-        stats = await bench.engine.stats()
-        assert isinstance(bench.runner, NativeRunner) == model.native
+    async with running_engine(letters, make, scheduler=DisturbedScheduler) as harness:
+        outputs = await run_sessions(harness, vocabulary, seed=page_size + chunk)
+        stats = await harness.engine.stats()
+        assert isinstance(harness.runner, NativeRunner) == model.native
     assert stats.retractions > 0
     assert stats.evicted_pages > 0
     assert not host or stats.pages_recalled > 0

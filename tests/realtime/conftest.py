@@ -5,6 +5,7 @@ import json
 import string
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -18,7 +19,7 @@ from tests.support.digest_runner import VOCABULARY
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.redis_process import REDIS_SERVER, RedisProcess
 from tests.support.sessions import SessionDriver, open_session
-from tests.support.web_servers import API_KEY, RunningServer, serve_harness
+from tests.support.web_servers import TENANTS, RunningServer, serve_harness
 
 TEMPLATE = (
     "{%- if tools %}<|im_start|>tools\n"
@@ -67,8 +68,8 @@ def chat_folder(folder: Path, *, bytes: bool = False, endless: bool = False) -> 
 
 
 @pytest.fixture(scope="session")
-def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return chat_folder(tmp_path_factory.mktemp("chatty"))
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_folder(tmp_path_factory.mktemp("chat_model"))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -83,23 +84,35 @@ async def redis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Redis
 
 
 @pytest.fixture
-async def bench(chatty: Path) -> AsyncIterator[EngineHarness]:
-    async with digest_engine(
-        chatty, pages=256, page_size=4, max_model_len=400, batched_tokens=64
-    ) as bench:
-        yield bench
+def engine_options() -> dict[str, Any]:
+    """Options of the engine besides those of `harness`; a file may override this fixture."""
+    return {}
 
 
 @pytest.fixture
-async def talk(bench: EngineHarness) -> AsyncIterator[SessionDriver]:
-    talk = await open_session(bench)
-    yield talk
-    await talk.session.close()
-    assert await bench.engine.list_sessions() == [], "every session is closed in the engine"
+async def harness(chat_model: Path, engine_options: dict[str, Any]) -> AsyncIterator[EngineHarness]:
+    sizes = {"pages": 256, "page_size": 4, "max_model_len": 400, "batched_tokens": 64}
+    async with digest_engine(chat_model, **{**sizes, **engine_options}) as harness:
+        yield harness
 
 
 @pytest.fixture
-async def running(bench: EngineHarness) -> AsyncIterator[RunningServer]:
-    settings = GatewaySettings(tenants={API_KEY: "default"}, served_model_name=("demo", "alias"))
-    async with serve_harness(bench, settings) as running:
-        yield running
+async def driver(harness: EngineHarness) -> AsyncIterator[SessionDriver]:
+    driver = await open_session(harness)
+    yield driver
+    await driver.session.close()
+    assert await harness.engine.list_sessions() == [], "every session is closed in the engine"
+
+
+@pytest.fixture
+def gateway_settings() -> GatewaySettings:
+    """Settings of `server`; a file may override this fixture."""
+    return GatewaySettings(tenants=TENANTS, served_model_name=("demo", "alias"))
+
+
+@pytest.fixture
+async def server(
+    harness: EngineHarness, gateway_settings: GatewaySettings
+) -> AsyncIterator[RunningServer]:
+    async with serve_harness(harness, gateway_settings) as server:
+        yield server

@@ -1,22 +1,14 @@
 """Rate limits per minute: their token buckets, and how clients see them on the wire."""
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
-from typing import Any
-
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
 
 from continuo.realtime.errors import Refusal, SetupError
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.response import Usage
 from continuo.realtime.rate_limit import RateLimits, TenantRateLimits
 from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
-from tests.support.engines import EngineHarness
-from tests.support.web_servers import RunningServer, receive_until, serve_harness
-
-ONE, TWO = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
+from tests.support.clients import JsonEvent, RealtimeClient, open_realtime_session
+from tests.support.web_servers import TENANTS, UMBRELLA, RunningServer
 
 
 class Clock:
@@ -105,47 +97,28 @@ def test_rate_limit_options_are_read_and_validated() -> None:
 
 
 @pytest.fixture
-async def running(bench: EngineHarness) -> AsyncIterator[RunningServer]:
-    settings = GatewaySettings(
-        tenants={"key-one": "acme", "key-two": "umbrella"},
-        served_model_name=("demo",),
-        limits=Limits(requests_per_minute=2, tokens_per_minute=100_000),
-    )
-    async with serve_harness(bench, settings) as running:
-        yield running
+def gateway_settings() -> GatewaySettings:
+    limits = Limits(requests_per_minute=2, tokens_per_minute=100_000)
+    return GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=limits)
 
 
-async def respond(socket: ClientConnection) -> tuple[dict[str, Any], dict[str, Any]]:
+async def respond(client: RealtimeClient) -> tuple[JsonEvent, JsonEvent]:
     """Return the response and the limits after it, or the error twice."""
-    response = {"max_output_tokens": 4, "ignore_eos": True}
-    await socket.send(json.dumps({"type": "response.create", "response": response}))
-    done = await receive_until(socket, "response.done", "error")
+    await client.send("response.create", response={"max_output_tokens": 4, "ignore_eos": True})
+    done = await client.wait_for("response.done", "error")
     if done["type"] == "error":
         return done["error"], done["error"]
-    updated = await receive_until(socket, "rate_limits.updated")
+    updated = await client.wait_for("rate_limits.updated")
     return done["response"], {level["name"]: level for level in updated["rate_limits"]}
 
 
-async def post(running: RunningServer, path: str, body: object) -> tuple[int, dict[str, str], Any]:
-    data = json.dumps(body).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-    head += f"Authorization: {ONE['Authorization']}\r\nContent-Length: {len(data)}\r\n\r\n"
-    writer.write(head.encode() + data)
-    top, _, text = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
-    status, *lines = top.decode().split("\r\n")
-    headers = dict(line.lower().split(": ", 1) for line in lines)
-    return int(status.split()[1]), headers, json.loads(text)
-
-
-async def test_rate_limits_are_reported_and_enforced_per_tenant(running: RunningServer) -> None:
+async def test_rate_limits_are_reported_and_enforced_per_tenant(server: RunningServer) -> None:
     async with (
-        connect(running.url, additional_headers=ONE) as socket,
-        connect(running.url, additional_headers=ONE) as second,
-        connect(running.url, additional_headers=TWO) as other,
+        open_realtime_session(server.url) as client,
+        open_realtime_session(server.url) as second,
+        open_realtime_session(server.url, UMBRELLA) as other,
     ):
-        response, limits = await respond(socket)
+        response, limits = await respond(client)
         usage = response["usage"]
         computed = usage["total_tokens"] - usage["input_token_details"]["cached_tokens"]
         assert (limits["requests"]["limit"], limits["tokens"]["limit"]) == (2, 100_000)
@@ -153,7 +126,7 @@ async def test_rate_limits_are_reported_and_enforced_per_tenant(running: Running
         assert 0 < limits["requests"]["reset_seconds"] <= 30
         assert limits["tokens"]["remaining"] >= 100_000 - computed
         await respond(second)
-        error, _ = await respond(socket)
+        error, _ = await respond(client)
         assert error["code"] == "rate_limit_exceeded"
         assert "2 requests a minute" in error["message"]
         assert "Try again in" in error["message"]
@@ -167,17 +140,14 @@ async def test_rate_limits_are_reported_and_enforced_per_tenant(running: Running
                 {"model": "demo", "messages": [{"role": "user", "content": "x"}]},
             ),
         ):
-            status, headers, refused = await post(running, path, body)
+            status, headers, refused = await server.exchange("POST", path, body)
             assert (status, refused["error"]["code"]) == (429, "rate_limit_exceeded")
             assert 1 <= int(headers["retry-after"]) <= 30
 
 
-async def test_session_stays_usable_after_a_rate_limited_response(running: RunningServer) -> None:
-    async with connect(running.url, additional_headers=ONE) as socket:
+async def test_session_stays_usable_after_a_rate_limited_response(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
         for _ in range(2):
-            await respond(socket)
-        assert (await respond(socket))[0]["code"] == "rate_limit_exceeded"
-        content = [{"type": "input_text", "text": "hello"}]
-        item = {"type": "message", "role": "user", "content": content}
-        await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
-        await receive_until(socket, "conversation.item.done")
+            await respond(client)
+        assert (await respond(client))[0]["code"] == "rate_limit_exceeded"
+        await client.add_message("hello")

@@ -255,13 +255,13 @@ def test_7_session_with_a_queued_turn_does_not_expire() -> None:
 
 
 async def test_8_turn_has_its_history_on_a_restarted_engine(letters: Path) -> None:
-    async with digest_engine(letters) as bench:
-        talks = [await CheckedSession.open(bench.engine) for _ in range(3)]
+    async with digest_engine(letters) as harness:
+        sessions = [await CheckedSession.open(harness.engine) for _ in range(3)]
         for turn in range(3):
-            for n, talk in enumerate(talks):
-                await talk.run_turn(prompt_ids(7, seed=turn + n), 4)
-            bench.kill()
-        assert bench.launch_count >= 3
+            for n, session in enumerate(sessions):
+                await session.run_turn(prompt_ids(7, seed=turn + n), 4)
+            harness.kill()
+        assert harness.launch_count >= 3
 
 
 @AHEAD
@@ -289,8 +289,8 @@ def test_9_kv_of_another_cache_scope_is_not_reused(ahead: int) -> None:
 
 
 async def test_10_log_probabilities_are_equal_in_every_mode(letters: Path) -> None:
-    async with digest_engine(letters) as bench:
-        engine, sampling = bench.engine, Sampling(max_tokens=6, logprobs=3)
+    async with digest_engine(letters) as harness:
+        engine, sampling = harness.engine, Sampling(max_tokens=6, logprobs=3)
         scored: list[list[object]] = []
         for streaming in (True, False):
             session = await engine.open(streaming=streaming, cache_scope=str(streaming))
@@ -377,15 +377,15 @@ def test_output_of_turns_does_not_depend_on_retractions(streaming: bool, ahead: 
 
 async def test_session_continues_after_an_abandoned_turn_stream(letters: Path) -> None:
     """The session continues when the next turn is requested, though no reader reads this one."""
-    async with digest_engine(letters) as bench:
-        talk = await CheckedSession.open(bench.engine)
-        await talk.append(prompt_ids(6))
-        abandoned = await bench.engine.generate(talk.session, Sampling(max_tokens=5))
+    async with digest_engine(letters) as harness:
+        session = await CheckedSession.open(harness.engine)
+        await session.append(prompt_ids(6))
+        abandoned = await harness.engine.generate(session.id, Sampling(max_tokens=5))
         turn = asyncio.create_task(
-            bench.engine.generate(talk.session, Sampling(max_tokens=3), turn="next")
+            harness.engine.generate(session.id, Sampling(max_tokens=3), turn="next")
         )
-        output = oracle(talk.token_ids, 5)
-        assert await collect_ids(await turn) == oracle(talk.token_ids + output, 3)
+        output = oracle(session.token_ids, 5)
+        assert await collect_ids(await turn) == oracle(session.token_ids + output, 3)
         assert await collect_ids(abandoned) == output
 
 

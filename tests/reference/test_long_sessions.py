@@ -33,8 +33,8 @@ SESSIONS, TURNS, SEED = 8, 50, 42
 async def test_output_of_thirty_turns_is_equal_in_every_mode(letters: Path, ahead: int) -> None:
     """16 tokens in and 8 out; each output equals that of one fresh prefill."""
     outputs: dict[str, list[list[int]]] = {"streaming": [], "regular": [], "none": []}
-    async with digest_engine(letters, pages=600, max_model_len=800, steps_ahead=ahead) as bench:
-        engine, sampling = bench.engine, Sampling(max_tokens=8)
+    async with digest_engine(letters, pages=600, max_model_len=800, steps_ahead=ahead) as harness:
+        engine, sampling = harness.engine, Sampling(max_tokens=8)
         for mode, replies in outputs.items():
             session = await engine.open(streaming=mode == "streaming", cache_scope=mode)
             log: list[int] = []
@@ -70,14 +70,14 @@ async def test_every_session_gets_its_turns_of_random_lengths(
 
     async def run_session(engine: EngineClient, number: int) -> None:
         source = random.Random(SEED + number)
-        talk = await CheckedSession.open(engine)
+        session = await CheckedSession.open(engine)
         for _ in range(TURNS):
             new = [source.randrange(VOCABULARY) for _ in range(source.randint(8, 64))]
-            await talk.run_turn(new, source.randint(4, 32))
-        assert len(talk.token_ids) > TURNS * 12
-        await talk.close()
+            await session.run_turn(new, source.randint(4, 32))
+        assert len(session.token_ids) > TURNS * 12
+        await session.close()
 
-    async with digest_engine(letters, max_model_len=4_000, **bounds) as bench:
-        await asyncio.gather(*(run_session(bench.engine, n) for n in range(SESSIONS)))
-        assert (await bench.engine.stats()).evicted_pages > 0 or "host_pages" not in bounds
-        assert await is_healthy(bench.engine, sessions=0)
+    async with digest_engine(letters, max_model_len=4_000, **bounds) as harness:
+        await asyncio.gather(*(run_session(harness.engine, n) for n in range(SESSIONS)))
+        assert (await harness.engine.stats()).evicted_pages > 0 or "host_pages" not in bounds
+        assert await is_healthy(harness.engine, sessions=0)

@@ -109,16 +109,16 @@ async def test_turn_reuses_the_kv_of_earlier_turns(letters: Path, variant: str) 
     """A later turn reuses the KV of all earlier ids but the last, whose KV is not computed when a
     turn ends by length, and of the new ids that were prefilled before the turn was requested.
     """
-    async with engine_for(letters, variant) as bench:
-        talk = await CheckedSession.open(bench.engine)
+    async with engine_for(letters, variant) as harness:
+        session = await CheckedSession.open(harness.engine)
         for turn in range(3):
-            before = len(talk.token_ids)
-            ended = await talk.run_turn(prompt_ids(9, seed=turn), 12)
+            before = len(session.token_ids)
+            ended = await session.run_turn(prompt_ids(9, seed=turn), 12)
             if before:
                 assert before - 1 <= ended.cached_tokens < before + 9
                 assert ended.residency == "hot"
-        await talk.close()
-        assert await is_healthy(bench.engine, sessions=0)
+        await session.close()
+        assert await is_healthy(harness.engine, sessions=0)
 
 
 @HEAVY
@@ -128,18 +128,18 @@ async def test_concurrent_turns_with_log_probabilities_leak_nothing(
 ) -> None:
     """The sessions run their turns at once, and are opened and closed in each round."""
     sampling = Sampling(max_tokens=8, logprobs=logprobs)
-    async with engine_for(letters, variant) as bench:
+    async with engine_for(letters, variant) as harness:
         for round in range(10):
-            talks = [await CheckedSession.open(bench.engine) for _ in range(6)]
+            sessions = [await CheckedSession.open(harness.engine) for _ in range(6)]
             for turn in range(5):
                 await asyncio.gather(
                     *(
-                        talk.run_turn(prompt_ids(11, seed=n + turn + round), 8, sampling)
-                        for n, talk in enumerate(talks)
+                        session.run_turn(prompt_ids(11, seed=n + turn + round), 8, sampling)
+                        for n, session in enumerate(sessions)
                     )
                 )
-            await asyncio.gather(*(talk.close() for talk in talks))
-            assert await is_healthy(bench.engine, sessions=0)
+            await asyncio.gather(*(session.close() for session in sessions))
+            assert await is_healthy(harness.engine, sessions=0)
 
 
 @HEAVY
@@ -162,8 +162,8 @@ async def test_log_probabilities_equal_those_of_one_request(letters: Path, varia
             assert len(logprobs) == 16
             log += ids
 
-    async with engine_for(letters, variant) as bench:
-        await asyncio.gather(*(run_session(bench.engine, n) for n in range(4)))
+    async with engine_for(letters, variant) as harness:
+        await asyncio.gather(*(run_session(harness.engine, n) for n in range(4)))
 
 
 async def scored(turn: Any) -> tuple[list[int], list[TokenLogprobs]]:
@@ -179,14 +179,14 @@ async def test_concurrent_sessions_beside_requests_leak_nothing(
     letters: Path, variant: str
 ) -> None:
     """Eight sessions of six long turns, with four requests without a session beside each turn."""
-    async with engine_for(letters, variant) as bench:
-        engine = bench.engine
-        talks = [await CheckedSession.open(engine) for _ in range(8)]
+    async with engine_for(letters, variant) as harness:
+        engine = harness.engine
+        sessions = [await CheckedSession.open(engine) for _ in range(8)]
         for turn in range(6):
             await asyncio.gather(
                 *(
-                    talk.run_turn(prompt_ids(200 + n, seed=8 * turn + n), 16)
-                    for n, talk in enumerate(talks)
+                    session.run_turn(prompt_ids(200 + n, seed=8 * turn + n), 16)
+                    for n, session in enumerate(sessions)
                 ),
                 *(check_completion(engine, prompt_ids(60 + n, seed=n), 16) for n in range(4)),
             )
@@ -194,7 +194,7 @@ async def test_concurrent_sessions_beside_requests_leak_nothing(
             *(check_completion(engine, prompt_ids(30, seed=n), 16) for n in range(3))
         )
         assert await is_healthy(engine, sessions=8)
-        await asyncio.gather(*(talk.close() for talk in talks))
+        await asyncio.gather(*(session.close() for session in sessions))
         assert await is_healthy(engine, sessions=0)
 
 
@@ -203,18 +203,18 @@ async def test_sessions_of_long_turns_beside_requests_leak_nothing(
     letters: Path, variant: str
 ) -> None:
     """Four sessions, five turns of 370 tokens (1,500 characters), two requests beside each turn."""
-    async with engine_for(letters, variant, max_model_len=2_000) as bench:
-        engine = bench.engine
-        talks = [await CheckedSession.open(engine) for _ in range(4)]
+    async with engine_for(letters, variant, max_model_len=2_000) as harness:
+        engine = harness.engine
+        sessions = [await CheckedSession.open(engine) for _ in range(4)]
         for turn in range(5):
             await asyncio.gather(
                 *(
-                    talk.run_turn(prompt_ids(370, seed=4 * turn + n), 16)
-                    for n, talk in enumerate(talks)
+                    session.run_turn(prompt_ids(370, seed=4 * turn + n), 16)
+                    for n, session in enumerate(sessions)
                 ),
                 *(check_completion(engine, prompt_ids(370, seed=n), 16) for n in range(2)),
             )
-        await asyncio.gather(*(talk.close() for talk in talks))
+        await asyncio.gather(*(session.close() for session in sessions))
         assert await is_healthy(engine, sessions=0)
 
 
@@ -225,49 +225,49 @@ async def test_session_recovers_from_a_later_turn_cancelled_midway(
 
     SGLang drops the whole turn, for which this engine has a rewind.
     """
-    async with engine_for(letters, variant) as bench:
-        talk = await CheckedSession.open(bench.engine)
-        await talk.run_turn(prompt_ids(20), 16)
-        await talk.run_cancelled_turn(prompt_ids(8, seed=1), after=5)
-        await talk.run_turn(prompt_ids(6, seed=2), 4)
-        before = len(talk.token_ids)
-        ended = await talk.run_cancelled_turn(prompt_ids(8, seed=3), after=5, drop=True)
+    async with engine_for(letters, variant) as harness:
+        session = await CheckedSession.open(harness.engine)
+        await session.run_turn(prompt_ids(20), 16)
+        await session.run_cancelled_turn(prompt_ids(8, seed=1), after=5)
+        await session.run_turn(prompt_ids(6, seed=2), 4)
+        before = len(session.token_ids)
+        ended = await session.run_cancelled_turn(prompt_ids(8, seed=3), after=5, drop=True)
         assert ended.length == before + 8
-        await talk.run_turn(prompt_ids(6, seed=4), 4)
+        await session.run_turn(prompt_ids(6, seed=4), 4)
 
-        total = len(talk.token_ids)
-        await talk.run_cancelled_turn(prompt_ids(8, seed=5), after=9, drop=True)
-        assert await bench.engine.rewind(talk.session, total) == total
-        del talk.token_ids[total:]
-        ended = await talk.run_turn(prompt_ids(5, seed=6), 4)
+        total = len(session.token_ids)
+        await session.run_cancelled_turn(prompt_ids(8, seed=5), after=9, drop=True)
+        assert await harness.engine.rewind(session.id, total) == total
+        del session.token_ids[total:]
+        ended = await session.run_turn(prompt_ids(5, seed=6), 4)
         assert ended.prompt_tokens == total + 5
         assert ended.cached_tokens >= total - 1
-        assert await is_healthy(bench.engine, sessions=1)
+        assert await is_healthy(harness.engine, sessions=1)
 
 
 async def test_session_recovers_from_a_first_turn_cancelled_midway(
     letters: Path, variant: str
 ) -> None:
-    async with engine_for(letters, variant) as bench:
-        talk = await CheckedSession.open(bench.engine)
-        await talk.run_cancelled_turn(prompt_ids(20), after=3, drop=True)
-        assert await bench.engine.rewind(talk.session, 0) == 0
-        talk.token_ids.clear()
-        ended = await talk.run_turn(prompt_ids(9, seed=1), 6)
+    async with engine_for(letters, variant) as harness:
+        session = await CheckedSession.open(harness.engine)
+        await session.run_cancelled_turn(prompt_ids(20), after=3, drop=True)
+        assert await harness.engine.rewind(session.id, 0) == 0
+        session.token_ids.clear()
+        ended = await session.run_turn(prompt_ids(9, seed=1), 6)
         assert ended.prompt_tokens == 9
-        await talk.close()
-        assert await is_healthy(bench.engine, sessions=0)
+        await session.close()
+        assert await is_healthy(harness.engine, sessions=0)
 
 
 async def test_refused_append_leaves_a_session_unchanged(letters: Path, variant: str) -> None:
     """An append with an offset is refused before it changes the session."""
-    async with engine_for(letters, variant) as bench:
-        talk = await CheckedSession.open(bench.engine)
-        await talk.run_turn(prompt_ids(20), 16)
-        total = len(talk.token_ids)
+    async with engine_for(letters, variant) as harness:
+        session = await CheckedSession.open(harness.engine)
+        await session.run_turn(prompt_ids(20), 16)
+        total = len(session.token_ids)
         with pytest.raises(BadRequest, match="offset is not allowed"):
-            await bench.engine.append(talk.session, prompt_ids(5), offset=1)
-        ended = await talk.run_turn(prompt_ids(5, seed=1), 6)
+            await harness.engine.append(session.id, prompt_ids(5), offset=1)
+        ended = await session.run_turn(prompt_ids(5, seed=1), 6)
         assert ended.prompt_tokens == total + 5
         assert ended.cached_tokens >= total - 1
 
@@ -292,28 +292,33 @@ async def test_refused_and_normal_turns_in_a_small_pool_leak_nothing(
         host_pages=host_pages,
         steps_ahead=ahead,
         scheduler=RetractingScheduler if retract else Scheduler,
-    ) as bench:
-        engine = bench.engine
-        talks = [await CheckedSession.open(engine) for _ in range(4)]
-        await asyncio.gather(*(talk.run_turn(prompt_ids(16, n), 4) for n, talk in enumerate(talks)))
+    ) as harness:
+        engine = harness.engine
+        sessions = [await CheckedSession.open(engine) for _ in range(4)]
+        await asyncio.gather(
+            *(session.run_turn(prompt_ids(16, n), 4) for n, session in enumerate(sessions))
+        )
         for round in range(8):
             await asyncio.gather(
-                *(talk.run_turn(prompt_ids(16 + round, n), 4) for n, talk in enumerate(talks)),
+                *(
+                    session.run_turn(prompt_ids(16 + round, n), 4)
+                    for n, session in enumerate(sessions)
+                ),
                 *(check_completion(engine, prompt_ids(20, round + n), 4) for n in range(2)),
             )
-            await asyncio.gather(*(append_too_many_ids(talk) for talk in talks))
-            for n, talk in enumerate(talks):
-                recovered = await talk.run_turn(prompt_ids(17, n), 4)
+            await asyncio.gather(*(append_too_many_ids(session) for session in sessions))
+            for n, session in enumerate(sessions):
+                recovered = await session.run_turn(prompt_ids(17, n), 4)
                 assert recovered.cached_tokens > 0 or not (host_pages or pages > 7)
             assert await is_healthy(engine, sessions=4)
-        await asyncio.gather(*(talk.close() for talk in talks))
+        await asyncio.gather(*(session.close() for session in sessions))
         await asyncio.gather(*(check_completion(engine, prompt_ids(9, n), 4) for n in range(3)))
         assert await is_healthy(engine, sessions=0)
 
 
-async def append_too_many_ids(talk: CheckedSession) -> None:
+async def append_too_many_ids(session: CheckedSession) -> None:
     with pytest.raises(TooLong, match="the session holds 512") as caught:
-        await talk.engine.append(talk.session, prompt_ids(600))
+        await session.engine.append(session.id, prompt_ids(600))
     assert caught.value.field == "ids"
     with pytest.raises(BadRequest):
-        await collect_ids(await talk.engine.complete(prompt_ids(600), Sampling(max_tokens=1)))
+        await collect_ids(await session.engine.complete(prompt_ids(600), Sampling(max_tokens=1)))

@@ -1,6 +1,7 @@
 """CheckedSession: an engine session whose token log and outputs are compared with `oracle`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from continuo.engine.client.engine_client import EngineClient, TurnStream
 from continuo.engine.wire.messages import Sampling, TurnEnded
@@ -16,10 +17,17 @@ async def collect_ids(turn: TurnStream) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
 
 
+async def open_with(engine: EngineClient, ids: Sequence[int], **options: Any) -> str:
+    """Open a session and append `ids`. Returns its id. `options`: those of `EngineClient.open`."""
+    session = await engine.open(**options)
+    await engine.append(session, ids)
+    return session
+
+
 class CheckedSession:
     def __init__(self, engine: EngineClient, session: str) -> None:
         self.engine = engine
-        self.session = session
+        self.id = session
         self.token_ids: list[int] = []
 
     @classmethod
@@ -31,12 +39,12 @@ class CheckedSession:
     ) -> TurnEnded:
         """Append `ids`, generate `count` ids and compare the output with the oracle."""
         await self.append(ids)
-        turn = await self.engine.generate(self.session, sampling or Sampling(max_tokens=count))
+        turn = await self.engine.generate(self.id, sampling or Sampling(max_tokens=count))
         return await self.check_turn(turn, count)
 
     async def append(self, ids: Sequence[int]) -> None:
         self.token_ids += ids
-        assert await self.engine.append(self.session, ids) == len(self.token_ids)
+        assert await self.engine.append(self.id, ids) == len(self.token_ids)
 
     async def check_turn(self, turn: TurnStream, count: int) -> TurnEnded:
         """Receive a whole turn and compare its `count` output ids with the oracle."""
@@ -57,12 +65,12 @@ class CheckedSession:
         `drop`: let the engine discard the output of the turn.
         """
         await self.append(ids)
-        turn = await self.engine.generate(self.session, Sampling())
+        turn = await self.engine.generate(self.id, Sampling())
         output: list[int] = []
         async for piece in turn:
             output += piece.ids
             if len(output) == after:
-                await self.engine.cancel(self.session, turn.id, discard_output=drop)
+                await self.engine.cancel(self.id, turn.id, discard_output=drop)
         assert turn.ended is not None
         assert turn.ended.reason == "cancelled"
         assert output == oracle(self.token_ids, len(output))
@@ -70,7 +78,7 @@ class CheckedSession:
         return turn.ended
 
     async def close(self) -> None:
-        await self.engine.close(self.session)
+        await self.engine.close(self.id)
 
 
 async def check_completion(engine: EngineClient, ids: Sequence[int], count: int) -> None:

@@ -193,13 +193,13 @@ async def running_engine(
     folder: Path, make: RunnerFactory, *, rows: int = 8, scheduler: type[Scheduler] = Scheduler
 ) -> AsyncIterator[EngineHarness]:
     """Run an engine and its client; `make` creates the runner of each launch."""
-    bench = EngineHarness(folder, make, rows, scheduler)
-    bench.engine = EngineClient(bench.launch)
-    await bench.engine.connect()
+    harness = EngineHarness(folder, make, rows, scheduler)
+    harness.engine = EngineClient(harness.launch)
+    await harness.engine.connect()
     try:
-        yield bench
+        yield harness
     finally:
-        await bench.close()
+        await harness.close()
 
 
 def digest_engine(

@@ -1,7 +1,6 @@
-"""Real `continuo` processes, and a client of their Realtime API."""
+"""Real `continuo` processes."""
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -10,13 +9,9 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
 
 ROOT = Path(__file__).parents[2]
 READY_TIMEOUT_S = 120
@@ -152,83 +147,3 @@ async def wait_ready(url: str, status: int = 200, within_s: float = READY_TIMEOU
     async with asyncio.timeout(within_s):
         while await http_status(url, "/health/ready") != status:
             await asyncio.sleep(0.05)
-
-
-class RealtimeClient:
-    """Realtime client that sends messages and receives responses."""
-
-    def __init__(self, socket: ClientConnection) -> None:
-        self.socket = socket
-        self.text = ""
-        self.last_event: dict[str, Any] = {}
-        self.session_id = ""
-        self.received_types: set[str] = set()
-        """Types of all events received."""
-
-    @property
-    def resume_query(self) -> str:
-        """Query string for a new connection that resumes the session after the last event
-        received."""
-        return f"session_id={self.session_id}&last_event_id={self.last_event['event_id']}"
-
-    async def wait_created(self) -> None:
-        event = await self.wait_for(lambda event: event["type"] == "session.created")
-        self.session_id = event["session"]["id"]
-
-    async def receive(self) -> dict[str, Any]:
-        self.last_event = json.loads(await asyncio.wait_for(self.socket.recv(), READY_TIMEOUT_S))
-        self.received_types.add(self.last_event["type"])
-        if self.last_event["type"] == "response.output_text.delta":
-            self.text += self.last_event["delta"]
-        return self.last_event
-
-    async def wait_for(self, matches: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        while not matches(await self.receive()):
-            assert self.last_event["type"] != "error", self.last_event
-        return self.last_event
-
-    async def send_message(self, text: str) -> None:
-        part = {"type": "input_text", "text": text}
-        item = {"type": "message", "role": "user", "content": [part]}
-        await self.send(type="conversation.item.create", item=item)
-
-    async def send(self, **event: Any) -> None:
-        await self.socket.send(json.dumps(event))
-
-    async def start_response(self, **response: Any) -> None:
-        """Request a response. `receive` collects its text deltas in `text`."""
-        self.text = ""
-        await self.send(type="response.create", response=response)
-
-    async def wait_deltas(self, count: int) -> None:
-        for _ in range(count):
-            await self.wait_for(lambda event: event["type"] == "response.output_text.delta")
-
-    async def wait_close_code(self) -> int:
-        """Receive until the connection closes. Returns the server's close code, 1006 if the server
-        sent no close frame."""
-        try:
-            while True:
-                await self.receive()
-        except ConnectionClosed as closed:
-            return closed.rcvd.code if closed.rcvd else 1006
-
-    async def wait_response(self) -> str:
-        event = await self.wait_for(lambda event: event["type"] == "response.done")
-        assert event["response"]["status"] in ("completed", "incomplete"), event
-        return self.text
-
-    async def complete_response(self, **response: Any) -> str:
-        await self.start_response(**response)
-        return await self.wait_response()
-
-
-LONG_RESPONSE = {"max_output_tokens": 300, "ignore_eos": True}
-"""Settings of a response that takes long enough for a fault to occur while it is generated."""
-
-
-async def connect_client(url: str) -> AsyncIterator[RealtimeClient]:
-    async with connect(url) as socket:
-        client = RealtimeClient(socket)
-        await client.wait_created()
-        yield client

@@ -1,6 +1,5 @@
 """SessionDriver: a session, commands to it, and a recorder of its events."""
 
-import asyncio
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,32 +16,26 @@ from continuo.realtime.session.session import Session
 from continuo.realtime.store import Store, open_store
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness
+from tests.support.event_buffer import EventBuffer
 
 SLOW_STEP_S = 0.01
 """Duration in seconds of a step if a test needs a slow device."""
 
 
-class EventRecorder:
+class EventRecorder(EventBuffer[ConversationEvent]):
     """Subscriber that records the events of a session."""
 
     def __init__(self) -> None:
-        self.events: list[ConversationEvent] = []
+        super().__init__()
         self.emitted: list[EmittedEvent] = []
-        self._new = asyncio.Event()
 
     def __call__(self, line: EmittedEvent) -> None:
         self.emitted.append(line)
-        self.events.append(line.event)
-        self._new.set()
+        self.add(line.event)
 
     async def wait_for(self, kind: type[ConversationEvent], count: int = 1) -> ConversationEvent:
         """Wait until `count` events of a type have been emitted. Returns the last of these."""
-        while True:
-            found = [event for event in self.events if type(event) is kind]
-            if len(found) >= count:
-                return found[count - 1]
-            self._new.clear()
-            await asyncio.wait_for(self._new.wait(), 20)
+        return await self.wait_until(lambda event: type(event) is kind, count)
 
 
 async def unload(registry: Registry, session_id: str) -> None:
@@ -53,10 +46,10 @@ async def unload(registry: Registry, session_id: str) -> None:
 
 
 class SessionDriver:
-    def __init__(self, session: Session, recorder: EventRecorder, bench: EngineHarness) -> None:
+    def __init__(self, session: Session, recorder: EventRecorder, harness: EngineHarness) -> None:
         self.session = session
         self.recorder = recorder
-        self.engine_harness = bench
+        self.engine_harness = harness
         self._ended_responses = 0
         self._items = 0
 
@@ -118,25 +111,30 @@ def user_message(name: str, text: str) -> MessageItem:
 _STORES: WeakKeyDictionary[EngineHarness, Store] = WeakKeyDictionary()
 
 
-async def shared_store(bench: EngineHarness) -> Store:
+async def shared_store(harness: EngineHarness) -> Store:
     """Return the in-memory store that all sessions of this engine share, opened on first use."""
-    if bench not in _STORES:
-        _STORES[bench] = store = await open_store("sqlite://:memory:")
-        bench.exit_stack.push_async_callback(store.aclose)
-    return _STORES[bench]
+    if harness not in _STORES:
+        _STORES[harness] = store = await open_store("sqlite://:memory:")
+        harness.exit_stack.push_async_callback(store.aclose)
+    return _STORES[harness]
 
 
-async def create_registry(bench: EngineHarness, limits: Limits | None = None) -> Registry:
-    template = bench.engine.text.template
+async def create_registry(harness: EngineHarness, limits: Limits | None = None) -> Registry:
+    template = harness.engine.text.template
     assert template is not None
-    store = await shared_store(bench)
-    return Registry(bench.engine, template, GenerationSettings(), limits or Limits(), store)
+    store = await shared_store(harness)
+    return Registry(harness.engine, template, GenerationSettings(), limits or Limits(), store)
 
 
-async def open_session(bench: EngineHarness, limits: Limits | None = None) -> SessionDriver:
+async def open_session(
+    harness: EngineHarness, registry: Registry | None = None, **options: Any
+) -> SessionDriver:
+    """Open a session in `registry`, or in a new one. `options`: those of `Registry.open`."""
+    if registry is None:
+        registry = await create_registry(harness)
     recorder = EventRecorder()
-    session = await (await create_registry(bench, limits)).open(recorder)
-    return SessionDriver(session, recorder, bench)
+    session = await registry.open(recorder, **options)
+    return SessionDriver(session, recorder, harness)
 
 
 def event_type_names(recorder: EventRecorder) -> list[str]:

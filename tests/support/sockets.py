@@ -7,6 +7,7 @@ from typing import Any
 
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.transport import SocketClosed
+from tests.support.event_buffer import EventBuffer
 
 
 class FakeSocket:
@@ -19,11 +20,11 @@ class FakeSocket:
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[str | bytes | None] = asyncio.Queue()
-        self.sent: list[dict[str, Any]] = []
+        self._events: EventBuffer[dict[str, Any]] = EventBuffer()
+        self.sent = self._events.events
         self.peer_reads = asyncio.Event()
         self.peer_reads.set()
         self.closed: tuple[CloseCode, str] | None = None
-        self._new = asyncio.Event()
 
     async def recv(self) -> str | bytes:
         frame = await self.frames.get()
@@ -33,13 +34,11 @@ class FakeSocket:
 
     async def send(self, frame: str) -> None:
         await self.peer_reads.wait()
-        self.sent.append(json.loads(frame))
-        self._new.set()
+        self._events.add(json.loads(frame))
 
     def send_now(self, frames: Sequence[bytes]) -> bool:
         if self.peer_reads.is_set():
-            self.sent += map(json.loads, frames)
-            self._new.set()
+            self._events.add(*map(json.loads, frames))
         return self.peer_reads.is_set()
 
     async def ping(self, timeout_s: float) -> bool:
@@ -53,9 +52,4 @@ class FakeSocket:
 
     async def wait_for(self, type: str, count: int = 1) -> dict[str, Any]:
         """Wait until the server has sent `count` events of a type. Returns the last of these."""
-        while True:
-            found = [event for event in self.sent if event["type"] == type]
-            if len(found) >= count:
-                return found[count - 1]
-            self._new.clear()
-            await asyncio.wait_for(self._new.wait(), 20)
+        return await self._events.wait_until(lambda event: event["type"] == type, count)

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 from starlette.applications import Starlette
-from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed
 
 from continuo.engine import EngineClient
 from continuo.realtime.registry.registry import Registry
@@ -22,34 +20,63 @@ from tests.support.engines import EngineHarness
 from tests.support.sessions import shared_store
 
 API_KEY = "key-one"
+TENANTS = {API_KEY: "acme", "key-two": "umbrella"}
+ACME, UMBRELLA = ({"Authorization": f"Bearer {key}"} for key in TENANTS)
+"""Headers with the API key of each tenant."""
 
 
 class RunningServer:
-    def __init__(self, port: int, server: WebServer) -> None:
+    def __init__(self, port: int, web_server: WebServer) -> None:
         self.port = port
-        self.server = server
+        self.web_server = web_server
         self.url = f"ws://127.0.0.1:{port}/v1/realtime"
 
     @property
-    def registry(self) -> Registry:
-        return cast("Starlette", self.server.config.app).state.registry
+    def app(self) -> Starlette:
+        return cast("Starlette", self.web_server.config.app)
 
-    async def get_json(self, path: str, **headers: str) -> tuple[int, dict[str, object]]:
+    @property
+    def registry(self) -> Registry:
+        return self.app.state.registry
+
+    async def request(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] = ACME
+    ) -> tuple[int, Any]:
+        """Send a request over HTTP without a client library. Returns status and JSON body."""
+        status, _, received = await self.exchange(method, path, body, headers)
+        return status, received
+
+    async def exchange(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] = ACME
+    ) -> tuple[int, dict[str, str], Any]:
+        """Send a request like `request`. Returns status, headers in lower case and JSON body."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        lines = [f"GET {path} HTTP/1.1", "Host: x", "Connection: close"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.write(encode_request(method, path, body, headers))
+        head, _, received = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
-        return int(head.split()[1]), json.loads(body)
+        status, *lines = head.decode().split("\r\n")
+        fields = dict(line.lower().split(": ", 1) for line in lines)
+        return int(status.split()[1]), fields, json.loads(received)
+
+
+def encode_request(
+    method: str, path: str, body: object = None, headers: dict[str, str] = ACME
+) -> bytes:
+    """Encode an HTTP request whose body is `body` as it is if it is bytes, else as JSON."""
+    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close"]
+    head += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data
 
 
 @contextlib.asynccontextmanager
 async def serve_harness(
-    bench: EngineHarness, settings: GatewaySettings, store: Store | None = None
+    harness: EngineHarness, settings: GatewaySettings, store: Store | None = None
 ) -> AsyncIterator[RunningServer]:
-    async with serve_engine(bench.engine, settings, store or await shared_store(bench)) as running:
-        yield running
+    async with serve_engine(
+        harness.engine, settings, store or await shared_store(harness)
+    ) as server:
+        yield server
 
 
 @contextlib.asynccontextmanager
@@ -57,8 +84,8 @@ async def serve_engine(
     engine: EngineClient, settings: GatewaySettings, store: Store, port: int = 0
 ) -> AsyncIterator[RunningServer]:
     app = build_app(engine, settings, store)
-    async with serve_app(app, app.state.registry, settings, port) as running:
-        yield running
+    async with serve_app(app, app.state.registry, settings, port) as server:
+        yield server
 
 
 @contextlib.asynccontextmanager
@@ -72,37 +99,10 @@ async def serve_app(
     """Serve `app` on loopback: the application that uses `registry`, or its readiness gate."""
     sock = bind("127.0.0.1", port)
     ready = asyncio.Event()
-    server = WebServer(app, settings, ready.set, tls)
+    web_server = WebServer(app, settings, ready.set, tls)
     async with registry.running():
-        serve_task = asyncio.create_task(server.serve([sock]))
+        serve_task = asyncio.create_task(web_server.serve([sock]))
         await ready.wait()
-        yield RunningServer(sock.getsockname()[1], server)
-        server.should_exit = True
+        yield RunningServer(sock.getsockname()[1], web_server)
+        web_server.should_exit = True
         await asyncio.wait_for(serve_task, 20)
-
-
-AUTHORIZATION_HEADERS = {"Authorization": f"Bearer {API_KEY}"}
-
-
-async def wait_close_code(socket: ClientConnection) -> int:
-    """Receive until the connection closes. Returns the server's close code, 1006 if the server sent
-    no close frame."""
-    try:
-        while True:
-            await receive_event(socket)
-    except ConnectionClosed as end:
-        return end.rcvd.code if end.rcvd else 1006
-
-
-async def receive_event(socket: ClientConnection) -> dict[str, Any]:
-    return json.loads(await asyncio.wait_for(socket.recv(), 20))
-
-
-async def receive_until(socket: ClientConnection, *types: str) -> dict[str, Any]:
-    """Receive up to the first event whose type is one of `types`. Returns that event.
-
-    Asserts that no other event is an error.
-    """
-    while (event := await receive_event(socket))["type"] not in types:
-        assert event["type"] != "error", event
-    return event

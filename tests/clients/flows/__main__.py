@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tests.clients.flows.talk import FLOWS, SERVERS, Client
+from tests.clients.flows.connections import FLOWS, SERVERS, Client
 
 
 async def main(key: str, *servers: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from websockets.exceptions import ConnectionClosed
 
-from tests.clients.flows.talk import FLOWS, Client, flow, user
+from tests.clients.flows.connections import FLOWS, Client, flow, user
 
 BAD: dict[str, tuple[str, str, str | None]] = {
     "not_json": ('{"event_id": "bad", "type": ', "invalid_json", None),

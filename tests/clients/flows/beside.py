@@ -1,6 +1,6 @@
 """Flows of out-of-band responses."""
 
-from tests.clients.flows.talk import LONG, Client, flow, user
+from tests.clients.flows.connections import LONG, Client, flow, user
 
 
 @flow

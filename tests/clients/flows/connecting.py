@@ -8,7 +8,7 @@ from openai import APIStatusError
 from websockets.exceptions import InvalidStatus
 
 from tests.clients.flows import OTHER_KEY
-from tests.clients.flows.talk import Client, RealtimeConnection, flow
+from tests.clients.flows.connections import Client, RealtimeConnection, flow
 
 
 @flow

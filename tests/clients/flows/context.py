@@ -1,6 +1,6 @@
 """Flows of conversations longer than the context."""
 
-from tests.clients.flows.talk import Client, flow, user
+from tests.clients.flows.connections import Client, flow, user
 
 TURNS = 25
 """More turns than the context holds."""

@@ -9,8 +9,8 @@ from typing import Any
 from openai import APIError, APIStatusError, AsyncOpenAI
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from tests.clients.flows.connections import Client, on_server, text_of
 from tests.clients.flows.responses import Event, ResponsesConnection, cached, connect_responses
-from tests.clients.flows.talk import Client, on_server, text_of
 
 BREAKS = "@@@@@@"
 """A text with which a step of the server `broken` fails."""

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.clients.flows.talk import Client, RealtimeConnection, flow
+from tests.clients.flows.connections import Client, RealtimeConnection, flow
 
 WEATHER = {
     "type": "function",

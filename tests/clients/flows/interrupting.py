@@ -1,6 +1,6 @@
 """Flows of cancelled responses and truncated items."""
 
-from tests.clients.flows.talk import Client, flow, kinds, text_of
+from tests.clients.flows.connections import Client, flow, kinds, text_of
 
 
 @flow

@@ -1,6 +1,6 @@
 """Flows of items, their ids and positions."""
 
-from tests.clients.flows.talk import LONG, Client, flow, user
+from tests.clients.flows.connections import LONG, Client, flow, user
 
 
 @flow

@@ -3,9 +3,9 @@ model that makes the calls."""
 
 from typing import Any
 
+from tests.clients.flows.connections import Client, Event, on_server, text_of
 from tests.clients.flows.forced_calls import WEATHER
 from tests.clients.flows.responses import connect_responses
-from tests.clients.flows.talk import Client, Event, on_server, text_of
 
 QUESTION = "What is the weather in Rome and in Oslo?"
 ARGUMENTS = ['{"city": "Rome"}', '{"city": "Oslo"}']

@@ -11,7 +11,15 @@ from openai.types.responses.responses_server_event import ResponsesServerEvent
 from pydantic import TypeAdapter, ValidationError
 from websockets.exceptions import ConnectionClosed
 
-from tests.clients.flows.talk import LONG, Client, Event, RecordedSocket, flow, kinds, text_of
+from tests.clients.flows.connections import (
+    LONG,
+    Client,
+    Event,
+    RecordedSocket,
+    flow,
+    kinds,
+    text_of,
+)
 
 SERVER_EVENT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
 CANCELLED, STEERED = b'"reason":"cancelled"', b'"reason":"steered"'

@@ -9,8 +9,8 @@ from openai import APIStatusError
 from openai.types.responses import Response
 from pydantic import BaseModel
 
+from tests.clients.flows.connections import Client, flow
 from tests.clients.flows.responses import WEATHER
-from tests.clients.flows.talk import Client, flow
 
 
 def cached(response: Response) -> int:

@@ -1,6 +1,6 @@
 """Flows of settings of sessions and of single responses."""
 
-from tests.clients.flows.talk import Client, flow
+from tests.clients.flows.connections import Client, flow
 
 
 @flow

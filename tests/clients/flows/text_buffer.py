@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.clients.flows.talk import Client, flow
+from tests.clients.flows.connections import Client, flow
 
 
 @flow

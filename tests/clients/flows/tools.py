@@ -2,7 +2,7 @@
 
 import json
 
-from tests.clients.flows.talk import Client, flow, kinds, text_of
+from tests.clients.flows.connections import Client, flow, kinds, text_of
 
 
 @flow

@@ -3,7 +3,7 @@
 
 import assert from 'node:assert/strict';
 import OpenAI from 'openai';
-import { Client, textOf } from './talk.mjs';
+import { Client, textOf } from './connections.mjs';
 
 /** A text with which a step of the server `broken` fails. */
 const BREAKS = '@@@@@@';

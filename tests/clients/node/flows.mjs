@@ -7,7 +7,7 @@ import { failing } from './failing.mjs';
 import { parallel } from './parallel.mjs';
 import { realtime } from './realtime.mjs';
 import { responses } from './responses.mjs';
-import { Client } from './talk.mjs';
+import { Client } from './connections.mjs';
 
 const [key, ...servers] = process.argv.slice(2);
 const all = { main: { ...realtime, ...responses }, two_calls: parallel, ...failing };

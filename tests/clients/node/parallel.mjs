@@ -2,7 +2,7 @@
 // tests/clients/test_parallel_calls.py scripts the model that makes the calls.
 
 import assert from 'node:assert/strict';
-import { textOf, WEATHER } from './talk.mjs';
+import { textOf, WEATHER } from './connections.mjs';
 
 const QUESTION = 'What is the weather in Rome and in Oslo?';
 const ARGUMENTS = ['{"city": "Rome"}', '{"city": "Oslo"}'];

@@ -1,7 +1,7 @@
 // Flows of the Realtime API over a WebSocket.
 
 import assert from 'node:assert/strict';
-import { kinds, textOf, user, WEATHER } from './talk.mjs';
+import { kinds, textOf, user, WEATHER } from './connections.mjs';
 
 async function addItem(connection, item) {
   connection.send({ type: 'conversation.item.create', item });

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import OpenAI from 'openai';
-import { ENDS, kinds, textOf, WEATHER } from './talk.mjs';
+import { ENDS, kinds, textOf, WEATHER } from './connections.mjs';
 
 /** Settings of a response that does not end before it is cancelled. */
 const LONG = { ignore_eos: true, max_output_tokens: 1000 };

@@ -5,7 +5,7 @@
 
 import OpenAI from 'openai';
 import { OpenAIRealtimeWS } from 'openai/realtime/ws';
-import { user } from './talk.mjs';
+import { user } from './connections.mjs';
 
 const [url, key, seed] = process.argv.slice(2);
 let session, last;

@@ -80,7 +80,7 @@ class EngineClientMachine(RuleBasedStateMachine):
     ) -> None:
         self.loop = asyncio.Runner()
         self.stack = AsyncExitStack()
-        self.bench = self._run(
+        self.harness = self._run(
             self.stack.enter_async_context(
                 digest_engine(
                     FOLDER,
@@ -93,7 +93,7 @@ class EngineClientMachine(RuleBasedStateMachine):
                 )
             )
         )
-        self.engine = self.bench.engine
+        self.engine = self.harness.engine
         self.capacity = self.engine.ready.max_model_len
         self.all: list[SessionModel] = []
 
@@ -207,7 +207,7 @@ class EngineClientMachine(RuleBasedStateMachine):
 
     @rule()
     def kill_engine(self) -> None:
-        self.bench.kill()
+        self.harness.kill()
 
     @rule()
     def pass_time(self) -> None:

@@ -13,7 +13,7 @@ from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.errors import BadRequest, TooLong, TurnFailed, UnknownEngineSession
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
-from tests.support.engine_sessions import collect_ids
+from tests.support.engine_sessions import CheckedSession, collect_ids, open_with
 from tests.support.engines import digest_engine
 
 pytestmark = pytest.mark.slow
@@ -28,46 +28,39 @@ async def generate_ids(engine: EngineClient, session: str, ids: list[int], count
 
 @AHEAD
 async def test_successive_turns_of_one_session_continue_its_log(letters: Path, ahead: int) -> None:
-    async with digest_engine(letters, steps_ahead=ahead) as bench:
-        engine, log = bench.engine, list[int]()
-        session = await engine.open()
+    async with digest_engine(letters, steps_ahead=ahead) as harness:
+        session = await CheckedSession.open(harness.engine)
         for turn in range(8):
-            new = [turn * 3 + n for n in range(1 + turn * 3 % 7)]
-            expected = oracle(log + new, 5)
-            assert await generate_ids(engine, session, new, 5) == expected
-            log += new + expected
-        assert (await engine.info(session)).length == len(log)
+            await session.run_turn([turn * 3 + n for n in range(1 + turn * 3 % 7)], 5)
+        assert (await harness.engine.info(session.id)).length == len(session.token_ids)
 
 
 @AHEAD
 async def test_turn_computes_only_new_tokens(letters: Path, ahead: int) -> None:
-    async with digest_engine(letters, steps_ahead=ahead) as bench:
-        session = await bench.engine.open()
-        await generate_ids(bench.engine, session, list(range(60)), 4)
-        before = bench.runner.token_count
-        turn_ids = await generate_ids(bench.engine, session, [1, 2, 3], 4)
+    async with digest_engine(letters, steps_ahead=ahead) as harness:
+        session = await harness.engine.open()
+        await generate_ids(harness.engine, session, list(range(60)), 4)
+        before = harness.runner.token_count
+        turn_ids = await generate_ids(harness.engine, session, [1, 2, 3], 4)
         assert len(turn_ids) == 4
         # the id drawn last, the three new ones, and the output but its last id; a step ahead may
         # compute one more, and an append already prefilled has its last id computed once more
-        assert bench.runner.token_count - before <= 1 + 3 + 3 + ahead + 1
+        assert harness.runner.token_count - before <= 1 + 3 + 3 + ahead + 1
 
 
 @AHEAD
 async def test_concurrent_sessions_do_not_mix_their_kv(letters: Path, ahead: int) -> None:
-    async with digest_engine(letters, steps_ahead=ahead, pages=400) as bench:
+    async with digest_engine(letters, steps_ahead=ahead, pages=400) as harness:
 
         async def converse(number: int) -> None:
-            log: list[int] = []
-            session = await bench.engine.open()
+            session = await CheckedSession.open(harness.engine)
             for turn in range(4):
                 new = [(number * 7 + turn * n) % 90 for n in range(1 + (number + turn) % 9)]
-                expected = oracle(log + new, 1 + number % 6)
-                assert await generate_ids(bench.engine, session, new, 1 + number % 6) == expected
-                log += new + expected
-            await bench.engine.close(session)
+                await session.run_turn(new, 1 + number % 6)
+            await session.close()
 
         await asyncio.gather(*(converse(n) for n in range(20)))
-        stats = await bench.engine.stats()
+        stats = await harness.engine.stats()
         assert stats.sessions == 0
         assert stats.pages_leased == 0
         assert stats.pages_free + stats.pages_tree == stats.pages_total
@@ -76,62 +69,58 @@ async def test_concurrent_sessions_do_not_mix_their_kv(letters: Path, ahead: int
 @AHEAD
 async def test_full_page_pool_serves_all_sessions_eventually(letters: Path, ahead: int) -> None:
     """Twelve sessions in a pool for two; turns are retracted and idle sessions evicted."""
-    async with digest_engine(letters, steps_ahead=ahead, pages=10, max_model_len=40) as bench:
+    async with digest_engine(letters, steps_ahead=ahead, pages=10, max_model_len=40) as harness:
 
         async def converse(number: int) -> None:
-            log: list[int] = []
-            session = await bench.engine.open()
+            session = await CheckedSession.open(harness.engine)
             for turn in range(3):
-                new = [(number * 5 + turn + n) % 90 for n in range(4)]
-                expected = oracle(log + new, 6)
-                assert await generate_ids(bench.engine, session, new, 6) == expected
-                log += new + expected
+                await session.run_turn([(number * 5 + turn + n) % 90 for n in range(4)], 6)
 
         async with asyncio.timeout(20):
             await asyncio.gather(*(converse(n) for n in range(12)))
-        assert (await bench.engine.stats()).evicted_pages > 0
+        assert (await harness.engine.stats()).evicted_pages > 0
 
 
 @AHEAD
 async def test_shared_prefix_is_computed_once(letters: Path, ahead: int) -> None:
-    async with digest_engine(letters, steps_ahead=ahead) as bench:
+    async with digest_engine(letters, steps_ahead=ahead) as harness:
         prompt = list(range(40))
-        first = await bench.engine.open(cache_scope="tenant")
-        await generate_ids(bench.engine, first, [*prompt, 50], 3)
-        second = await bench.engine.open(cache_scope="tenant")
-        before = bench.runner.token_count
-        await bench.engine.append(second, [*prompt, 60])
-        turn = await bench.engine.generate(second, Sampling(max_tokens=3))
+        first = await harness.engine.open(cache_scope="tenant")
+        await generate_ids(harness.engine, first, [*prompt, 50], 3)
+        second = await harness.engine.open(cache_scope="tenant")
+        before = harness.runner.token_count
+        await harness.engine.append(second, [*prompt, 60])
+        turn = await harness.engine.generate(second, Sampling(max_tokens=3))
         assert await collect_ids(turn) == oracle([*prompt, 60], 3)
         assert turn.ended is not None
         assert turn.ended.cached_tokens >= 40
-        assert bench.runner.token_count - before < 10
+        assert harness.runner.token_count - before < 10
 
 
 async def test_no_kv_is_shared_across_cache_scopes(letters: Path) -> None:
-    async with digest_engine(letters) as bench:
+    async with digest_engine(letters) as harness:
         for scope in ("a", "b"):
-            session = await bench.engine.open(cache_scope=scope)
-            before = bench.runner.token_count
-            await generate_ids(bench.engine, session, list(range(40)), 1)
-            assert bench.runner.token_count - before >= 40
+            session = await harness.engine.open(cache_scope=scope)
+            before = harness.runner.token_count
+            await generate_ids(harness.engine, session, list(range(40)), 1)
+            assert harness.runner.token_count - before >= 40
 
 
 @AHEAD
 async def test_rewind_and_fork_recompute_no_tokens(letters: Path, ahead: int) -> None:
-    async with digest_engine(letters, steps_ahead=ahead) as bench:
-        engine = bench.engine
+    async with digest_engine(letters, steps_ahead=ahead) as harness:
+        engine = harness.engine
         session = await engine.open()
         log = list(range(30))
         log += await generate_ids(engine, session, log[:], 9)
-        before = bench.runner.token_count
+        before = harness.runner.token_count
         assert await engine.rewind(session, 33) == 33
         child = await engine.fork(session, 21)
         rewound = await generate_ids(engine, session, [7], 4)
         forked = await generate_ids(engine, child, [8], 4)
         assert rewound == oracle([*log[:33], 7], 4)
         assert forked == oracle([*log[:21], 8], 4)
-        assert bench.runner.token_count - before <= 2 * (1 + 1 + 3 + ahead)
+        assert harness.runner.token_count - before <= 2 * (1 + 1 + 3 + ahead)
 
 
 @AHEAD
@@ -139,8 +128,8 @@ async def test_rewind_and_fork_recompute_no_tokens(letters: Path, ahead: int) ->
 async def test_prompt_of_a_running_turn_is_forked_without_waiting(
     letters: Path, ahead: int, at: int
 ) -> None:
-    async with digest_engine(letters, steps_ahead=ahead, step_s=0.002) as bench:
-        engine = bench.engine
+    async with digest_engine(letters, steps_ahead=ahead, step_s=0.002) as harness:
+        engine = harness.engine
         session = await engine.open()
         log = list(range(30))
         await engine.append(session, log)
@@ -148,11 +137,11 @@ async def test_prompt_of_a_running_turn_is_forked_without_waiting(
         reading = asyncio.create_task(collect_ids(turn))
         while turn.received < 5:
             await asyncio.sleep(0.001)
-        before = bench.runner.token_count
+        before = harness.runner.token_count
         child = await engine.fork(session, at)
         assert await generate_ids(engine, child, [8], 4) == oracle([*log[:at], 8], 4)
         assert turn.ended is None, "the fork did not wait for the turn"
-        assert bench.runner.token_count - before <= turn.received + 5 + 2 * ahead, (
+        assert harness.runner.token_count - before <= turn.received + 5 + 2 * ahead, (
             "the fork recomputed no tokens"
         )
         waiting = asyncio.create_task(engine.fork(session, 40))
@@ -162,8 +151,8 @@ async def test_prompt_of_a_running_turn_is_forked_without_waiting(
 
 @AHEAD
 async def test_prompt_can_be_forked_while_it_is_prefilled(letters: Path, ahead: int) -> None:
-    async with digest_engine(letters, steps_ahead=ahead, step_s=0.005, batched_tokens=4) as bench:
-        engine = bench.engine
+    async with digest_engine(letters, steps_ahead=ahead, step_s=0.005, batched_tokens=4) as harness:
+        engine = harness.engine
         session = await engine.open()
         log = list(range(90))
         await engine.append(session, log)
@@ -177,51 +166,39 @@ async def test_prompt_can_be_forked_while_it_is_prefilled(letters: Path, ahead: 
 
 @AHEAD
 async def test_cancel_keeps_the_output_so_far(letters: Path, ahead: int) -> None:
-    async with digest_engine(letters, steps_ahead=ahead, step_s=0.002) as bench:
-        engine = bench.engine
-        session = await engine.open()
-        await engine.append(session, [1, 2, 3])
-        turn = await engine.generate(session, Sampling())
-        output: list[int] = []
-        async for piece in turn:
-            output += piece.ids
-            if len(output) == 5:
-                await engine.cancel(session, turn.id)
-        assert turn.ended is not None
-        assert turn.ended.reason == "cancelled"
-        assert output == oracle([1, 2, 3], len(output))
-        log = [1, 2, 3, *output]
-        assert (await engine.info(session)).length == len(log) == turn.ended.length
-        assert await generate_ids(engine, session, [4], 3) == oracle([*log, 4], 3)
+    async with digest_engine(letters, steps_ahead=ahead, step_s=0.002) as harness:
+        session = await CheckedSession.open(harness.engine)
+        ended = await session.run_cancelled_turn([1, 2, 3], after=5)
+        length = len(session.token_ids)
+        assert length >= 3 + 5
+        assert (await harness.engine.info(session.id)).length == length == ended.length
+        await session.run_turn([4], 3)
 
 
 async def test_cancel_with_discard_output_removes_the_output(letters: Path) -> None:
-    async with digest_engine(letters, step_s=0.002) as bench:
-        session = await bench.engine.open()
-        await bench.engine.append(session, [1, 2, 3])
-        turn = await bench.engine.generate(session, Sampling())
-        assert await bench.engine.cancel(session, turn.id, discard_output=True) == 3
+    async with digest_engine(letters, step_s=0.002) as harness:
+        session = await open_with(harness.engine, [1, 2, 3])
+        turn = await harness.engine.generate(session, Sampling())
+        assert await harness.engine.cancel(session, turn.id, discard_output=True) == 3
         await collect_ids(turn)
-        assert await generate_ids(bench.engine, session, [4], 3) == oracle([1, 2, 3, 4], 3)
+        assert await generate_ids(harness.engine, session, [4], 3) == oracle([1, 2, 3, 4], 3)
 
 
 async def test_cancel_of_an_ended_turn_changes_nothing(letters: Path) -> None:
-    async with digest_engine(letters) as bench:
-        session = await bench.engine.open()
-        await bench.engine.append(session, [1])
-        turn = await bench.engine.generate(session, Sampling(max_tokens=2))
+    async with digest_engine(letters) as harness:
+        session = await open_with(harness.engine, [1])
+        turn = await harness.engine.generate(session, Sampling(max_tokens=2))
         await collect_ids(turn)
-        assert await bench.engine.cancel(session, turn.id) == 3
+        assert await harness.engine.cancel(session, turn.id) == 3
 
 
 @AHEAD
 async def test_appends_and_turns_queue_in_order_while_a_turn_runs(
     letters: Path, ahead: int
 ) -> None:
-    async with digest_engine(letters, steps_ahead=ahead, step_s=0.001) as bench:
-        engine = bench.engine
-        session = await engine.open()
-        await engine.append(session, [1, 2])
+    async with digest_engine(letters, steps_ahead=ahead, step_s=0.001) as harness:
+        engine = harness.engine
+        session = await open_with(engine, [1, 2])
         first = await engine.generate(session, Sampling(max_tokens=6))
         appended = asyncio.create_task(engine.append(session, [9, 9]))
         second = asyncio.create_task(engine.generate(session, Sampling(max_tokens=4)))
@@ -237,10 +214,9 @@ async def test_stop_ids_and_stop_strings_end_the_turn_immediately(
 ) -> None:
     prompt = [5, 6, 7]
     ids = oracle(prompt, 12)
-    async with digest_engine(letters, steps_ahead=ahead) as bench:
-        engine = bench.engine
-        session = await engine.open()
-        await engine.append(session, prompt)
+    async with digest_engine(letters, steps_ahead=ahead) as harness:
+        engine = harness.engine
+        session = await open_with(engine, prompt)
         turn = await engine.generate(session, Sampling(stop_ids=(ids[4],), max_tokens=12))
         pieces = [piece async for piece in turn]
         assert [id for p in pieces for id in p.ids] == ids[: ids.index(ids[4]) + 1]
@@ -260,12 +236,11 @@ async def test_stop_ids_and_stop_strings_end_the_turn_immediately(
 
 @AHEAD
 async def test_seed_gives_the_same_output_beside_other_sessions(letters: Path, ahead: int) -> None:
-    async with digest_engine(letters, steps_ahead=ahead, pages=200) as bench:
-        engine = bench.engine
+    async with digest_engine(letters, steps_ahead=ahead, pages=200) as harness:
+        engine = harness.engine
 
         async def sampled(seed: int | None) -> tuple[list[int], int]:
-            session = await engine.open()
-            await engine.append(session, [1, 2, 3])
+            session = await open_with(engine, [1, 2, 3])
             turn = await engine.generate(
                 session, Sampling(max_tokens=8, temperature=1.0, seed=seed)
             )
@@ -282,47 +257,45 @@ async def test_seed_gives_the_same_output_beside_other_sessions(letters: Path, a
 
 
 async def test_non_finite_row_fails_only_its_own_turn(letters: Path) -> None:
-    async with digest_engine(letters) as bench:
-        bench.runner.nan_ids = {66}
-        good, bad = await bench.engine.open(), await bench.engine.open()
-        await bench.engine.append(bad, [1, 66])
-        await bench.engine.append(good, [1, 2])
-        failing = await bench.engine.generate(bad, Sampling(max_tokens=3))
-        fine = await bench.engine.generate(good, Sampling(max_tokens=3))
+    async with digest_engine(letters) as harness:
+        harness.runner.nan_ids = {66}
+        good, bad = await harness.engine.open(), await harness.engine.open()
+        await harness.engine.append(bad, [1, 66])
+        await harness.engine.append(good, [1, 2])
+        failing = await harness.engine.generate(bad, Sampling(max_tokens=3))
+        fine = await harness.engine.generate(good, Sampling(max_tokens=3))
         with pytest.raises(TurnFailed, match="not finite"):
             await collect_ids(failing)
         assert await collect_ids(fine) == oracle([1, 2], 3)
-        assert await generate_ids(bench.engine, bad, [3], 3) == oracle([1, 66, 3], 3)
+        assert await generate_ids(harness.engine, bad, [3], 3) == oracle([1, 66, 3], 3)
 
 
 @AHEAD
 async def test_failed_step_fails_its_turns_and_the_engine_keeps_running(
     letters: Path, ahead: int
 ) -> None:
-    async with digest_engine(letters, steps_ahead=ahead, step_s=0.001) as bench:
-        session = await bench.engine.open()
-        await bench.engine.append(session, [1, 2])
-        turn = await bench.engine.generate(session, Sampling(max_tokens=50))
+    async with digest_engine(letters, steps_ahead=ahead, step_s=0.001) as harness:
+        session = await open_with(harness.engine, [1, 2])
+        turn = await harness.engine.generate(session, Sampling(max_tokens=50))
         output: list[int] = []
 
         async def read_output() -> None:
             async for piece in turn:
                 output.extend(piece.ids)
-                bench.runner.failing_steps = set(range(1000))
+                harness.runner.failing_steps = set(range(1000))
 
         with pytest.raises(TurnFailed, match="on fire"):
             await read_output()
-        bench.runner.failing_steps = set()
-        length = (await bench.engine.info(session)).length
+        harness.runner.failing_steps = set()
+        length = (await harness.engine.info(session)).length
         assert length == 2 + len(output)
-        assert await generate_ids(bench.engine, session, [3], 3) == oracle([1, 2, *output, 3], 3)
+        assert await generate_ids(harness.engine, session, [3], 3) == oracle([1, 2, *output, 3], 3)
 
 
 async def test_refused_commands_change_no_state(letters: Path) -> None:
-    async with digest_engine(letters, max_model_len=20) as bench:
-        engine = bench.engine
-        session = await engine.open(capacity_tokens=10)
-        await engine.append(session, [1, 2, 3])
+    async with digest_engine(letters, max_model_len=20) as harness:
+        engine = harness.engine
+        session = await open_with(engine, [1, 2, 3], capacity_tokens=10)
         with pytest.raises(TooLong, match=r"would be 11 tokens long; .* holds 10"):
             await engine.append(session, [1] * 8)
         with pytest.raises(BadRequest, match="from 0 to 96") as caught:
@@ -360,25 +333,24 @@ async def test_refused_commands_change_no_state(letters: Path) -> None:
 
 
 async def test_closing_a_session_cancels_its_turn_and_deferred_commands(letters: Path) -> None:
-    async with digest_engine(letters, step_s=0.002) as bench:
-        session = await bench.engine.open()
-        await bench.engine.append(session, [1])
-        turn = await bench.engine.generate(session, Sampling())
-        waiting = asyncio.create_task(bench.engine.append(session, [2]))
+    async with digest_engine(letters, step_s=0.002) as harness:
+        session = await open_with(harness.engine, [1])
+        turn = await harness.engine.generate(session, Sampling())
+        waiting = asyncio.create_task(harness.engine.append(session, [2]))
         await asyncio.sleep(0.01)
-        await bench.engine.close(session)
+        await harness.engine.close(session)
         await collect_ids(turn)
         assert turn.ended is not None
         assert turn.ended.reason == "cancelled"
         with pytest.raises(UnknownEngineSession):
             await waiting
         with pytest.raises(UnknownEngineSession):
-            await bench.engine.info(session)
+            await harness.engine.info(session)
 
 
 async def test_long_prompt_leaves_room_for_short_turns_in_each_step(letters: Path) -> None:
-    async with digest_engine(letters, batched_tokens=8, step_s=0.002) as bench:
-        engine = bench.engine
+    async with digest_engine(letters, batched_tokens=8, step_s=0.002) as harness:
+        engine = harness.engine
         long, short = await engine.open(), await engine.open()
         await engine.append(long, list(range(90)) + list(range(90)))
         long_output = asyncio.create_task(
@@ -392,8 +364,8 @@ async def test_long_prompt_leaves_room_for_short_turns_in_each_step(letters: Pat
 async def test_prefill_time_starts_with_the_first_chunk(letters: Path) -> None:
     """Prefill time of a long prompt does not count as queue time."""
     step_s, chunk, chunks = 0.03, 8, 5
-    async with digest_engine(letters, batched_tokens=chunk, step_s=step_s) as bench:
-        turn = await bench.engine.complete([1] * (chunk * chunks), Sampling(max_tokens=1))
+    async with digest_engine(letters, batched_tokens=chunk, step_s=step_s) as harness:
+        turn = await harness.engine.complete([1] * (chunk * chunks), Sampling(max_tokens=1))
         assert [piece async for piece in turn]
     assert turn.ended is not None
     assert turn.ended.prefill_s >= (chunks - 1) * step_s

@@ -237,9 +237,9 @@ async def test_bad_row_fails_only_its_own_turn_in_the_real_loop(letters: Path, a
         rows=SESSIONS,
         batched_tokens=256,
         vocabulary=BAD + 1,
-    ) as bench:
-        engine = bench.engine
-        bench.runner.raising_ids = {BAD}
+    ) as harness:
+        engine = harness.engine
+        harness.runner.raising_ids = {BAD}
         for n, log in enumerate(logs):
             await engine.open(f"s{n}")
             await engine.append(f"s{n}", log)

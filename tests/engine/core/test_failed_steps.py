@@ -37,10 +37,10 @@ def test_kv_of_the_step_after_a_failed_one_is_discarded(ahead: int, failed: int)
 async def test_failed_step_is_repeated_by_the_real_loop(
     letters: Path, ahead: int, failed: int
 ) -> None:
-    async with digest_engine(letters, batched_tokens=8, steps_ahead=ahead) as bench:
-        engine, log = bench.engine, list(PROMPT)
+    async with digest_engine(letters, batched_tokens=8, steps_ahead=ahead) as harness:
+        engine, log = harness.engine, list(PROMPT)
         session = await engine.open()
-        bench.runner.failing_steps = {failed}
+        harness.runner.failing_steps = {failed}
         await engine.append(session, PROMPT)
         turn = await engine.generate(session, Sampling(max_tokens=8))
         log += [id async for piece in turn for id in piece.ids]

@@ -14,7 +14,7 @@ from continuo.engine.text import ModelText
 from continuo.engine.text.grammar import SOURCE_BYTES_MAX
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.disturbed import DisturbedScheduler
-from tests.support.engine_sessions import collect_ids, prompt_ids
+from tests.support.engine_sessions import collect_ids, open_with, prompt_ids
 from tests.support.engines import digest_engine, write_tiny_model
 from tests.support.retracting import RetractingScheduler
 
@@ -53,9 +53,11 @@ async def append_and_generate(
 @pytest.mark.parametrize("grammar", [NUMBERS, PAIR])
 @pytest.mark.parametrize("ahead", [0, 1])
 async def test_turn_output_follows_its_grammar(folder: Path, grammar: Grammar, ahead: int) -> None:
-    async with digest_engine(folder, steps_ahead=ahead) as bench:
-        session = await bench.engine.open()
-        output = await append_and_generate(bench.engine, session, prompt_ids(9), sampling(grammar))
+    async with digest_engine(folder, steps_ahead=ahead) as harness:
+        session = await harness.engine.open()
+        output = await append_and_generate(
+            harness.engine, session, prompt_ids(9), sampling(grammar)
+        )
         assert output == expected(folder, prompt_ids(9), grammar)
 
 
@@ -63,8 +65,8 @@ async def test_turn_output_follows_its_grammar(folder: Path, grammar: Grammar, a
 async def test_masked_and_free_turns_share_steps_under_retraction(
     folder: Path, scheduler: type[RetractingScheduler]
 ) -> None:
-    async with digest_engine(folder, pages=40, rows=4, scheduler=scheduler) as bench:
-        engine = bench.engine
+    async with digest_engine(folder, pages=40, rows=4, scheduler=scheduler) as harness:
+        engine = harness.engine
         sessions = [await engine.open() for _ in range(4)]
         samplings = [sampling(NUMBERS), Sampling(max_tokens=12), sampling(PAIR), sampling(NUMBERS)]
         logs = [prompt_ids(7, n) for n in range(4)]
@@ -81,8 +83,8 @@ async def test_masked_and_free_turns_share_steps_under_retraction(
 
 async def test_grammar_matcher_state_is_not_shared_between_turns(folder: Path) -> None:
     """A turn cut off by `max_tokens` leaves no matcher state for the next turn."""
-    async with digest_engine(folder) as bench:
-        engine = bench.engine
+    async with digest_engine(folder) as harness:
+        engine = harness.engine
         session = await engine.open()
         first = await append_and_generate(
             engine, session, prompt_ids(5), sampling(NUMBERS, max_tokens=3)
@@ -95,35 +97,35 @@ async def test_grammar_matcher_state_is_not_shared_between_turns(folder: Path) -
 
 
 async def test_grammar_turn_continues_after_an_engine_crash(folder: Path) -> None:
-    async with digest_engine(folder, step_s=0.002) as bench:
-        engine = bench.engine
-        session = await engine.open()
-        await engine.append(session, prompt_ids(9))
+    async with digest_engine(folder, step_s=0.002) as harness:
+        engine = harness.engine
+        session = await open_with(engine, prompt_ids(9))
         turn = await engine.generate(session, sampling(NUMBERS))
         output: list[int] = []
         async for piece in turn:
             output += piece.ids
-            if len(output) == 3 and bench.launch_count == 1:
-                bench.kill()
-        assert bench.launch_count == 2
+            if len(output) == 3 and harness.launch_count == 1:
+                harness.kill()
+        assert harness.launch_count == 2
         assert output == expected(folder, prompt_ids(9), NUMBERS)
 
 
 async def test_equal_seeds_give_the_same_grammar_output(folder: Path) -> None:
-    async with digest_engine(folder) as bench:
+    async with digest_engine(folder) as harness:
         outputs = []
         for _ in range(2):
-            session = await bench.engine.open()
+            session = await harness.engine.open()
             options = sampling(NUMBERS, temperature=1.0, seed=7, logprobs=2)
-            outputs.append(await append_and_generate(bench.engine, session, prompt_ids(9), options))
+            outputs.append(
+                await append_and_generate(harness.engine, session, prompt_ids(9), options)
+            )
         assert outputs[0] == outputs[1]
 
 
 async def test_stop_string_ends_a_grammar_turn(folder: Path) -> None:
-    async with digest_engine(folder) as bench:
-        session = await bench.engine.open()
-        await bench.engine.append(session, prompt_ids(9))
-        turn = await bench.engine.generate(session, sampling(PAIR, stop=("-",)))
+    async with digest_engine(folder) as harness:
+        session = await open_with(harness.engine, prompt_ids(9))
+        turn = await harness.engine.generate(session, sampling(PAIR, stop=("-",)))
         text = "".join([piece.text async for piece in turn])
         assert turn.ended is not None
         assert (turn.ended.stop, len(text)) == ("-", 2)
@@ -143,21 +145,20 @@ REFUSED = [
 async def test_unenforceable_grammar_is_refused(
     folder: Path, options: dict[str, object], field: str, message: str
 ) -> None:
-    async with digest_engine(folder) as bench:
-        session = await bench.engine.open()
-        await bench.engine.append(session, prompt_ids(9))
+    async with digest_engine(folder) as harness:
+        session = await open_with(harness.engine, prompt_ids(9))
         for _ in range(2):  # the second time from the cache
             with pytest.raises(BadRequest, match=message) as caught:
-                await bench.engine.generate(session, sampling(**{"grammar": PAIR, **options}))
+                await harness.engine.generate(session, sampling(**{"grammar": PAIR, **options}))
             assert caught.value.field == field
-        assert await append_and_generate(bench.engine, session, [], sampling(PAIR)) == expected(
+        assert await append_and_generate(harness.engine, session, [], sampling(PAIR)) == expected(
             folder, prompt_ids(9), PAIR
         )
 
 
 async def test_commands_keep_their_order_while_a_grammar_is_compiled(folder: Path) -> None:
-    async with digest_engine(folder) as bench:
-        engine = bench.engine
+    async with digest_engine(folder) as harness:
+        engine = harness.engine
         session, other = await engine.open(), await engine.open()
         await engine.append(session, prompt_ids(9))
         waiting = asyncio.create_task(engine.generate(session, sampling(SLOW)))
@@ -171,10 +172,9 @@ async def test_commands_keep_their_order_while_a_grammar_is_compiled(folder: Pat
 
 
 async def test_turn_can_be_cancelled_while_its_grammar_is_compiled(folder: Path) -> None:
-    async with digest_engine(folder) as bench:
-        engine = bench.engine
-        session = await engine.open()
-        await engine.append(session, prompt_ids(9))
+    async with digest_engine(folder) as harness:
+        engine = harness.engine
+        session = await open_with(engine, prompt_ids(9))
         waiting = asyncio.create_task(engine.generate(session, sampling(SLOW), "turn"))
         deferred = asyncio.create_task(engine.append(session, prompt_ids(3)))
         await asyncio.sleep(0)
@@ -185,10 +185,9 @@ async def test_turn_can_be_cancelled_while_its_grammar_is_compiled(folder: Path)
 
 
 async def test_session_can_be_closed_while_its_grammar_is_compiled(folder: Path) -> None:
-    async with digest_engine(folder) as bench:
-        engine = bench.engine
-        session = await engine.open()
-        await engine.append(session, prompt_ids(9))
+    async with digest_engine(folder) as harness:
+        engine = harness.engine
+        session = await open_with(engine, prompt_ids(9))
         waiting = asyncio.create_task(engine.generate(session, sampling(SLOW)))
         await asyncio.sleep(0)
         await engine.close(session)

@@ -32,22 +32,22 @@ class HangingRunner(DigestRunner):
 
 
 @pytest.fixture
-async def bench(letters: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineHarness]:
+async def harness(letters: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineHarness]:
     """Yield an engine that is pinged often, so that a hang is detected fast."""
     monkeypatch.setattr(router, "PING_INTERVAL_S", 0.05)
     monkeypatch.setattr(connection, "DEVICE_HANG_S", 0.5)
-    async with running_engine(letters, lambda: HangingRunner(GEOMETRY, step_s=0.01)) as bench:
+    async with running_engine(letters, lambda: HangingRunner(GEOMETRY, step_s=0.01)) as harness:
         try:
-            yield bench
+            yield harness
         finally:
-            bench.runner.may_compute.set()
+            harness.runner.may_compute.set()
 
 
 async def start_turn_and_hang(
-    bench: EngineHarness, sampling: Sampling
+    harness: EngineHarness, sampling: Sampling
 ) -> "asyncio.Task[list[int]]":
     """Start a turn, and hang the device after its first ids. Returns the task that reads it."""
-    engine, first = bench.engine, asyncio.Event()
+    engine, first = harness.engine, asyncio.Event()
     session = await engine.open()
     await engine.append(session, PROMPT)
     turn = await engine.generate(session, sampling)
@@ -57,7 +57,7 @@ async def start_turn_and_hang(
         async for piece in turn:
             output += piece.ids
             if not first.is_set():
-                bench.runner.may_compute.clear()
+                harness.runner.may_compute.clear()
                 first.set()
         return output
 
@@ -67,27 +67,27 @@ async def start_turn_and_hang(
 
 
 async def test_hung_device_makes_the_engine_unavailable_until_it_recovers(
-    bench: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
-    reading = await start_turn_and_hang(bench, Sampling(max_tokens=60))
-    await wait_until(lambda: not bench.engine.is_accepting_sessions, 30)
-    assert not bench.engine.is_available
+    reading = await start_turn_and_hang(harness, Sampling(max_tokens=60))
+    await wait_until(lambda: not harness.engine.is_accepting_sessions, 30)
+    assert not harness.engine.is_available
     assert not reading.done()
-    bench.runner.may_compute.set()
+    harness.runner.may_compute.set()
     assert await reading == oracle(PROMPT, 60)
-    await wait_until(lambda: bench.engine.is_accepting_sessions, 30)
-    assert bench.launch_count == 1
+    await wait_until(lambda: harness.engine.is_accepting_sessions, 30)
+    assert harness.launch_count == 1
 
 
 async def test_engine_whose_device_hangs_for_long_is_restarted(
-    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "DISCONNECT_AFTER_S", 2.0)
-    reading = await start_turn_and_hang(bench, Sampling(max_tokens=60))
-    hung = bench.runner
-    (child,) = bench.engine._router.connections
+    reading = await start_turn_and_hang(harness, Sampling(max_tokens=60))
+    hung = harness.runner
+    (child,) = harness.engine._router.connections
     await wait_until(lambda: not child.is_connected, 30)
     hung.may_compute.set()  # a process would be killed; a thread cannot be
     assert await reading == oracle(PROMPT, 60), "the turn continues on the new engine"
-    assert bench.launch_count == 2
-    assert bench.engine.is_accepting_sessions
+    assert harness.launch_count == 2
+    assert harness.engine.is_accepting_sessions

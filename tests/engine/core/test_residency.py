@@ -113,10 +113,10 @@ def test_attached_session_is_reported_recomputed_unless_empty(known: list[int]) 
 
 
 async def test_turn_after_an_engine_crash_is_recomputed_and_the_next_is_hot(letters: Path) -> None:
-    async with digest_engine(letters) as bench:
-        talk = await CheckedSession.open(bench.engine)
-        await talk.run_turn([1, 2, 3], 4)
-        assert (await talk.run_turn([4], 4)).residency == "hot"
-        bench.kill()
-        assert (await talk.run_turn([5], 4)).residency == "recomputed"
-        assert (await talk.run_turn([6], 4)).residency == "hot"
+    async with digest_engine(letters) as harness:
+        session = await CheckedSession.open(harness.engine)
+        await session.run_turn([1, 2, 3], 4)
+        assert (await session.run_turn([4], 4)).residency == "hot"
+        harness.kill()
+        assert (await session.run_turn([5], 4)).residency == "recomputed"
+        assert (await session.run_turn([6], 4)).residency == "hot"

@@ -13,10 +13,10 @@ from tests.support.engines import EngineHarness, digest_engine
 
 
 async def generate_and_check(
-    bench: EngineHarness, session: str, log: list[int], sampling: Sampling
+    harness: EngineHarness, session: str, log: list[int], sampling: Sampling
 ) -> list[int]:
     async with asyncio.timeout(20):
-        turn = await bench.engine.generate(session, sampling)
+        turn = await harness.engine.generate(session, sampling)
         output = [id async for piece in turn for id in piece.ids]
     assert output == oracle(log, len(output))
     return output
@@ -25,48 +25,48 @@ async def generate_and_check(
 @pytest.mark.parametrize("length", range(1, 8))
 async def test_step_launched_for_an_ended_turn_is_abandoned(letters: Path, length: int) -> None:
     """The next turn, in the same pages, does not use the KV of the abandoned step."""
-    async with digest_engine(letters) as bench:
+    async with digest_engine(letters) as harness:
         log = [3, 1, 4, 1, 5]
-        session = await bench.engine.open()
-        await bench.engine.append(session, log)
+        session = await harness.engine.open()
+        await harness.engine.append(session, log)
         for n in range(6):
             last = oracle(log, length + n % 2)[-1]
             log += await generate_and_check(
-                bench, session, log, Sampling(max_tokens=20, stop_ids=(last,))
+                harness, session, log, Sampling(max_tokens=20, stop_ids=(last,))
             )
-            await bench.engine.append(session, [n, 7])
+            await harness.engine.append(session, [n, 7])
             log += [n, 7]
-        assert bench.runner.discarded_steps > 0
+        assert harness.runner.discarded_steps > 0
 
 
 async def test_step_shared_with_a_running_turn_is_not_abandoned(letters: Path) -> None:
-    async with digest_engine(letters) as bench:
-        running, other = await bench.engine.open(), await bench.engine.open()
-        await bench.engine.append(running, [7])
-        long_turn = await bench.engine.generate(running, Sampling(max_tokens=150))
+    async with digest_engine(letters) as harness:
+        running, other = await harness.engine.open(), await harness.engine.open()
+        await harness.engine.append(running, [7])
+        long_turn = await harness.engine.generate(running, Sampling(max_tokens=150))
         log = [2, 7, 1, 8]
-        await bench.engine.append(other, log)
+        await harness.engine.append(other, log)
         for _ in range(6):
             last = oracle(log, 3)[-1]
             log += await generate_and_check(
-                bench, other, log, Sampling(max_tokens=20, stop_ids=(last,))
+                harness, other, log, Sampling(max_tokens=20, stop_ids=(last,))
             )
         async with asyncio.timeout(20):
             output = [id async for piece in long_turn for id in piece.ids]
         assert output == oracle([7], 150)
-        assert bench.runner.near_end_calls > 0
-        assert bench.runner.discarded_steps == 0
+        assert harness.runner.near_end_calls > 0
+        assert harness.runner.discarded_steps == 0
 
 
 async def test_turn_that_ends_at_its_limit_launches_no_further_step(letters: Path) -> None:
-    async with digest_engine(letters) as bench:
+    async with digest_engine(letters) as harness:
         log = [1, 6, 1, 8]
-        session = await bench.engine.open()
-        await bench.engine.append(session, log)
+        session = await harness.engine.open()
+        await harness.engine.append(session, log)
         for _ in range(6):
-            log += await generate_and_check(bench, session, log, Sampling(max_tokens=5))
-        assert bench.runner.near_end_calls > 0
-        assert bench.runner.discarded_steps == 0
+            log += await generate_and_check(harness, session, log, Sampling(max_tokens=5))
+        assert harness.runner.near_end_calls > 0
+        assert harness.runner.discarded_steps == 0
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -43,6 +43,7 @@ from continuo.engine.wire.messages import (
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engine_sessions import collect_ids
 from tests.support.engines import EngineHarness, digest_engine
+from tests.support.event_buffer import EventBuffer
 
 pytestmark = pytest.mark.slow
 
@@ -54,21 +55,21 @@ ClientCall = Callable[[EngineClient], Awaitable[object]]
 
 
 @pytest.fixture
-async def bench(letters: Path) -> AsyncIterator[EngineHarness]:
-    async with digest_engine(letters, step_s=0.002) as bench:
-        yield bench
+async def harness(letters: Path) -> AsyncIterator[EngineHarness]:
+    async with digest_engine(letters, step_s=0.002) as harness:
+        yield harness
 
 
 @contextlib.asynccontextmanager
-async def bystander(bench: EngineHarness) -> AsyncIterator[None]:
+async def bystander(harness: EngineHarness) -> AsyncIterator[None]:
     """Run a turn of another session meanwhile, and check its output and the engine."""
-    await bench.engine.open("other")
-    await bench.engine.append("other", PROMPT)
-    turn = await bench.engine.generate("other", Sampling(max_tokens=25))
+    await harness.engine.open("other")
+    await harness.engine.append("other", PROMPT)
+    turn = await harness.engine.generate("other", Sampling(max_tokens=25))
     yield
     assert await collect_ids(turn) == oracle(PROMPT, 25)
-    assert bench.launch_count == 1, "the engine was not restarted"
-    stats = await bench.engine.stats()
+    assert harness.launch_count == 1, "the engine was not restarted"
+    stats = await harness.engine.stats()
     assert (stats.failed_steps, stats.failed_audits) == (0, 0)
 
 
@@ -82,10 +83,10 @@ def seeded(**sampling: Any) -> Sampling:
 
 @pytest.mark.parametrize("id", BAD_IDS)
 async def test_engine_client_refuses_an_id_outside_the_vocabulary(
-    bench: EngineHarness, id: int
+    harness: EngineHarness, id: int
 ) -> None:
-    engine = bench.engine
-    async with bystander(bench):
+    engine = harness.engine
+    async with bystander(harness):
         await engine.open("s")
         for call in (
             engine.append("s", [1, id]),
@@ -110,24 +111,24 @@ async def test_engine_client_refuses_an_id_outside_the_vocabulary(
 
 @pytest.mark.parametrize("ids", BAD_KINDS)
 async def test_engine_client_refuses_ids_that_are_no_list_of_ints(
-    bench: EngineHarness, ids: Any
+    harness: EngineHarness, ids: Any
 ) -> None:
-    async with bystander(bench):
-        await bench.engine.open("s")
+    async with bystander(harness):
+        await harness.engine.open("s")
         for call in (
-            bench.engine.append("s", ids),
-            bench.engine.attach("new", ids),
-            bench.engine.complete(ids, Sampling(max_tokens=1)),
+            harness.engine.append("s", ids),
+            harness.engine.attach("new", ids),
+            harness.engine.complete(ids, Sampling(max_tokens=1)),
         ):
             with pytest.raises(BadRequest) as refused:
                 await call
             assert refused.value.field == "ids"
 
 
-async def test_numpy_integers_are_accepted_as_ids(bench: EngineHarness) -> None:
-    await bench.engine.open("s")
-    assert await bench.engine.append("s", np.array(PROMPT)) == 3  # pyright: ignore
-    turn = await bench.engine.generate("s", Sampling(max_tokens=5))
+async def test_numpy_integers_are_accepted_as_ids(harness: EngineHarness) -> None:
+    await harness.engine.open("s")
+    assert await harness.engine.append("s", np.array(PROMPT)) == 3  # pyright: ignore
+    turn = await harness.engine.generate("s", Sampling(max_tokens=5))
     assert await collect_ids(turn) == oracle(PROMPT, 5)
 
 
@@ -167,63 +168,49 @@ CALLS: dict[str, tuple[ClientCall, str]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_engine_client_checks_arguments_before_sending(
-    bench: EngineHarness, name: str
+    harness: EngineHarness, name: str
 ) -> None:
     call, field = CALLS[name]
-    async with bystander(bench):
-        await bench.engine.open("s")
-        await bench.engine.append("s", PROMPT)
+    async with bystander(harness):
+        await harness.engine.open("s")
+        await harness.engine.append("s", PROMPT)
         with pytest.raises(BadRequest) as refused:
-            await call(bench.engine)
+            await call(harness.engine)
         assert refused.value.field == field
-        assert (await bench.engine.info("s")).length == 3
-        assert {info.session for info in await bench.engine.list_sessions()} == {"s", "other"}
+        assert (await harness.engine.info("s")).length == 3
+        assert {info.session for info in await harness.engine.list_sessions()} == {"s", "other"}
 
 
-async def test_engine_client_refuses_commands_too_long_for_a_frame(bench: EngineHarness) -> None:
+async def test_engine_client_refuses_commands_too_long_for_a_frame(harness: EngineHarness) -> None:
     """A frame longer than the limit of the link would close the link."""
-    async with bystander(bench):
-        await bench.engine.open("s")
+    async with bystander(harness):
+        await harness.engine.open("s")
         with pytest.raises(TooLong, match="200 at most"):
-            await bench.engine.append("s", [1] * 1_000_000)
+            await harness.engine.append("s", [1] * 1_000_000)
         grammar = Grammar("lark", "x" * (33 << 20))
         with pytest.raises(BadRequest, match="at most"):
-            await bench.engine.generate("s", Sampling(grammar=grammar, stop_ids=(0,)))
+            await harness.engine.generate("s", Sampling(grammar=grammar, stop_ids=(0,)))
 
 
 # ---- a client that checks no arguments
 
 
-class RawClient:
+class RawClient(EventBuffer[EngineEvent]):
     """A client without checks, on a link over TCP."""
 
     def __init__(self) -> None:
-        self.events: list[EngineEvent] = []
+        super().__init__()
         self.lost = asyncio.Event()
-        self._new = asyncio.Event()
         self.link: Link[EngineCommand, EngineEvent] = Link(
             msgspec.msgpack.Decoder(list[EngineEvent]),
-            self._receive,
+            lambda events: self.add(*events),
             self.lost.set,
             ClientHandshake(b""),
         )
 
-    def _receive(self, events: list[EngineEvent]) -> None:
-        self.events += events
-        self._new.set()
-
-    async def until(self, matches: Callable[[EngineEvent], bool]) -> EngineEvent:
-        async with asyncio.timeout(20):
-            while True:
-                for event in self.events:
-                    if matches(event):
-                        return event
-                self._new.clear()
-                await self._new.wait()
-
     async def request(self, command: EngineCommand) -> CommandDone | CommandRefused:
         self.link.send(command)
-        reply = await self.until(
+        reply = await self.wait_until(
             lambda e: isinstance(e, CommandDone | CommandRefused) and e.n == command.n
         )
         assert isinstance(reply, CommandDone | CommandRefused)
@@ -236,11 +223,11 @@ class RawClient:
 
 
 @contextlib.asynccontextmanager
-async def raw_client(bench: EngineHarness, port: int) -> AsyncIterator[RawClient]:
+async def raw_client(harness: EngineHarness, port: int) -> AsyncIterator[RawClient]:
     raw = RawClient()
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: raw.link, "127.0.0.1", port)
-    await raw.until(lambda event: type(event).__name__ == "EngineReady")
+    await raw.wait_until(lambda event: type(event).__name__ == "EngineReady")
     yield raw
     raw.link.abort()
 
@@ -278,11 +265,11 @@ COMMANDS: dict[str, tuple[EngineCommand, str]] = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 async def test_engine_refuses_bad_commands_of_an_unchecked_client(
-    bench: EngineHarness, name: str
+    harness: EngineHarness, name: str
 ) -> None:
     """A refused command changes no state, and opens no session."""
     command, field = COMMANDS[name]
-    async with bystander(bench), raw_client(bench, await bench.listen()) as client:
+    async with bystander(harness), raw_client(harness, await harness.listen()) as client:
         assert isinstance(await client.request(OpenSession(1, "old")), CommandDone)
         assert isinstance(await client.request(AppendIds(2, "old", PROMPT)), CommandDone)
         refused = await client.request(command)
@@ -298,8 +285,8 @@ async def test_engine_refuses_bad_commands_of_an_unchecked_client(
         )
 
 
-async def test_refused_attach_keeps_the_existing_session(bench: EngineHarness) -> None:
-    async with bystander(bench), raw_client(bench, await bench.listen()) as client:
+async def test_refused_attach_keeps_the_existing_session(harness: EngineHarness) -> None:
+    async with bystander(harness), raw_client(harness, await harness.listen()) as client:
         await client.request(attach(1))
         assert isinstance(await client.request(attach(2, ids=[1 << 30])), CommandRefused)
         appended = await client.request(AppendIds(3, "s", [4]))
@@ -319,13 +306,13 @@ UNREADABLE: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("message", UNREADABLE)
 async def test_unreadable_command_is_refused_by_its_number(
-    bench: EngineHarness, message: dict[str, object]
+    harness: EngineHarness, message: dict[str, object]
 ) -> None:
     """The commands before and after it in its frame take effect."""
-    async with bystander(bench), raw_client(bench, await bench.listen()) as client:
+    async with bystander(harness), raw_client(harness, await harness.listen()) as client:
         client.send_raw([OpenSession(4, "s"), message, AppendIds(6, "s", PROMPT)])
         replies = {
-            n: await client.until(lambda e, n=n: getattr(e, "n", None) == n) for n in (4, 5, 6)
+            n: await client.wait_until(lambda e, n=n: getattr(e, "n", None) == n) for n in (4, 5, 6)
         }
         refused = replies[5]
         assert isinstance(refused, CommandRefused)
@@ -338,19 +325,19 @@ async def test_unreadable_command_is_refused_by_its_number(
     "frame", [b"GET / HTTP/1.1", b"\xc1", b"\x05", b"\x91\x05", b"\x91\x80", b"\x91" * 5000]
 )
 async def test_link_with_a_malformed_frame_is_closed_alone(
-    bench: EngineHarness, frame: bytes, caplog: pytest.LogCaptureFixture
+    harness: EngineHarness, frame: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    port = await bench.listen()
+    port = await harness.listen()
     async with (
-        bystander(bench),
-        raw_client(bench, port) as other,
-        raw_client(bench, port) as client,
+        bystander(harness),
+        raw_client(harness, port) as other,
+        raw_client(harness, port) as client,
     ):
         client.send_raw(frame)
         async with asyncio.timeout(20):
             await client.lost.wait()
         other.link.send(Ping(0))
-        await other.until(lambda event: isinstance(event, Pong))
+        await other.wait_until(lambda event: isinstance(event, Pong))
         assert "Fatal error" not in caplog.text
         assert "Traceback" not in caplog.text
 
@@ -359,17 +346,17 @@ async def test_link_with_a_malformed_frame_is_closed_alone(
 
 
 async def test_exception_in_a_command_closes_only_its_session(
-    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = bench.engine
-    async with bystander(bench):
+    engine = harness.engine
+    async with bystander(harness):
         await engine.open("s")
         await engine.append("s", PROMPT)
 
         def fail(*_: object) -> None:
             raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr(bench.cache, "fork", fail)
+        monkeypatch.setattr(harness.cache, "fork", fail)
         with pytest.raises(CommandFailed, match="ZeroDivisionError: a bug"):
             await engine.fork("s", child="c")
         assert caplog.text.count("Traceback") == 1
@@ -382,11 +369,11 @@ async def test_exception_in_a_command_closes_only_its_session(
 
 @pytest.mark.parametrize("deferred", [False, True])
 async def test_exception_in_an_attach_leaves_no_session(
-    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch, deferred: bool
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch, deferred: bool
 ) -> None:
     """An attach that waits for a turn to end is covered too."""
-    engine = bench.engine
-    async with bystander(bench):
+    engine = harness.engine
+    async with bystander(harness):
         if deferred:
             await engine.open("s")
             await engine.append("s", PROMPT)

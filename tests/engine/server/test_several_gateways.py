@@ -44,9 +44,9 @@ async def front(
 
 
 @pytest.fixture
-async def bench(letters: Path) -> AsyncIterator[EngineHarness]:
-    async with digest_engine(letters, step_s=0.002, max_model_len=200) as bench:
-        yield bench
+async def harness(letters: Path) -> AsyncIterator[EngineHarness]:
+    async with digest_engine(letters, step_s=0.002, max_model_len=200) as harness:
+        yield harness
 
 
 async def start_turn(
@@ -73,8 +73,8 @@ async def read(turn: TurnStream | None) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
 
 
-async def test_turn_continues_on_another_gateway(bench: EngineHarness) -> None:
-    port = await bench.listen()
+async def test_turn_continues_on_another_gateway(harness: EngineHarness) -> None:
+    port = await harness.listen()
     async with front(port) as one, front(port) as two:
         turn, output = await start_turn(one, 60, 5, fence=1)
         drawn = (await two.stats()).tokens_drawn
@@ -90,8 +90,8 @@ async def test_turn_continues_on_another_gateway(bench: EngineHarness) -> None:
         assert attached.ended.output_tokens == 60
 
 
-async def test_superseded_gateway_can_neither_write_nor_receive(bench: EngineHarness) -> None:
-    port = await bench.listen()
+async def test_superseded_gateway_can_neither_write_nor_receive(harness: EngineHarness) -> None:
+    port = await harness.listen()
     async with front(port) as one, front(port) as two:
         turn, output = await start_turn(one, 100, 2, fence=5)
         waiting = asyncio.create_task(one.append("s", [9, 9, 9]))
@@ -122,8 +122,10 @@ async def test_superseded_gateway_can_neither_write_nor_receive(bench: EngineHar
         assert turn.received == received, "no ids were received after the takeover"
 
 
-async def test_only_the_highest_of_racing_fences_attaches_the_session(bench: EngineHarness) -> None:
-    port = await bench.listen()
+async def test_only_the_highest_of_racing_fences_attaches_the_session(
+    harness: EngineHarness,
+) -> None:
+    port = await harness.listen()
     async with contextlib.AsyncExitStack() as stack:
         gateways = [await stack.enter_async_context(front(port)) for _ in range(6)]
         _, output = await start_turn(gateways[0], 40, 3, fence=1)
@@ -143,8 +145,8 @@ async def test_only_the_highest_of_racing_fences_attaches_the_session(bench: Eng
         assert all(isinstance(r, StaleEngineFence) for r in results if not isinstance(r, list))
 
 
-async def test_turn_that_ended_while_detached_is_sent_whole(bench: EngineHarness) -> None:
-    port = await bench.listen()
+async def test_turn_that_ended_while_detached_is_sent_whole(harness: EngineHarness) -> None:
+    port = await harness.listen()
     async with front(port) as two:
         async with front(port) as one:
             _, output = await start_turn(one, 30, 4, fence=1)
@@ -162,9 +164,9 @@ async def test_turn_that_ended_while_detached_is_sent_whole(bench: EngineHarness
         assert await read(turn) == oracle([*PROMPT, *oracle(PROMPT, 30), 7], 3)
 
 
-async def test_finished_turn_cut_by_a_rewind_is_generated_again(bench: EngineHarness) -> None:
+async def test_finished_turn_cut_by_a_rewind_is_generated_again(harness: EngineHarness) -> None:
     """The gateway that takes over knows neither that the turn ended nor that it was cut."""
-    port = await bench.listen()
+    port = await harness.listen()
     whole = oracle(PROMPT, 30)
     async with front(port) as one, front(port) as two:
         for fence, appended in ((1, []), (3, [7] * 40)):
@@ -182,10 +184,10 @@ async def test_finished_turn_cut_by_a_rewind_is_generated_again(bench: EngineHar
 
 @pytest.mark.parametrize("paused", [False, True])
 async def test_discarded_turn_is_generated_again_on_attach(
-    bench: EngineHarness, paused: bool
+    harness: EngineHarness, paused: bool
 ) -> None:
     """The gateway that takes over knows that the turn began, not that it was discarded."""
-    port = await bench.listen()
+    port = await harness.listen()
     async with front(port) as one, front(port) as two:
         turn, _ = await start_turn(one, 150, 4, fence=1)
         if paused:
@@ -197,11 +199,11 @@ async def test_discarded_turn_is_generated_again_on_attach(
             assert await read(attached) == oracle(PROMPT, 150)
 
 
-async def test_lost_link_pauses_the_turn_after_a_grace_period(bench: EngineHarness) -> None:
-    bench.config = EngineConfig(detach_grace_s=0.05)
-    bench.kill()
-    await wait_until(lambda: bench.launch_count == 2)
-    port = await bench.listen()
+async def test_lost_link_pauses_the_turn_after_a_grace_period(harness: EngineHarness) -> None:
+    harness.config = EngineConfig(detach_grace_s=0.05)
+    harness.kill()
+    await wait_until(lambda: harness.launch_count == 2)
+    port = await harness.listen()
     async with front(port) as two:
         async with front(port) as one:
             _, output = await start_turn(one, 190, 4, fence=1)
@@ -211,34 +213,34 @@ async def test_lost_link_pauses_the_turn_after_a_grace_period(bench: EngineHarne
         drawn = (await two.stats()).tokens_drawn
         assert drawn < 190
         assert (await two.list_sessions())[0].session == "s"
-        computed = bench.runner.token_count
+        computed = harness.runner.token_count
         attached = await two.attach(
             "s", PROMPT + output, unfinished=unfinished(190, len(output)), fence=2
         )
         assert await read(attached) == oracle(PROMPT, 190)
-        assert bench.runner.token_count - computed <= 190 - drawn + 1, "its KV was kept"
+        assert harness.runner.token_count - computed <= 190 - drawn + 1, "its KV was kept"
 
 
-async def test_detached_session_is_closed_after_its_keep_time(bench: EngineHarness) -> None:
-    bench.config = EngineConfig(detach_grace_s=0.01, detach_keep_s=0.05)
-    bench.kill()
-    await wait_until(lambda: bench.launch_count == 2)
-    port = await bench.listen()
+async def test_detached_session_is_closed_after_its_keep_time(harness: EngineHarness) -> None:
+    harness.config = EngineConfig(detach_grace_s=0.01, detach_keep_s=0.05)
+    harness.kill()
+    await wait_until(lambda: harness.launch_count == 2)
+    port = await harness.listen()
     async with front(port) as one:
         await start_turn(one, 190, 1, fence=1)
-    await bench.wait_until_empty()
-    assert (await bench.engine.stats()).pages_leased == 0
+    await harness.wait_until_empty()
+    assert (await harness.engine.stats()).pages_leased == 0
 
 
-async def test_reconnected_link_loses_no_tokens_or_commands(bench: EngineHarness) -> None:
-    port = await bench.listen()
+async def test_reconnected_link_loses_no_tokens_or_commands(harness: EngineHarness) -> None:
+    port = await harness.listen()
     async with front(port) as one:
         turn, output = await start_turn(one, 150, 3, fence=1)
         for _ in range(3):
-            bench.disconnect_clients()
+            harness.disconnect_clients()
             await asyncio.sleep(0.02)
         waiting = asyncio.create_task(one.append("s", [5]))
-        bench.disconnect_clients()
+        harness.disconnect_clients()
         output += await read(turn)
         assert output == oracle(PROMPT, 150)
         assert await waiting == len(PROMPT) + 151
@@ -247,9 +249,9 @@ async def test_reconnected_link_loses_no_tokens_or_commands(bench: EngineHarness
         assert await read(next_turn) == oracle([*PROMPT, *output, 5], 4)
 
 
-async def test_attach_replaces_whatever_log_the_engine_holds(bench: EngineHarness) -> None:
+async def test_attach_replaces_whatever_log_the_engine_holds(harness: EngineHarness) -> None:
     """The engine may hold no ids, more ids, fewer ids or other ids."""
-    port = await bench.listen()
+    port = await harness.listen()
     log = list(range(40))
     async with front(port) as one, front(port) as two:
         for fence, known in enumerate(([], log, log[:20], [*log, 7, 7], [*log[:10], 50, 51]), 1):
@@ -257,35 +259,35 @@ async def test_attach_replaces_whatever_log_the_engine_holds(bench: EngineHarnes
             await one.append("s", known)
             while (await one.info("s")).committed < len(known):
                 await asyncio.sleep(0.005)
-            computed = bench.runner.token_count
+            computed = harness.runner.token_count
             assert await two.attach("s", log, fence=fence + 1) is None
             assert (await two.info("s")).length == 40
             turn = await two.generate("s", Sampling(max_tokens=3))
             assert await read(turn) == oracle(log, 3)
             if known == [*log, 7, 7]:
-                assert bench.runner.token_count - computed <= 4, "the common prefix keeps its KV"
+                assert harness.runner.token_count - computed <= 4, "the common prefix keeps its KV"
             await two.close("s", keep_prefix=False)
 
 
-async def test_attach_continues_a_turn_unknown_to_the_engine(bench: EngineHarness) -> None:
+async def test_attach_continues_a_turn_unknown_to_the_engine(harness: EngineHarness) -> None:
     """The turn continues from its output so far with its seed, in the middle or at the end."""
     whole: list[int] = []
     for drawn in (0, 1, 7, 12):
         sampling = Sampling(max_tokens=12, temperature=1.0, seed=99)
         name = f"s{drawn}"
         unfinished = UnfinishedTurn("t", sampling, drawn)
-        turn = await bench.engine.attach(name, PROMPT + whole[:drawn], unfinished=unfinished)
+        turn = await harness.engine.attach(name, PROMPT + whole[:drawn], unfinished=unfinished)
         ids = await read(turn)
         whole = whole or ids
         assert ids == whole
         assert turn is not None
         assert turn.ended is not None
         assert turn.ended.reason == "length"
-        await bench.engine.close(name)
+        await harness.engine.close(name)
     stop = whole[5]
     end = whole.index(stop) + 1
     sampling = Sampling(max_tokens=12, temperature=1.0, seed=99, stop_ids=(stop,))
-    turn = await bench.engine.attach(
+    turn = await harness.engine.attach(
         "s", PROMPT + whole[:end], unfinished=UnfinishedTurn("t", sampling, end)
     )
     assert await read(turn) == whole[:end]
@@ -294,44 +296,46 @@ async def test_attach_continues_a_turn_unknown_to_the_engine(bench: EngineHarnes
     assert turn.ended.reason == "stop"
 
 
-async def test_paused_turn_resumes_after_an_engine_crash(bench: EngineHarness) -> None:
-    turn, output = await start_turn(bench.engine, 80, 3, fence=0)
-    await bench.engine.pause("s")
-    assert (await bench.engine.stats()).active_turns == 0
-    bench.kill()
-    await wait_until(lambda: bench.launch_count == 2)
-    assert (await bench.engine.stats()).active_turns == 0, "the turn stays paused on the new engine"
-    await bench.engine.resume("s")
+async def test_paused_turn_resumes_after_an_engine_crash(harness: EngineHarness) -> None:
+    turn, output = await start_turn(harness.engine, 80, 3, fence=0)
+    await harness.engine.pause("s")
+    assert (await harness.engine.stats()).active_turns == 0
+    harness.kill()
+    await wait_until(lambda: harness.launch_count == 2)
+    assert (await harness.engine.stats()).active_turns == 0, (
+        "the turn stays paused on the new engine"
+    )
+    await harness.engine.resume("s")
     output += await read(turn)
     assert output == oracle(PROMPT, 80)
 
 
-async def test_paused_turn_can_be_cancelled(bench: EngineHarness) -> None:
-    turn, output = await start_turn(bench.engine, 80, 3, fence=0)
-    await bench.engine.pause("s")
-    length = await bench.engine.cancel("s", "t")
+async def test_paused_turn_can_be_cancelled(harness: EngineHarness) -> None:
+    turn, output = await start_turn(harness.engine, 80, 3, fence=0)
+    await harness.engine.pause("s")
+    length = await harness.engine.cancel("s", "t")
     output += await read(turn)
     assert turn.ended is not None
     assert turn.ended.reason == "cancelled"
     assert length == turn.ended.length == len(PROMPT) + len(output)
-    await bench.engine.resume("s")
-    assert (await bench.engine.stats()).active_turns == 0
+    await harness.engine.resume("s")
+    assert (await harness.engine.stats()).active_turns == 0
 
 
 @pytest.mark.parametrize("ending", ["cancel", "drop", "close"])
 async def test_paused_turn_can_be_ended_after_an_engine_crash(
-    bench: EngineHarness, ending: str
+    harness: EngineHarness, ending: str
 ) -> None:
-    turn, output = await start_turn(bench.engine, 80, 3, fence=0)
-    await bench.engine.pause("s")
-    bench.kill()
-    await wait_until(lambda: bench.launch_count == 2)
+    turn, output = await start_turn(harness.engine, 80, 3, fence=0)
+    await harness.engine.pause("s")
+    harness.kill()
+    await wait_until(lambda: harness.launch_count == 2)
     if ending == "close":
-        await bench.engine.close("s")
+        await harness.engine.close("s")
     else:
-        length = await bench.engine.cancel("s", "t", discard_output=ending == "drop")
+        length = await harness.engine.cancel("s", "t", discard_output=ending == "drop")
         assert length == len(PROMPT) + (0 if ending == "drop" else turn.received)
-        assert (await bench.engine.info("s")).length == length
+        assert (await harness.engine.info("s")).length == length
     output += await read(turn)
     assert turn.ended is not None
     assert turn.ended.reason == "cancelled"
@@ -342,11 +346,11 @@ async def test_paused_turn_can_be_ended_after_an_engine_crash(
 
 
 async def test_gateway_with_a_wrong_secret_cannot_connect(
-    bench: EngineHarness, tmp_path: Path
+    harness: EngineHarness, tmp_path: Path
 ) -> None:
     file = tmp_path / "secret"
     file.write_bytes(SECRET + b"\n")
-    port = await bench.listen(file)
+    port = await harness.listen(file)
     async with front(port, SECRET) as one:
         await one.open("s")
         for wrong in (b"another secret of some length", b""):
@@ -358,7 +362,7 @@ async def test_gateway_with_a_wrong_secret_cannot_connect(
         assert len(await one.list_sessions()) == 1
 
 
-async def test_gateway_does_not_trust_an_engine_without_the_secret(bench: EngineHarness) -> None:
+async def test_gateway_does_not_trust_an_engine_without_the_secret(harness: EngineHarness) -> None:
     """A server that cannot prove the secret receives only the handshake."""
     received = bytearray()
 
@@ -379,8 +383,8 @@ async def test_gateway_does_not_trust_an_engine_without_the_secret(bench: Engine
     assert received.count(b"continuo link") >= 1
 
 
-async def test_command_numbers_of_two_gateways_do_not_mix(bench: EngineHarness) -> None:
-    port = await bench.listen()
+async def test_command_numbers_of_two_gateways_do_not_mix(harness: EngineHarness) -> None:
+    port = await harness.listen()
     async with front(port) as one, front(port) as two:
         await asyncio.gather(*(e.open(n) for e, n in ((one, "a"), (two, "b"))))
         lengths = await asyncio.gather(
@@ -457,10 +461,10 @@ async def test_new_session_is_placed_on_the_least_loaded_engine(letters: Path) -
         assert {engine.incarnation_of(name) for name in names} == {expected}
 
 
-async def is_only_on(bench: EngineHarness, *, not_on: EngineHarness) -> None:
-    """Wait until session `s` is only on `bench`, and check that `not_on` leases no page."""
+async def is_only_on(harness: EngineHarness, *, not_on: EngineHarness) -> None:
+    """Wait until session `s` is only on `harness`, and check that `not_on` leases no page."""
     await not_on.wait_until_empty()
-    assert [info.session for info in await bench.engine.list_sessions()] == ["s"]
+    assert [info.session for info in await harness.engine.list_sessions()] == ["s"]
     assert (await not_on.engine.stats()).pages_leased == 0
 
 
@@ -479,8 +483,8 @@ async def test_stale_copy_is_closed_after_failover(letters: Path) -> None:
         proxy.reset_connections()
         output += await read(turn)
         assert output == oracle(PROMPT, 150)
-        for bench in (one, two):
-            assert [info.session for info in await bench.engine.list_sessions()] == ["s"]
+        for harness in (one, two):
+            assert [info.session for info in await harness.engine.list_sessions()] == ["s"]
         proxy.refuses_connections = False
         await is_only_on(two, not_on=one)
 
@@ -537,9 +541,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 async def test_link_with_tls_requires_a_trusted_certificate(
-    bench: EngineHarness, certificate: tuple[Path, Path]
+    harness: EngineHarness, certificate: tuple[Path, Path]
 ) -> None:
-    port = await bench.listen(certificate=certificate[0], key=certificate[1])
+    port = await harness.listen(certificate=certificate[0], key=certificate[1])
     trust = ssl.create_default_context(cafile=certificate[0])
     trust.check_hostname = False
     async with front(port, tls=trust) as one:
@@ -562,8 +566,8 @@ async def test_gateway_receives_tokenizer_and_config_over_the_link(
     folder = tmp_path / "elsewhere"
     shutil.copytree(letters, folder)
     (folder / "model.safetensors").write_bytes(b"not sent to gateways")
-    async with digest_engine(folder) as bench:
-        port = await bench.listen()
+    async with digest_engine(folder) as harness:
+        port = await harness.listen()
         engine = EngineClient()
         engine.add_engine("127.0.0.1", port)
         await engine.wait_until_ready()

@@ -25,8 +25,8 @@ SAMPLED = (11, 12, 13, 0)
 
 
 @pytest.fixture(scope="module")
-def template(chatty: Path) -> ChatTemplate:
-    template = ModelText(str(chatty)).template
+def template(chat_model: Path) -> ChatTemplate:
+    template = ModelText(str(chat_model)).template
     assert template is not None
     return template
 

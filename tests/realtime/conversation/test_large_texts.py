@@ -6,10 +6,8 @@ Text that is tokenized and then refused counts against the rate limits. The mode
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
 
 from continuo.engine import ChatTemplate, TooLong
 from continuo.realtime.conversation.conversation import Conversation
@@ -19,22 +17,25 @@ from continuo.realtime.limits import REQUEST_CHARS_MAX, Limits
 from continuo.realtime.protocol.settings import GenerationSettings, Truncation
 from continuo.realtime.rate_limit import RateLimits, TenantRateLimits
 from continuo.realtime.server.config.settings import GatewaySettings
-from tests.realtime.server.auth.test_tenants import ask
+from tests.support.clients import (
+    JsonEvent,
+    RealtimeClient,
+    message_item,
+    open_realtime_session,
+)
 from tests.support.engines import EngineHarness
 from tests.support.sessions import SessionDriver, user_message
-from tests.support.web_servers import API_KEY, RunningServer, receive_event, serve_harness
+from tests.support.web_servers import TENANTS, RunningServer, serve_harness
 
 pytestmark = pytest.mark.slow
 
-Event = dict[str, Any]
-HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 TOO_LONG = "x" * 4_801
 """At least 401 tokens."""
 COUNTED = "x" * 4_700
 """Could be as few as 392 tokens; has 4,700."""
 
 
-def tools(count: int, chars: int) -> list[Event]:
+def tools(count: int, chars: int) -> list[JsonEvent]:
     return [
         {
             "type": "function",
@@ -46,30 +47,26 @@ def tools(count: int, chars: int) -> list[Event]:
     ]
 
 
-def user_message_event(text: str) -> Event:
-    return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
-
-
-def function_call(arguments: str) -> Event:
+def function_call(arguments: str) -> JsonEvent:
     return {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
 
 
-def function_call_output(text: str) -> Event:
+def function_call_output(text: str) -> JsonEvent:
     return {"type": "function_call_output", "call_id": "c", "output": text}
 
 
-async def post(running: RunningServer, body: Event, path: str = "/v1/responses") -> Event:
-    status, response = await ask(running, "POST", path, {"max_output_tokens": 2, **body}, HEADERS)
+async def post(server: RunningServer, body: JsonEvent, path: str = "/v1/responses") -> JsonEvent:
+    status, response = await server.request("POST", path, {"max_output_tokens": 2, **body})
     assert status == 400, response
     return response["error"]
 
 
-async def send(socket: ClientConnection, event: Event) -> Event:
+async def send(client: RealtimeClient, event: JsonEvent) -> JsonEvent:
     """Send an event. Returns the server event that acknowledges or refuses it."""
-    await socket.send(json.dumps(event))
-    response: Event = await receive_event(socket)
-    while response["type"].startswith(("session.created", "rate_limits")):
-        response = await receive_event(socket)
+    await client.send(**event)
+    response = await client.receive()
+    while response["type"].startswith("rate_limits"):
+        response = await client.receive()
     return response
 
 
@@ -83,16 +80,16 @@ async def send(socket: ClientConnection, event: Event) -> Event:
         ({"input": "x", "instructions": TOO_LONG}, "instructions"),
         ({"input": "x", "tools": tools(1, 5_000)}, "tools"),
         ({"input": "x", "tools": tools(128, 100)}, "tools"),
-        ({"input": [user_message_event("x" * 100) for _ in range(60)]}, "input"),
+        ({"input": [message_item("x" * 100) for _ in range(60)]}, "input"),
         ({"input": "x" * 1_700, "instructions": "x" * 1_700, "tools": tools(1, 1_700)}, "input"),
         ({"input": [function_call(json.dumps({"a": TOO_LONG}))]}, "input"),
         ({"input": [function_call("{}"), function_call_output(TOO_LONG)]}, "input"),
     ],
 )
 async def test_request_is_refused_by_the_length_of_all_its_texts(
-    running: RunningServer, body: Event, param: str
+    server: RunningServer, body: JsonEvent, param: str
 ) -> None:
-    error = await post(running, body)
+    error = await post(server, body)
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     assert "characters of text, at least" in error["message"]
     assert "the context of the model holds 400 (max_model_len)" in error["message"]
@@ -100,17 +97,17 @@ async def test_request_is_refused_by_the_length_of_all_its_texts(
 
 @pytest.mark.parametrize(("role", "param"), [("user", "messages"), ("system", "messages[0]")])
 async def test_chat_completion_is_refused_by_characters(
-    running: RunningServer, role: str, param: str
+    server: RunningServer, role: str, param: str
 ) -> None:
     body = {"model": "demo", "messages": [{"role": role, "content": TOO_LONG}], "max_tokens": 2}
-    status, response = await ask(running, "POST", "/v1/chat/completions", body, HEADERS)
+    status, response = await server.request("POST", "/v1/chat/completions", body)
     assert (status, response["error"]["param"]) == (400, param)
     message = response["error"]["message"]
     assert message.startswith(f"'{param}' is 4,801 characters of text, at least 401 tokens")
 
 
-async def test_texts_of_a_request_are_limited_in_characters(running: RunningServer) -> None:
-    error = await post(running, {"input": "x", "tools": tools(128, 100_000)})
+async def test_texts_of_a_request_are_limited_in_characters(server: RunningServer) -> None:
+    error = await post(server, {"input": "x", "tools": tools(128, 100_000)})
     assert (error["code"], error["param"]) == ("string_above_max_length", "tools")
     assert f"the limit is {REQUEST_CHARS_MAX:,}" in error["message"]
 
@@ -120,7 +117,7 @@ async def test_texts_of_a_request_are_limited_in_characters(running: RunningServ
     [
         ({"type": "session.update", "session": {"instructions": TOO_LONG}}, "session.instructions"),
         ({"type": "session.update", "session": {"tools": tools(128, 100)}}, "session.tools"),
-        ({"type": "conversation.item.create", "item": user_message_event(TOO_LONG)}, "item"),
+        ({"type": "conversation.item.create", "item": message_item(TOO_LONG)}, "item"),
         ({"type": "conversation.item.create", "item": function_call(TOO_LONG)}, "item"),
         ({"type": "conversation.item.create", "item": function_call_output(TOO_LONG)}, "item"),
         ({"type": "input_text_buffer.append", "text": TOO_LONG}, "text"),
@@ -131,33 +128,33 @@ async def test_texts_of_a_request_are_limited_in_characters(running: RunningServ
         ),
         ({"type": "response.create", "response": {"tools": tools(128, 100)}}, "response.tools"),
         (
-            {"type": "response.create", "response": {"input": [user_message_event(TOO_LONG)]}},
+            {"type": "response.create", "response": {"input": [message_item(TOO_LONG)]}},
             "response.input",
         ),
     ],
 )
 async def test_client_event_is_refused_by_characters(
-    running: RunningServer, event: Event, param: str
+    server: RunningServer, event: JsonEvent, param: str
 ) -> None:
     if "session" in event:
         event["session"]["type"] = "realtime"
-    async with connect(running.url, additional_headers=HEADERS) as socket:
-        refused = await send(socket, event)
+    async with open_realtime_session(server.url) as client:
+        refused = await send(client, event)
         assert refused["type"] == "error"
         error = refused["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)
         assert "characters of text, at least" in error["message"]
         done = await send(
-            socket, {"type": "conversation.item.create", "item": user_message_event("hello")}
+            client, {"type": "conversation.item.create", "item": message_item("hello")}
         )
         assert done["type"] == "conversation.item.added", "the refused event was applied"
         assert done["previous_item_id"] is None
 
 
-async def test_client_secret_is_refused_by_characters(running: RunningServer) -> None:
+async def test_client_secret_is_refused_by_characters(server: RunningServer) -> None:
     session = {"type": "realtime", "instructions": TOO_LONG}
     path = "/v1/realtime/client_secrets"
-    status, response = await ask(running, "POST", path, {"session": session}, HEADERS)
+    status, response = await server.request("POST", path, {"session": session})
     assert (status, response["error"]["param"]) == (400, "session.instructions")
     assert response["error"]["code"] == "context_length_exceeded"
 
@@ -166,8 +163,8 @@ def text_limits(template: ChatTemplate) -> TextLimits:
     return TextLimits(context_tokens=400, token_chars_max=template.token_chars_max)
 
 
-async def test_with_truncation_each_item_must_fit(talk: SessionDriver) -> None:
-    texts = text_limits(talk.session.conversation.template)
+async def test_with_truncation_each_item_must_fit(driver: SessionDriver) -> None:
+    texts = text_limits(driver.session.conversation.template)
     items = [user_message(f"i{n}", "x" * 4_000) for n in range(50)]
     truncating, disabled = (
         GenerationSettings(truncation=Truncation(mode=mode)) for mode in ("auto", "disabled")
@@ -179,11 +176,11 @@ async def test_with_truncation_each_item_must_fit(talk: SessionDriver) -> None:
         texts.check_input(truncating, [*items, user_message("long", TOO_LONG)], "input")
 
 
-async def test_items_that_truncation_removes_are_not_tokenized(running: RunningServer) -> None:
+async def test_items_that_truncation_removes_are_not_tokenized(server: RunningServer) -> None:
     """The newest of 400 items of about 50 characters each are in the prompt."""
-    items = [user_message_event(f"{n:03} " + "x" * 40) for n in range(400)]
+    items = [message_item(f"{n:03} " + "x" * 40) for n in range(400)]
     body = {"input": items, "truncation": "auto", "max_output_tokens": 2, "ignore_eos": True}
-    status, response = await ask(running, "POST", "/v1/responses", body, HEADERS)
+    status, response = await server.request("POST", "/v1/responses", body)
     assert status == 200, response
     assert 200 <= response["usage"]["input_tokens"] <= 400
 
@@ -191,36 +188,36 @@ async def test_items_that_truncation_removes_are_not_tokenized(running: RunningS
 # ---------------------------------------------------------------- by tokens
 
 
-async def test_counting_tokens_stops_at_a_limit(running: RunningServer) -> None:
-    error = await post(running, {"input": COUNTED})
+async def test_counting_tokens_stops_at_a_limit(server: RunningServer) -> None:
+    error = await post(server, {"input": COUNTED})
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
     assert "more than 4,096 tokens" in error["message"]
-    error = await post(running, {"input": [user_message_event("hello") for _ in range(800)]})
+    error = await post(server, {"input": [message_item("hello") for _ in range(800)]})
     assert "more than 800 tokens" in error["message"], "the items are not counted together"
 
 
-async def test_tokenization_of_many_items_stops_at_a_limit(talk: SessionDriver) -> None:
-    template = talk.session.conversation.template
+async def test_tokenization_of_many_items_stops_at_a_limit(driver: SessionDriver) -> None:
+    template = driver.session.conversation.template
     items = [user_message(f"i{n}", "hello") for n in range(100_000)]
     with pytest.raises(TooLong, match="more than 800 tokens"):
         Conversation.start(template, GenerationSettings()).with_items(items, 800)
 
 
-async def test_refused_client_event_names_its_field(running: RunningServer) -> None:
-    async with connect(running.url, additional_headers=HEADERS) as socket:
-        item = {"type": "conversation.item.create", "item": user_message_event(COUNTED)}
-        error = (await send(socket, item))["error"]
+async def test_refused_client_event_names_its_field(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
+        item = {"type": "conversation.item.create", "item": message_item(COUNTED)}
+        error = (await send(client, item))["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", "item")
         assert "more than 4,096 tokens" in error["message"]
         update = {"type": "realtime", "instructions": COUNTED}
-        error = (await send(socket, {"type": "session.update", "session": update}))["error"]
+        error = (await send(client, {"type": "session.update", "session": update}))["error"]
         assert error["param"] == "session.instructions"
 
 
-async def test_text_buffer_longer_than_the_context_is_not_committed(running: RunningServer) -> None:
-    async with connect(running.url, additional_headers=HEADERS) as socket:
-        await send(socket, {"type": "input_text_buffer.append", "text": COUNTED})
-        error = (await send(socket, {"type": "input_text_buffer.commit"}))["error"]
+async def test_text_buffer_longer_than_the_context_is_not_committed(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
+        await send(client, {"type": "input_text_buffer.append", "text": COUNTED})
+        error = (await send(client, {"type": "input_text_buffer.commit"}))["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", "text")
 
 
@@ -282,32 +279,30 @@ def test_long_text_is_not_processed_while_the_bucket_is_in_debt() -> None:
 
 
 @pytest.fixture
-async def limited(bench: EngineHarness) -> AsyncIterator[RunningServer]:
+async def limited_server(harness: EngineHarness) -> AsyncIterator[RunningServer]:
     limits = Limits(requests_per_minute=20, tokens_per_minute=1_000, off_loop_chars_min=500)
-    settings = GatewaySettings(
-        tenants={API_KEY: "acme"}, served_model_name=("demo",), limits=limits
-    )
-    async with serve_harness(bench, settings) as running:
-        yield running
+    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=limits)
+    async with serve_harness(harness, settings) as server:
+        yield server
 
 
-async def test_repeated_session_updates_exhaust_the_rate_limit(limited: RunningServer) -> None:
+async def test_repeated_session_updates_exhaust_the_rate_limit(
+    limited_server: RunningServer,
+) -> None:
     """Updates count whether accepted or refused, and under the API key as under a client secret."""
-    _, secret = await ask(limited, "POST", "/v1/realtime/client_secrets", {}, HEADERS)
+    _, secret = await limited_server.request("POST", "/v1/realtime/client_secrets", {})
     browser = {"Authorization": f"Bearer {secret['value']}"}
     codes: list[str] = []
     async with (
-        connect(limited.url, additional_headers=HEADERS) as one,
-        connect(limited.url, additional_headers=browser) as other,
+        open_realtime_session(limited_server.url) as one,
+        open_realtime_session(limited_server.url, browser) as other,
     ):
-        await receive_event(one)
-        await receive_event(other)
-        for n, socket in enumerate([one, other] * 8):
+        for n, client in enumerate([one, other] * 8):
             session = {
                 "type": "realtime",
                 "instructions": f"{n} " + "x" * (INSTRUCTIONS_CHARS[n % 4]),
             }
-            response = await send(socket, {"type": "session.update", "session": session})
+            response = await send(client, {"type": "session.update", "session": session})
             codes.append(response["error"]["code"] if response["type"] == "error" else "")
     assert codes[0] == ""
     assert codes[-1] == "rate_limit_exceeded"
@@ -318,9 +313,9 @@ INSTRUCTIONS_CHARS = (350, 4_000, 380, 3_000)
 """Alternately short enough for the context and too long for it."""
 
 
-async def test_refused_requests_exhaust_the_rate_limit(limited: RunningServer) -> None:
+async def test_refused_requests_exhaust_the_rate_limit(limited_server: RunningServer) -> None:
     responses = [
-        (await ask(limited, "POST", "/v1/responses", {"input": TOO_LONG}, HEADERS))
+        (await limited_server.request("POST", "/v1/responses", {"input": TOO_LONG}))
         for _ in range(22)
     ]
     codes = [body["error"]["code"] for _, body in responses]

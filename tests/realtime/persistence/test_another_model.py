@@ -32,13 +32,13 @@ from continuo.realtime.store import (
     open_store,
 )
 from tests.realtime.conftest import TEMPLATE, chat_folder
-from tests.realtime.registry.test_takeover import deltas, done, gate
+from tests.realtime.registry.test_takeover import deltas, done, make_registry
 from tests.support import transformers_oracle as parity
+from tests.support.clients import ResponsesClient, connect_responses, output_text
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness, digest_engine
+from tests.support.in_process_client import InProcessClient, connect_client, resume_result
 from tests.support.redis_process import RedisProcess
-from tests.support.response_chains import ResponsesClient, connect_responses_client, output_text
-from tests.support.resuming import ResumingClient, resume_result
 from tests.support.sessions import EventRecorder
 from tests.support.waiting import wait_until
 from tests.support.web_servers import serve_harness
@@ -88,17 +88,16 @@ async def gateway_on(
     """Run a gateway with this model on this store."""
     async with digest_engine(
         folder, pages=256, max_model_len=length, batched_tokens=64, step_s=step_s
-    ) as bench:
-        registry = gate(bench.engine, store)
+    ) as harness:
+        registry = make_registry(harness.engine, store)
         yield registry
         await registry.aclose()
 
 
-async def session_with_turns(registry: Registry, turns: int = 2) -> ResumingClient:
-    client = ResumingClient(registry)
-    client.connect()
+async def session_with_turns(registry: Registry, turns: int = 2) -> InProcessClient:
+    client = await connect_client(registry)
     for turn in range(turns):
-        client.send_message(f"u{turn}", f"hello {turn}")
+        client.send_message(f"hello {turn}", f"u{turn}")
         client.start_response(12)
         await client.socket.wait_for("rate_limits.updated", turn + 1)
     await client.disconnect()
@@ -106,7 +105,7 @@ async def session_with_turns(registry: Registry, turns: int = 2) -> ResumingClie
     return client
 
 
-async def resume_on(client: ResumingClient, registry: Registry, last: str | None = None) -> str:
+async def resume_on(client: InProcessClient, registry: Registry, last: str | None = None) -> str:
     """Resume the session on `registry`. Returns "exact" or "snapshot"."""
     client.registry = registry
     client.resume(last)
@@ -114,13 +113,13 @@ async def resume_on(client: ResumingClient, registry: Registry, last: str | None
     return resume_result(client.socket)["resumed"]
 
 
-def conversation(client: ResumingClient) -> Conversation:
+def conversation(client: InProcessClient) -> Conversation:
     session = client.registry.find(client.session_id)
     assert session is not None
     return session.conversation
 
 
-def rendered_again(client: ResumingClient) -> Conversation:
+def rendered_again(client: InProcessClient) -> Conversation:
     """The items within the context window, rendered as in a new conversation."""
     current = conversation(client)
     settings = GenerationSettings(instructions=current.instructions, tools=current.tools)
@@ -138,10 +137,10 @@ def expected_ids(prompt: Conversation, tokens: int) -> list[int]:
     return oracle(prompt.ids() + header, tokens, stop_ids=[0])
 
 
-async def add_message(client: ResumingClient, text: str) -> None:
+async def add_message(client: InProcessClient, text: str) -> None:
     """Add an item of the user; returns when the gateway has acknowledged it."""
     sent = [event["type"] for event in client.socket.sent].count("conversation.item.done")
-    client.send_message(f"item_{len(list(conversation(client).items()))}", text)
+    client.send_message(text, f"item_{len(list(conversation(client).items()))}")
     await client.socket.wait_for("conversation.item.done", sent + 1)
 
 
@@ -159,7 +158,9 @@ def find_long_prompt(*folders: Path) -> str:
     raise AssertionError("no prompt has a long response from every model")
 
 
-async def check_turn(client: ResumingClient, tokens: int = 9, *, render_again: bool = True) -> None:
+async def check_turn(
+    client: InProcessClient, tokens: int = 9, *, render_again: bool = True
+) -> None:
     """Check that one more turn samples the ids that a fresh prefill gives.
 
     The prefill is of the same items rendered again, or else of the ids of the session as they are.
@@ -173,9 +174,9 @@ async def check_turn(client: ResumingClient, tokens: int = 9, *, render_again: b
 
 
 async def test_session_of_another_model_is_rendered_again_and_sent_whole(
-    store: Store, chatty: Path, other_model: Path, caplog: pytest.LogCaptureFixture
+    store: Store, chat_model: Path, other_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_on(chatty, store) as registry:
+    async with gateway_on(chat_model, store) as registry:
         client = await session_with_turns(registry)
         old_epoch = client.received[0]["session"]["resume"]["epoch"]
         last_event_id = client.received[-1]["event_id"]
@@ -205,17 +206,17 @@ async def test_session_of_another_model_is_rendered_again_and_sent_whole(
         assert await resume_on(client, registry) == "exact", "after a restart"
         await client.disconnect()
     assert caplog.text.count(WARNING) == 1
-    async with gateway_on(chatty, store) as registry:
+    async with gateway_on(chat_model, store) as registry:
         assert await resume_on(client, registry) == "snapshot", "back on the first model"
         await check_turn(client)
         await client.disconnect()
 
 
 async def test_takeover_without_a_write_still_invalidates_old_event_ids(
-    store: Store, chatty: Path, other_model: Path
+    store: Store, chat_model: Path, other_model: Path
 ) -> None:
     """A gateway of the other model claims the session and dies before its first write."""
-    async with gateway_on(chatty, store) as registry:
+    async with gateway_on(chat_model, store) as registry:
         client = await session_with_turns(registry)
     async with gateway_on(other_model, store) as registry:
         found = await store.load(client.session_id)
@@ -231,7 +232,7 @@ async def test_takeover_without_a_write_still_invalidates_old_event_ids(
 @pytest.mark.parametrize("restart_is_stored", [True, False])
 async def test_open_response_is_generated_again_by_the_other_model(
     store: Store,
-    chatty: Path,
+    chat_model: Path,
     other_model: Path,
     monkeypatch: pytest.MonkeyPatch,
     restart_is_stored: bool,
@@ -248,13 +249,12 @@ async def test_open_response_is_generated_again_by_the_other_model(
 
         monkeypatch.setattr(UnitOfWork, "restart_response", unavailable)
     async with (
-        gateway_on(chatty, store, step_s=0.02) as one,
+        gateway_on(chat_model, store, step_s=0.02) as one,
         gateway_on(other_model, store, step_s=0.02) as two,
         gateway_on(other_model, store, step_s=0.02) as three,
     ):
-        client = ResumingClient(one)
-        client.connect()
-        client.send_message("u1", find_long_prompt(chatty, other_model))
+        client = await connect_client(one)
+        client.send_message(find_long_prompt(chat_model, other_model), "u1")
         client.start_response(60)
         await client.socket.wait_for("response.output_text.delta", 5)
         await asyncio.sleep(0.3)
@@ -286,15 +286,14 @@ async def test_open_response_is_generated_again_by_the_other_model(
 
 
 async def test_open_response_that_no_longer_fits_ends(
-    store: Store, chatty: Path, other_model: Path
+    store: Store, chat_model: Path, other_model: Path
 ) -> None:
     async with (
-        gateway_on(chatty, store, step_s=0.02) as one,
+        gateway_on(chat_model, store, step_s=0.02) as one,
         gateway_on(other_model, store, length=25, step_s=0.02) as two,
     ):
-        client = ResumingClient(one)
-        client.connect()
-        client.send_message("u1", find_long_prompt(chatty))
+        client = await connect_client(one)
+        client.send_message(find_long_prompt(chat_model), "u1")
         client.start_response(200)
         await client.socket.wait_for("response.output_text.delta", 2)
         client.receive()
@@ -308,17 +307,16 @@ async def test_open_response_that_no_longer_fits_ends(
 
 @pytest.mark.parametrize("truncation", ["auto", "disabled"])
 async def test_session_too_long_for_the_other_model_is_truncated_or_refused(
-    store: Store, chatty: Path, other_model: Path, truncation: str
+    store: Store, chat_model: Path, other_model: Path, truncation: str
 ) -> None:
     """`auto` moves the oldest items out of the window; `disabled` refuses and changes nothing."""
-    async with gateway_on(chatty, store) as registry:
-        client = ResumingClient(registry)
-        client.connect()
+    async with gateway_on(chat_model, store) as registry:
+        client = await connect_client(registry)
         client.socket.push_event(
             type="session.update", session={"type": "realtime", "truncation": truncation}
         )
         for turn in range(4):
-            client.send_message(f"u{turn}", f"hello {turn}")
+            client.send_message(f"hello {turn}", f"u{turn}")
             client.start_response(12)
             await client.socket.wait_for("rate_limits.updated", turn + 1)
         await client.disconnect()
@@ -349,15 +347,15 @@ async def test_session_too_long_for_the_other_model_is_truncated_or_refused(
         assert found is not None
         assert (found.entries, found.state, found.events) == unchanged
         assert found.metadata.is_parked
-    async with gateway_on(chatty, store) as registry:
+    async with gateway_on(chat_model, store) as registry:
         assert await resume_on(client, registry) == "exact"
         await client.disconnect()
 
 
 async def test_fork_of_a_session_of_another_model_is_rendered_again(
-    store: Store, chatty: Path, other_model: Path
+    store: Store, chat_model: Path, other_model: Path
 ) -> None:
-    async with gateway_on(chatty, store) as registry:
+    async with gateway_on(chat_model, store) as registry:
         client = await session_with_turns(registry)
         stored = await store.load(client.session_id)
     async with gateway_on(other_model, store) as registry:
@@ -380,32 +378,32 @@ async def responses_server(
     """Run a server of the Responses API with this model on this store."""
     settings = GatewaySettings(served_model_name=("demo",))
     async with (
-        digest_engine(folder, pages=256, max_model_len=400) as bench,
-        serve_harness(bench, settings, store) as running,
-        connect_responses_client(running) as caller,
+        digest_engine(folder, pages=256, max_model_len=400) as harness,
+        serve_harness(harness, settings, store) as server,
+        connect_responses(server) as caller,
     ):
-        yield caller, bench
+        yield caller, harness
 
 
 async def test_response_continues_from_a_response_of_another_model(
-    store: Store, chatty: Path, other_model: Path, caplog: pytest.LogCaptureFixture
+    store: Store, chat_model: Path, other_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with responses_server(chatty, store) as (caller, _):
+    async with responses_server(chat_model, store) as (caller, _):
         first = await caller.create_response("hi", store=True)
         second = await caller.create_response("you", store=True, previous_response_id=first["id"])
     texts = ["hi", output_text(first), "you", output_text(second), "more"]
-    async with responses_server(other_model, store) as (caller, bench):
+    async with responses_server(other_model, store) as (caller, harness):
         third = await caller.create_response("more", store=True, previous_response_id=second["id"])
-        assert output_text(third) == expected_text(bench, *texts)
+        assert output_text(third) == expected_text(harness, *texts)
     assert caplog.text.count("from another model") == 1
-    async with responses_server(chatty, store) as (caller, bench):
+    async with responses_server(chat_model, store) as (caller, harness):
         fourth = await caller.create_response("and", previous_response_id=third["id"])
-        assert output_text(fourth) == expected_text(bench, *texts, output_text(third), "and")
+        assert output_text(fourth) == expected_text(harness, *texts, output_text(third), "and")
 
 
-def expected_text(bench: EngineHarness, *texts: str) -> str:
+def expected_text(harness: EngineHarness, *texts: str) -> str:
     """The text of 4 tokens after these messages, alternately of the user and the assistant."""
-    template = bench.engine.text.template
+    template = harness.engine.text.template
     assert template is not None
     roles = ("user", "assistant")
     items = [
@@ -414,7 +412,7 @@ def expected_text(bench: EngineHarness, *texts: str) -> str:
     ]
     prompt = Conversation.start(template, GenerationSettings()).with_items(items)
     ids = expected_ids(prompt, 4)
-    return bench.engine.text.decode([id for id in ids if id])
+    return harness.engine.text.decode([id for id in ids if id])
 
 
 # ---- stored by a version without the fingerprint of the model
@@ -458,7 +456,7 @@ OLD_RESPONSE_ENTRIES = (
 
 @pytest.mark.parametrize("response_is_open", [False, True])
 async def test_session_stored_without_a_fingerprint_is_rendered_again(
-    store: Store, chatty: Path, caplog: pytest.LogCaptureFixture, response_is_open: bool
+    store: Store, chat_model: Path, caplog: pytest.LogCaptureFixture, response_is_open: bool
 ) -> None:
     session_id = f"sess_{'ab'[response_is_open]}{'0' * 19}"
     new = NewSession(id=session_id, owner="gate-0", tenant="", state=OLD_STATE, ttl_s=3600)
@@ -473,8 +471,8 @@ async def test_session_stored_without_a_fingerprint_is_rendered_again(
     if response_is_open:
         await store.journal(lease, response_id, 0, (22, 70, 1 << 30))
     await store.extend_deadline(lease, 60, is_parked=True)
-    async with gateway_on(chatty, store) as registry:
-        client = ResumingClient(registry)
+    async with gateway_on(chat_model, store) as registry:
+        client = InProcessClient(registry)
         client.received = [{"session": {"id": session_id}}]
         assert await resume_on(client, registry, "event_00_0") == "snapshot"
         assert "(unknown, this one is" in caplog.text
@@ -493,14 +491,14 @@ async def test_session_stored_without_a_fingerprint_is_rendered_again(
 
 
 async def test_response_stored_without_a_fingerprint_is_rendered_again(
-    store: Store, chatty: Path
+    store: Store, chat_model: Path
 ) -> None:
     response_id = "resp_d872b766d60d4414afd0"
     stored = StoredResponse(id=response_id, tenant="", entries=OLD_RESPONSE_ENTRIES, body=b"[]")
     await store.put_response(stored, 3600)
-    async with responses_server(chatty, store) as (caller, bench):
+    async with responses_server(chat_model, store) as (caller, harness):
         response = await caller.create_response("more", previous_response_id=response_id)
-        assert output_text(response) == expected_text(bench, "hi", "=]dD", "more")
+        assert output_text(response) == expected_text(harness, "hi", "=]dD", "more")
 
 
 # ---- real models
@@ -528,7 +526,7 @@ async def gateway_on_real_engine(
 ) -> AsyncIterator[tuple[Registry, EngineClient]]:
     config = EngineConfig(model=str(folder), device="cpu", dtype="float32", threads=1)
     engine = await EngineClient.start(config)
-    registry = gate(engine, store)
+    registry = make_registry(engine, store)
     yield registry, engine
     await registry.aclose()
     await engine.stop()

@@ -22,8 +22,8 @@ from continuo.realtime.store import (
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.engines import EngineHarness
-from tests.support.resuming import ResumingClient
-from tests.support.sessions import EventRecorder, SessionDriver
+from tests.support.in_process_client import InProcessClient, connect_client
+from tests.support.sessions import SessionDriver, open_session
 
 
 class BlockingStore(SqliteStore):
@@ -70,22 +70,21 @@ async def store() -> AsyncIterator[BlockingStore]:
 
 
 @pytest.fixture
-async def talk(bench: EngineHarness, store: BlockingStore) -> AsyncIterator[SessionDriver]:
-    template = bench.engine.text.template
+async def driver(harness: EngineHarness, store: BlockingStore) -> AsyncIterator[SessionDriver]:
+    template = harness.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
-    ears = EventRecorder()
-    yield SessionDriver(await registry.open(ears), ears, bench)
+    registry = Registry(harness.engine, template, GenerationSettings(), Limits(), store)
+    yield await open_session(harness, registry)
     await registry.aclose()
 
 
 async def test_open_response_updated_during_an_out_of_band_write_keeps_its_items(
-    talk: SessionDriver, store: BlockingStore
+    driver: SessionDriver, store: BlockingStore
 ) -> None:
     """The writes are those that begin and end the out-of-band response."""
-    unit_of_work, settings = talk.session._unit_of_work, talk.session.settings
-    await talk.add_message("hello")
-    main = Response(id="resp_main", conversation=talk.session.id, settings=settings)
+    unit_of_work, settings = driver.session._unit_of_work, driver.session.settings
+    await driver.add_message("hello")
+    main = Response(id="resp_main", conversation=driver.session.id, settings=settings)
     out_of_band = Response(id="resp_beside", conversation=None, settings=settings)
     await unit_of_work.begin_response(main, StoredRequest(), 1, 1)
 
@@ -104,60 +103,59 @@ async def test_open_response_updated_during_an_out_of_band_write_keeps_its_items
     begin = unit_of_work.begin_response(out_of_band, StoredRequest(), 1, 1)
     await check_update_during(begin, "so")
     await check_update_during(unit_of_work.end_response(out_of_band, ()), "so far")
-    await talk.add_message("while you speak")
-    added = await talk.recorder.wait_for(ItemAdded, 2)
+    await driver.add_message("while you speak")
+    added = await driver.recorder.wait_for(ItemAdded, 2)
     assert isinstance(added, ItemAdded)
     assert added.previous_item_id == "a1"
     await unit_of_work.end_response(main, ())
 
 
 async def test_turn_whose_end_was_refused_leaves_no_ids_in_the_next_prompt(
-    talk: SessionDriver, store: BlockingStore
+    driver: SessionDriver, store: BlockingStore
 ) -> None:
     """The end of the turn arrives after the next turn was requested."""
-    bench = talk.engine_harness
-    await talk.add_message("hello")
-    prompt, header = talk.session.conversation.render_header()
-    length = prompt.length + len(header) + len(talk.expected_ids(3))
+    harness = driver.engine_harness
+    await driver.add_message("hello")
+    prompt, header = driver.session.conversation.render_header()
+    length = prompt.length + len(header) + len(driver.expected_ids(3))
     store.block_calls()
-    responding = asyncio.create_task(talk.create_response(3))
+    responding = asyncio.create_task(driver.create_response(3))
     await asyncio.wait_for(store.blocked.wait(), 20)
     async with asyncio.timeout(20):
         while (
-            await bench.engine.info(talk.session.id)
-        ).length < length or bench.engine.active_turns:
+            await harness.engine.info(driver.session.id)
+        ).length < length or harness.engine.active_turns:
             await asyncio.sleep(0)
-    bench.launch_allowed.clear()
-    bench.kill()
-    while bench.engine.is_available:
+    harness.launch_allowed.clear()
+    harness.kill()
+    while harness.engine.is_available:
         await asyncio.sleep(0)
     store.unblock(refuse=True)
     await asyncio.sleep(0.05)  # the turn is being stopped without an engine
     responding.cancel()
     await asyncio.wait([responding])
-    turn = asyncio.create_task(talk.run_turn(5))
-    await talk.recorder.wait_for(ResponseStarted)
-    bench.launch_allowed.set()
+    turn = asyncio.create_task(driver.run_turn(5))
+    await driver.recorder.wait_for(ResponseStarted)
+    harness.launch_allowed.set()
     await asyncio.wait_for(turn, 20)
-    await talk.add_message("and more")
-    await talk.run_turn()
+    await driver.add_message("and more")
+    await driver.run_turn()
 
 
 async def test_session_resumed_while_being_parked_is_not_marked_as_parked(
-    bench: EngineHarness, store: BlockingStore
+    harness: EngineHarness, store: BlockingStore
 ) -> None:
-    template = bench.engine.text.template
+    template = harness.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
-    client = ResumingClient(registry)
-    client.connect()
-    client.send_message("u1", "hello")
+    registry = Registry(harness.engine, template, GenerationSettings(), Limits(), store)
+    client = await connect_client(registry)
+    client.send_message("hello", "u1")
     await client.socket.wait_for("conversation.item.done")
     client.receive()
     store.block_calls("hold")
     dropping = asyncio.create_task(client.disconnect())
     await store.blocked.wait()
-    resumer = ResumingClient(registry)
+    resumer = InProcessClient(registry)
     resumer.connect(ResumeRequest(client.session_id))
     await resumer.socket.wait_for("session.updated")
     store.unblock()

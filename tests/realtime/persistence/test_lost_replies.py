@@ -13,7 +13,7 @@ from continuo.realtime.store import (
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.engines import EngineHarness
-from tests.support.resuming import ResumingClient
+from tests.support.in_process_client import connect_client
 
 
 class ReplyLosingStore(SqliteStore):
@@ -26,21 +26,19 @@ class ReplyLosingStore(SqliteStore):
         return written
 
 
-async def test_refused_settings_are_rolled_back_in_the_store(bench: EngineHarness) -> None:
+async def test_refused_settings_are_rolled_back_in_the_store(harness: EngineHarness) -> None:
     store = await ReplyLosingStore.open(None)
-    template = bench.engine.text.template
+    template = harness.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
-    client = ResumingClient(registry)
-    client.connect()
-    await client.socket.wait_for("session.created")
+    registry = Registry(harness.engine, template, GenerationSettings(), Limits(), store)
+    client = await connect_client(registry)
     client.receive()
     store.loses_replies = True
     session = {"type": "realtime", "instructions": "be kind"}
     client.socket.push_event(type="session.update", session=session)
     assert (await client.socket.wait_for("error"))["error"]["code"] == "store_unavailable"
     store.loses_replies = False
-    client.send_message("u1", "hello")
+    client.send_message("hello", "u1")
     await client.socket.wait_for("conversation.item.done")
     found = await store.load(client.session_id)
     assert found is not None

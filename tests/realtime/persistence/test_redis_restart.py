@@ -13,9 +13,10 @@ from continuo.realtime.persistence.session_codec import encode_entry, to_entries
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
+from tests.support.clients import JsonEvent
 from tests.support.engines import EngineHarness
+from tests.support.in_process_client import connect_client, resume_result
 from tests.support.redis_process import RedisProcess, needs_redis, running_redis
-from tests.support.resuming import JsonEvent, connect_client, resume_result
 from tests.support.sessions import SLOW_STEP_S, unload
 
 pytestmark = [needs_redis, pytest.mark.redis]
@@ -28,11 +29,11 @@ async def redis(tmp_path: Path) -> AsyncIterator[RedisProcess]:
 
 
 @pytest.fixture
-async def registry(bench: EngineHarness, redis: RedisProcess) -> AsyncIterator[Registry]:
+async def registry(harness: EngineHarness, redis: RedisProcess) -> AsyncIterator[Registry]:
     store = await open_store(redis.url)
-    template = bench.engine.text.template
+    template = harness.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
+    registry = Registry(harness.engine, template, GenerationSettings(), Limits(), store)
     yield registry
     await registry.aclose()
     await store.aclose()
@@ -42,13 +43,13 @@ async def test_response_continues_and_appends_are_refused_while_redis_is_paused(
     registry: Registry, redis: RedisProcess
 ) -> None:
     client = await connect_client(registry)
-    client.send_message("u1", "hello")
+    client.send_message("hello", "u1")
     client.start_response(100)
     await client.socket.wait_for("response.output_text.delta")
     redis.pause()
     try:
         start = time.monotonic()
-        client.send_message("u2", "lost")
+        client.send_message("lost", "u2")
         error = (await client.socket.wait_for("error"))["error"]
         waited = time.monotonic() - start
         await client.socket.wait_for("response.done")
@@ -60,7 +61,7 @@ async def test_response_continues_and_appends_are_refused_while_redis_is_paused(
     assert session is not None
     assert session.conversation.find("u2") is None, "the refused append changed nothing"
     await wait_until_available(registry)
-    client.send_message("u2", "hello again")
+    client.send_message("hello again", "u2")
     added = await client.socket.wait_for("conversation.item.added", 3)
     assert added["item"]["id"] == "u2"
     await client.disconnect()
@@ -75,15 +76,15 @@ async def wait_until_available(registry: Registry) -> None:
 
 
 async def test_queued_commands_are_refused_without_a_timeout_each(
-    registry: Registry, redis: RedisProcess, bench: EngineHarness
+    registry: Registry, redis: RedisProcess, harness: EngineHarness
 ) -> None:
     """The first command waits for its timeout; the others, queued behind it, are refused at once.
 
     So a cancel that is queued behind them reaches the response in time.
     """
-    bench.runner.step_s = 0.02
+    harness.runner.step_s = 0.02
     client = await connect_client(registry)
-    client.send_message("u1", "hello")
+    client.send_message("hello", "u1")
     response = {"max_output_tokens": 300, "ignore_eos": True}
     client.socket.push_event(type="response.create", response=response)
     await client.socket.wait_for("response.output_text.delta")
@@ -91,7 +92,7 @@ async def test_queued_commands_are_refused_without_a_timeout_each(
     try:
         start = time.monotonic()
         for n in range(20):
-            client.send_message(f"late{n}", "lost")
+            client.send_message("lost", f"late{n}")
         client.socket.push_event(type="response.cancel", event_id="c1")
         last = await client.socket.wait_for("error", 20)
         done = await client.socket.wait_for("response.done")
@@ -102,7 +103,7 @@ async def test_queued_commands_are_refused_without_a_timeout_each(
     assert done["response"]["status"] == "cancelled"
     assert waited < 6, "0.9 s for the first, 0.9 s for the end of the response, and slack"
     await wait_until_available(registry)
-    client.send_message("u2", "hello again")
+    client.send_message("hello again", "u2")
     while not any(done_item_id(event) == "u2" for event in client.socket.sent):
         await asyncio.sleep(0.01)
     await client.disconnect()
@@ -113,7 +114,7 @@ async def test_flushed_session_is_rewritten_if_loaded_and_else_not_found(
 ) -> None:
     loaded, unloaded = await connect_client(registry), await connect_client(registry)
     for client in (loaded, unloaded):
-        client.send_message("u1", "hello")
+        client.send_message("hello", "u1")
         await client.socket.wait_for("conversation.item.done")
         client.receive()
     await unloaded.disconnect()
@@ -122,7 +123,7 @@ async def test_flushed_session_is_rewritten_if_loaded_and_else_not_found(
     await unload(registry, unloaded.session_id)
     async with redis.client() as admin:
         await admin.flushall()
-    loaded.send_message("u2", "still there?")
+    loaded.send_message("still there?", "u2")
     await loaded.socket.wait_for("conversation.item.done", 2)
     await loaded.disconnect()
     loaded.receive()
@@ -156,18 +157,18 @@ async def restore_keys(redis: RedisProcess, dump: dict[Any, Any]) -> None:
 
 
 async def test_writes_lost_in_a_failover_are_written_again(
-    registry: Registry, redis: RedisProcess, bench: EngineHarness
+    registry: Registry, redis: RedisProcess, harness: EngineHarness
 ) -> None:
     """The first failover loses the end of a response, the second one the claim of its session."""
-    bench.runner.step_s = SLOW_STEP_S
+    harness.runner.step_s = SLOW_STEP_S
     client = await connect_client(registry)
-    client.send_message("u1", "hello")
+    client.send_message("hello", "u1")
     client.start_response(30)
     await client.socket.wait_for("response.created")
     dump = await dump_keys(redis)
     await client.socket.wait_for("response.done")
     await restore_keys(redis, dump)
-    client.send_message("u2", "still there?")
+    client.send_message("still there?", "u2")
     while not any(done_item_id(event) == "u2" for event in client.socket.sent):
         await asyncio.sleep(0.01)
     await client.disconnect()
@@ -201,13 +202,13 @@ async def test_session_is_written_and_resumed_after_redis_restarts(
     registry: Registry, redis: RedisProcess
 ) -> None:
     client = await connect_client(registry)
-    client.send_message("u1", "hello")
+    client.send_message("hello", "u1")
     await client.socket.wait_for("conversation.item.done")
     redis.kill()
-    client.send_message("u2", "lost")
+    client.send_message("lost", "u2")
     await client.socket.wait_for("error")
     await redis.start()
-    client.send_message("u3", "found")
+    client.send_message("found", "u3")
     await client.socket.wait_for("conversation.item.done", 2)
     client.start_response(5)
     await client.socket.wait_for("rate_limits.updated")

@@ -12,26 +12,26 @@ from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
 from tests.support.engines import EngineHarness
-from tests.support.resuming import ResumingClient, connect_client
+from tests.support.in_process_client import InProcessClient, connect_client
 
 
 @contextlib.asynccontextmanager
-async def gateway(bench: EngineHarness, file: Path) -> AsyncIterator[Registry]:
+async def gateway(harness: EngineHarness, file: Path) -> AsyncIterator[Registry]:
     store = await open_store(f"sqlite:///{file}")
-    template = bench.engine.text.template
+    template = harness.engine.text.template
     assert template is not None
     registry = Registry(
-        bench.engine, template, GenerationSettings(), Limits(sweep_interval_s=0.05), store
+        harness.engine, template, GenerationSettings(), Limits(sweep_interval_s=0.05), store
     )
     async with registry.running():
         yield registry
     await store.aclose()
 
 
-async def append_items(client: ResumingClient, *names: str) -> None:
+async def append_items(client: InProcessClient, *names: str) -> None:
     """Append items one by one; returns when the last is acknowledged."""
     for name in names:
-        client.send_message(name, "hello")
+        client.send_message("hello", name)
         while not any(
             event["type"] == "conversation.item.done" and event["item"]["id"] == name
             for event in client.socket.sent
@@ -41,9 +41,9 @@ async def append_items(client: ResumingClient, *names: str) -> None:
 
 
 async def items_after_restart(
-    bench: EngineHarness, file: Path, client: ResumingClient
+    harness: EngineHarness, file: Path, client: InProcessClient
 ) -> list[str]:
-    async with gateway(bench, file) as registry:
+    async with gateway(harness, file) as registry:
         client.registry = registry
         client.resume()
         await client.socket.wait_for("session.updated")
@@ -56,11 +56,14 @@ async def items_after_restart(
 
 @pytest.mark.parametrize("endings", [("",), ("", "-wal", "-shm"), ("-wal",), ("-shm",)])
 async def test_acknowledged_items_survive_deletion_of_the_file(
-    bench: EngineHarness, tmp_path: Path, endings: tuple[str, ...], caplog: pytest.LogCaptureFixture
+    harness: EngineHarness,
+    tmp_path: Path,
+    endings: tuple[str, ...],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Some items are acknowledged before the deletion, and some after."""
     file = tmp_path / "store.db"
-    async with asyncio.timeout(60), gateway(bench, file) as registry:
+    async with asyncio.timeout(60), gateway(harness, file) as registry:
         client = await connect_client(registry)
         await append_items(client, "a1", "a2", "a3", "a4")
         for ending in endings:
@@ -69,7 +72,7 @@ async def test_acknowledged_items_survive_deletion_of_the_file(
         client.receive()
         await client.disconnect()
     items = ["a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4"]
-    assert await items_after_restart(bench, file, client) == items
+    assert await items_after_restart(harness, file, client) == items
     unnoticed = endings == ("-shm",)
     logged = any("was deleted" in record.getMessage() for record in caplog.records)
     assert unnoticed or logged
@@ -77,11 +80,11 @@ async def test_acknowledged_items_survive_deletion_of_the_file(
 
 @pytest.mark.parametrize("parked", [False, True])
 async def test_unchanged_session_survives_deletion_of_the_file(
-    bench: EngineHarness, tmp_path: Path, parked: bool
+    harness: EngineHarness, tmp_path: Path, parked: bool
 ) -> None:
     """Another session changes after the deletion; the unchanged one is connected or parked."""
     file = tmp_path / "store.db"
-    async with asyncio.timeout(60), gateway(bench, file) as registry:
+    async with asyncio.timeout(60), gateway(harness, file) as registry:
         client, other = await connect_client(registry), await connect_client(registry)
         await append_items(client, "a1", "a2")
         client.receive()
@@ -97,4 +100,4 @@ async def test_unchanged_session_survives_deletion_of_the_file(
         if not parked:
             await client.disconnect()
         await other.disconnect()
-    assert await items_after_restart(bench, file, client) == ["a1", "a2"]
+    assert await items_after_restart(harness, file, client) == ["a1", "a2"]

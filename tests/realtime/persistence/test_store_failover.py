@@ -34,7 +34,7 @@ from continuo.realtime.store import (
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.engines import EngineHarness
-from tests.support.resuming import ResumingClient, resume_result
+from tests.support.in_process_client import connect_client, resume_result
 from tests.support.sessions import unload
 from tests.support.store_records import new_session
 
@@ -195,15 +195,13 @@ async def test_confirm_after_a_failover_fences_out_the_previous_owner(
 
 
 async def test_epoch_lost_in_a_failover_is_not_used_again(
-    store: ReplicatedStore, bench: EngineHarness
+    store: ReplicatedStore, harness: EngineHarness
 ) -> None:
     """Event ids of the lost epoch are invalid in the next."""
-    template = bench.engine.text.template
+    template = harness.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
-    client = ResumingClient(registry)
-    client.connect()
-    await client.socket.wait_for("session.created")
+    registry = Registry(harness.engine, template, GenerationSettings(), Limits(), store)
+    client = await connect_client(registry)
     await client.disconnect()
     client.receive()
     store.copy()

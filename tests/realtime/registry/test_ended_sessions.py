@@ -28,14 +28,14 @@ END_EVENTS = ("response.completed", "response.incomplete")
 
 
 @pytest.fixture
-async def running(chatty: Path) -> AsyncIterator[RunningServer]:
+async def server(chat_model: Path) -> AsyncIterator[RunningServer]:
     async with (
         digest_engine(
-            chatty, pages=256, page_size=4, max_model_len=400, batched_tokens=64, step_s=0.002
-        ) as bench,
-        serve_harness(bench, GatewaySettings(limits=LIMITS)) as running,
+            chat_model, pages=256, page_size=4, max_model_len=400, batched_tokens=64, step_s=0.002
+        ) as harness,
+        serve_harness(harness, GatewaySettings(limits=LIMITS)) as server,
     ):
-        yield running
+        yield server
 
 
 async def start_response(peer: RawWebSocket, **response: object) -> None:
@@ -53,8 +53,8 @@ async def close_session(peer: RawWebSocket) -> None:
     peer.close()
 
 
-async def respond_twice(running: RunningServer) -> None:
-    peer = await RawWebSocket.connect(running.port)
+async def respond_twice(server: RunningServer) -> None:
+    peer = await RawWebSocket.connect(server.port)
     await start_response(peer)
     await peer.wait_for("response.done")
     await start_response(peer, conversation="none")
@@ -62,8 +62,8 @@ async def respond_twice(running: RunningServer) -> None:
     await close_session(peer)
 
 
-async def cancel_responses(running: RunningServer) -> None:
-    peer = await RawWebSocket.connect(running.port)
+async def cancel_responses(server: RunningServer) -> None:
+    peer = await RawWebSocket.connect(server.port)
     await start_response(peer)
     await peer.send_event(type="response.cancel")
     await peer.wait_for("response.done")
@@ -71,8 +71,8 @@ async def cancel_responses(running: RunningServer) -> None:
     await close_session(peer)
 
 
-async def send_invalid_events(running: RunningServer) -> None:
-    peer = await RawWebSocket.connect(running.port)
+async def send_invalid_events(server: RunningServer) -> None:
+    peer = await RawWebSocket.connect(server.port)
     await start_response(peer)
     await peer.send(encode_frame("{no"))
     await peer.wait_for("error")
@@ -82,20 +82,20 @@ async def send_invalid_events(running: RunningServer) -> None:
     await close_session(peer)
 
 
-async def reset_connection(running: RunningServer) -> None:
+async def reset_connection(server: RunningServer) -> None:
     """Reset the connection during a response; the session expires."""
-    peer = await RawWebSocket.connect(running.port)
+    peer = await RawWebSocket.connect(server.port)
     await start_response(peer)
     peer.reset()
 
 
-async def resume_session(running: RunningServer) -> None:
-    first = await RawWebSocket.connect(running.port)
+async def resume_session(server: RunningServer) -> None:
+    first = await RawWebSocket.connect(server.port)
     created = await first.wait_for("session.created")
     await start_response(first)
     session_id, last_event_id = created["session"]["id"], created["event_id"]
     second = await RawWebSocket.connect(
-        running.port, path=f"/v1/realtime?session_id={session_id}&last_event_id={last_event_id}"
+        server.port, path=f"/v1/realtime?session_id={session_id}&last_event_id={last_event_id}"
     )
     await second.wait_for("session.updated")
     assert await first.wait_close_code() == 4001
@@ -107,9 +107,9 @@ async def resume_session(running: RunningServer) -> None:
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 
 
-async def respond_over_websocket(running: RunningServer) -> None:
+async def respond_over_websocket(server: RunningServer) -> None:
     """Run a response to its end, a part of another one, and a refused one."""
-    peer = await RawWebSocket.connect(running.port, path="/v1/responses")
+    peer = await RawWebSocket.connect(server.port, path="/v1/responses")
     await peer.send_event(type="response.create", input="hello", tools=[TOOL], max_output_tokens=16)
     while (event := await peer.receive_event())["type"] not in END_EVENTS:
         assert event["type"] != "error", event
@@ -120,10 +120,10 @@ async def respond_over_websocket(running: RunningServer) -> None:
     peer.close()
 
 
-async def respond_over_http(running: RunningServer) -> None:
+async def respond_over_http(server: RunningServer) -> None:
     """Run a response over HTTP to its end."""
     body = json.dumps({"input": "hello", "max_output_tokens": 16, "stream": True, "tools": [TOOL]})
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
     writer.write(f"{head}Connection: close\r\n\r\n{body}".encode())
     received = await asyncio.wait_for(reader.read(), 60)
@@ -147,15 +147,15 @@ Scenario = Callable[[RunningServer], Awaitable[None]]
     ],
 )
 async def test_ended_session_leaves_nothing_to_the_garbage_collector(
-    running: RunningServer, scenario: Scenario
+    server: RunningServer, scenario: Scenario
 ) -> None:
-    await run_to_end(running, scenario)
+    await run_to_end(server, scenario)
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         for _ in range(REPETITIONS):
-            await run_to_end(running, scenario)
+            await run_to_end(server, scenario)
         gc.collect()
         uncollected = Counter(type(each).__qualname__ for each in gc.garbage if _is_own_type(each))
     finally:
@@ -165,12 +165,12 @@ async def test_ended_session_leaves_nothing_to_the_garbage_collector(
     assert not uncollected
 
 
-async def run_to_end(running: RunningServer, scenario: Scenario) -> None:
+async def run_to_end(server: RunningServer, scenario: Scenario) -> None:
     """Run a scenario and wait until the server has no session, task or connection."""
-    await scenario(running)
-    state = running.server.server_state
+    await scenario(server)
+    state = server.web_server.server_state
     await wait_until(
-        lambda: not (running.registry.list_sessions("") or state.tasks or state.connections), 60
+        lambda: not (server.registry.list_sessions("") or state.tasks or state.connections), 60
     )
 
 

@@ -4,34 +4,34 @@ import asyncio
 
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.registry.access import ResumeRequest
-from tests.realtime.registry.test_takeover import gates_on
+from tests.realtime.registry.test_takeover import registries_on
 from tests.support.engines import EngineHarness
+from tests.support.in_process_client import InProcessClient
 from tests.support.redis_process import RedisProcess
-from tests.support.resuming import ResumingClient
 
 LOOP_TURNS = range(-10, 10)
 """Rounds of the event loop by which the command precedes the notice of the takeover."""
 
 
 async def test_superseded_connection_is_closed_whenever_it_sends_a_command(
-    redis: RedisProcess, bench: EngineHarness
+    redis: RedisProcess, harness: EngineHarness
 ) -> None:
-    async with gates_on(redis.url, bench) as gates:
+    async with registries_on(redis.url, harness) as registries:
         for turns in LOOP_TURNS:
-            old, new = ResumingClient(gates[0]), ResumingClient(gates[1])
+            old, new = InProcessClient(registries[0]), InProcessClient(registries[1])
             old.connect()
-            old.send_message("u1", "hello")
+            old.send_message("hello", "u1")
             await old.socket.wait_for("conversation.item.done")
             old.receive()
             new.connect(ResumeRequest(old.session_id))
             await new.socket.wait_for("session.updated")
             if turns >= 0:
-                old.send_message("u2", "still there?")
+                old.send_message("still there?", "u2")
             for _ in range(abs(turns)):
                 await asyncio.sleep(0)
-            gates[0].on_superseded(old.session_id)
+            registries[0].on_superseded(old.session_id)
             if turns < 0:
-                old.send_message("u2", "still there?")
+                old.send_message("still there?", "u2")
             await old.wait_closed()
             assert old.socket.closed is not None
             assert old.socket.closed[0] is CloseCode.SUPERSEDED

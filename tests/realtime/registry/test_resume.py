@@ -11,27 +11,32 @@ from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.registry.access import Credentials, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.state import SessionState
+from tests.support.clients import JsonEvent
 from tests.support.engines import EngineHarness
-from tests.support.resuming import JsonEvent, ResumingClient, normalized_events, resume_result
+from tests.support.in_process_client import (
+    InProcessClient,
+    connect_client,
+    normalized_events,
+    resume_result,
+)
 from tests.support.sessions import SLOW_STEP_S, create_registry
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-async def registry(bench: EngineHarness) -> AsyncIterator[Registry]:
-    registry = await create_registry(bench)
+async def registry(harness: EngineHarness) -> AsyncIterator[Registry]:
+    registry = await create_registry(harness)
     yield registry
     await registry.aclose()
-    assert await bench.engine.list_sessions() == [], "no session is left open in the engine"
+    assert await harness.engine.list_sessions() == [], "no session is left open in the engine"
 
 
-async def uninterrupted(registry: Registry) -> ResumingClient:
+async def uninterrupted(registry: Registry) -> InProcessClient:
     """A client after two turns on one connection."""
-    client = ResumingClient(registry)
-    client.connect()
+    client = await connect_client(registry)
     for turn in (1, 2):
-        client.send_message(f"u{turn}", "hello")
+        client.send_message("hello", f"u{turn}")
         client.start_response(20)
         await client.socket.wait_for("rate_limits.updated", turn)
     await client.disconnect()
@@ -54,15 +59,14 @@ async def test_resume_after_any_event_replays_exactly_the_missed_events(registry
 
 
 async def test_item_added_during_a_response_keeps_its_place_after_resume(
-    registry: Registry, bench: EngineHarness
+    registry: Registry, harness: EngineHarness
 ) -> None:
     """The item stands after the response, which was open when the item was added."""
-    bench.runner.step_s = SLOW_STEP_S
-    client = ResumingClient(registry)
-    client.connect()
-    client.send_message("u1", "hello")
+    harness.runner.step_s = SLOW_STEP_S
+    client = await connect_client(registry)
+    client.send_message("hello", "u1")
     client.start_response(400)
-    client.send_message("u2", "and now?")
+    client.send_message("and now?", "u2")
     await client.socket.wait_for("rate_limits.updated")
     await client.disconnect()
     events = client.socket.sent
@@ -106,9 +110,8 @@ async def test_repeated_resumes_within_a_response_deliver_its_whole_text(
 ) -> None:
     for seed in range(6):
         rng = random.Random(seed)
-        client = ResumingClient(registry)
-        client.connect()
-        client.send_message("u1", "hello")
+        client = await connect_client(registry)
+        client.send_message("hello", "u1")
         client.start_response(60)
         while not any(event["type"] == "response.done" for event in client.received):
             for _ in range(rng.randrange(40)):
@@ -119,7 +122,7 @@ async def test_repeated_resumes_within_a_response_deliver_its_whole_text(
                 client.resume()
             else:
                 client.connect()
-                client.send_message("u1", "hello")
+                client.send_message("hello", "u1")
                 client.start_response(60)
         await client.disconnect()
         deltas = [e["delta"] for e in client.received if e["type"] == "response.output_text.delta"]
@@ -167,7 +170,7 @@ async def test_resume_from_an_unknown_event_id_sends_a_snapshot(
 async def test_resume_of_an_unknown_session_is_refused(
     registry: Registry, resume_request: ResumeRequest, code: str
 ) -> None:
-    client = ResumingClient(registry)
+    client = InProcessClient(registry)
     client.connect(resume_request)
     await client.wait_closed()
     assert [event["error"]["code"] for event in client.socket.sent] == [code]
@@ -178,9 +181,9 @@ async def test_resume_of_an_unknown_session_is_refused(
 async def test_one_of_a_hundred_concurrent_resumes_owns_the_session(registry: Registry) -> None:
     client = await uninterrupted(registry)
     client.receive()
-    racers: list[ResumingClient] = []
+    racers: list[InProcessClient] = []
     for _ in range(100):
-        racer = ResumingClient(registry)
+        racer = InProcessClient(registry)
         racer.received = client.received[:]
         racer.resume()
         racers.append(racer)
@@ -191,7 +194,7 @@ async def test_one_of_a_hundred_concurrent_resumes_owns_the_session(registry: Re
     (winner,) = (racer for racer in racers if racer.run_task in running)
     losers = [racer for racer in racers if racer is not winner]
     assert {r.socket.closed[0] for r in losers if r.socket.closed} == {CloseCode.SUPERSEDED}
-    winner.send_message("u9", "still there?")
+    winner.send_message("still there?", "u9")
     await winner.socket.wait_for("conversation.item.done")
     assert len(registry) == 1
     await winner.disconnect()
@@ -216,12 +219,13 @@ async def test_resume_needs_the_right_token_and_tenant(
         await client.disconnect()
 
 
-async def test_response_pauses_while_detached_and_continues_on_resume(bench: EngineHarness) -> None:
-    bench.runner.step_s = 0.005
-    registry = await create_registry(bench, Limits(detach_grace_s=0))
-    client = ResumingClient(registry)
-    client.connect()
-    client.send_message("u1", "hello")
+async def test_response_pauses_while_detached_and_continues_on_resume(
+    harness: EngineHarness,
+) -> None:
+    harness.runner.step_s = 0.005
+    registry = await create_registry(harness, Limits(detach_grace_s=0))
+    client = await connect_client(registry)
+    client.send_message("hello", "u1")
     client.start_response(200)
     await client.socket.wait_for("response.output_text.delta")
     await client.disconnect()
@@ -229,9 +233,9 @@ async def test_response_pauses_while_detached_and_continues_on_resume(bench: Eng
     session = registry.find(client.session_id)
     assert session is not None
     await asyncio.sleep(0.1)
-    tokens_drawn = (await bench.engine.stats()).tokens_drawn
+    tokens_drawn = (await harness.engine.stats()).tokens_drawn
     await asyncio.sleep(0.1)
-    assert (await bench.engine.stats()).tokens_drawn == tokens_drawn, "generation is paused"
+    assert (await harness.engine.stats()).tokens_drawn == tokens_drawn, "generation is paused"
     assert session.state is SessionState.RESPONDING
     client.resume()
     await client.socket.wait_for("rate_limits.updated")

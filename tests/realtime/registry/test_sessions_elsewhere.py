@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import connect
 
 from continuo.engine import EngineClient
 from continuo.realtime.conversation.conversation import Conversation
@@ -25,12 +24,12 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.session.status import SessionStatus
 from continuo.realtime.store import Store, open_store
 from tests.engine.server.test_several_gateways import front
-from tests.realtime.server.auth.test_tenants import ONE, TWO, answer, ask, opened, say
+from tests.support.clients import open_realtime_session
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness
-from tests.support.resuming import ResumingClient, resume_result
-from tests.support.sessions import EventRecorder, SessionDriver, user_message
-from tests.support.web_servers import RunningServer, receive_event, serve_engine, wait_close_code
+from tests.support.in_process_client import InProcessClient, connect_client, resume_result
+from tests.support.sessions import EventRecorder, open_session, user_message
+from tests.support.web_servers import TENANTS, UMBRELLA, RunningServer, serve_engine
 
 pytestmark = pytest.mark.slow
 
@@ -55,40 +54,39 @@ async def stores(url: str) -> AsyncIterator[tuple[Store, Store]]:
 
 
 @pytest.fixture
-async def engines(bench: EngineHarness) -> AsyncIterator[tuple[EngineClient, EngineClient]]:
+async def engines(harness: EngineHarness) -> AsyncIterator[tuple[EngineClient, EngineClient]]:
     """Two clients of one engine process, one for each gateway."""
-    port = await bench.listen()
+    port = await harness.listen()
     async with front(port) as one, front(port) as two:
         yield one, two
-        await bench.wait_until_empty()
+        await harness.wait_until_empty()
         stats = await one.stats()
         assert stats.pages_free + stats.pages_tree == stats.pages_total, "no page is leaked"
 
 
-Gates = tuple[Registry, Registry]
+Registries = tuple[Registry, Registry]
 
 
 @pytest.fixture
-async def gates(
+async def registries(
     stores: tuple[Store, Store], engines: tuple[EngineClient, EngineClient]
-) -> AsyncIterator[Gates]:
+) -> AsyncIterator[Registries]:
     """Two gateways that never sweep."""
-    one, two = (gate(engine, store) for engine, store in zip(engines, stores, strict=True))
+    one, two = (make_registry(engine, store) for engine, store in zip(engines, stores, strict=True))
     async with one.running(), two.running():
         yield one, two
 
 
-def gate(engine: EngineClient, store: Store) -> Registry:
+def make_registry(engine: EngineClient, store: Store) -> Registry:
     template = engine.text.template
     assert template is not None
     return Registry(engine, template, GenerationSettings(), Limits(sweep_interval_s=NEVER_S), store)
 
 
-async def session_with_response(registry: Registry) -> ResumingClient:
+async def session_with_response(registry: Registry) -> InProcessClient:
     """A client whose session has one response of five ids."""
-    client = ResumingClient(registry)
-    client.connect()
-    client.send_message("u1", "hello")
+    client = await connect_client(registry)
+    client.send_message("hello", "u1")
     client.start_response(5)
     await client.socket.wait_for("rate_limits.updated")
     client.receive()
@@ -100,51 +98,51 @@ def summary_of(status: SessionStatus | None) -> tuple[int, int, str]:
     return status.items, status.tokens, status.kv.place
 
 
-async def test_status_of_a_remote_session_is_that_of_its_owner(gates: Gates) -> None:
-    client = await session_with_response(gates[0])
-    local = summary_of(await gates[0].status(client.session_id, ""))
+async def test_status_of_a_remote_session_is_that_of_its_owner(registries: Registries) -> None:
+    client = await session_with_response(registries[0])
+    local = summary_of(await registries[0].status(client.session_id, ""))
     assert local[::2] == (2, "device")
-    assert summary_of(await gates[1].status(client.session_id, "")) == local
+    assert summary_of(await registries[1].status(client.session_id, "")) == local
     await client.disconnect()
-    await gates[0].aclose()
-    stored = await gates[1].status(client.session_id, "")
+    await registries[0].aclose()
+    stored = await registries[1].status(client.session_id, "")
     assert summary_of(stored) == (*local[:2], "none"), "only the store has the session"
-    assert len(gates[0].list_sessions("")) == len(gates[1].list_sessions("")) == 0, (
+    assert len(registries[0].list_sessions("")) == len(registries[1].list_sessions("")) == 0, (
         "a status request takes nothing over"
     )
-    assert await gates[1].delete(client.session_id, "")
+    assert await registries[1].delete(client.session_id, "")
 
 
-async def test_status_after_a_takeover_is_current_on_both_gateways(gates: Gates) -> None:
-    client = await session_with_response(gates[0])
-    client.registry = gates[1]
+async def test_status_after_a_takeover_is_current_on_both_gateways(registries: Registries) -> None:
+    client = await session_with_response(registries[0])
+    client.registry = registries[1]
     client.resume()
     await client.socket.wait_for("session.updated")
-    client.send_message("u2", "more")
+    client.send_message("more", "u2")
     await client.socket.wait_for("conversation.item.done")
-    for registry in gates:
+    for registry in registries:
         assert summary_of(await registry.status(client.session_id, ""))[0] == 3
     await client.disconnect()
-    assert await gates[1].delete(client.session_id, "")
+    assert await registries[1].delete(client.session_id, "")
 
 
 async def test_status_of_a_remote_session_shows_an_open_response(
-    gates: Gates, bench: EngineHarness
+    registries: Registries, harness: EngineHarness
 ) -> None:
-    bench.runner.step_s = 0.005
-    client = await session_with_response(gates[0])
+    harness.runner.step_s = 0.005
+    client = await session_with_response(registries[0])
     client.start_response(60)
     await client.socket.wait_for("response.created", 2)
-    for registry in gates:
+    for registry in registries:
         status = await registry.status(client.session_id, "")
         assert status is not None
         assert status.state == "answering"
-    assert await gates[1].delete(client.session_id, "")
+    assert await registries[1].delete(client.session_id, "")
     await client.wait_closed()
 
 
-async def check_is_deleted(gates: Gates, session_id: str) -> None:
-    for registry in gates:
+async def check_is_deleted(registries: Registries, session_id: str) -> None:
+    for registry in registries:
         assert registry.find(session_id) is None
         assert await registry.status(session_id, "") is None
         assert not await registry.delete(session_id, "")
@@ -157,94 +155,91 @@ async def check_is_deleted(gates: Gates, session_id: str) -> None:
 
 @pytest.mark.parametrize("tokens", [0, 200])
 async def test_remote_session_with_a_connection_is_deleted(
-    gates: Gates, bench: EngineHarness, tokens: int
+    registries: Registries, harness: EngineHarness, tokens: int
 ) -> None:
     """The session is idle, or has an open response, which stops."""
-    bench.runner.step_s = 0.002
-    client = await session_with_response(gates[0])
+    harness.runner.step_s = 0.002
+    client = await session_with_response(registries[0])
     if tokens:
         client.start_response(tokens)
         await client.socket.wait_for("response.created", 2)
-    assert await gates[1].delete(client.session_id, "")
+    assert await registries[1].delete(client.session_id, "")
     if not tokens:
         # The owner does not sweep, so only a refused write shows the deletion.
-        client.send_message("u2", "is anybody there?")
+        client.send_message("is anybody there?", "u2")
     await client.wait_closed()
     assert client.socket.closed is not None
     assert client.socket.closed[0] is CloseCode.CLOSED_BY_OPERATOR
     assert "is anybody there?" not in json.dumps(client.socket.sent)
-    await check_is_deleted(gates, client.session_id)
+    await check_is_deleted(registries, client.session_id)
 
 
 async def test_late_write_does_not_restore_a_deleted_session(
-    gates: Gates, bench: EngineHarness
+    registries: Registries, harness: EngineHarness
 ) -> None:
     """The former owner writes late, when engine and store have both deleted the session.
 
     The owner must not take this for a loss of data and write the session again.
     """
-    ears = EventRecorder()
-    session = await gates[0].open(ears)
-    talk = SessionDriver(session, ears, bench)
+    driver = await open_session(harness, registries[0])
+    session = driver.session
     await session.execute(AddItem(user_message("u1", "hello")))
-    assert await gates[1].delete(session.id, "")
-    await bench.wait_until_empty()
+    assert await registries[1].delete(session.id, "")
+    await harness.wait_until_empty()
     for name in ("u2", "u3"):
         with pytest.raises(Refusal) as caught:
             await session.execute(AddItem(user_message(name, "late")))
         assert caught.value.code == "session_ended"
     with pytest.raises(Refusal):
-        await talk.create_response()
+        await driver.create_response()
     await session.unload()
-    await check_is_deleted(gates, session.id)
+    await check_is_deleted(registries, session.id)
 
 
-async def test_session_held_only_by_the_store_is_deleted(gates: Gates) -> None:
-    client = await session_with_response(gates[0])
+async def test_session_held_only_by_the_store_is_deleted(registries: Registries) -> None:
+    client = await session_with_response(registries[0])
     await client.disconnect()
-    await gates[0].aclose()
-    assert not await gates[1].delete(client.session_id, "umbrella")
-    assert await gates[1].delete(client.session_id, "")
-    await check_is_deleted(gates, client.session_id)
+    await registries[0].aclose()
+    assert not await registries[1].delete(client.session_id, "umbrella")
+    assert await registries[1].delete(client.session_id, "")
+    await check_is_deleted(registries, client.session_id)
 
 
 async def test_fork_of_a_remote_session_does_not_disturb_it(
-    gates: Gates, bench: EngineHarness
+    registries: Registries, harness: EngineHarness
 ) -> None:
-    bench.runner.step_s = 0.002
-    client = await session_with_response(gates[0])
+    harness.runner.step_s = 0.002
+    client = await session_with_response(registries[0])
     client.start_response(100)
     await client.socket.wait_for("response.output_text.delta", 10)
-    item_ids = [item.id for item in _conversation(gates[0], client).items()]
+    item_ids = [item.id for item in _conversation(registries[0], client).items()]
     for at, kept in ((None, 2), ("u1", 1)):
-        ears = EventRecorder()
-        fork = ForkRequest(client.session_id, at)
-        talk = SessionDriver(await gates[1].open(ears, fork=fork), ears, bench)
-        added = [event.item.id for event in ears.events if isinstance(event, ItemAdded)]
+        driver = await open_session(harness, registries[1], fork=ForkRequest(client.session_id, at))
+        added = [event.item.id for event in driver.recorder.events if isinstance(event, ItemAdded)]
         assert added == item_ids[:kept]
-        await talk.run_turn()
-        await gates[1].close(talk.session)
+        await driver.run_turn()
+        await registries[1].close(driver.session)
     await client.socket.wait_for("rate_limits.updated", 2)
-    spans = _conversation(gates[0], client).spans
-    prompt, header = _conversation(gates[0], client).up_to_item(item_ids[1]).render_header()
+    spans = _conversation(registries[0], client).spans
+    prompt, header = _conversation(registries[0], client).up_to_item(item_ids[1]).render_header()
     assert spans[-1].sampled_ids == tuple(oracle(prompt.ids() + header, 100, stop_ids=[0]))
     for unknown in (ForkRequest("sess_x"), ForkRequest(client.session_id)):
         credentials = Credentials("umbrella" if unknown.session_id != "sess_x" else "")
         with pytest.raises(Refusal) as caught:
-            await gates[1].open(EventRecorder(), credentials=credentials, fork=unknown)
+            await registries[1].open(EventRecorder(), credentials=credentials, fork=unknown)
         assert caught.value.code == "session_not_found"
     with pytest.raises(Refusal) as caught:
-        await gates[1].open(EventRecorder(), fork=ForkRequest(client.session_id, "nobody"))
+        await registries[1].open(EventRecorder(), fork=ForkRequest(client.session_id, "nobody"))
     assert caught.value.code == "item_fork_invalid_item_id"
     await client.disconnect()
     client.resume(client.socket.sent[-1]["event_id"])
     await client.socket.wait_for("session.updated")
     assert resume_result(client.socket)["resumed"] == "exact", "the fork did not disturb its parent"
     await client.disconnect()
-    await gates[0].delete(client.session_id, "")
+    await registries[0].delete(client.session_id, "")
 
 
-def _conversation(registry: Registry, client: ResumingClient) -> Conversation:
+def _conversation(registry: Registry, client: InProcessClient) -> Conversation:
     session = registry.find(client.session_id)
     assert session is not None
     return session.conversation
@@ -257,9 +252,8 @@ def _conversation(registry: Registry, client: ResumingClient) -> Conversation:
 async def servers(
     stores: tuple[Store, Store], engines: tuple[EngineClient, EngineClient]
 ) -> AsyncIterator[tuple[RunningServer, RunningServer]]:
-    tenants = {"key-one": "acme", "key-two": "umbrella"}
     names, limits = ("demo",), Limits(sweep_interval_s=NEVER_S)
-    settings = GatewaySettings(tenants=tenants, served_model_name=names, limits=limits)
+    settings = GatewaySettings(tenants=TENANTS, served_model_name=names, limits=limits)
     async with (
         serve_engine(engines[0], settings, stores[0]) as one,
         serve_engine(engines[1], settings, stores[1]) as two,
@@ -272,31 +266,30 @@ async def test_remote_session_is_shown_and_deleted_over_http(
 ) -> None:
     """An idle connection is closed as soon as its session is deleted on the other gateway."""
     one, two = servers
-    async with connect(one.url, additional_headers=ONE) as socket:
-        session_id = (await opened(socket))["id"]
-        await say(socket, "hello")
-        await answer(socket)
+    async with open_realtime_session(one.url) as client:
+        session_id = client.session_id
+        await client.add_message("hello")
+        await client.complete_response(max_output_tokens=1)
         path = f"/v1/realtime/sessions/{session_id}"
-        for running in servers:
-            status, found = await ask(running, "GET", path)
+        for server in servers:
+            status, found = await server.request("GET", path)
             assert (status, found["id"], found["items"]) == (200, session_id, 2)
             assert (found["state"], found["kv"]["place"]) == ("idle", "device")
         for method in ("GET", "DELETE"):
-            foreign = await ask(two, method, path, headers=TWO)
-            unknown = await ask(two, method, "/v1/realtime/sessions/sess_x", headers=TWO)
+            foreign = await two.request(method, path, headers=UMBRELLA)
+            unknown = await two.request(method, "/v1/realtime/sessions/sess_x", headers=UMBRELLA)
             assert foreign[0] == unknown[0] == 404
             assert json.dumps(foreign[1]).replace(session_id, "sess_x") == json.dumps(unknown[1])
-        async with connect(f"{two.url}?fork={session_id}", additional_headers=ONE) as fork:
-            fork_id = (await opened(fork))["id"]
-            added: Any = await receive_event(fork)
+        async with open_realtime_session(f"{two.url}?fork={session_id}") as fork:
+            added = await fork.receive()
             assert added["item"]["content"][0]["text"] == "hello"
-        status, deleted = await ask(two, "DELETE", path)
+        status, deleted = await two.request("DELETE", path)
         assert (status, deleted["deleted"]) == (200, True)
-        assert await wait_close_code(socket) == 4003
-    for running in servers:
-        assert (await ask(running, "GET", path))[0] == 404
-        assert (await ask(running, "DELETE", path))[0] == 404
-    assert (await ask(one, "DELETE", f"/v1/realtime/sessions/{fork_id}"))[0] == 200
+        assert await client.wait_close_code() == 4003
+    for server in servers:
+        assert (await server.request("GET", path))[0] == 404
+        assert (await server.request("DELETE", path))[0] == 404
+    assert (await one.request("DELETE", f"/v1/realtime/sessions/{fork.session_id}"))[0] == 200
 
 
 async def test_response_continues_a_response_of_another_gateway(
@@ -305,25 +298,24 @@ async def test_response_continues_a_response_of_another_gateway(
     """Each gateway continues a response of the other exactly as the other one does."""
     one, two = servers
 
-    async def respond(running: RunningServer, text: str, previous: str | None) -> Any:
+    async def respond(server: RunningServer, text: str, previous: str | None) -> Any:
         body = {"model": "demo", "input": text, "max_output_tokens": 8, "temperature": 0}
-        status, response = await ask(
-            running, "POST", "/v1/responses", body | {"previous_response_id": previous}
+        status, response = await server.request(
+            "POST", "/v1/responses", body | {"previous_response_id": previous}
         )
         assert status == 200, response
         return response
 
     first_response = await respond(one, "hello", None)
-    second = [await respond(running, "and then?", first_response["id"]) for running in (two, one)]
+    second = [await respond(server, "and then?", first_response["id"]) for server in (two, one)]
     texts = [each["output"][0]["content"][0]["text"] for each in second]
     assert texts[0] == texts[1]
     assert second[0]["usage"]["input_tokens"] == second[1]["usage"]["input_tokens"]
-    third = [await respond(running, "and?", second[0]["id"]) for running in (one, two)]
+    third = [await respond(server, "and?", second[0]["id"]) for server in (one, two)]
     texts = [each["output"][0]["content"][0]["text"] for each in third]
     assert texts[0] == texts[1]
     body = {"model": "demo", "input": "x", "previous_response_id": first_response["id"]}
-    status, denied = await ask(two, "POST", "/v1/responses", body, headers=TWO)
+    status, denied = await two.request("POST", "/v1/responses", body, headers=UMBRELLA)
     assert (status, denied["error"]["code"]) == (400, "previous_response_not_found")
-    for running in servers:
-        app: Any = running.server.config.app
-        await app.state.responses.close()
+    for server in servers:
+        await server.app.state.responses.close()

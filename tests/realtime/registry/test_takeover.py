@@ -19,56 +19,62 @@ from continuo.realtime.store import Store, open_store
 from tests.engine.server.test_several_gateways import front
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness, digest_engine
-from tests.support.resuming import ResumingClient, normalized_events, resume_result
+from tests.support.in_process_client import (
+    InProcessClient,
+    connect_client,
+    normalized_events,
+    resume_result,
+)
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-async def gates(bench: EngineHarness) -> AsyncIterator[tuple[Registry, Registry]]:
-    async with gates_on("sqlite://:memory:", bench) as gates:
-        yield gates
+async def registries(harness: EngineHarness) -> AsyncIterator[tuple[Registry, Registry]]:
+    async with registries_on("sqlite://:memory:", harness) as registries:
+        yield registries
 
 
 @contextlib.asynccontextmanager
-async def gates_on(url: str, bench: EngineHarness) -> AsyncIterator[tuple[Registry, Registry]]:
+async def registries_on(
+    url: str, harness: EngineHarness
+) -> AsyncIterator[tuple[Registry, Registry]]:
     """Two gateways on one store and one engine process."""
-    port, store = await bench.listen(), await open_store(url)
+    port, store = await harness.listen(), await open_store(url)
     async with front(port) as one, front(port) as two:
-        gates = gate(one, store), gate(two, store)
-        async with gates[0].running(), gates[1].running():
-            yield gates
+        registries = make_registry(one, store), make_registry(two, store)
+        async with registries[0].running(), registries[1].running():
+            yield registries
         assert await one.list_sessions() == [], "no session is left open in the engine"
     await store.aclose()
 
 
-def gate(engine: EngineClient, store: Store) -> Registry:
+def make_registry(engine: EngineClient, store: Store) -> Registry:
     template = engine.text.template
     assert template is not None
     return Registry(engine, template, GenerationSettings(), Limits(sweep_interval_s=0.05), store)
 
 
-def deltas(client: ResumingClient) -> str:
+def deltas(client: InProcessClient) -> str:
     return "".join(e["delta"] for e in client.received if e["type"] == "response.output_text.delta")
 
 
-def done(client: ResumingClient) -> str:
+def done(client: InProcessClient) -> str:
     (text,) = (e["text"] for e in client.received if e["type"] == "response.output_text.done")
     return text
 
 
 async def test_session_moves_between_gateways_without_a_missed_event(
-    gates: tuple[Registry, Registry],
+    registries: tuple[Registry, Registry],
 ) -> None:
-    client = ResumingClient(gates[0])
-    client.connect()
+    client = await connect_client(registries[0])
     for turn in (1, 2, 3):
-        client.send_message(f"u{turn}", "hello")
+        client.send_message("hello", f"u{turn}")
         client.start_response(20)
         await client.socket.wait_for("rate_limits.updated")
         await client.disconnect()
         client.receive()
-        client.registry = gates[turn % 2]
+        client.registry = registries[turn % 2]
         client.resume()
         await client.socket.wait_for("session.updated")
         assert resume_result(client.socket)["resumed"] == "exact"
@@ -80,13 +86,12 @@ async def test_session_moves_between_gateways_without_a_missed_event(
 
 
 async def test_open_response_moves_between_gateways_with_its_whole_text(
-    gates: tuple[Registry, Registry],
+    registries: tuple[Registry, Registry],
 ) -> None:
     for seed in range(8):
         rng = random.Random(seed)
-        client = ResumingClient(gates[0])
-        client.connect()
-        client.send_message("u1", "hello")
+        client = await connect_client(registries[0])
+        client.send_message("hello", "u1")
         client.start_response(60)
         await client.socket.wait_for("response.created")
         while not any(event["type"] == "response.done" for event in client.received):
@@ -96,7 +101,7 @@ async def test_open_response_moves_between_gateways_with_its_whole_text(
             client.receive(rng.randrange(1, 12))
             if not client.received:
                 client.receive(1)
-            client.registry = rng.choice(gates)
+            client.registry = rng.choice(registries)
             client.resume()
             await client.socket.wait_for("session.updated")
             assert resume_result(client.socket)["resumed"] == "exact", f"seed {seed}"
@@ -112,20 +117,20 @@ async def test_open_response_moves_between_gateways_with_its_whole_text(
 class RestartableGateway:
     """A gateway with an engine of its own and a store in a file, which alone survives `kill`."""
 
-    def __init__(self, file: Path, chatty: Path) -> None:
+    def __init__(self, file: Path, chat_model: Path) -> None:
         self._url = f"sqlite:///{file}"
-        self._chatty = chatty
+        self._chatty = chat_model
         self.store: Store
         self.registry: Registry
-        self.bench: EngineHarness
+        self.harness: EngineHarness
 
     async def start(self) -> None:
         self._engine = digest_engine(
             self._chatty, pages=256, max_model_len=400, batched_tokens=64, step_s=0.002
         )
-        self.bench = await self._engine.__aenter__()
+        self.harness = await self._engine.__aenter__()
         self.store = await open_store(self._url)
-        self.registry = gate(self.bench.engine, self.store)
+        self.registry = make_registry(self.harness.engine, self.store)
 
     async def kill(self) -> None:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -136,8 +141,8 @@ class RestartableGateway:
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path, chatty: Path) -> AsyncIterator[RestartableGateway]:
-    gateway = RestartableGateway(tmp_path / "store.db", chatty)
+async def gateway(tmp_path: Path, chat_model: Path) -> AsyncIterator[RestartableGateway]:
+    gateway = RestartableGateway(tmp_path / "store.db", chat_model)
     await gateway.start()
     yield gateway
     await gateway.registry.aclose()
@@ -150,9 +155,8 @@ async def test_open_response_continues_after_gateway_and_engine_are_killed(
     """Ids that the client has seen and the journal lacks are sampled again, and not sent again."""
     for seed in range(6):
         rng = random.Random(seed)
-        client = ResumingClient(gateway.registry)
-        client.connect()
-        client.send_message("u1", "hello")
+        client = await connect_client(gateway.registry)
+        client.send_message("hello", "u1")
         client.start_response(100)
         await client.socket.wait_for("response.output_text.delta", rng.randrange(1, 40))
         client.receive()
@@ -174,15 +178,14 @@ async def test_open_response_continues_after_gateway_and_engine_are_killed(
 
 
 async def test_settings_items_and_text_buffer_survive_a_kill(gateway: RestartableGateway) -> None:
-    client = ResumingClient(gateway.registry)
-    client.connect()
+    client = await connect_client(gateway.registry)
     client.socket.push_event(
         type="session.update", session={"type": "realtime", "instructions": "be kind"}
     )
-    client.send_message("u1", "hello")
+    client.send_message("hello", "u1")
     client.start_response(100)
     await client.socket.wait_for("response.output_text.delta")
-    client.send_message("u2", "and more")
+    client.send_message("and more", "u2")
     for text in ("words ", "as they ", "come"):
         client.socket.push_event(type="input_text_buffer.append", text=text)
     await client.socket.wait_for("input_text_buffer.appended", 3)
@@ -214,9 +217,8 @@ async def test_settings_items_and_text_buffer_survive_a_kill(gateway: Restartabl
 async def test_resume_from_an_unknown_event_id_after_a_kill_sends_a_snapshot(
     gateway: RestartableGateway,
 ) -> None:
-    client = ResumingClient(gateway.registry)
-    client.connect()
-    client.send_message("u1", "hello")
+    client = await connect_client(gateway.registry)
+    client.send_message("hello", "u1")
     client.start_response(5)
     await client.socket.wait_for("rate_limits.updated")
     client.receive()

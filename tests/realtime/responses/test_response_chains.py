@@ -29,12 +29,12 @@ REQUESTER = Requester("acme", "conn_1")
 
 @contextlib.asynccontextmanager
 async def response_service(
-    bench: EngineHarness, limits: Limits | None = None, store: Store | None = None
+    harness: EngineHarness, limits: Limits | None = None, store: Store | None = None
 ) -> AsyncIterator[ResponseService]:
-    template = bench.engine.text.template
+    template = harness.engine.text.template
     assert template is not None
     responses = ResponseService(
-        bench.engine,
+        harness.engine,
         template,
         GenerationSettings(),
         limits or Limits(),
@@ -44,7 +44,7 @@ async def response_service(
     responses._connections.add("conn_1")
     yield responses
     await responses.close()
-    assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
+    assert await harness.engine.list_sessions() == [], "nothing is left open in the engine"
 
 
 def request(
@@ -82,11 +82,11 @@ async def is_unknown(responses: ResponseService, id: str) -> bool:
 
 
 async def test_response_from_any_continuation_point_equals_a_fresh_prefill(
-    bench: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
     """A tree of responses, grown at random, several at a time."""
     rng = random.Random(7)
-    async with response_service(bench) as responses:
+    async with response_service(harness) as responses:
         points: list[str | None] = [None]
         for _ in range(12):
             parents = [rng.choice(points) for _ in range(rng.randint(1, 3))]
@@ -112,8 +112,8 @@ async def test_response_from_any_continuation_point_equals_a_fresh_prefill(
                 points.append(response.id)
 
 
-async def test_fork_shares_kv_while_the_other_branch_is_generated(bench: EngineHarness) -> None:
-    async with response_service(bench) as responses:
+async def test_fork_shares_kv_while_the_other_branch_is_generated(harness: EngineHarness) -> None:
+    async with response_service(harness) as responses:
         first = await turn(responses, request("hello, this is the beginning of it"))
         assert first.usage is not None
         length = first.usage.input_tokens + first.usage.output_tokens
@@ -125,11 +125,11 @@ async def test_fork_shares_kv_while_the_other_branch_is_generated(bench: EngineH
             assert response.usage.cached_tokens >= length - 1
 
 
-async def test_continuation_points_are_limited_in_number_and_tokens(bench: EngineHarness) -> None:
+async def test_continuation_points_are_limited_in_number_and_tokens(harness: EngineHarness) -> None:
     limits = Limits(
         continuation_points_max=3, connection_continuation_points_max=2, continuation_tokens_max=150
     )
-    async with response_service(bench, limits) as responses:
+    async with response_service(harness, limits) as responses:
         unstored = [(await turn(responses, request("hello"))).id for _ in range(3)]
         assert await is_unknown(responses, unstored[0])
         assert not await is_unknown(responses, unstored[1])
@@ -138,22 +138,24 @@ async def test_continuation_points_are_limited_in_number_and_tokens(bench: Engin
         assert responses.continuations.token_count <= 150
         assert len(responses.continuations) <= 3
         async with asyncio.timeout(20):
-            while len(await bench.engine.list_sessions()) > len(responses.continuations):
+            while len(await harness.engine.list_sessions()) > len(responses.continuations):
                 await asyncio.sleep(0.01)
 
 
-async def test_unused_continuation_points_expire(bench: EngineHarness) -> None:
-    async with response_service(bench, Limits(continuation_point_ttl_s=0.2)) as responses:
+async def test_unused_continuation_points_expire(harness: EngineHarness) -> None:
+    async with response_service(harness, Limits(continuation_point_ttl_s=0.2)) as responses:
         first = await turn(responses, request("hello"))
         async with asyncio.timeout(20):
-            while len(responses.continuations) or await bench.engine.list_sessions():
+            while len(responses.continuations) or await harness.engine.list_sessions():
                 await asyncio.sleep(0.02)
         assert await is_unknown(responses, first.id)
 
 
-async def test_evicted_continuation_point_is_restored_from_the_store(bench: EngineHarness) -> None:
+async def test_evicted_continuation_point_is_restored_from_the_store(
+    harness: EngineHarness,
+) -> None:
     store = await open_store("sqlite://:memory:")
-    async with response_service(bench, Limits(continuation_points_max=1), store) as responses:
+    async with response_service(harness, Limits(continuation_points_max=1), store) as responses:
         first = await turn(responses, request("hello", store=True))
         before = await turn(responses, request("on", first.id, store=True))
         await turn(responses, request("something else", store=True))
@@ -170,8 +172,8 @@ def text(item: Item) -> str:
     return "".join(part.text for part in item.parts)
 
 
-async def test_prompt_over_the_context_is_refused_or_truncated(bench: EngineHarness) -> None:
-    async with response_service(bench) as responses:
+async def test_prompt_over_the_context_is_refused_or_truncated(harness: EngineHarness) -> None:
+    async with response_service(harness) as responses:
         response = await turn(responses, request("x" * 300))
         with pytest.raises(Refusal, match=r"tokens, but the context of the model holds 400"):
             await responses.create(request("y" * 80, response.id), REQUESTER)
@@ -181,26 +183,26 @@ async def test_prompt_over_the_context_is_refused_or_truncated(bench: EngineHarn
         assert not await is_unknown(responses, response.id)
 
 
-async def test_failed_response_leaves_its_predecessor_usable(bench: EngineHarness) -> None:
-    async with response_service(bench) as responses:
+async def test_failed_response_leaves_its_predecessor_usable(harness: EngineHarness) -> None:
+    async with response_service(harness) as responses:
         first = await turn(responses, request("hello"))
-        steps = (await bench.engine.stats()).steps
-        bench.runner.failing_steps.update(range(steps, steps + 3))
+        steps = (await harness.engine.stats()).steps
+        harness.runner.failing_steps.update(range(steps, steps + 3))
         failed = await turn(responses, request("on", first.id))
         assert failed.status == "failed"
-        bench.runner.failing_steps.clear()
+        harness.runner.failing_steps.clear()
         repeated = await turn(responses, request("on", first.id))
         assert repeated.status in ("completed", "incomplete")
 
 
-async def test_response_continues_after_the_loss_of_its_engine(bench: EngineHarness) -> None:
-    async with response_service(bench) as responses:
+async def test_response_continues_after_the_loss_of_its_engine(harness: EngineHarness) -> None:
+    async with response_service(harness) as responses:
         first = await turn(responses, request("hello"))
         run = await responses.create(request("on", first.id, tokens=60, store=True), REQUESTER)
         async with contextlib.aclosing(run.event_stream.follow()) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
-                    bench.kill()
+                    harness.kill()
                     break
         response = await run.event_stream.wait_for_end()
         assert response.status in ("completed", "incomplete")
@@ -226,8 +228,8 @@ class UnavailableStore:
         raise StoreUnavailable("unavailable")
 
 
-async def test_response_reports_that_the_store_did_not_keep_it(bench: EngineHarness) -> None:
-    async with response_service(bench, store=cast("Store", UnavailableStore())) as responses:
+async def test_response_reports_that_the_store_did_not_keep_it(harness: EngineHarness) -> None:
+    async with response_service(harness, store=cast("Store", UnavailableStore())) as responses:
         response = await turn(responses, request("hello", store=True))
         assert (response.status in ("completed", "incomplete"), response.kept) == (True, False)
         with pytest.raises(Refusal) as refused:
@@ -236,8 +238,8 @@ async def test_response_reports_that_the_store_did_not_keep_it(bench: EngineHarn
         assert await turn(responses, request("on", response.id)), "the response is not in memory"
 
 
-async def test_event_stream_gives_all_events_to_readers_at_any_time(bench: EngineHarness) -> None:
-    async with response_service(bench) as responses:
+async def test_event_stream_gives_all_events_to_readers_at_any_time(harness: EngineHarness) -> None:
+    async with response_service(harness) as responses:
         run = await responses.create(request("hello"), REQUESTER)
 
         async def read(stream: EventStream) -> list[ResponseEvent]:

@@ -4,72 +4,60 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from continuo.engine.client import connection
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
-from continuo.realtime.store import Store, open_store
-from tests.realtime.server.auth.test_tenants import ONE, TWO, ask
-from tests.support.engines import EngineHarness, digest_engine
-from tests.support.response_chains import (
+from continuo.realtime.store import Store
+from tests.support.clients import (
     FINAL_EVENT_TYPES,
     JsonEvent,
     cached_tokens,
-    connect_responses_client,
+    connect_responses,
     output_text,
 )
-from tests.support.web_servers import RunningServer, serve_harness
+from tests.support.engines import EngineHarness
+from tests.support.web_servers import (
+    TENANTS,
+    UMBRELLA,
+    RunningServer,
+    encode_request,
+    serve_harness,
+)
 
 pytestmark = pytest.mark.slow
 
-TENANTS = {"key-one": "acme", "key-two": "umbrella"}
 LIMITS = Limits(response_frame_bytes_max=4000)
 LONG: JsonEvent = {"input": "hello", "ignore_eos": True, "max_output_tokens": 300}
 
 
 @pytest.fixture
-async def bench(chatty: Path) -> AsyncIterator[EngineHarness]:
-    async with digest_engine(
-        chatty, pages=512, page_size=4, max_model_len=400, batched_tokens=64, step_s=0.002
-    ) as bench:
-        yield bench
+def engine_options() -> dict[str, Any]:
+    return {"pages": 512, "step_s": 0.002}
 
 
 @pytest.fixture
-async def store() -> AsyncIterator[Store]:
-    store = await open_store("sqlite://:memory:")
-    yield store
-    await store.aclose()
+def gateway_settings() -> GatewaySettings:
+    return GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=LIMITS)
 
 
-@pytest.fixture
-async def running(bench: EngineHarness, store: Store) -> AsyncIterator[RunningServer]:
-    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=LIMITS)
-    async with serve_harness(bench, settings, store) as running:
-        yield running
-    assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
-
-
-async def post(running: RunningServer, **body: object) -> JsonEvent:
+async def post(server: RunningServer, **body: object) -> JsonEvent:
     body = {"max_output_tokens": 4, **body}
-    status, response = await ask(running, "POST", "/v1/responses", body)
+    status, response = await server.request("POST", "/v1/responses", body)
     assert status == 200, response
     return response
 
 
 @contextlib.asynccontextmanager
 async def streaming(
-    running: RunningServer, method: str, path: str, body: object = None
+    server: RunningServer, method: str, path: str, body: object = None
 ) -> AsyncIterator[AsyncIterator[tuple[str, str]]]:
     """Send a request. Yields the server-sent events of the response, (event, data) each."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    data = b"" if body is None else json.dumps(body).encode()
-    head = [f"{method} {path} HTTP/1.1", "Host: x", *(f"{k}: {v}" for k, v in ONE.items())]
-    head += [f"Content-Length: {len(data)}", "Connection: close"]
-    writer.write(("\r\n".join(head) + "\r\n\r\n").encode() + data)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(encode_request(method, path, body))
     received = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     assert " 200 " in received.splitlines()[0], received
     assert "content-type: text/event-stream" in received
@@ -90,26 +78,26 @@ async def streaming(
 
 
 async def all_events(
-    running: RunningServer, method: str, path: str, body: object = None
+    server: RunningServer, method: str, path: str, body: object = None
 ) -> list[tuple[str, str]]:
-    async with streaming(running, method, path, body) as events:
+    async with streaming(server, method, path, body) as events:
         return [event async for event in events]
 
 
 # ---------------------------------------------------------------- responses
 
 
-async def test_response_is_returned_and_retrieved_as_json(running: RunningServer) -> None:
-    response = await post(running, input="hello", instructions="be kind")
+async def test_response_is_returned_and_retrieved_as_json(server: RunningServer) -> None:
+    response = await post(server, input="hello", instructions="be kind")
     assert (response["object"], response["store"]) == ("response", True)
     assert output_text(response)
-    status, retrieved = await ask(running, "GET", f"/v1/responses/{response['id']}")
+    status, retrieved = await server.request("GET", f"/v1/responses/{response['id']}")
     assert (status, retrieved) == (200, response)
 
 
-async def test_response_is_streamed_as_server_sent_events(running: RunningServer) -> None:
+async def test_response_is_streamed_as_server_sent_events(server: RunningServer) -> None:
     events = await all_events(
-        running, "POST", "/v1/responses", {"input": "hi", "stream": True, "max_output_tokens": 3}
+        server, "POST", "/v1/responses", {"input": "hi", "stream": True, "max_output_tokens": 3}
     )
     bodies = [json.loads(data) for _, data in events]
     assert [name for name, _ in events] == [body["type"] for body in bodies]
@@ -119,54 +107,56 @@ async def test_response_is_streamed_as_server_sent_events(running: RunningServer
 
 
 async def test_response_is_continued_over_http_and_websocket(
-    running: RunningServer, bench: EngineHarness
+    server: RunningServer, harness: EngineHarness
 ) -> None:
-    first = await post(running, input="hello")
-    second = await post(running, input="on", previous_response_id=first["id"])
+    first = await post(server, input="hello")
+    second = await post(server, input="on", previous_response_id=first["id"])
     assert cached_tokens(second) == first["usage"]["total_tokens"] - 1
-    assert len(await bench.engine.list_sessions()) == 1, "not the same engine session"
-    async with connect_responses_client(running, "key-one") as caller:
-        third = await caller.create_response("on", previous_response_id=second["id"])
+    assert len(await harness.engine.list_sessions()) == 1, "not the same engine session"
+    async with connect_responses(server) as client:
+        third = await client.create_response("on", previous_response_id=second["id"])
     assert cached_tokens(third) == second["usage"]["total_tokens"] - 1, (
         "HTTP and WebSocket do not share their state"
     )
 
 
-async def test_unstored_response_is_not_found(running: RunningServer, bench: EngineHarness) -> None:
-    first = await post(running, input="hello", store=False)
-    status, body = await ask(running, "GET", f"/v1/responses/{first['id']}")
+async def test_unstored_response_is_not_found(
+    server: RunningServer, harness: EngineHarness
+) -> None:
+    first = await post(server, input="hello", store=False)
+    status, body = await server.request("GET", f"/v1/responses/{first['id']}")
     assert (status, body["error"]["code"]) == (404, "response_not_found")
     request = {"input": "on", "previous_response_id": first["id"]}
-    status, body = await ask(running, "POST", "/v1/responses", request)
+    status, body = await server.request("POST", "/v1/responses", request)
     assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_stream_starts_after_a_sequence_number(running: RunningServer) -> None:
+async def test_stream_starts_after_a_sequence_number(server: RunningServer) -> None:
     body = {"input": "hi", "stream": True, "max_output_tokens": 5}
-    events = await all_events(running, "POST", "/v1/responses", body)
+    events = await all_events(server, "POST", "/v1/responses", body)
     id = json.loads(events[0][1])["response"]["id"]
     path = f"/v1/responses/{id}?stream=true"
-    assert await all_events(running, "GET", path) == events
-    assert await all_events(running, "GET", f"{path}&starting_after=4") == events[5:]
-    assert await all_events(running, "GET", f"{path}&starting_after=99") == []
-    status, body = await ask(running, "GET", f"{path}&starting_after=x")
+    assert await all_events(server, "GET", path) == events
+    assert await all_events(server, "GET", f"{path}&starting_after=4") == events[5:]
+    assert await all_events(server, "GET", f"{path}&starting_after=99") == []
+    status, body = await server.request("GET", f"{path}&starting_after=x")
     assert (status, body["error"]["param"]) == (400, "starting_after")
 
 
 async def test_interrupted_stream_is_resumed_while_the_response_runs(
-    running: RunningServer,
+    server: RunningServer,
 ) -> None:
     """A reader disconnects in the middle; another one resumes after the last event read."""
     seen: list[tuple[str, str]] = []
     body = {**LONG, "stream": True, "max_output_tokens": 60}
-    async with streaming(running, "POST", "/v1/responses", body) as events:
+    async with streaming(server, "POST", "/v1/responses", body) as events:
         async for event in events:
             seen.append(event)
             if len(seen) == 8:
                 break
     id = json.loads(seen[0][1])["response"]["id"]
     path = f"/v1/responses/{id}?stream=true&starting_after=7"
-    seen += await all_events(running, "GET", path)
+    seen += await all_events(server, "GET", path)
     bodies = [json.loads(data) for _, data in seen]
     assert [body["sequence_number"] for body in bodies] == list(range(len(bodies)))
     streamed = "".join(body.get("delta", "") for body in bodies)
@@ -174,17 +164,15 @@ async def test_interrupted_stream_is_resumed_while_the_response_runs(
     assert bodies[-1]["response"]["usage"]["output_tokens"] == 60
 
 
-async def test_unread_response_is_cancelled_after_a_grace_period(
-    bench: EngineHarness, store: Store
-) -> None:
+async def test_unread_response_is_cancelled_after_a_grace_period(harness: EngineHarness) -> None:
     limits = Limits(unread_response_grace_s=0.02)
     settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=limits)
-    async with serve_harness(bench, settings, store) as running:
-        async with streaming(running, "POST", "/v1/responses", {**LONG, "stream": True}) as events:
+    async with serve_harness(harness, settings) as server:
+        async with streaming(server, "POST", "/v1/responses", {**LONG, "stream": True}) as events:
             id = json.loads((await anext(events))[1])["response"]["id"]
         async with asyncio.timeout(20):
             while True:
-                _, response = await ask(running, "GET", f"/v1/responses/{id}")
+                _, response = await server.request("GET", f"/v1/responses/{id}")
                 if response["status"] != "in_progress":
                     break
                 await asyncio.sleep(0.05)
@@ -192,57 +180,55 @@ async def test_unread_response_is_cancelled_after_a_grace_period(
 
 
 async def test_disconnect_cancels_an_unstored_response(
-    running: RunningServer, bench: EngineHarness
+    server: RunningServer, harness: EngineHarness
 ) -> None:
     body = {**LONG, "stream": True, "store": False}
-    async with streaming(running, "POST", "/v1/responses", body) as events:
+    async with streaming(server, "POST", "/v1/responses", body) as events:
         await anext(events)
-    _, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    data = json.dumps({**LONG, "store": False}).encode()
-    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: {ONE['Authorization']}\r\n"
-    writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(encode_request("POST", "/v1/responses", {**LONG, "store": False}))
     async with asyncio.timeout(20):
-        while not await bench.engine.list_sessions():
+        while not await harness.engine.list_sessions():
             await asyncio.sleep(0.01)
         writer.close()
-        while await bench.engine.list_sessions():
+        while await harness.engine.list_sessions():
             await asyncio.sleep(0.01)
 
 
-async def test_background_response_is_cancelled_over_http(running: RunningServer) -> None:
-    running_response = await post(running, **LONG, background=True)
+async def test_background_response_is_cancelled_over_http(server: RunningServer) -> None:
+    running_response = await post(server, **LONG, background=True)
     assert (running_response["status"], running_response["background"]) == ("in_progress", True)
-    status, ended = await ask(running, "POST", f"/v1/responses/{running_response['id']}/cancel")
+    status, ended = await server.request("POST", f"/v1/responses/{running_response['id']}/cancel")
     assert (status, ended["incomplete_details"]) == (200, {"reason": "cancelled"})
-    _, later = await ask(running, "GET", f"/v1/responses/{running_response['id']}")
+    _, later = await server.request("GET", f"/v1/responses/{running_response['id']}")
     assert later == ended
 
 
-async def test_deleted_response_is_not_found(running: RunningServer) -> None:
-    response = await post(running, input="hello")
+async def test_deleted_response_is_not_found(server: RunningServer) -> None:
+    response = await post(server, input="hello")
     path = f"/v1/responses/{response['id']}"
-    status, body = await ask(running, "DELETE", path)
+    status, body = await server.request("DELETE", path)
     assert (status, body) == (200, {"id": response["id"], "object": "response", "deleted": True})
     for method in ("GET", "DELETE"):
-        status, body = await ask(running, method, path)
+        status, body = await server.request(method, path)
         assert (status, body["error"]["code"]) == (404, "response_not_found")
     request = {"input": "on", "previous_response_id": response["id"]}
-    status, body = await ask(running, "POST", "/v1/responses", request)
+    status, body = await server.request("POST", "/v1/responses", request)
     assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_response_of_another_tenant_is_reported_as_not_found(running: RunningServer) -> None:
-    response = await post(running, input="hello")
-    active = await post(running, **LONG, background=True)
+async def test_response_of_another_tenant_is_reported_as_not_found(server: RunningServer) -> None:
+    response = await post(server, input="hello")
+    active = await post(server, **LONG, background=True)
     for id in (response["id"], active["id"]):
         path = f"/v1/responses/{id}"
         for method, target in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel")):
-            refused = await ask(running, method, target, headers=TWO)
-            unknown = await ask(running, method, target.replace(id, "resp_x"), headers=TWO)
+            refused = await server.request(method, target, headers=UMBRELLA)
+            unknown = await server.request(method, target.replace(id, "resp_x"), headers=UMBRELLA)
             refused[1]["error"]["message"] = unknown[1]["error"]["message"]
             assert refused == unknown
             assert refused[0] == 404
-    status, _ = await ask(running, "GET", f"/v1/responses/{response['id']}")
+    status, _ = await server.request("GET", f"/v1/responses/{response['id']}")
     assert status == 200
 
 
@@ -258,13 +244,13 @@ async def test_response_of_another_tenant_is_reported_as_not_found(running: Runn
     ],
 )
 async def test_invalid_response_bodies_are_refused(
-    running: RunningServer, body: object, status: int, code: str
+    server: RunningServer, body: object, status: int, code: str
 ) -> None:
-    actual_status, refused = await ask(running, "POST", "/v1/responses", body)
+    actual_status, refused = await server.request("POST", "/v1/responses", body)
     assert (actual_status, refused["error"]["code"]) == (status, code)
 
 
-async def test_requests_need_a_full_api_key(running: RunningServer) -> None:
+async def test_requests_need_a_full_api_key(server: RunningServer) -> None:
     for method, path in (
         ("POST", "/v1/responses"),
         ("GET", "/v1/responses/resp_1"),
@@ -272,60 +258,60 @@ async def test_requests_need_a_full_api_key(running: RunningServer) -> None:
         ("POST", "/v1/responses/resp_1/cancel"),
         ("POST", "/v1/chat/completions"),
     ):
-        status, response = await ask(running, method, path, {}, headers={})
+        status, response = await server.request(method, path, {}, headers={})
         assert (status, response["error"]["code"]) == (401, "missing_api_key")
-    status, secret = await ask(running, "POST", "/v1/realtime/client_secrets", {})
+    status, secret = await server.request("POST", "/v1/realtime/client_secrets", {})
     ephemeral = {"Authorization": f"Bearer {secret['value']}"}
-    status, response = await ask(running, "POST", "/v1/responses", {}, headers=ephemeral)
+    status, response = await server.request("POST", "/v1/responses", {}, headers=ephemeral)
     assert (status, response["error"]["code"]) == (403, "ephemeral_key")
 
 
 # ---------------------------------------------------------------- chat completions
 
 
-async def complete(running: RunningServer, **body: object) -> JsonEvent:
-    status, completion = await ask(
-        running, "POST", "/v1/chat/completions", {"max_completion_tokens": 4, **body}
+async def complete(server: RunningServer, **body: object) -> JsonEvent:
+    status, completion = await server.request(
+        "POST", "/v1/chat/completions", {"max_completion_tokens": 4, **body}
     )
     assert status == 200, completion
     return completion
 
 
 async def test_chat_completion_generates_the_text_of_the_responses_api(
-    running: RunningServer, bench: EngineHarness
+    server: RunningServer, harness: EngineHarness
 ) -> None:
     messages = [
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": [{"type": "text", "text": "hello"}]},
     ]
-    completion = await complete(running, messages=messages)
+    completion = await complete(server, messages=messages)
     [choice] = completion["choices"]
     assert (completion["object"], completion["model"]) == ("chat.completion", "demo")
     assert choice["finish_reason"] in ("length", "stop")
-    response = await post(running, input="hello", instructions="be kind", store=False)
+    response = await post(server, input="hello", instructions="be kind", store=False)
     assert choice["message"]["content"] == output_text(response), (
         "the two APIs generated different texts"
     )
-    assert await bench.engine.list_sessions() == [], "an engine session was kept"
+    assert await harness.engine.list_sessions() == [], "an engine session was kept"
 
 
-async def test_chat_history_sent_again_reuses_kv(running: RunningServer) -> None:
+async def test_chat_history_sent_again_reuses_kv(server: RunningServer) -> None:
     messages: list[JsonEvent] = [{"role": "user", "content": "hello, how are you today?"}]
-    first = await complete(running, messages=messages)
+    first = await complete(server, messages=messages)
     messages += [first["choices"][0]["message"], {"role": "user", "content": "and then?"}]
-    second = await complete(running, messages=messages)
+    second = await complete(server, messages=messages)
     cached_tokens = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached_tokens >= first["usage"]["total_tokens"] // 4 * 4 - 4
 
 
-async def test_chat_completion_is_streamed_in_chunks(running: RunningServer) -> None:
+async def test_chat_completion_is_streamed_in_chunks(server: RunningServer) -> None:
     body = {
         "messages": [{"role": "user", "content": "hello"}],
         "stream": True,
         "stream_options": {"include_usage": True},
         "max_tokens": 4,
     }
-    events = await all_events(running, "POST", "/v1/chat/completions", body)
+    events = await all_events(server, "POST", "/v1/chat/completions", body)
     assert events[-1] == ("", "[DONE]")
     chunks = [json.loads(data) for _, data in events[:-1]]
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -334,15 +320,15 @@ async def test_chat_completion_is_streamed_in_chunks(running: RunningServer) -> 
     assert chunks[-2]["choices"][0]["finish_reason"] in ("length", "stop")
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
     streamed = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1])
-    unstreamed = await complete(running, messages=body["messages"])
+    unstreamed = await complete(server, messages=body["messages"])
     assert streamed == unstreamed["choices"][0]["message"]["content"]
 
 
-async def test_chat_completion_accepts_tools_and_their_results(running: RunningServer) -> None:
+async def test_chat_completion_accepts_tools_and_their_results(server: RunningServer) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
     tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
     response = await complete(
-        running,
+        server,
         messages=[
             {"role": "user", "content": "hello"},
             {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -413,39 +399,39 @@ async def test_chat_completion_accepts_tools_and_their_results(running: RunningS
     ],
 )
 async def test_invalid_chat_bodies_are_refused(
-    running: RunningServer, body: JsonEvent, code: str, param: str
+    server: RunningServer, body: JsonEvent, code: str, param: str
 ) -> None:
-    status, response = await ask(running, "POST", "/v1/chat/completions", body)
+    status, response = await server.request("POST", "/v1/chat/completions", body)
     assert (status, response["error"]["code"], response["error"]["param"]) == (400, code, param)
 
 
 async def test_internal_error_is_reported_as_500(
-    running: RunningServer, store: Store, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(response: str) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(store, "find_response", broken)
-    status, body = await ask(running, "GET", "/v1/responses/resp_none")
+    status, body = await server.request("GET", "/v1/responses/resp_none")
     assert (status, body["error"]["type"], body["error"]["code"]) == (
         *(500, "server_error"),
         "server_error",
     )
-    await post(running, input="hello")
+    await post(server, input="hello")
 
 
 async def test_request_is_refused_while_no_engine_is_available(
-    running: RunningServer, bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "UNAVAILABLE_AFTER_S", 0.05)
-    bench.launch_allowed.clear()
-    bench.kill()
-    while bench.engine.is_available_soon:
+    harness.launch_allowed.clear()
+    harness.kill()
+    while harness.engine.is_available_soon:
         await asyncio.sleep(0.01)
     request = {"model": "demo", "input": "hello", "max_output_tokens": 4}
-    status, refused = await ask(running, "POST", "/v1/responses", request)
+    status, refused = await server.request("POST", "/v1/responses", request)
     assert (status, refused["error"]["code"]) == (503, "engine_unavailable")
-    bench.launch_allowed.set()
-    while not bench.engine.is_available:
+    harness.launch_allowed.set()
+    while not harness.engine.is_available:
         await asyncio.sleep(0)
-    await post(running, input="hello")
+    await post(server, input="hello")

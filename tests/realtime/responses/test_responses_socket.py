@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -10,56 +9,35 @@ from websockets.exceptions import InvalidStatus
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
-from continuo.realtime.store import Store, open_store
-from tests.support.engines import EngineHarness, digest_engine
-from tests.support.response_chains import (
+from continuo.realtime.store import Store
+from tests.support.clients import (
     FINAL_EVENT_TYPES,
     JsonEvent,
     ResponsesClient,
     cached_tokens,
-    connect_responses_client,
+    connect_responses,
     output_text,
 )
-from tests.support.web_servers import RunningServer, serve_harness, wait_close_code
+from tests.support.engines import EngineHarness, digest_engine
+from tests.support.web_servers import UMBRELLA, RunningServer, serve_harness
 
 pytestmark = pytest.mark.slow
 
-TENANTS = {"key-one": "acme", "key-two": "umbrella"}
 TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[Store]:
-    store = await open_store("sqlite://:memory:")
-    yield store
-    await store.aclose()
-
-
-@pytest.fixture
-async def running(bench: EngineHarness, store: Store) -> AsyncIterator[RunningServer]:
-    async with serve_harness(bench, GatewaySettings(served_model_name=("demo",)), store) as running:
-        yield running
-    assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
-
-
-@pytest.fixture
-async def caller(running: RunningServer) -> AsyncIterator[ResponsesClient]:
-    async with connect_responses_client(running) as caller:
-        yield caller
 
 
 # ---------------------------------------------------------------- events of the server
 
 
-async def test_server_sends_nothing_before_the_first_request(caller: ResponsesClient) -> None:
+async def test_server_sends_nothing_before_the_first_request(client: ResponsesClient) -> None:
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(caller.socket.recv(), 0.2)
-    await caller.create_response("hi")
+        await asyncio.wait_for(client.socket.recv(), 0.2)
+    await client.create_response("hi")
 
 
-async def test_events_of_a_text_response_are_sent_in_order(caller: ResponsesClient) -> None:
-    await caller.send(input="hello", max_output_tokens=3, metadata={"a": "b"})
-    events = await caller.wait_for(*FINAL_EVENT_TYPES)
+async def test_events_of_a_text_response_are_sent_in_order(client: ResponsesClient) -> None:
+    await client.send(input="hello", max_output_tokens=3, metadata={"a": "b"})
+    events = await client.receive_until(*FINAL_EVENT_TYPES)
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert kinds == [
         "created",
@@ -81,8 +59,8 @@ async def test_events_of_a_text_response_are_sent_in_order(caller: ResponsesClie
     assert not any("stream_id" in event for event in events)
 
 
-async def test_response_object_echoes_its_settings(caller: ResponsesClient) -> None:
-    response = await caller.create_response(
+async def test_response_object_echoes_its_settings(client: ResponsesClient) -> None:
+    response = await client.create_response(
         "hi",
         instructions="be kind",
         tools=[TOOL],
@@ -105,8 +83,8 @@ async def test_response_object_echoes_its_settings(caller: ResponsesClient) -> N
 # ---------------------------------------------------------------- requests of clients
 
 
-async def test_request_keys_without_effect_are_accepted(caller: ResponsesClient) -> None:
-    response = await caller.create_response(
+async def test_request_keys_without_effect_are_accepted(client: ResponsesClient) -> None:
+    response = await client.create_response(
         "hi",
         model="demo",
         stream=True,
@@ -122,16 +100,16 @@ async def test_request_keys_without_effect_are_accepted(caller: ResponsesClient)
     assert response["status"] in ("completed", "incomplete")
 
 
-async def test_unknown_kinds_of_tools_are_ignored(caller: ResponsesClient) -> None:
+async def test_unknown_kinds_of_tools_are_ignored(client: ResponsesClient) -> None:
     tools = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": []}, TOOL]
-    response = await caller.create_response("hi", tools=tools)
+    response = await client.create_response("hi", tools=tools)
     assert [tool["name"] for tool in response["tools"]] == ["look_up"]
-    response = await caller.create_response("hi", tools=tools[:2], tool_choice="required")
+    response = await client.create_response("hi", tools=tools[:2], tool_choice="required")
     assert (response["tools"], response["tool_choice"]) == ([], "auto")
 
 
 async def test_input_items_in_every_accepted_form_are_equivalent(
-    caller: ResponsesClient, bench: EngineHarness
+    client: ResponsesClient, harness: EngineHarness
 ) -> None:
     variants = [
         {"role": "developer", "content": "be kind"},
@@ -153,8 +131,8 @@ async def test_input_items_in_every_accepted_form_are_equivalent(
         },
     ]
     one, other = (
-        await caller.create_response(input=variants),
-        await caller.create_response(input=canonical),
+        await client.create_response(input=variants),
+        await client.create_response(input=canonical),
     )
     assert output_text(one) == output_text(other)
     assert one["usage"]["input_tokens"] == other["usage"]["input_tokens"]
@@ -163,7 +141,7 @@ async def test_input_items_in_every_accepted_form_are_equivalent(
     assert cached_tokens(other) == last // 4 * 4, "other than all full pages without the last token"
 
 
-async def test_invalid_requests_are_refused_with_code_and_param(caller: ResponsesClient) -> None:
+async def test_invalid_requests_are_refused_with_code_and_param(client: ResponsesClient) -> None:
     invalid: list[tuple[JsonEvent, str, str]] = [
         ({}, "missing_required_parameter", "input"),
         ({"input": [], "generate": True}, "missing_required_parameter", "input"),
@@ -193,106 +171,106 @@ async def test_invalid_requests_are_refused_with_code_and_param(caller: Response
         ({"input": [{"type": "item_reference", "id": "?"}]}, "item_reference_invalid_item_id", ""),
     ]
     for fields, code, param in invalid:
-        event = await caller.expect_error(**fields)
+        event = await client.expect_error(**fields)
         assert (event["status"], event["error"]["code"]) == (400, code), event
         assert event["error"]["type"] == "invalid_request_error"
         assert event["error"]["param"].startswith(param)
-    await caller.create_response("still good")
+    await client.create_response("still good")
 
 
 # ---------------------------------------------------------------- continuation
 
 
 async def test_latest_response_is_continued_by_prefilling_new_tokens_only(
-    caller: ResponsesClient, bench: EngineHarness
+    client: ResponsesClient, harness: EngineHarness
 ) -> None:
-    response = await caller.create_response("hello")
+    response = await client.create_response("hello")
     for n in range(5):
         length = response["usage"]["total_tokens"]
-        before = (await bench.engine.stats()).tokens_computed
-        response = await caller.create_response(f"more {n}", previous_response_id=response["id"])
-        computed = (await bench.engine.stats()).tokens_computed - before
+        before = (await harness.engine.stats()).tokens_computed
+        response = await client.create_response(f"more {n}", previous_response_id=response["id"])
+        computed = (await harness.engine.stats()).tokens_computed - before
         assert cached_tokens(response) == length - 1, (
             "all but the id drawn last, which has no KV yet"
         )
         assert computed == response["usage"]["total_tokens"] - length
-    assert len(await bench.engine.list_sessions()) == 1, "one engine session for all of them"
+    assert len(await harness.engine.list_sessions()) == 1, "one engine session for all of them"
 
 
 async def test_older_response_is_continued_on_a_fork_that_shares_kv(
-    caller: ResponsesClient, bench: EngineHarness
+    client: ResponsesClient, harness: EngineHarness
 ) -> None:
-    first = await caller.create_response("hello")
-    await caller.create_response("on", previous_response_id=first["id"])
-    repeated = await caller.create_response("on", previous_response_id=first["id"])
-    other = await caller.create_response("off", previous_response_id=first["id"])
+    first = await client.create_response("hello")
+    await client.create_response("on", previous_response_id=first["id"])
+    repeated = await client.create_response("on", previous_response_id=first["id"])
+    other = await client.create_response("off", previous_response_id=first["id"])
     assert cached_tokens(repeated) >= first["usage"]["total_tokens"] - 1
     assert cached_tokens(other) >= first["usage"]["total_tokens"] - 1
-    assert len(await bench.engine.list_sessions()) == 3
+    assert len(await harness.engine.list_sessions()) == 3
     assert output_text(repeated) != output_text(other)
 
 
-async def test_instructions_and_tools_are_not_inherited(caller: ResponsesClient) -> None:
-    first = await caller.create_response("hello", instructions="be kind", tools=[TOOL])
-    without_head = await caller.create_response("on", previous_response_id=first["id"])
+async def test_instructions_and_tools_are_not_inherited(client: ResponsesClient) -> None:
+    first = await client.create_response("hello", instructions="be kind", tools=[TOOL])
+    without_head = await client.create_response("on", previous_response_id=first["id"])
     assert (without_head["instructions"], without_head["tools"]) == (None, [])
-    with_head = await caller.create_response(
+    with_head = await client.create_response(
         "on", previous_response_id=first["id"], instructions="be kind", tools=[TOOL]
     )
     assert with_head["usage"]["input_tokens"] > without_head["usage"]["input_tokens"]
     assert cached_tokens(without_head) < first["usage"]["input_tokens"]
 
 
-async def test_repeated_instructions_and_tools_reuse_kv(caller: ResponsesClient) -> None:
+async def test_repeated_instructions_and_tools_reuse_kv(client: ResponsesClient) -> None:
     head = {"instructions": "be kind", "tools": [TOOL]}
-    first = await caller.create_response("hello", **head)
-    second = await caller.create_response("on", previous_response_id=first["id"], **head)
+    first = await client.create_response("hello", **head)
+    second = await client.create_response("on", previous_response_id=first["id"], **head)
     assert cached_tokens(second) == first["usage"]["total_tokens"] - 1
 
 
-async def test_history_sent_again_is_found_in_the_radix_tree(running: RunningServer) -> None:
+async def test_history_sent_again_is_found_in_the_radix_tree(server: RunningServer) -> None:
     history: list[JsonEvent] = [{"role": "user", "content": "hello there, how are you?"}]
-    async with connect_responses_client(running) as caller:
-        first = await caller.create_response(input=history, store=False)
+    async with connect_responses(server) as client:
+        first = await client.create_response(input=history, store=False)
     history += [
         {"role": "assistant", "content": output_text(first)},
         {"role": "user", "content": "more"},
     ]
-    async with connect_responses_client(running) as caller:
-        second = await caller.create_response(input=history, store=False)
+    async with connect_responses(server) as client:
+        second = await client.create_response(input=history, store=False)
     assert cached_tokens(second) >= first["usage"]["total_tokens"] // 4 * 4 - 4
 
 
 async def test_generate_false_prefills_without_output(
-    caller: ResponsesClient, bench: EngineHarness
+    client: ResponsesClient, harness: EngineHarness
 ) -> None:
-    await caller.send(input="a long beginning " * 8, generate=False)
-    events = await caller.wait_for(*FINAL_EVENT_TYPES)
+    await client.send(input="a long beginning " * 8, generate=False)
+    events = await client.receive_until(*FINAL_EVENT_TYPES)
     warm = events[-1]["response"]
     kinds = [event["type"] for event in events]
     assert kinds == ["response.created", "response.in_progress", "response.completed"]
     assert (warm["output"], warm["usage"]["output_tokens"]) == ([], 0)
-    [session] = await bench.engine.list_sessions()
+    [session] = await harness.engine.list_sessions()
     while session.committed < session.length:
-        [session] = await bench.engine.list_sessions()
+        [session] = await harness.engine.list_sessions()
     assert session.length == warm["usage"]["input_tokens"]
-    continued = await caller.create_response(input="and", previous_response_id=warm["id"])
+    continued = await client.create_response(input="and", previous_response_id=warm["id"])
     assert cached_tokens(continued) == warm["usage"]["input_tokens"]
-    without_input = await caller.create_response(input=[], previous_response_id=warm["id"])
+    without_input = await client.create_response(input=[], previous_response_id=warm["id"])
     assert without_input["usage"]["output_tokens"] == 4, "a response without more input"
 
 
 async def test_usage_of_a_warm_up_counts_the_tokens_computed(
-    caller: ResponsesClient, bench: EngineHarness
+    client: ResponsesClient, harness: EngineHarness
 ) -> None:
     text = "a long beginning " * 8
-    await caller.create_response(text)
+    await client.create_response(text)
     for prefix, is_cached in ((text, True), ("another " * 16, False)):
-        before = await bench.engine.stats()
-        await caller.send(input=prefix, generate=False)
-        warm = (await caller.wait_for(*FINAL_EVENT_TYPES))[-1]["response"]
+        before = await harness.engine.stats()
+        await client.send(input=prefix, generate=False)
+        warm = (await client.wait_for(*FINAL_EVENT_TYPES))["response"]
         tokens = warm["usage"]["input_tokens"]
-        computed = (await bench.engine.stats()).tokens_computed - before.tokens_computed
+        computed = (await harness.engine.stats()).tokens_computed - before.tokens_computed
         whole_pages, opening = (tokens - 1) // 4 * 4, 4
         assert cached_tokens(warm) == (whole_pages if is_cached else opening)
         assert computed == tokens - cached_tokens(warm), (
@@ -301,18 +279,16 @@ async def test_usage_of_a_warm_up_counts_the_tokens_computed(
         assert warm["usage"]["total_tokens"] == tokens
 
 
-async def test_warm_up_can_be_cancelled(chatty: Path) -> None:
-    settings = GatewaySettings(served_model_name=("demo",))
+async def test_warm_up_can_be_cancelled(chat_model: Path) -> None:
     async with (
-        digest_engine(chatty, pages=128, max_model_len=400, step_s=0.2) as bench,
-        serve_harness(bench, settings) as running,
-        connect_responses_client(running) as caller,
+        digest_engine(chat_model, pages=128, max_model_len=400, step_s=0.2) as harness,
+        serve_harness(harness, GatewaySettings(served_model_name=("demo",))) as server,
+        connect_responses(server) as client,
     ):
-        await caller.send(input="a long beginning " * 16, generate=False)
-        [created] = await caller.wait_for("response.created")
-        warm = created["response"]["id"]
-        await caller.send("response.cancel", response_id=warm)
-        ended = (await caller.wait_for(*FINAL_EVENT_TYPES))[-1]["response"]
+        await client.send(input="a long beginning " * 16, generate=False)
+        warm = (await client.expect("response.created"))["response"]["id"]
+        await client.send("response.cancel", response_id=warm)
+        ended = (await client.wait_for(*FINAL_EVENT_TYPES))["response"]
         assert ended["incomplete_details"] == {"reason": "cancelled"}
         assert ended["output"] == []
 
@@ -323,115 +299,113 @@ HEAD: JsonEvent = {"instructions": "be kind " * 10, "tools": [TOOL]}
 @pytest.mark.parametrize("empty_input", [{"input": []}, {"input": ""}, {}])
 @pytest.mark.parametrize("head", [HEAD, {"tools": [TOOL]}, {"instructions": "be kind " * 10}])
 async def test_warm_up_without_input_prefills_instructions_and_tools(
-    caller: ResponsesClient, bench: EngineHarness, empty_input: JsonEvent, head: JsonEvent
+    client: ResponsesClient, harness: EngineHarness, empty_input: JsonEvent, head: JsonEvent
 ) -> None:
-    await caller.send(generate=False, **empty_input, **head)
-    warm = (await caller.wait_for(*FINAL_EVENT_TYPES))[-1]["response"]
+    await client.send(generate=False, **empty_input, **head)
+    warm = (await client.wait_for(*FINAL_EVENT_TYPES))["response"]
     tokens = warm["usage"]["input_tokens"]
     assert (warm["status"], warm["output"], tokens > 0) == ("completed", [], True)
-    [session] = await bench.engine.list_sessions()
+    [session] = await harness.engine.list_sessions()
     while session.committed < tokens:
-        [session] = await bench.engine.list_sessions()
-    computed = (await bench.engine.stats()).tokens_computed
+        [session] = await harness.engine.list_sessions()
+    computed = (await harness.engine.stats()).tokens_computed
     assert computed == tokens == session.length
-    response = await caller.create_response("hello", previous_response_id=warm["id"], **head)
+    response = await client.create_response("hello", previous_response_id=warm["id"], **head)
     assert cached_tokens(response) == tokens
-    computed = (await bench.engine.stats()).tokens_computed - computed
+    computed = (await harness.engine.stats()).tokens_computed - computed
     assert computed == response["usage"]["total_tokens"] - 1 - tokens, (
         "the head was prefilled again"
     )
-    assert len(await bench.engine.list_sessions()) == 1, "one engine session for both"
+    assert len(await harness.engine.list_sessions()) == 1, "one engine session for both"
 
 
-async def test_warm_up_of_nothing_is_a_continuation_point(caller: ResponsesClient) -> None:
-    await caller.send(generate=False)
-    warm = (await caller.wait_for(*FINAL_EVENT_TYPES))[-1]["response"]
+async def test_warm_up_of_nothing_is_a_continuation_point(client: ResponsesClient) -> None:
+    await client.send(generate=False)
+    warm = (await client.wait_for(*FINAL_EVENT_TYPES))["response"]
     assert (warm["status"], warm["output"], warm["usage"]["total_tokens"]) == ("completed", [], 0)
-    after = await caller.create_response("hello", previous_response_id=warm["id"])
-    without = await caller.create_response("hello", store=False)
+    after = await client.create_response("hello", previous_response_id=warm["id"])
+    without = await client.create_response("hello", store=False)
     assert output_text(after) == output_text(without)
     assert after["usage"]["input_tokens"] == without["usage"]["input_tokens"]
 
 
 async def test_warm_up_without_input_is_continued_on_another_connection(
-    running: RunningServer,
+    server: RunningServer,
 ) -> None:
-    async with connect_responses_client(running) as caller:
-        await caller.send(input=[], generate=False, **HEAD)
-        warm = (await caller.wait_for(*FINAL_EVENT_TYPES))[-1]["response"]
-    async with connect_responses_client(running) as caller:
-        response = await caller.create_response("hello", previous_response_id=warm["id"], **HEAD)
+    async with connect_responses(server) as client:
+        await client.send(input=[], generate=False, **HEAD)
+        warm = (await client.wait_for(*FINAL_EVENT_TYPES))["response"]
+    async with connect_responses(server) as client:
+        response = await client.create_response("hello", previous_response_id=warm["id"], **HEAD)
     assert cached_tokens(response) >= warm["usage"]["input_tokens"]
 
 
-async def test_item_reference_is_accepted_as_input(caller: ResponsesClient) -> None:
-    first = await caller.create_response("hello")
+async def test_item_reference_is_accepted_as_input(client: ResponsesClient) -> None:
+    first = await client.create_response("hello")
     item = first["output"][0]["id"]
     reference = {"type": "item_reference", "id": item}
-    second = await caller.create_response(input=[reference], previous_response_id=first["id"])
+    second = await client.create_response(input=[reference], previous_response_id=first["id"])
     assert second["status"] == "incomplete"
 
 
 # ---------------------------------------------------------------- across connections
 
 
-async def test_stored_response_is_continued_on_another_connection(running: RunningServer) -> None:
-    async with connect_responses_client(running) as caller:
-        first = await caller.create_response("hello")
-    async with connect_responses_client(running) as caller:
-        second = await caller.create_response("on", previous_response_id=first["id"])
+async def test_stored_response_is_continued_on_another_connection(server: RunningServer) -> None:
+    async with connect_responses(server) as client:
+        first = await client.create_response("hello")
+    async with connect_responses(server) as client:
+        second = await client.create_response("on", previous_response_id=first["id"])
     assert cached_tokens(second) == first["usage"]["total_tokens"] - 1
 
 
-async def test_unstored_response_is_known_to_its_connection_only(running: RunningServer) -> None:
+async def test_unstored_response_is_known_to_its_connection_only(server: RunningServer) -> None:
     async with (
-        connect_responses_client(running) as caller,
-        connect_responses_client(running) as other,
+        connect_responses(server) as client,
+        connect_responses(server) as other,
     ):
-        first = await caller.create_response("hello", store=False)
+        first = await client.create_response("hello", store=False)
         refused = await other.expect_error(previous_response_id=first["id"], input="on")
         assert refused["error"]["code"] == "previous_response_not_found"
-        await caller.create_response("on", previous_response_id=first["id"], store=False)
-    async with connect_responses_client(running) as caller:
-        refused = await caller.expect_error(previous_response_id=first["id"], input="on")
+        await client.create_response("on", previous_response_id=first["id"], store=False)
+    async with connect_responses(server) as client:
+        refused = await client.expect_error(previous_response_id=first["id"], input="on")
         assert (refused["status"], refused["error"]["code"]) == (400, "previous_response_not_found")
 
 
 async def test_stored_response_is_continued_after_a_restart(
-    bench: EngineHarness, store: Store, running: RunningServer
+    harness: EngineHarness, gateway_settings: GatewaySettings, server: RunningServer
 ) -> None:
-    async with connect_responses_client(running) as caller:
-        first = await caller.create_response("hello", store=False, instructions="be kind")
-        second = await caller.create_response(
+    async with connect_responses(server) as client:
+        first = await client.create_response("hello", store=False, instructions="be kind")
+        second = await client.create_response(
             "on", previous_response_id=first["id"], instructions="be kind"
         )
-        third = await caller.create_response(
+        third = await client.create_response(
             "off", previous_response_id=second["id"], temperature=1, seed=1
         )
-        before = await caller.create_response(
+        before = await client.create_response(
             "so", previous_response_id=third["id"], instructions="be kind"
         )
     async with (
-        serve_harness(bench, GatewaySettings(served_model_name=("demo",)), store) as restarted,
-        connect_responses_client(restarted) as caller,
+        serve_harness(harness, gateway_settings) as restarted,
+        connect_responses(restarted) as client,
     ):
-        restored = await caller.create_response(
+        restored = await client.create_response(
             "so", previous_response_id=third["id"], instructions="be kind"
         )
         assert output_text(restored) == output_text(before)
         assert restored["usage"]["input_tokens"] == before["usage"]["input_tokens"]
-        refused = await caller.expect_error(previous_response_id=first["id"], input="on")
+        refused = await client.expect_error(previous_response_id=first["id"], input="on")
         assert refused["error"]["code"] == "previous_response_not_found"
 
 
 async def test_response_of_another_tenant_is_reported_as_unknown(
-    bench: EngineHarness, store: Store
+    server: RunningServer,
 ) -> None:
-    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",))
     async with (
-        serve_harness(bench, settings, store) as running,
-        connect_responses_client(running, "key-one") as one,
-        connect_responses_client(running, "key-two") as two,
+        connect_responses(server) as one,
+        connect_responses(server, UMBRELLA) as two,
     ):
         response = await one.create_response("hello")
         refused = await two.expect_error(previous_response_id=response["id"], input="on")
@@ -443,26 +417,24 @@ async def test_response_of_another_tenant_is_reported_as_unknown(
         assert not_active["error"]["code"] == "response_not_active"
 
 
-async def test_connection_with_an_invalid_key_is_refused(bench: EngineHarness) -> None:
-    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",))
-    async with serve_harness(bench, settings) as running:
-        with pytest.raises(InvalidStatus) as refused:
-            async with connect_responses_client(running, "key-three"):
-                pass
-        assert refused.value.response.status_code == 401
+async def test_connection_with_an_invalid_key_is_refused(server: RunningServer) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect_responses(server, {"Authorization": "Bearer key-three"}):
+            pass
+    assert refused.value.response.status_code == 401
 
 
 # ---------------------------------------------------------------- bad frames
 
 
-async def test_unknown_model_is_refused(caller: ResponsesClient) -> None:
-    event = await caller.expect_error(model="gpt-99", input="x")
+async def test_unknown_model_is_refused(client: ResponsesClient) -> None:
+    event = await client.expect_error(model="gpt-99", input="x")
     assert (event["status"], event["error"]["code"]) == (404, "model_not_found")
     assert "'demo'" in event["error"]["message"]
 
 
 async def test_bad_frames_are_refused_and_the_connection_stays_usable(
-    caller: ResponsesClient,
+    client: ResponsesClient,
 ) -> None:
     for frame, code in (
         ("{", "invalid_json"),
@@ -474,16 +446,16 @@ async def test_bad_frames_are_refused_and_the_connection_stays_usable(
         ('{"type": "response.create", "stream_id": "", "input": "x"}', "string_below_min_length"),
         ('{"type": "response.create", "input": [' + "1," * 200_000 + "1]}", "frame_too_large"),
     ):
-        await caller.socket.send(frame)
-        event = await caller.receive()
+        await client.socket.send(frame)
+        event = await client.receive()
         assert (event["type"], event["error"]["code"]) == ("error", code)
-    await caller.socket.send('{"type": "response.create", "stream_id": "a", "input": 3}')
-    assert (await caller.receive())["stream_id"] == "a"
-    await caller.create_response("still good")
+    await client.socket.send('{"type": "response.create", "stream_id": "a", "input": 3}')
+    assert (await client.receive())["stream_id"] == "a"
+    await client.create_response("still good")
 
 
 async def test_internal_error_is_sent_on_its_stream(
-    caller: ResponsesClient,
+    client: ResponsesClient,
     store: Store,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -492,47 +464,47 @@ async def test_internal_error_is_sent_on_its_stream(
         raise ZeroDivisionError
 
     monkeypatch.setattr(store, "find_response", broken)
-    event = await caller.expect_error(input="x", previous_response_id="resp_none", stream_id="a")
+    event = await client.expect_error(input="x", previous_response_id="resp_none", stream_id="a")
     assert (event["status"], event["stream_id"]) == (500, "a")
     assert (event["error"]["type"], event["error"]["code"]) == ("server_error", "server_error")
     assert "ZeroDivisionError" in caplog.text
-    await caller.create_response("hello")
+    await client.create_response("hello")
 
 
-async def test_repeated_invalid_json_closes_the_connection(caller: ResponsesClient) -> None:
+async def test_repeated_invalid_json_closes_the_connection(client: ResponsesClient) -> None:
     for _ in range(Limits().bad_frames_max):
-        await caller.socket.send("{")
-    assert await wait_close_code(caller.socket) == 1007
+        await client.socket.send("{")
+    assert await client.wait_close_code() == 1007
 
 
-async def test_oversized_frames_are_refused_and_larger_ones_close(bench: EngineHarness) -> None:
+async def test_oversized_frames_are_refused_and_larger_ones_close(harness: EngineHarness) -> None:
     limits = Limits(response_frame_bytes_max=2000)
     settings = GatewaySettings(served_model_name=("demo",), limits=limits)
     async with (
-        serve_harness(bench, settings) as running,
-        connect_responses_client(running) as caller,
+        serve_harness(harness, settings) as server,
+        connect_responses(server) as client,
     ):
-        await caller.send(input="x", client_metadata="y" * 2000)
-        assert (await caller.receive())["error"]["code"] == "frame_too_large"
-        await caller.create_response("still good")
-        await caller.socket.send(json.dumps({"x": "y" * 4000}))
-        assert await wait_close_code(caller.socket) == 1009
+        await client.send(input="x", client_metadata="y" * 2000)
+        assert (await client.receive())["error"]["code"] == "frame_too_large"
+        await client.create_response("still good")
+        await client.socket.send(json.dumps({"x": "y" * 4000}))
+        assert await client.wait_close_code() == 1009
 
 
-async def test_connection_is_closed_at_its_maximum_duration(bench: EngineHarness) -> None:
+async def test_connection_is_closed_at_its_maximum_duration(harness: EngineHarness) -> None:
     settings = GatewaySettings(
         served_model_name=("demo",), limits=Limits(connection_lifetime_s=0.2)
     )
     async with (
-        serve_harness(bench, settings) as running,
-        connect_responses_client(running) as caller,
+        serve_harness(harness, settings) as server,
+        connect_responses(server) as client,
     ):
-        event = await caller.receive()
+        event = await client.receive()
         assert (event["status"], event["error"]["code"]) == (
             400,
             "websocket_connection_limit_reached",
         )
-        assert await wait_close_code(caller.socket) == 1000
+        assert await client.wait_close_code() == 1000
 
 
 # ---------------------------------------------------------------- text formats
@@ -540,11 +512,11 @@ async def test_connection_is_closed_at_its_maximum_duration(bench: EngineHarness
 COLOURS = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 2, "maxItems": 3}
 
 
-async def test_text_follows_its_json_schema(caller: ResponsesClient) -> None:
+async def test_text_follows_its_json_schema(client: ResponsesClient) -> None:
     """The null device would draw any ids; the token mask leaves those that the schema allows."""
     format = {"type": "json_schema", "name": "colours", "schema": COLOURS, "strict": True}
     for text in ("one", "two", "three"):
-        response = await caller.create_response(
+        response = await client.create_response(
             text, text={"format": format}, max_output_tokens=100
         )
         colours = json.loads(output_text(response))
@@ -554,21 +526,21 @@ async def test_text_follows_its_json_schema(caller: ResponsesClient) -> None:
         assert response["status"] == "completed"
 
 
-async def test_json_mode_begins_an_object(caller: ResponsesClient) -> None:
+async def test_json_mode_begins_an_object(client: ResponsesClient) -> None:
     """The text may end early, but begins as an object."""
-    response = await caller.create_response(
+    response = await client.create_response(
         "x", text={"format": {"type": "json_object"}}, max_output_tokens=60
     )
     assert output_text(response).lstrip().startswith("{")
 
 
-async def test_schema_that_cannot_be_enforced_is_refused(caller: ResponsesClient) -> None:
+async def test_schema_that_cannot_be_enforced_is_refused(client: ResponsesClient) -> None:
     schema = {"type": "array", "uniqueItems": True}
     format = {"type": "json_schema", "name": "set", "schema": schema}
-    error = (await caller.expect_error(input="x", text={"format": format}))["error"]
+    error = (await client.expect_error(input="x", text={"format": format}))["error"]
     assert error["param"] == "text.format.schema"
     assert "uniqueItems" in error["message"]
     tool = {**TOOL, "strict": True, "parameters": {"type": "object", "not": {}}}
-    error = (await caller.expect_error(input="x", tools=[tool]))["error"]
+    error = (await client.expect_error(input="x", tools=[tool]))["error"]
     assert error["param"] == "tools"
-    await caller.create_response("and on")
+    await client.create_response("and on")

@@ -12,16 +12,16 @@ import pytest
 from continuo.engine.batch import Geometry
 from continuo.realtime.server.config.settings import GatewaySettings
 from tests.support.checkpoints import family_folder, family_text
-from tests.support.engines import running_engine
-from tests.support.response_chains import (
+from tests.support.clients import (
     FINAL_EVENT_TYPES,
     ResponsesClient,
     cached_tokens,
-    connect_responses_client,
+    connect_responses,
     output_text,
 )
+from tests.support.engines import running_engine
 from tests.support.scripted_runner import ScriptedRunner
-from tests.support.web_servers import API_KEY, serve_harness
+from tests.support.web_servers import serve_harness
 
 pytestmark = pytest.mark.slow
 
@@ -65,18 +65,17 @@ async def scripted_model(
     text = family_text(name)
     geometry = Geometry(800, 4, 3200, text.vocab_size, 256, 0)
     device = ScriptedRunner(geometry, text, texts)
-    async with running_engine(family_folder(name), lambda: device) as bench:
-        settings = GatewaySettings(tenants={API_KEY: "default"}, served_model_name=("demo",))
-        async with (
-            serve_harness(bench, settings) as running,
-            connect_responses_client(running, API_KEY) as caller,
-        ):
-            yield caller, device
+    async with (
+        running_engine(family_folder(name), lambda: device) as harness,
+        serve_harness(harness, GatewaySettings(served_model_name=("demo",))) as server,
+        connect_responses(server) as client,
+    ):
+        yield client, device
 
 
-async def respond(caller: ResponsesClient, **more: Any) -> list[dict[str, Any]]:
-    await caller.send(max_output_tokens=200, tools=[WEATHER], **more)
-    events = await caller.wait_for(*FINAL_EVENT_TYPES)
+async def respond(client: ResponsesClient, **more: Any) -> list[dict[str, Any]]:
+    await client.send(max_output_tokens=200, tools=[WEATHER], **more)
+    events = await client.receive_until(*FINAL_EVENT_TYPES)
     assert events[-1]["type"] == "response.completed", events[-1]
     return events
 
@@ -92,8 +91,8 @@ def outputs_of_calls(response: dict[str, Any], *outputs: str) -> list[dict[str, 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("name", CALLS)
 async def test_tool_call_with_its_result_leads_to_an_answer(name: str, choice: str) -> None:
-    async with scripted_model(name, calls(name, ROME), ANSWER) as (caller, device):
-        events = await respond(caller, input="The weather in Rome?", tool_choice=choice)
+    async with scripted_model(name, calls(name, ROME), ANSWER) as (client, device):
+        events = await respond(client, input="The weather in Rome?", tool_choice=choice)
         calling_response = events[-1]["response"]
         (call,) = calling_response["output"]
         assert (call["type"], call["name"]) == ("function_call", "get_weather")
@@ -105,7 +104,7 @@ async def test_tool_call_with_its_result_leads_to_an_answer(name: str, choice: s
             "previous_response_id": calling_response["id"],
             "input": outputs_of_calls(calling_response, "cloudless"),
         }
-        answer = (await respond(caller, **continuation))[-1]["response"]
+        answer = (await respond(client, **continuation))[-1]["response"]
         assert output_text(answer) == ANSWER
         prefilled = family_text(name).decode(device.read_ids[before:])
         assert "cloudless" in prefilled, "the result was not prefilled"
@@ -118,8 +117,8 @@ async def test_tool_call_with_its_result_leads_to_an_answer(name: str, choice: s
 async def test_two_calls_in_one_response_keep_their_results_in_order(
     name: str, choice: str
 ) -> None:
-    async with scripted_model(name, calls(name, ROME, OSLO), ANSWER) as (caller, device):
-        events = await respond(caller, input="The weather in Rome and Oslo?", tool_choice=choice)
+    async with scripted_model(name, calls(name, ROME, OSLO), ANSWER) as (client, device):
+        events = await respond(client, input="The weather in Rome and Oslo?", tool_choice=choice)
         calling_response = events[-1]["response"]
         first, second = calling_response["output"]
         assert [call["arguments"] for call in (first, second)] == [ROME, OSLO]
@@ -133,7 +132,7 @@ async def test_two_calls_in_one_response_keep_their_results_in_order(
             "previous_response_id": calling_response["id"],
             "input": outputs_of_calls(calling_response, "cloudless", "foggy"),
         }
-        answer = (await respond(caller, **continuation))[-1]["response"]
+        answer = (await respond(client, **continuation))[-1]["response"]
         assert output_text(answer) == ANSWER
         prefilled = family_text(name).decode(device.read_ids[before:])
         assert prefilled.index("cloudless") < prefilled.index("foggy"), (

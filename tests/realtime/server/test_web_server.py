@@ -13,69 +13,65 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.server.process.web_server import bind
+from tests.support.clients import open_realtime_session
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.sessions import shared_store
-from tests.support.web_servers import (
-    API_KEY,
-    AUTHORIZATION_HEADERS,
-    RunningServer,
-    receive_event,
-    serve_app,
-    serve_harness,
-    wait_close_code,
-)
+from tests.support.web_servers import ACME, API_KEY, RunningServer, serve_app, serve_harness
 
 # ---------------------------------------------------------------- http
 
 
-async def test_models_are_listed_and_retrieved_by_name(running: RunningServer) -> None:
-    status, listed = await running.get_json("/v1/models", **AUTHORIZATION_HEADERS)
+async def test_models_are_listed_and_retrieved_by_name(server: RunningServer) -> None:
+    status, listed = await server.request("GET", "/v1/models")
     assert status == 200
     assert isinstance(listed["data"], list)
     assert [model["id"] for model in listed["data"]] == ["demo", "alias"]
     assert {model["max_model_len"] for model in listed["data"]} == {400}
-    status, one = await running.get_json("/v1/models/alias", **AUTHORIZATION_HEADERS)
+    status, one = await server.request("GET", "/v1/models/alias")
     assert (status, one["id"]) == (200, "alias")
-    status, none = await running.get_json("/v1/models/gpt-9", **AUTHORIZATION_HEADERS)
+    status, none = await server.request("GET", "/v1/models/gpt-9")
     assert status == 404
     assert isinstance(none["error"], dict)
     assert none["error"]["code"] == "model_not_found"
 
 
-async def test_health_requires_no_key_and_models_do(running: RunningServer) -> None:
-    assert await running.get_json("/health") == (200, {"status": "ok", "engine": "up"})
+async def test_health_requires_no_key_and_models_do(server: RunningServer) -> None:
+    assert await server.request("GET", "/health", headers={}) == (
+        200,
+        {"status": "ok", "engine": "up"},
+    )
     for path in ("/v1/models", "/v1/models/demo", "/v1/models/gpt-9"):
-        status, denied = await running.get_json(path)
+        status, denied = await server.request("GET", path, headers={})
         assert status == 401
         assert isinstance(denied["error"], dict)
         assert denied["error"]["code"] == "missing_api_key"
 
 
-async def test_readiness_requires_no_key(bench: EngineHarness) -> None:
+async def test_readiness_requires_no_key(harness: EngineHarness) -> None:
     settings = GatewaySettings(tenants={API_KEY: "default"})
-    store = await shared_store(bench)
-    app, gate = build_app(bench.engine, settings, store), ReadinessGate()
-    async with serve_app(gate, app.state.registry, settings) as running:
+    store = await shared_store(harness)
+    app, gate = build_app(harness.engine, settings, store), ReadinessGate()
+    async with serve_app(gate, app.state.registry, settings) as server:
         for open, draining, expected in (
             (False, False, (503, {"status": "starting"})),
             (True, False, (200, {"status": "ready"})),
             (True, True, (503, {"status": "draining"})),
         ):
             if open:
-                gate.set_app(app, bench.engine, store)
+                gate.set_app(app, harness.engine, store)
             gate.is_draining = draining
             for path in ("/ready", "/health/ready"):
-                assert await running.get_json(path) == expected
+                assert await server.request("GET", path, headers={}) == expected
 
 
-async def test_unknown_path_is_404_over_http_and_websocket(running: RunningServer) -> None:
+async def test_unknown_path_is_404_over_http_and_websocket(server: RunningServer) -> None:
     for path in ("/v1/nothing", "/v2/responses"):
-        status, body = await running.get_json(path, **AUTHORIZATION_HEADERS)
+        status, body = await server.request("GET", path)
         assert isinstance(body["error"], dict)
         assert (status, body["error"]["code"]) == (404, "not_found")
-        url = f"ws://127.0.0.1:{running.port}{path}"
+        url = f"ws://127.0.0.1:{server.port}{path}"
         with pytest.raises(InvalidStatus) as refused:
-            async with connect(url, additional_headers=AUTHORIZATION_HEADERS):
+            async with connect(url, additional_headers=ACME):
                 pass
         assert refused.value.response.status_code == 404
 
@@ -95,18 +91,15 @@ async def test_unknown_path_is_404_over_http_and_websocket(running: RunningServe
     ],
 )
 async def test_subprotocol_realtime_is_selected_if_offered(
-    running: RunningServer, offered: list[Subprotocol] | None, chosen: str | None
+    server: RunningServer, offered: list[Subprotocol] | None, chosen: str | None
 ) -> None:
-    async with connect(
-        running.url, additional_headers=AUTHORIZATION_HEADERS, subprotocols=offered
-    ) as socket:
-        assert socket.subprotocol == chosen
-        assert (await receive_event(socket))["type"] == "session.created"
+    async with open_realtime_session(server.url, subprotocols=offered) as client:
+        assert client.socket.subprotocol == chosen
 
 
-async def test_key_in_a_subprotocol_is_accepted_and_not_echoed(running: RunningServer) -> None:
+async def test_key_in_a_subprotocol_is_accepted_and_not_echoed(server: RunningServer) -> None:
     offered = [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{API_KEY}")]
-    async with connect(running.url, subprotocols=offered) as socket:
+    async with connect(server.url, subprotocols=offered) as socket:
         assert socket.subprotocol == "realtime"
         assert API_KEY not in str(socket.response and socket.response.headers)
 
@@ -116,52 +109,47 @@ async def test_key_in_a_subprotocol_is_accepted_and_not_echoed(running: RunningS
     [
         ({}, 401),
         ({"Authorization": "Bearer wrong"}, 401),
-        ({**AUTHORIZATION_HEADERS, "Origin": "https://evil.example"}, 403),
-        ({**AUTHORIZATION_HEADERS, "Origin": "null"}, 403),
+        ({**ACME, "Origin": "https://evil.example"}, 403),
+        ({**ACME, "Origin": "null"}, 403),
     ],
 )
 async def test_invalid_key_or_origin_is_refused_before_the_upgrade(
-    running: RunningServer, headers: dict[str, str], status: int
+    server: RunningServer, headers: dict[str, str], status: int
 ) -> None:
     with pytest.raises(InvalidStatus) as caught:
-        await connect(running.url, additional_headers=headers)
+        await connect(server.url, additional_headers=headers)
     assert caught.value.response.status_code == status
 
 
-async def test_compression_offer_is_declined(running: RunningServer) -> None:
-    async with connect(
-        running.url, additional_headers=AUTHORIZATION_HEADERS, compression="deflate"
-    ) as socket:
+async def test_compression_offer_is_declined(server: RunningServer) -> None:
+    async with connect(server.url, additional_headers=ACME, compression="deflate") as socket:
         assert socket.response is not None
         assert "Sec-WebSocket-Extensions" not in socket.response.headers
 
 
-async def test_session_is_created_under_an_alias_of_the_model(running: RunningServer) -> None:
-    async with connect(
-        f"{running.url}?model=alias", additional_headers=AUTHORIZATION_HEADERS
-    ) as socket:
-        session = (await receive_event(socket))["session"]
-        assert isinstance(session, dict)
-        assert session["model"] == "alias"
+async def test_session_is_created_under_an_alias_of_the_model(server: RunningServer) -> None:
+    async with open_realtime_session(f"{server.url}?model=alias") as client:
+        assert client.session["model"] == "alias"
 
 
 # ---------------------------------------------------------------- start and stop
 
 
-async def test_stopping_server_closes_connections_with_1012(bench: EngineHarness) -> None:
-    async with serve_harness(bench, GatewaySettings()) as running:
-        socket = await connect(running.url)
-        await receive_event(socket)
-        await socket.send('{"type": "response.create"}')
-        running.server.should_exit = True
-        assert await wait_close_code(socket) == 1012
-    assert await bench.engine.list_sessions() == []
+async def test_stopping_server_closes_connections_with_1012(harness: EngineHarness) -> None:
+    async with (
+        serve_harness(harness, GatewaySettings()) as server,
+        open_realtime_session(server.url) as client,
+    ):
+        await client.send("response.create")
+        server.web_server.should_exit = True
+        assert await client.wait_close_code() == 1012
+    assert await harness.engine.list_sessions() == []
 
 
 async def test_model_without_a_chat_template_is_not_served(letters: Path) -> None:
-    async with digest_engine(letters) as bench:
+    async with digest_engine(letters) as harness:
         with pytest.raises(SetupError, match="no chat template"):
-            build_app(bench.engine, GatewaySettings(), await shared_store(bench))
+            build_app(harness.engine, GatewaySettings(), await shared_store(harness))
 
 
 def test_bind_error_names_the_option_to_change() -> None:

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from continuo.realtime.registry.registry import Registry
+from tests.support.clients import JsonEvent
 from tests.support.engines import EngineHarness
-from tests.support.resuming import JsonEvent, ResumingClient
+from tests.support.in_process_client import InProcessClient, connect_client
 from tests.support.sessions import create_registry, unload
 
 pytestmark = pytest.mark.slow
@@ -30,13 +31,13 @@ COMMANDS: dict[str, dict[str, object]] = {
 
 
 @pytest.fixture
-async def registry(bench: EngineHarness) -> AsyncIterator[Registry]:
-    registry = await create_registry(bench)
+async def registry(harness: EngineHarness) -> AsyncIterator[Registry]:
+    registry = await create_registry(harness)
     yield registry
     await registry.aclose()
 
 
-async def resume(client: ResumingClient, from_store: bool, seen: int | None = None) -> None:
+async def resume(client: InProcessClient, from_store: bool, seen: int | None = None) -> None:
     """Reconnect and resume the session, from the store if `from_store`, after the first `seen`
     events of the last connection (None: all of them)."""
     await client.disconnect()
@@ -47,7 +48,7 @@ async def resume(client: ResumingClient, from_store: bool, seen: int | None = No
     await client.socket.wait_for("session.updated")
 
 
-async def processed(client: ResumingClient, count: int = 1) -> None:
+async def processed(client: InProcessClient, count: int = 1) -> None:
     """Wait until all earlier commands are processed; `count`: calls on this connection so far."""
     client.socket.push_event(type="input_audio_buffer.clear")
     await client.socket.wait_for("input_audio_buffer.cleared", count)
@@ -58,8 +59,7 @@ async def processed(client: ResumingClient, count: int = 1) -> None:
 async def test_command_sent_again_under_its_event_id_runs_once(
     registry: Registry, kind: str, from_store: bool
 ) -> None:
-    client = ResumingClient(registry)
-    client.connect()
+    client = await connect_client(registry)
     client.socket.push_event(event_id="mine", **COMMANDS[kind])
     client.socket.push_event(event_id="mine", **COMMANDS[kind])
     await processed(client)
@@ -83,11 +83,10 @@ async def test_command_sent_again_under_its_event_id_runs_once(
 
 @pytest.mark.parametrize("from_store", [False, True])
 async def test_response_create_sent_again_generates_one_response(
-    registry: Registry, bench: EngineHarness, from_store: bool
+    registry: Registry, harness: EngineHarness, from_store: bool
 ) -> None:
-    client = ResumingClient(registry)
-    client.connect()
-    client.send_message("u1", "hello")
+    client = await connect_client(registry)
+    client.send_message("hello", "u1")
     command = {"type": "response.create", "response": {"max_output_tokens": 30}, "event_id": "mine"}
     client.socket.push_event(**command)
     client.socket.push_event(**command)
@@ -95,13 +94,13 @@ async def test_response_create_sent_again_generates_one_response(
     second = await client.socket.wait_for("response.created", 2)
     assert first["response"]["id"] == second["response"]["id"]
     await client.socket.wait_for("rate_limits.updated")
-    drawn = (await bench.engine.stats()).tokens_drawn
+    drawn = (await harness.engine.stats()).tokens_drawn
     await resume(client, from_store)
     client.socket.push_event(**command)
     done = await client.socket.wait_for("response.done")
     assert done["response"]["id"] == first["response"]["id"]
     await asyncio.sleep(0.05)
-    assert (await bench.engine.stats()).tokens_drawn == drawn
+    assert (await harness.engine.stats()).tokens_drawn == drawn
     await client.disconnect()
 
 
@@ -123,14 +122,14 @@ def create_long_response(event_id: str, **more: object) -> JsonEvent:
     return {"type": "response.create", "event_id": event_id, "response": response}
 
 
-def item_ids(client: ResumingClient) -> list[str]:
+def item_ids(client: InProcessClient) -> list[str]:
     session = client.registry.find(client.session_id)
     assert session is not None
     return [item.id for item in session.conversation.items()]
 
 
 async def resend(
-    client: ResumingClient, commands: list[JsonEvent], from_store: bool, *, seen: int
+    client: InProcessClient, commands: list[JsonEvent], from_store: bool, *, seen: int
 ) -> list[JsonEvent]:
     """Resume after the first `seen` events and send `commands` again. Returns what the server
     sends in response."""
@@ -143,7 +142,7 @@ async def resend(
     return client.socket.sent[before:-1]
 
 
-def final_statuses(client: ResumingClient) -> dict[str, set[str]]:
+def final_statuses(client: InProcessClient) -> dict[str, set[str]]:
     """The statuses sent at the end of each response, by its id."""
     statuses: dict[str, set[str]] = {}
     for event in client.socket.sent:
@@ -157,8 +156,7 @@ def final_statuses(client: ResumingClient) -> dict[str, set[str]]:
 async def test_deleted_item_is_not_created_again_by_a_retry(
     registry: Registry, from_store: bool
 ) -> None:
-    client = ResumingClient(registry)
-    client.connect()
+    client = await connect_client(registry)
     long = "\U0001f600" * 128
     commands: list[JsonEvent] = [
         create_item("stays", "e0"),
@@ -197,12 +195,11 @@ async def test_deleted_item_is_not_created_again_by_a_retry(
 @pytest.mark.parametrize("from_store", [False, True])
 @pytest.mark.parametrize("running", ["in the conversation", "none", "out of band"])
 async def test_repeated_cancel_does_not_cancel_the_next_response(
-    registry: Registry, bench: EngineHarness, running: str, from_store: bool
+    registry: Registry, harness: EngineHarness, running: str, from_store: bool
 ) -> None:
-    client = ResumingClient(registry)
-    client.connect()
-    bench.runner.step_s = 0.002
-    client.send_message("u1", "hello")
+    client = await connect_client(registry)
+    harness.runner.step_s = 0.002
+    client.send_message("hello", "u1")
     await client.socket.wait_for("conversation.item.done")
     out_of_band = running == "out of band"
     first: str | None = None
@@ -243,12 +240,11 @@ async def test_repeated_cancel_does_not_cancel_the_next_response(
 
 @pytest.mark.parametrize("from_store", [False, True])
 async def test_cancel_whose_outcome_was_not_received_runs_once(
-    registry: Registry, bench: EngineHarness, from_store: bool
+    registry: Registry, harness: EngineHarness, from_store: bool
 ) -> None:
-    client = ResumingClient(registry)
-    client.connect()
-    bench.runner.step_s = 0.002
-    client.send_message("u1", "hello")
+    client = await connect_client(registry)
+    harness.runner.step_s = 0.002
+    client.send_message("hello", "u1")
     client.socket.push_event(**create_long_response("r1"))
     await client.socket.wait_for("response.output_text.delta")
     await resume(client, from_store)

@@ -10,22 +10,23 @@ import pytest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.status import KVStatus
 from tests.support.engines import EngineHarness, digest_engine
-from tests.support.resuming import ResumingClient, resume_result
+from tests.support.in_process_client import InProcessClient, connect_client, resume_result
 from tests.support.sessions import create_registry
 
 
 @pytest.fixture(params=[0, 24], ids=["no host tier", "host tier"])
-async def crowded(chatty: Path, request: pytest.FixtureRequest) -> AsyncIterator[EngineHarness]:
+async def small_harness(
+    chat_model: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[EngineHarness]:
     """An engine whose device holds the KV of one conversation, not of two; a host tier or none."""
     async with digest_engine(
-        chatty, pages=24, max_model_len=96, batched_tokens=64, host_pages=request.param
-    ) as bench:
-        yield bench
+        chat_model, pages=24, max_model_len=96, batched_tokens=64, host_pages=request.param
+    ) as harness:
+        yield harness
 
 
-async def client_with_kv(registry: Registry) -> ResumingClient:
-    client = ResumingClient(registry)
-    client.connect()
+async def client_with_kv(registry: Registry) -> InProcessClient:
+    client = await connect_client(registry)
     await residency_of_response(client, 48)
     client.receive()
     while (status := await registry.status(client.session_id, "")) is None or (
@@ -35,9 +36,9 @@ async def client_with_kv(registry: Registry) -> ResumingClient:
     return client
 
 
-async def residency_of_response(client: ResumingClient, tokens: int) -> str:
+async def residency_of_response(client: InProcessClient, tokens: int) -> str:
     """Request a response of `tokens` tokens. Returns the residency from its usage."""
-    client.send_message(f"u{tokens}", "hi")
+    client.send_message("hi", f"u{tokens}")
     settings = {"max_output_tokens": tokens, "ignore_eos": True}
     client.socket.push_event(type="response.create", response=settings)
     turn = 1 + sum(event["type"] == "rate_limits.updated" for event in client.socket.sent)
@@ -47,13 +48,13 @@ async def residency_of_response(client: ResumingClient, tokens: int) -> str:
     return done["response"]["usage"]["residency"]
 
 
-async def kv_status(registry: Registry, client: ResumingClient) -> KVStatus:
+async def kv_status(registry: Registry, client: InProcessClient) -> KVStatus:
     status = await registry.status(client.session_id, "")
     assert status is not None
     return status.kv
 
 
-async def residency_after_resume(client: ResumingClient) -> str:
+async def residency_after_resume(client: InProcessClient) -> str:
     """Reconnect. Returns the residency from the resume report."""
     client.receive()
     await client.disconnect()
@@ -62,10 +63,10 @@ async def residency_after_resume(client: ResumingClient) -> str:
     return resume_result(client.socket)["kv"]
 
 
-async def test_kv_evicted_by_another_session_is_reported(crowded: EngineHarness) -> None:
-    registry = await create_registry(crowded)
+async def test_kv_evicted_by_another_session_is_reported(small_harness: EngineHarness) -> None:
+    registry = await create_registry(small_harness)
     idle, other = await client_with_kv(registry), await client_with_kv(registry)
-    spills = (await crowded.engine.stats()).host_pages_total > 0
+    spills = (await small_harness.engine.stats()).host_pages_total > 0
     resident, evicted = await kv_status(registry, other), await kv_status(registry, idle)
     assert (resident.place, resident.host_tokens, resident.lost_tokens) == ("device", 0, 0)
     assert 0 < evicted.tokens < resident.tokens
@@ -85,17 +86,17 @@ async def test_kv_evicted_by_another_session_is_reported(crowded: EngineHarness)
     await registry.aclose()
 
 
-async def test_kv_lost_with_its_engine_is_recomputed(bench: EngineHarness) -> None:
-    registry = await create_registry(bench)
+async def test_kv_lost_with_its_engine_is_recomputed(harness: EngineHarness) -> None:
+    registry = await create_registry(harness)
     client = await client_with_kv(registry)
-    bench.kill()
+    harness.kill()
     assert await residency_of_response(client, 2) == "recomputed"
     await client.disconnect()
     await registry.aclose()
 
 
-async def test_kv_of_a_session_loaded_from_the_store_is_recomputed(bench: EngineHarness) -> None:
-    one, two = await create_registry(bench), await create_registry(bench)
+async def test_kv_of_a_session_loaded_from_the_store_is_recomputed(harness: EngineHarness) -> None:
+    one, two = await create_registry(harness), await create_registry(harness)
     client = await client_with_kv(one)
     await client.disconnect()
     await one.aclose()

@@ -42,8 +42,8 @@ async def test_session_that_kills_engine_processes_is_refused(engine: EngineClie
     assert engine.text.encode(deadly) == [VOCABULARY]
     store = await open_store("sqlite://:memory:")
     registry = Registry(engine, template, GenerationSettings(), Limits(), store)
-    ears = EventRecorder()
-    good, bad = await registry.open(ears), await registry.open(EventRecorder())
+    recorder = EventRecorder()
+    good, bad = await registry.open(recorder), await registry.open(EventRecorder())
     create_response = CreateSessionResponse(settings=GenerationSettings(max_output_tokens=100))
     await good.execute(AddItem(user_message("u1", "hello"), None))
     await good.execute(create_response)
@@ -61,7 +61,7 @@ async def test_session_that_kills_engine_processes_is_refused(engine: EngineClie
         await bad.execute(AddItem(user_message("more", "more"), None))
     assert (caught.value.code, caught.value.http_status) == ("session_quarantined", 400)
     assert bad.conversation == kept, "the refused item changed the conversation"
-    ended = await asyncio.wait_for(ears.wait_for(ResponseEnded), TIMEOUT_S)
+    ended = await asyncio.wait_for(recorder.wait_for(ResponseEnded), TIMEOUT_S)
     assert isinstance(ended, ResponseEnded)
     assert ended.answer.status in ("completed", "incomplete")
     await bad.close()

@@ -1,55 +1,39 @@
 """Rewind: the counts reported for an edit, over a real socket, equal what the engine computes."""
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
 
+from tests.support.clients import JsonEvent, RealtimeClient, open_realtime_session
 from tests.support.engines import EngineHarness
-from tests.support.web_servers import (
-    AUTHORIZATION_HEADERS,
-    RunningServer,
-    receive_event,
-    receive_until,
-)
+from tests.support.web_servers import RunningServer
 
-Event = dict[str, Any]
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 
 
-async def send(socket: ClientConnection, **event: object) -> None:
-    await socket.send(json.dumps(event))
-
-
-async def add_message(socket: ClientConnection, name: str, text: str, **more: object) -> Event:
-    content = [{"type": "input_text", "text": text}]
-    item = {"type": "message", "id": name, "role": "user", "content": content}
-    await send(socket, type="conversation.item.create", item=item, **more)
-    added = await receive_until(socket, "conversation.item.added")
-    assert "rewind" not in await receive_until(socket, "conversation.item.done")
+async def add_message(client: RealtimeClient, name: str, text: str, **more: object) -> JsonEvent:
+    await client.send_message(text, name, **more)
+    added = await client.wait_for("conversation.item.added")
+    assert "rewind" not in await client.wait_for("conversation.item.done")
     return added
 
 
-async def configure(socket: ClientConnection, **session: object) -> Event:
-    await send(socket, type="session.update", session={"type": "realtime", **session})
-    return await receive_until(socket, "session.updated")
+async def configure(client: RealtimeClient, **session: object) -> JsonEvent:
+    await client.send("session.update", session={"type": "realtime", **session})
+    return await client.wait_for("session.updated")
 
 
-async def create_response(socket: ClientConnection, tokens: int = 12) -> Event:
-    response = {"max_output_tokens": tokens, "ignore_eos": True}
-    await send(socket, type="response.create", response=response)
-    done = await receive_until(socket, "response.done")
-    return done["response"]
+async def create_response(client: RealtimeClient, tokens: int = 12) -> JsonEvent:
+    response = await client.start_response(max_output_tokens=tokens, ignore_eos=True)
+    await client.wait_response(response)
+    return client.ended_responses[response]
 
 
-async def settled_status(running: RunningServer, name: str) -> Event:
+async def settled_status(server: RunningServer, name: str) -> JsonEvent:
     """Wait until the session is idle and all of its KV is computed. Returns its status."""
     while True:
-        _, session = await running.get_json(
-            f"/v1/realtime/sessions/{name}", **AUTHORIZATION_HEADERS
-        )
+        _, session = await server.request("GET", f"/v1/realtime/sessions/{name}")
         kv = session["kv"]
         assert isinstance(kv, dict)
         if session["state"] == "idle" and kv["tokens"] == session["tokens"]:
@@ -57,90 +41,86 @@ async def settled_status(running: RunningServer, name: str) -> Event:
         await asyncio.sleep(0.01)
 
 
-async def delete(socket: ClientConnection, response_item_id: str) -> Event:
-    await send(socket, type="conversation.item.delete", item_id="two")
-    return await receive_until(socket, "conversation.item.deleted")
+async def delete(client: RealtimeClient, response_item_id: str) -> JsonEvent:
+    await client.send("conversation.item.delete", item_id="two")
+    return await client.wait_for("conversation.item.deleted")
 
 
-async def insert(socket: ClientConnection, response_item_id: str) -> Event:
-    return await add_message(socket, "between", "by the way", previous_item_id="one")
+async def insert(client: RealtimeClient, response_item_id: str) -> JsonEvent:
+    return await add_message(client, "between", "by the way", previous_item_id="one")
 
 
-async def insert_first(socket: ClientConnection, response_item_id: str) -> Event:
-    return await add_message(socket, "front", "by the way", previous_item_id="root")
+async def insert_first(client: RealtimeClient, response_item_id: str) -> JsonEvent:
+    return await add_message(client, "front", "by the way", previous_item_id="root")
 
 
-async def truncate(socket: ClientConnection, response_item_id: str) -> Event:
+async def truncate(client: RealtimeClient, response_item_id: str) -> JsonEvent:
     fields = {"item_id": response_item_id, "content_index": 0, "text_end": 3}
-    await send(socket, type="conversation.item.truncate", **fields)
-    return await receive_until(socket, "conversation.item.truncated")
+    await client.send("conversation.item.truncate", **fields)
+    return await client.wait_for("conversation.item.truncated")
 
 
-async def set_instructions(socket: ClientConnection, response_item_id: str) -> Event:
-    return await configure(socket, instructions="be brief and kind")
+async def set_instructions(client: RealtimeClient, response_item_id: str) -> JsonEvent:
+    return await configure(client, instructions="be brief and kind")
 
 
-async def set_tools(socket: ClientConnection, response_item_id: str) -> Event:
-    return await configure(socket, tools=[TOOL])
+async def set_tools(client: RealtimeClient, response_item_id: str) -> JsonEvent:
+    return await configure(client, tools=[TOOL])
 
 
 @pytest.mark.parametrize(
     "edit", [delete, insert, insert_first, truncate, set_instructions, set_tools]
 )
 async def test_edits_rewind_to_the_first_changed_token(
-    running: RunningServer, bench: EngineHarness, edit: Any
+    server: RunningServer, harness: EngineHarness, edit: Any
 ) -> None:
-    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
-        name = (await receive_event(socket))["session"]["id"]
-        await configure(socket, instructions="be brief")
+    async with open_realtime_session(server.url) as client:
+        await configure(client, instructions="be brief")
         for item in ("one", "two", "three"):
             assert "rewind" not in await add_message(
-                socket, item, f"this is {item} of three things"
+                client, item, f"this is {item} of three things"
             )
-        response_item_id = (await create_response(socket))["output"][0]["id"]
-        before = await settled_status(running, name)
-        computed = bench.runner.token_count
-        rewind = (await edit(socket, response_item_id))["rewind"]
+        response_item_id = (await create_response(client))["output"][0]["id"]
+        before = await settled_status(server, client.session_id)
+        computed = harness.runner.token_count
+        rewind = (await edit(client, response_item_id))["rewind"]
         kept, prefilled = rewind["kept_tokens"], rewind["prefill_tokens"]
-        after = await settled_status(running, name)
+        after = await settled_status(server, client.session_id)
         assert kept < before["tokens"], "the edit rewound nothing"
         assert kept + prefilled == after["tokens"]
-        assert bench.runner.token_count - computed == prefilled, (
+        assert harness.runner.token_count - computed == prefilled, (
             "computed other tokens than it reported"
         )
-        usage = (await create_response(socket, 1))["usage"]
+        usage = (await create_response(client, 1))["usage"]
         assert usage["input_token_details"]["cached_tokens"] == kept + prefilled
 
 
-async def test_changes_that_invalidate_no_kv_report_no_rewind(running: RunningServer) -> None:
-    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
-        await receive_event(socket)
-        await configure(socket, instructions="be brief")
-        assert "rewind" not in await add_message(socket, "one", "hello")
-        assert "rewind" not in await add_message(socket, "two", "again", previous_item_id="one")
-        assert "rewind" not in await configure(socket, temperature=0.5)
-        message = (await create_response(socket))["output"][0]
-        await send(
-            socket,
-            type="conversation.item.truncate",
+async def test_changes_that_invalidate_no_kv_report_no_rewind(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
+        await configure(client, instructions="be brief")
+        assert "rewind" not in await add_message(client, "one", "hello")
+        assert "rewind" not in await add_message(client, "two", "again", previous_item_id="one")
+        assert "rewind" not in await configure(client, temperature=0.5)
+        message = (await create_response(client))["output"][0]
+        await client.send(
+            "conversation.item.truncate",
             item_id=message["id"],
             content_index=0,
             text_end=len(message["content"][0]["text"]),
         )
-        assert "rewind" not in await receive_until(socket, "conversation.item.truncated")
+        assert "rewind" not in await client.wait_for("conversation.item.truncated")
 
 
-async def test_items_leaving_the_context_window_report_their_rewind(running: RunningServer) -> None:
-    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
-        name = (await receive_event(socket))["session"]["id"]
-        await configure(socket, instructions="be brief")
+async def test_items_leaving_the_context_window_report_their_rewind(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
+        await configure(client, instructions="be brief")
         for n in range(40):
-            added = await add_message(socket, f"u{n}", f"{n} is something to remember")
+            added = await add_message(client, f"u{n}", f"{n} is something to remember")
             if "rewind" in added:
                 break
         else:
             raise AssertionError("no item left the context window")
-        after = await settled_status(running, name)
+        after = await settled_status(server, client.session_id)
         assert after["dropped_items"] > 0
         rewind = added["rewind"]
         assert rewind["kept_tokens"] + rewind["prefill_tokens"] == after["tokens"]

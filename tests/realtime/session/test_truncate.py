@@ -38,11 +38,11 @@ def truncate_at(item_id: str, end: int) -> TruncateItem:
     return TruncateItem(item_id, 0, text_end=end)
 
 
-async def response_of_length(talk: SessionDriver, at_least: int) -> Response:
+async def response_of_length(driver: SessionDriver, at_least: int) -> Response:
     """Create responses until one has `at_least` characters; the null device may end one early."""
     while True:
-        await talk.add_message("tell me a story")
-        response = await talk.run_turn(24)
+        await driver.add_message("tell me a story")
+        response = await driver.run_turn(24)
         if len(text_of(response)) >= at_least:
             return response
 
@@ -84,8 +84,8 @@ def test_character_of_several_tokens_is_never_split(text: ModelText) -> None:
     assert find_sampled_prefix(text, ids, 3) == (ids, 3)
 
 
-def test_truncation_keeps_the_function_call_after_the_message(chatty: Path) -> None:
-    text = ModelText(str(chatty))
+def test_truncation_keeps_the_function_call_after_the_message(chat_model: Path) -> None:
+    text = ModelText(str(chat_model))
     assert text.template is not None
     message = MessageItem(id="m", role="assistant", parts=(ContentPart("output_text", "I look"),))
     call = FunctionCallItem(id="c", call_id="x", name="look", arguments="{}")
@@ -102,111 +102,111 @@ def test_truncation_keeps_the_function_call_after_the_message(chatty: Path) -> N
 # ---------------------------------------------------------------- sessions
 
 
-async def test_truncate_keeps_the_text_before_its_text_end(talk: SessionDriver) -> None:
-    response = await response_of_length(talk, 6)
+async def test_truncate_keeps_the_text_before_its_text_end(driver: SessionDriver) -> None:
+    response = await response_of_length(driver, 6)
     name = response.items[0].id
-    await talk.session.execute(truncate_at(name, 5))
-    event = talk.recorder.events[-1]
+    await driver.session.execute(truncate_at(name, 5))
+    event = driver.recorder.events[-1]
     assert isinstance(event, ItemTruncated)
     assert (event.item_id, event.content_index, event.text_end) == (name, 0, 5)
-    item = talk.session.conversation.find(name)
+    item = driver.session.conversation.find(name)
     assert isinstance(item, MessageItem)
     assert item.parts == (ContentPart("output_text", text_of(response)[:5]),)
     assert item.status == "incomplete"
-    sampled = talk.session.conversation.spans[-1].sampled_ids
+    sampled = driver.session.conversation.spans[-1].sampled_ids
     assert sampled is not None
-    assert talk.engine.text.decode(sampled) == text_of(response)[:5]
-    await talk.add_message("go on")
-    await talk.run_turn()
+    assert driver.engine.text.decode(sampled) == text_of(response)[:5]
+    await driver.add_message("go on")
+    await driver.run_turn()
 
 
-async def test_truncate_prefills_nothing_again(talk: SessionDriver) -> None:
-    response = await response_of_length(talk, 12)
-    await talk.add_message("and then?")
-    await talk.run_turn()
-    await talk.session.execute(DeleteItem(list(talk.session.conversation.items())[-1].id))
-    await talk.session.execute(DeleteItem(list(talk.session.conversation.items())[-1].id))
-    computed = talk.engine_harness.runner.token_count
-    await talk.session.execute(truncate_at(response.items[0].id, 10))
-    await talk.add_message("x")
-    await talk.create_response(1)
-    await talk.wait_response()
+async def test_truncate_prefills_nothing_again(driver: SessionDriver) -> None:
+    response = await response_of_length(driver, 12)
+    await driver.add_message("and then?")
+    await driver.run_turn()
+    await driver.session.execute(DeleteItem(list(driver.session.conversation.items())[-1].id))
+    await driver.session.execute(DeleteItem(list(driver.session.conversation.items())[-1].id))
+    computed = driver.engine_harness.runner.token_count
+    await driver.session.execute(truncate_at(response.items[0].id, 10))
+    await driver.add_message("x")
+    await driver.create_response(1)
+    await driver.wait_response()
     prompt = len("<|im_start|>user x<|im_end|> <|im_start|>assistant ".replace("<|im_start|>", "a"))
-    assert talk.engine_harness.runner.token_count - computed <= prompt
+    assert driver.engine_harness.runner.token_count - computed <= prompt
 
 
-async def test_barge_in_continues_from_the_truncated_text(talk: SessionDriver) -> None:
+async def test_barge_in_continues_from_the_truncated_text(driver: SessionDriver) -> None:
     """Cancel and truncate at once, as a voice client does; the next turn continues the cut text."""
     for turn in range(4):
-        await talk.add_message(f"tell me more, {turn}")
-        await talk.create_response(None)
-        started = await talk.recorder.wait_for(OutputItemStarted, turn + 1)
+        await driver.add_message(f"tell me more, {turn}")
+        await driver.create_response(None)
+        started = await driver.recorder.wait_for(OutputItemStarted, turn + 1)
         assert isinstance(started, OutputItemStarted)
         await asyncio.sleep(0.002 * turn)
         with contextlib.suppress(Refusal):  # if the response has ended before
-            await talk.session.execute(CancelResponse())
-        await talk.session.execute(
-            truncate_at(started.item.id, min(turn, len(text_so_far(talk, started))))
+            await driver.session.execute(CancelResponse())
+        await driver.session.execute(
+            truncate_at(started.item.id, min(turn, len(text_so_far(driver, started))))
         )
-        await talk.wait_response()
-        item = talk.session.conversation.find(started.item.id)
+        await driver.wait_response()
+        item = driver.session.conversation.find(started.item.id)
         assert isinstance(item, MessageItem)
         assert len(item.parts[0].text) <= turn
-        await talk.run_turn(3)
+        await driver.run_turn(3)
 
 
-def text_so_far(talk: SessionDriver, started: OutputItemStarted) -> str:
+def text_so_far(driver: SessionDriver, started: OutputItemStarted) -> str:
     return "".join(
         event.text
-        for event in talk.recorder.events
+        for event in driver.recorder.events
         if isinstance(event, TextDelta) and event.item_id == started.item.id
     )
 
 
-async def test_truncate_an_item_in_the_middle_of_a_conversation(talk: SessionDriver) -> None:
-    response = await response_of_length(talk, 4)
+async def test_truncate_an_item_in_the_middle_of_a_conversation(driver: SessionDriver) -> None:
+    response = await response_of_length(driver, 4)
     for n in range(2):
-        await talk.add_message(f"more {n}")
-        await talk.run_turn()
-    await talk.session.execute(truncate_at(response.items[0].id, 2))
-    await talk.run_turn()
+        await driver.add_message(f"more {n}")
+        await driver.run_turn()
+    await driver.session.execute(truncate_at(response.items[0].id, 2))
+    await driver.run_turn()
 
 
-async def test_truncate_to_nothing_and_to_the_whole_text(talk: SessionDriver) -> None:
-    response = await response_of_length(talk, 2)
-    before = talk.session.conversation
-    await talk.session.execute(truncate_at(response.items[0].id, len(text_of(response))))
-    assert talk.session.conversation is before
-    await talk.session.execute(truncate_at(response.items[0].id, 0))
-    await talk.add_message("what?")
-    await talk.run_turn()
+async def test_truncate_to_nothing_and_to_the_whole_text(driver: SessionDriver) -> None:
+    response = await response_of_length(driver, 2)
+    before = driver.session.conversation
+    await driver.session.execute(truncate_at(response.items[0].id, len(text_of(response))))
+    assert driver.session.conversation is before
+    await driver.session.execute(truncate_at(response.items[0].id, 0))
+    await driver.add_message("what?")
+    await driver.run_turn()
 
 
-async def test_truncate_an_assistant_message_of_the_client(talk: SessionDriver) -> None:
+async def test_truncate_an_assistant_message_of_the_client(driver: SessionDriver) -> None:
     part = ContentPart("output_text", "I said a lot of things")
     item = MessageItem(id="a1", role="assistant", parts=(part,))
-    await talk.add_message("hello")
-    await talk.session.execute(AddItem(item))
-    await talk.session.execute(truncate_at("a1", 6))
-    found = talk.session.conversation.find("a1")
+    await driver.add_message("hello")
+    await driver.session.execute(AddItem(item))
+    await driver.session.execute(truncate_at("a1", 6))
+    found = driver.session.conversation.find("a1")
     assert isinstance(found, MessageItem)
     assert found.parts[0].text == "I said"
-    await talk.add_message("go on")
-    await talk.run_turn()
+    await driver.add_message("go on")
+    await driver.run_turn()
 
 
-async def test_audio_end_ms_alone_changes_nothing(talk: SessionDriver) -> None:
-    response = await response_of_length(talk, 2)
-    before = talk.session.conversation
+async def test_audio_end_ms_alone_changes_nothing(driver: SessionDriver) -> None:
+    response = await response_of_length(driver, 2)
+    before = driver.session.conversation
     name = response.items[0].id
-    await talk.session.execute(TruncateItem(name, 0, audio_end_ms=700))
-    assert talk.recorder.events[-1] == ItemTruncated(name, 0, 700, None)
-    assert talk.session.conversation is before
+    await driver.session.execute(TruncateItem(name, 0, audio_end_ms=700))
+    assert driver.recorder.events[-1] == ItemTruncated(name, 0, 700, None)
+    assert driver.session.conversation is before
 
 
-async def test_truncate_is_refused_for_other_items_and_positions(talk: SessionDriver) -> None:
-    await talk.add_message("hello")
-    response = await talk.run_turn()
+async def test_truncate_is_refused_for_other_items_and_positions(driver: SessionDriver) -> None:
+    await driver.add_message("hello")
+    response = await driver.run_turn()
     name = response.items[0].id
     for command, param in (
         (truncate_at("unknown", 1), "item_id"),
@@ -215,13 +215,13 @@ async def test_truncate_is_refused_for_other_items_and_positions(talk: SessionDr
         (TruncateItem(name, 1, text_end=0), "content_index"),
     ):
         with pytest.raises(Refusal) as caught:
-            await talk.session.execute(command)
+            await driver.session.execute(command)
         assert caught.value.param == param
-    await talk.create_response(None)
-    started = await talk.recorder.wait_for(OutputItemStarted, 2)
+    await driver.create_response(None)
+    started = await driver.recorder.wait_for(OutputItemStarted, 2)
     assert isinstance(started, OutputItemStarted)
     with pytest.raises(Refusal, match="still being generated"):
-        await talk.session.execute(truncate_at(started.item.id, 0))
-    await talk.session.execute(CancelResponse())
-    await talk.wait_response()
-    await talk.run_turn()
+        await driver.session.execute(truncate_at(started.item.id, 0))
+    await driver.session.execute(CancelResponse())
+    await driver.wait_response()
+    await driver.run_turn()

@@ -53,11 +53,11 @@ UTTERANCES = (
 
 class Voice:
     def __init__(
-        self, engine: EngineClient, session: Session, ears: EventRecorder, source: random.Random
+        self, engine: EngineClient, session: Session, recorder: EventRecorder, source: random.Random
     ) -> None:
         self.engine = engine
         self.session = session
-        self.ears = ears
+        self.recorder = recorder
         self.source = source
         self.responses = 0
 
@@ -94,17 +94,20 @@ class Voice:
                 await asyncio.sleep(0.002)
             with contextlib.suppress(Refusal):  # if the response has ended before
                 await self.session.execute(CancelResponse())
-        event = await self.ears.wait_for(ResponseEnded, self.responses)
+        event = await self.recorder.wait_for(ResponseEnded, self.responses)
         assert isinstance(event, ResponseEnded)
         return event.answer
 
     @property
     def deltas(self) -> int:
-        return sum(isinstance(event, TextDelta) for event in self.ears.events)
+        return sum(isinstance(event, TextDelta) for event in self.recorder.events)
 
     @property
     def ended(self) -> bool:
-        return sum(isinstance(event, ResponseEnded) for event in self.ears.events) == self.responses
+        return (
+            sum(isinstance(event, ResponseEnded) for event in self.recorder.events)
+            == self.responses
+        )
 
     async def truncate(self, response: Response) -> None:
         """Truncate the response at a random position."""
@@ -132,9 +135,9 @@ async def voice(request: pytest.FixtureRequest) -> AsyncIterator[Voice]:
         template = engine.text.template
         assert template is not None
         registry = Registry(engine, template, GenerationSettings(), Limits(), store)
-        ears = EventRecorder()
-        session = await registry.open(ears)
-        yield Voice(engine, session, ears, random.Random(request.param))
+        recorder = EventRecorder()
+        session = await registry.open(recorder)
+        yield Voice(engine, session, recorder, random.Random(request.param))
         await registry.close(session)
     finally:
         await engine.stop()
@@ -179,7 +182,7 @@ async def test_five_hundred_turns_continue_beyond_the_context_window(voice: Voic
         out_of_window = len(voice.session.conversation.out_of_window)
         expected = await voice.reference_ids(8) if rewound else None
         response = await voice.respond(8, interrupted=False)
-        voice.ears.events.clear()
+        voice.recorder.events.clear()
         voice.responses = 0
         assert response.status == "incomplete", "max_output_tokens does not end the response"
         assert voice.session.conversation.length <= limit

@@ -43,7 +43,7 @@ EVERY_SECOND = ("--appendonly", "yes", "--appendfsync", "everysec")
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[RedisProcess]:
+async def redis(tmp_path: Path) -> AsyncIterator[RedisProcess]:
     process = RedisProcess(tmp_path / "redis", *EVERY_SECOND)
     await process.start()
     yield process
@@ -51,8 +51,8 @@ async def server(tmp_path: Path) -> AsyncIterator[RedisProcess]:
 
 
 @pytest.fixture
-async def store(server: RedisProcess) -> AsyncIterator[Store]:
-    store = await open_store(server.url)
+async def store(redis: RedisProcess) -> AsyncIterator[Store]:
+    store = await open_store(redis.url)
     yield store
     await store.aclose()
 
@@ -86,16 +86,14 @@ def every_call(store: Store, lease: SessionLease) -> list[Awaitable[Any]]:
 # ---------------------------------------------------------------- stopped and paused
 
 
-async def test_data_and_epoch_survive_a_restart_of_redis(
-    server: RedisProcess, store: Store
-) -> None:
+async def test_data_and_epoch_survive_a_restart_of_redis(redis: RedisProcess, store: Store) -> None:
     lease = await store.create(new_session())
     await append_entries(store, lease, 0, make_entry(1))
     epoch = store.epoch
-    server.stop()
+    redis.stop()
     for call in every_call(store, lease):
         await check_refused_in_time(call)
-    await server.start()
+    await redis.start()
     await append_entries(store, lease, 1, make_entry(2))
     assert store.epoch == epoch
     snapshot = await store.load(lease.session)
@@ -104,7 +102,7 @@ async def test_data_and_epoch_survive_a_restart_of_redis(
 
 
 async def test_calls_to_a_paused_redis_fail_in_time_and_concurrently(
-    server: RedisProcess, store: Store
+    redis: RedisProcess, store: Store
 ) -> None:
     """Concurrent calls time out together, not one after another."""
     lease = await store.create(new_session())
@@ -113,11 +111,11 @@ async def test_calls_to_a_paused_redis_fail_in_time_and_concurrently(
     change = WriteBatch(
         kept_entries=0, entries=(make_entry(7),), request=IdempotentRequest("event_1", b"c", b"r")
     )
-    server.pause()
+    redis.pause()
     writes = [store.write(other, change) for other in others]
     calls = [*every_call(store, lease), *writes]
     await asyncio.gather(*(check_refused_in_time(call) for call in calls))
-    server.resume()
+    redis.resume()
     for other in others:
         result = await write_when_available(store, other, change)
         assert result in (WriteResult(1, 0), DuplicateWrite(b"r"))
@@ -138,18 +136,18 @@ async def write_when_available(
 
 
 async def test_calls_to_a_paused_redis_fail_fast_until_it_replies_again(
-    server: RedisProcess, store: Store
+    redis: RedisProcess, store: Store
 ) -> None:
     """Consecutive calls do not each wait for the timeout; they succeed once Redis replies again."""
     lease = await store.create(new_session())
-    server.pause()
+    redis.pause()
     began = time.monotonic()
     await check_refused_in_time(store.confirm(lease))
     assert not store.is_available
     for _ in range(50):
         await check_refused_in_time(store.confirm(lease))
     assert time.monotonic() - began < 50 * keys.TIMEOUT_S / 4
-    server.resume()
+    redis.resume()
     await wait_until_available(store)
     await append_entries(store, lease, 0, make_entry(1))
 
@@ -162,12 +160,12 @@ async def wait_until_available(store: Store) -> None:
 
 
 async def test_stopped_redis_is_probed_until_it_is_started(
-    server: RedisProcess, store: Store
+    redis: RedisProcess, store: Store
 ) -> None:
-    server.stop()
+    redis.stop()
     await check_refused_in_time(store.check())
     assert not store.is_available
-    await server.start()
+    await redis.start()
     await wait_until_available(store)
     await store.check()
 
@@ -183,17 +181,17 @@ async def test_host_that_accepts_no_connection_is_refused_in_time() -> None:
             await check_refused_in_time(open_store(f"redis+sentinel://{hosts}/talk"))
 
 
-async def test_cancelled_calls_do_not_mix_up_replies(server: RedisProcess, store: Store) -> None:
+async def test_cancelled_calls_do_not_mix_up_replies(redis: RedisProcess, store: Store) -> None:
     sessions = [new_session(state=str(n).encode()) for n in range(20)]
     for new in sessions:
         await store.create(new)
-    server.pause()
+    redis.pause()
     calls = [asyncio.create_task(store.load(new.id)) for new in sessions]
     await asyncio.sleep(0.05)
     for call in calls[::2]:
         call.cancel()
     await asyncio.sleep(0.05)
-    server.resume()
+    redis.resume()
     await asyncio.gather(*calls, return_exceptions=True)
     for new in sessions:
         snapshot = await store.load(new.id)
@@ -205,9 +203,9 @@ async def test_cancelled_calls_do_not_mix_up_replies(server: RedisProcess, store
 
 
 async def test_strict_durability_loses_no_acknowledged_write_in_a_kill(tmp_path: Path) -> None:
-    server = RedisProcess(tmp_path / "redis", *ALWAYS)
-    await server.start()
-    store = await open_store(server.url, "strict")
+    redis = RedisProcess(tmp_path / "redis", *ALWAYS)
+    await redis.start()
+    store = await open_store(redis.url, "strict")
     leases = [await store.create(new_session()) for _ in range(4)]
     acknowledged = dict.fromkeys(leases, 0)
 
@@ -219,10 +217,10 @@ async def test_strict_durability_loses_no_acknowledged_write_in_a_kill(tmp_path:
 
     writers = [asyncio.create_task(write(lease)) for lease in leases]
     await wait_until(lambda: min(acknowledged.values()) >= 20, 30)
-    server.kill()
+    redis.kill()
     for outcome in await asyncio.gather(*writers, return_exceptions=True):
         assert isinstance(outcome, StoreUnavailable)
-    await server.start()
+    await redis.start()
     for lease, count in acknowledged.items():
         snapshot = await store.load(lease.session)
         assert snapshot is not None
@@ -231,24 +229,24 @@ async def test_strict_durability_loses_no_acknowledged_write_in_a_kill(tmp_path:
         assert len(ids) - count <= 1, "the unacknowledged write may be stored"
         await append_entries(store, lease, count, make_entry(count))
     await store.aclose()
-    server.kill()
+    redis.kill()
 
 
 async def test_truncated_append_only_file_is_data_loss_for_affected_leases(
-    server: RedisProcess, store: Store
+    redis: RedisProcess, store: Store
 ) -> None:
     lossy, intact = [await store.create(new_session()) for _ in range(2)]
     await append_entries(store, lossy, 0, make_entry(1))
     await append_entries(store, intact, 0, make_entry(1))
     late = await store.create(new_session())
-    (log,) = server.folder.glob("appendonlydir/*.incr.aof")
+    (log,) = redis.folder.glob("appendonlydir/*.incr.aof")
     synced_bytes = log.stat().st_size
     await append_entries(store, lossy, 1, make_entry(2))
     lost_claim = await store.claim(late.session, "gate-2", ttl_s=60)
-    server.kill()
+    redis.kill()
     with log.open("r+b") as file:  # as after a crash of the machine
         file.truncate(synced_bytes)
-    await server.start()
+    await redis.start()
     with pytest.raises(SessionDataLost):
         await append_entries(store, lossy, 2, make_entry(3))
     with pytest.raises(SessionDataLost):
@@ -266,10 +264,10 @@ async def test_truncated_append_only_file_is_data_loss_for_affected_leases(
 
 
 async def test_flush_under_load_is_detected_by_every_writer(
-    server: RedisProcess, store: Store
+    redis: RedisProcess, store: Store
 ) -> None:
     leases = [await store.create(new_session()) for _ in range(8)]
-    other = await open_store(server.url)
+    other = await open_store(redis.url)
     epoch = store.epoch
 
     async def write(lease: SessionLease) -> None:
@@ -278,7 +276,7 @@ async def test_flush_under_load_is_detected_by_every_writer(
 
     writers = [asyncio.create_task(write(lease)) for lease in leases]
     await asyncio.sleep(0.2)
-    async with server.client() as client:
+    async with redis.client() as client:
         await client.flushall()
     for outcome in await asyncio.gather(*writers, return_exceptions=True):
         assert isinstance(outcome, StoreReplaced)
@@ -296,32 +294,32 @@ async def test_flush_under_load_is_detected_by_every_writer(
 
 
 async def test_redis_restarted_without_data_is_another_store(tmp_path: Path) -> None:
-    server = RedisProcess(tmp_path / "redis")
-    await server.start()
-    store = await open_store(server.url)
+    redis = RedisProcess(tmp_path / "redis")
+    await redis.start()
+    store = await open_store(redis.url)
     lease = await store.create(new_session())
-    server.kill()
-    await server.start()
+    redis.kill()
+    await redis.start()
     with pytest.raises(StoreReplaced):
         await store.check()
     with pytest.raises(StoreReplaced):
         await append_entries(store, lease, 0, make_entry(1))
     await store.check()
     await store.aclose()
-    server.kill()
+    redis.kill()
 
 
-async def test_check_detects_a_flush(server: RedisProcess, store: Store) -> None:
+async def test_check_detects_a_flush(redis: RedisProcess, store: Store) -> None:
     await store.check()
-    async with server.client() as client:
+    async with redis.client() as client:
         await client.flushall()
     with pytest.raises(StoreReplaced):
         await store.check()
     await store.check()
 
 
-async def test_find_response_detects_a_flush(server: RedisProcess, store: Store) -> None:
-    async with server.client() as client:
+async def test_find_response_detects_a_flush(redis: RedisProcess, store: Store) -> None:
+    async with redis.client() as client:
         await client.flushall()
     with pytest.raises(StoreReplaced):
         await store.find_response("resp_1")
@@ -331,11 +329,11 @@ async def test_find_response_detects_a_flush(server: RedisProcess, store: Store)
 
 
 async def test_full_redis_refuses_whole_writes_until_memory_is_free(
-    server: RedisProcess, store: Store
+    redis: RedisProcess, store: Store
 ) -> None:
     lease = await store.create(new_session())
     await append_entries(store, lease, 0, make_entry(1))
-    async with server.client() as client:
+    async with redis.client() as client:
         await client.config_set("maxmemory", "1mb")
         change = WriteBatch(
             kept_entries=1,
@@ -360,11 +358,11 @@ async def test_full_redis_refuses_whole_writes_until_memory_is_free(
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "volatile-lru"])
 async def test_redis_with_an_eviction_policy_is_refused(tmp_path: Path, policy: str) -> None:
-    server = RedisProcess(tmp_path / "redis", "--maxmemory-policy", policy)
-    await server.start()
+    redis = RedisProcess(tmp_path / "redis", "--maxmemory-policy", policy)
+    await redis.start()
     with pytest.raises(StoreUnusable, match=policy):
-        await open_store(server.url)
-    server.kill()
+        await open_store(redis.url)
+    redis.kill()
 
 
 @pytest.mark.parametrize(
@@ -373,23 +371,23 @@ async def test_redis_with_an_eviction_policy_is_refused(tmp_path: Path, policy: 
 async def test_strict_durability_needs_appendfsync_always(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    server = RedisProcess(tmp_path / "redis", *options)
-    await server.start()
+    redis = RedisProcess(tmp_path / "redis", *options)
+    await redis.start()
     with pytest.raises(StoreUnusable, match="appendfsync always"):
-        await open_store(server.url, "strict")
-    await (await open_store(server.url)).aclose()
-    server.kill()
+        await open_store(redis.url, "strict")
+    await (await open_store(redis.url)).aclose()
+    redis.kill()
 
 
 async def test_redis_configuration_is_checked_again_after_an_outage(
-    server: RedisProcess, store: Store
+    redis: RedisProcess, store: Store
 ) -> None:
     lease = await store.create(new_session())
-    server.pause()
+    redis.pause()
     await check_refused_in_time(store.check())
-    server.resume()
+    redis.resume()
     await wait_until_available(store)
-    async with server.client() as client:
+    async with redis.client() as client:
         await client.config_set("maxmemory-policy", "allkeys-lru")
         with pytest.raises(StoreUnavailable, match="allkeys-lru"):
             await append_entries(store, lease, 0, make_entry(1))
@@ -398,25 +396,25 @@ async def test_redis_configuration_is_checked_again_after_an_outage(
 
 
 async def test_password_in_the_url_is_required_and_percent_decoded(tmp_path: Path) -> None:
-    server = RedisProcess(tmp_path / "redis", "--maxclients", "50")
-    await server.start()
-    async with server.client() as client:
+    redis = RedisProcess(tmp_path / "redis", "--maxclients", "50")
+    await redis.start()
+    async with redis.client() as client:
         await client.config_set("requirepass", "p:w/d")
     with pytest.raises(StoreUnusable):
-        await open_store(server.url)
-    url = f"redis://:p%3Aw%2Fd@127.0.0.1:{server.port}/0"
+        await open_store(redis.url)
+    url = f"redis://:p%3Aw%2Fd@127.0.0.1:{redis.port}/0"
     store = await open_store(url)
     await store.check()
     await store.aclose()
-    server.kill()
+    redis.kill()
 
 
 # ---------------------------------------------------------------- many gateways
 
 
-async def test_one_request_to_many_gateways_is_written_once(server: RedisProcess) -> None:
+async def test_one_request_to_many_gateways_is_written_once(redis: RedisProcess) -> None:
     """A client retries an unacknowledged request on several gateways."""
-    stores = [await open_store(server.url) for _ in range(4)]
+    stores = [await open_store(redis.url) for _ in range(4)]
     for round in range(20):
         new = new_session()
         lease = await stores[0].create(new)
@@ -445,24 +443,24 @@ async def test_one_request_to_many_gateways_is_written_once(server: RedisProcess
         await store.aclose()
 
 
-async def test_concurrent_sweeps_remove_each_session_once(server: RedisProcess) -> None:
-    stores = [await open_store(server.url) for _ in range(3)]
+async def test_concurrent_sweeps_remove_each_session_once(redis: RedisProcess) -> None:
+    stores = [await open_store(redis.url) for _ in range(3)]
     expired = [(await stores[0].create(new_session(ttl_s=0))).session for _ in range(60)]
     swept = await asyncio.gather(*(store.sweep(1000) for store in stores))
     names = [name for sweep in swept for name in sweep.expired]
     assert sorted(names) == sorted(expired)
-    async with server.client() as client:
+    async with redis.client() as client:
         assert await client.keys("*") == [keys.EPOCH_KEY.encode()], "only the store epoch is left"
     for store in stores:
         await store.aclose()
 
 
 async def test_sweep_corrects_deadlines_that_are_too_early(
-    server: RedisProcess, store: Store
+    redis: RedisProcess, store: Store
 ) -> None:
     live = [(await store.create(new_session(ttl_s=60))).session for _ in range(3)]
     expired = (await store.create(new_session(ttl_s=0))).session
-    async with server.client() as client:
+    async with redis.client() as client:
         scores = [await client.zscore(keys.DEADLINES_KEY, name) for name in live]
         await client.zadd(keys.DEADLINES_KEY, dict.fromkeys(live, 0))
         assert await store.sweep(10) == SweepResult(4, [expired])
@@ -471,7 +469,7 @@ async def test_sweep_corrects_deadlines_that_are_too_early(
 
 
 async def test_keys_of_a_session_share_a_slot_and_leave_a_tombstone(
-    server: RedisProcess, store: Store, monkeypatch: pytest.MonkeyPatch
+    redis: RedisProcess, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deleted session leaves only its tombstone, which expires."""
     monkeypatch.setattr(keys, "TOMBSTONE_S", 1.0)
@@ -486,7 +484,7 @@ async def test_keys_of_a_session_share_a_slot_and_leave_a_tombstone(
     )
     await store.write(lease, change)
     await store.journal(lease, "resp_1", 0, (1, 2))
-    async with server.client() as client:
+    async with redis.client() as client:
         shared = {keys.EPOCH_KEY.encode(), keys.DEADLINES_KEY.encode()}
         names = [name.encode() for name in keys.session_keys(new.id)]
         assert set(await client.keys("*")) - shared == set(names)
@@ -494,7 +492,7 @@ async def test_keys_of_a_session_share_a_slot_and_leave_a_tombstone(
         for name in names:
             assert await client.ttl(name) == -1
     await store.delete(lease)
-    async with server.client() as client:
+    async with redis.client() as client:
         assert set(await client.keys("*")) - shared == {names[0]}
         async with asyncio.timeout(30):
             while set(await client.keys("*")) != {keys.EPOCH_KEY.encode()}:
@@ -518,15 +516,15 @@ async def test_redis_over_tls_needs_a_trusted_certificate(tmp_path: Path) -> Non
     cert, port = tmp_path / "cert.pem", free_port()
     tls = ("--tls-port", str(port), "--tls-cert-file", str(cert), "--tls-auth-clients", "no")
     key = ("--tls-key-file", str(tmp_path / "key.pem"), "--tls-ca-cert-file", str(cert))
-    server = RedisProcess(tmp_path / "redis", *tls, *key)
-    await server.start()
+    redis = RedisProcess(tmp_path / "redis", *tls, *key)
+    await redis.start()
     store = await open_store(f"rediss://localhost:{port}/0?ssl_ca_certs={cert}")
     lease = await store.create(new_session())
     await append_entries(store, lease, 0, make_entry(1))
     await store.aclose()
     with pytest.raises(StoreUnavailable):  # the certificate is not trusted
         await open_store(f"rediss://localhost:{port}/0")
-    server.kill()
+    redis.kill()
 
 
 async def test_sentinel_failover_that_lost_a_write_is_data_loss(tmp_path: Path) -> None:

@@ -12,62 +12,43 @@ import pytest
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.commands import ConversationCommand
-from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.state import SessionState
-from continuo.realtime.transport import Connection
 from tests.support.engines import EngineHarness
+from tests.support.in_process_client import InProcessClient
 from tests.support.sessions import create_registry
-from tests.support.sockets import FakeSocket
-
-
-class RunningConnection:
-    def __init__(self, socket: FakeSocket, registry: Registry, running: asyncio.Task[None]):
-        self.socket = socket
-        self.registry = registry
-        self.running = running
-
-    async def disconnect(self) -> None:
-        self.socket.frames.put_nowait(None)
-        await asyncio.wait_for(self.running, 20)
-
-    def add_message(self, text: str) -> None:
-        content = [{"type": "input_text", "text": text}]
-        item = {"type": "message", "role": "user", "content": content}
-        self.socket.push_event(type="conversation.item.create", item=item)
 
 
 @contextlib.asynccontextmanager
 async def connect(
-    bench: EngineHarness, limits: Limits | None = None
-) -> AsyncIterator[RunningConnection]:
-    limits = limits or Limits()
-    registry = await create_registry(bench, limits)
-    socket = FakeSocket()
-    running = asyncio.create_task(Connection(socket, registry, limits, "demo").run())
-    yield RunningConnection(socket, registry, running)
-    if not running.done():
-        socket.frames.put_nowait(None)
-    await asyncio.wait_for(running, 20)
+    harness: EngineHarness, limits: Limits | None = None
+) -> AsyncIterator[InProcessClient]:
+    registry = await create_registry(harness, limits)
+    client = InProcessClient(registry, limits)
+    client.connect()
+    yield client
+    if not client.is_closed:
+        await client.disconnect()
+    await client.wait_closed()
     assert len(registry) == 0
     await registry.aclose()
-    assert await bench.engine.list_sessions() == [], "the engine still holds a session"
+    assert await harness.engine.list_sessions() == [], "the engine still holds a session"
 
 
-async def test_idle_connection_does_not_keep_its_last_frame(bench: EngineHarness) -> None:
-    async with connect(bench) as connection:
+async def test_idle_connection_does_not_keep_its_last_frame(harness: EngineHarness) -> None:
+    async with connect(harness) as client:
         frame = json.dumps({"type": "input_audio_buffer.clear"})
         unused = sys.getrefcount(frame)
-        connection.socket.frames.put_nowait(frame)
-        await connection.socket.wait_for("input_audio_buffer.cleared")
+        client.socket.frames.put_nowait(frame)
+        await client.socket.wait_for("input_audio_buffer.cleared")
         async with asyncio.timeout(20):
             while sys.getrefcount(frame) > unused:
                 await asyncio.sleep(0)
 
 
-async def test_first_frame_is_session_created(bench: EngineHarness) -> None:
-    async with connect(bench) as connection:
-        created = await connection.socket.wait_for("session.created")
-        assert connection.socket.sent[0] is created
+async def test_first_frame_is_session_created(harness: EngineHarness) -> None:
+    async with connect(harness) as client:
+        created = await client.socket.wait_for("session.created")
+        assert client.socket.sent[0] is created
         session = created["session"]
         assert session["id"].startswith("sess_")
         assert (session["type"], session["model"]) == ("realtime", "demo")
@@ -75,54 +56,52 @@ async def test_first_frame_is_session_created(bench: EngineHarness) -> None:
 
 
 async def test_response_create_accepts_only_the_sessions_own_conversation(
-    bench: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
-    async with connect(bench) as connection:
-        connection.add_message("hello")
-        connection.socket.push_event(
-            type="response.create", response={"conversation": "conv_unknown"}
-        )
-        error = (await connection.socket.wait_for("error"))["error"]
+    async with connect(harness) as client:
+        client.send_message("hello")
+        client.socket.push_event(type="response.create", response={"conversation": "conv_unknown"})
+        error = (await client.socket.wait_for("error"))["error"]
         assert (error["code"], error["param"]) == ("invalid_value", "response.conversation")
         for conversation in ("auto", None):
             short = {"conversation": conversation, "max_output_tokens": 2}
-            connection.socket.push_event(type="response.create", response=short)
-            done = await connection.socket.wait_for("response.done")
+            client.socket.push_event(type="response.create", response=short)
+            done = await client.socket.wait_for("response.done")
         own = done["response"]["conversation_id"]
         assert f"'{own}'" in error["message"]
         short = {"conversation": own, "max_output_tokens": 2}
-        connection.socket.push_event(type="response.create", response=short)
-        done = await connection.socket.wait_for("response.done")
+        client.socket.push_event(type="response.create", response=short)
+        done = await client.socket.wait_for("response.done")
         assert done["response"]["conversation_id"] == own
 
 
-async def test_function_call_without_a_call_id_may_be_sent_again(bench: EngineHarness) -> None:
-    async with connect(bench) as connection:
+async def test_function_call_without_a_call_id_may_be_sent_again(harness: EngineHarness) -> None:
+    async with connect(harness) as client:
         item = {"type": "function_call", "id": "fc_a", "name": "look", "arguments": "{}"}
         for _ in range(2):
-            connection.socket.push_event(type="conversation.item.create", item=item)
-        first = await connection.socket.wait_for("conversation.item.done")
-        second = await connection.socket.wait_for("conversation.item.done")
+            client.socket.push_event(type="conversation.item.create", item=item)
+        first = await client.socket.wait_for("conversation.item.done")
+        second = await client.socket.wait_for("conversation.item.done")
         assert first["item"] == second["item"]
         assert first["item"]["call_id"].startswith("call_")
-        connection.socket.push_event(
+        client.socket.push_event(
             type="conversation.item.create", item={**item, "call_id": "call_other"}
         )
-        error = (await connection.socket.wait_for("error"))["error"]
+        error = (await client.socket.wait_for("error"))["error"]
         assert error["code"] == "item_create_duplicate_item_id"
 
 
 async def test_disconnect_parks_the_session_and_completes_its_response(
-    bench: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
-    async with connect(bench) as connection:
-        connection.add_message("hello")
-        connection.socket.push_event(type="response.create")
-        await connection.socket.wait_for("response.output_text.delta")
-        await connection.disconnect()
-        assert len(connection.registry) == 0, "the session still counts as connected"
-        name = connection.socket.sent[0]["session"]["id"]
-        session = connection.registry.find(name)
+    async with connect(harness) as client:
+        client.send_message("hello")
+        client.socket.push_event(type="response.create")
+        await client.socket.wait_for("response.output_text.delta")
+        await client.disconnect()
+        assert len(client.registry) == 0, "the session still counts as connected"
+        name = client.socket.sent[0]["session"]["id"]
+        session = client.registry.find(name)
         assert session is not None
         while session.state is not SessionState.IDLE:
             await asyncio.sleep(0)
@@ -130,118 +109,120 @@ async def test_disconnect_parks_the_session_and_completes_its_response(
 
 
 @pytest.mark.parametrize("since", ["response.created", "response.output_text.delta"])
-async def test_session_close_cancels_the_running_turn(bench: EngineHarness, since: str) -> None:
-    async with connect(bench) as connection:
-        connection.add_message("hello")
-        connection.socket.push_event(type="response.create")
-        await connection.socket.wait_for(since)
-        connection.socket.push_event(type="session.close")
-        await connection.socket.wait_for("session.closed")
-        await asyncio.wait_for(connection.running, 20)
-        assert (await bench.engine.stats()).active_turns == 0
+async def test_session_close_cancels_the_running_turn(harness: EngineHarness, since: str) -> None:
+    async with connect(harness) as client:
+        client.send_message("hello")
+        client.socket.push_event(type="response.create")
+        await client.socket.wait_for(since)
+        client.socket.push_event(type="session.close")
+        await client.socket.wait_for("session.closed")
+        await client.wait_closed()
+        assert (await harness.engine.stats()).active_turns == 0
 
 
 async def test_session_ended_during_its_opening_leaves_no_engine_session(
-    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine_open, opened = bench.engine.open, asyncio.Event()
+    engine_open, opened = harness.engine.open, asyncio.Event()
 
     async def open_without_reply(*arguments: Any, **options: Any) -> str:
         await engine_open(*arguments, **options)
         opened.set()
         return await asyncio.Future()
 
-    async with connect(bench) as connection:
-        monkeypatch.setattr(bench.engine, "open", open_without_reply)
-        connection.add_message("hello")
+    async with connect(harness) as client:
+        monkeypatch.setattr(harness.engine, "open", open_without_reply)
+        client.send_message("hello")
         await asyncio.wait_for(opened.wait(), 20)
-        session = connection.registry.find(connection.socket.sent[0]["session"]["id"])
+        session = client.registry.find(client.socket.sent[0]["session"]["id"])
         assert session is not None
-        await connection.registry.terminate(
+        await client.registry.terminate(
             session, CloseCode.CLOSED_BY_OPERATOR, "the session was deleted"
         )
-        await asyncio.wait_for(connection.running, 20)
+        await client.wait_closed()
 
 
-async def test_binary_frame_closes_the_connection(bench: EngineHarness) -> None:
-    async with connect(bench) as connection:
-        connection.socket.frames.put_nowait(b"{}")
-        await asyncio.wait_for(connection.running, 20)
-        assert connection.socket.closed is not None
-        assert connection.socket.closed[0] is CloseCode.UNSUPPORTED_DATA
+async def test_binary_frame_closes_the_connection(harness: EngineHarness) -> None:
+    async with connect(harness) as client:
+        client.socket.frames.put_nowait(b"{}")
+        await client.wait_closed()
+        assert client.socket.closed is not None
+        assert client.socket.closed[0] is CloseCode.UNSUPPORTED_DATA
 
 
-async def test_only_consecutive_bad_frames_close_the_connection(bench: EngineHarness) -> None:
-    async with connect(bench, Limits(bad_frames_max=3)) as connection:
+async def test_only_consecutive_bad_frames_close_the_connection(harness: EngineHarness) -> None:
+    async with connect(harness, Limits(bad_frames_max=3)) as client:
         for _ in range(3):
-            connection.socket.frames.put_nowait("x")
-            connection.socket.frames.put_nowait("y")
-            connection.socket.push_event(type="input_audio_buffer.clear")
-        await connection.socket.wait_for("input_audio_buffer.cleared", 3)
+            client.socket.frames.put_nowait("x")
+            client.socket.frames.put_nowait("y")
+            client.socket.push_event(type="input_audio_buffer.clear")
+        await client.socket.wait_for("input_audio_buffer.cleared", 3)
         for _ in range(3):
-            connection.socket.frames.put_nowait("x")
-        await asyncio.wait_for(connection.running, 20)
-        assert connection.socket.closed is not None
-        assert connection.socket.closed[0] is CloseCode.INVALID_DATA
-        errors = [event for event in connection.socket.sent if event["type"] == "error"]
+            client.socket.frames.put_nowait("x")
+        await client.wait_closed()
+        assert client.socket.closed is not None
+        assert client.socket.closed[0] is CloseCode.INVALID_DATA
+        errors = [event for event in client.socket.sent if event["type"] == "error"]
         assert len(errors) == 9, "the last bad frame got no error event"
 
 
 @pytest.mark.parametrize("extra", [0, 1])
-async def test_frame_limit_is_in_bytes(bench: EngineHarness, extra: int) -> None:
-    async with connect(bench, Limits(frame_bytes_max=200)) as connection:
+async def test_frame_limit_is_in_bytes(harness: EngineHarness, extra: int) -> None:
+    async with connect(harness, Limits(frame_bytes_max=200)) as client:
         frame = '{"type": "input_audio_buffer.clear", "event_id": "e", "x": "'
         frame += "é" * ((198 - len(frame)) // 2)
         frame += "x" * (198 + extra - len(frame.encode())) + '"}'
         assert len(frame.encode()) == 200 + extra
-        connection.socket.frames.put_nowait(frame)
+        client.socket.frames.put_nowait(frame)
         if extra:
-            error = (await connection.socket.wait_for("error"))["error"]
+            error = (await client.socket.wait_for("error"))["error"]
             assert (error["code"], error["event_id"]) == ("frame_too_large", "e")
             assert "201 bytes" in error["message"]
             assert "200 bytes" in error["message"]
         else:
-            await connection.socket.wait_for("input_audio_buffer.cleared")
+            await client.socket.wait_for("input_audio_buffer.cleared")
 
 
-async def test_connection_over_the_session_limit_is_refused(bench: EngineHarness) -> None:
-    async with connect(bench, Limits(connected_sessions_max=0)) as connection:
-        await asyncio.wait_for(connection.running, 20)
-        assert [event["type"] for event in connection.socket.sent] == ["error"]
-        assert connection.socket.sent[0]["error"]["code"] == "rate_limit_exceeded"
-        assert connection.socket.closed is not None
-        assert connection.socket.closed[0] is CloseCode.TRY_AGAIN_LATER
+async def test_connection_over_the_session_limit_is_refused(harness: EngineHarness) -> None:
+    async with connect(harness, Limits(connected_sessions_max=0)) as client:
+        await client.wait_closed()
+        assert [event["type"] for event in client.socket.sent] == ["error"]
+        assert client.socket.sent[0]["error"]["code"] == "rate_limit_exceeded"
+        assert client.socket.closed is not None
+        assert client.socket.closed[0] is CloseCode.TRY_AGAIN_LATER
 
 
-async def test_slow_reader_is_disconnected_and_leaves_nothing_behind(bench: EngineHarness) -> None:
+async def test_slow_reader_is_disconnected_and_leaves_nothing_behind(
+    harness: EngineHarness,
+) -> None:
     limits = Limits(outbox_bytes_max=2000, outbox_over_limit_s_max=0.05)
-    async with connect(bench, limits) as connection:
-        await connection.socket.wait_for("session.created")
-        connection.socket.peer_reads.clear()
+    async with connect(harness, limits) as client:
+        await client.socket.wait_for("session.created")
+        client.socket.peer_reads.clear()
         for _ in range(20):
-            connection.add_message("hello")
-        await asyncio.wait_for(connection.running, 20)
-        assert connection.socket.closed is not None
-        assert connection.socket.closed[0] is CloseCode.TRY_AGAIN_LATER
-        assert not connection.socket.frames.empty(), "the connection read all frames"
+            client.send_message("hello")
+        await client.wait_closed()
+        assert client.socket.closed is not None
+        assert client.socket.closed[0] is CloseCode.TRY_AGAIN_LATER
+        assert not client.socket.frames.empty(), "the connection read all frames"
 
 
 async def test_internal_error_is_sent_and_the_connection_stays_open(
-    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with connect(bench) as connection:
-        created = await connection.socket.wait_for("session.created")
-        session = connection.registry.find(created["session"]["id"])
+    async with connect(harness) as client:
+        created = await client.socket.wait_for("session.created")
+        session = client.registry.find(created["session"]["id"])
         assert session is not None
 
         async def broken(command: ConversationCommand, once: object) -> None:
             raise ZeroDivisionError
 
         monkeypatch.setattr(session, "execute", broken)
-        connection.socket.push_event(type="response.create", event_id="e1")
-        error = (await connection.socket.wait_for("error"))["error"]
+        client.socket.push_event(type="response.create", event_id="e1")
+        error = (await client.socket.wait_for("error"))["error"]
         assert (error["type"], error["event_id"]) == ("server_error", "e1")
         monkeypatch.undo()
-        connection.add_message("hello")
-        await connection.socket.wait_for("conversation.item.done")
+        client.send_message("hello")
+        await client.socket.wait_for("conversation.item.done")
     assert "ZeroDivisionError" in caplog.text

@@ -10,13 +10,13 @@ import time
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from starlette.datastructures import Headers
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
+from websockets.typing import Origin
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.settings import GenerationSettings
@@ -36,17 +36,16 @@ from continuo.realtime.server.auth.gate import Authenticator, Denied
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import open_store
 from tests.engine.server.test_several_gateways import front
-from tests.realtime.server.auth.test_tenants import ONE, TWO, ask, say
+from tests.support.clients import RealtimeClient, connect_realtime, open_realtime_session
 from tests.support.engines import EngineHarness
-from tests.support.resuming import ResumingClient
+from tests.support.in_process_client import InProcessClient
 from tests.support.sessions import create_registry
 from tests.support.waiting import wait_until
-from tests.support.web_servers import RunningServer, receive_event, serve_engine, wait_close_code
+from tests.support.web_servers import ACME, TENANTS, UMBRELLA, RunningServer, serve_engine
 
 pytestmark = pytest.mark.slow
 
 SECRET = b"known to all gateways"
-TENANTS = {"key-one": "acme", "key-two": "umbrella"}
 UNKNOWN = "sess_x"
 WRONG = "x" * 32
 PASSWORD = "my password is hunter2"
@@ -67,13 +66,13 @@ def url(request: pytest.FixtureRequest, secret_kind: str, tmp_path: Path) -> str
 
 
 @pytest.fixture
-async def gateways(secret_kind: str, url: str, bench: EngineHarness) -> AsyncIterator[Gateways]:
+async def gateways(secret_kind: str, url: str, harness: EngineHarness) -> AsyncIterator[Gateways]:
     """Two gateways of one store; with secrets in memory the same gateway twice."""
     is_signed = secret_kind.startswith("signed")
     settings = GatewaySettings(
         tenants=TENANTS, served_model_name=("demo",), secret=SECRET if is_signed else b""
     )
-    port = await bench.listen()
+    port = await harness.listen()
     gateways: list[RunningServer] = []
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(2 if is_signed else 1):
@@ -88,57 +87,52 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-async def mint_secret(running: RunningServer) -> dict[str, str]:
+async def mint_secret(server: RunningServer) -> dict[str, str]:
     """Return the header with a new client secret of the first tenant."""
-    status, secret = await ask(running, "POST", "/v1/realtime/client_secrets")
+    status, secret = await server.request("POST", "/v1/realtime/client_secrets")
     assert status == 200
     return bearer(secret["value"])
 
 
-def dial(running: RunningServer, headers: dict[str, str], **query: str | None) -> connect:
+def with_query(server: RunningServer, **query: str | None) -> str:
+    """Return the server's URL with these query parameters."""
     pairs = "&".join(f"{name}={value}" for name, value in query.items() if value is not None)
-    return connect(f"{running.url}?{pairs}", additional_headers=headers)
-
-
-class OpenSession:
-    """A session with the socket and resume token of its first client."""
-
-    def __init__(self, socket: ClientConnection, session: dict[str, Any]) -> None:
-        self.socket = socket
-        self.id: str = session["id"]
-        self.token: str = session["resume"]["token"]
+    return f"{server.url}?{pairs}"
 
 
 @contextlib.asynccontextmanager
 async def open_session(
-    running: RunningServer, headers: dict[str, str]
-) -> AsyncIterator[OpenSession]:
-    async with dial(running, headers) as socket:
-        created: Any = await receive_event(socket)
-        await say(socket, PASSWORD)
-        yield OpenSession(socket, created["session"])
+    server: RunningServer, headers: dict[str, str]
+) -> AsyncIterator[RealtimeClient]:
+    async with open_realtime_session(server.url, headers) as client:
+        await client.add_message(PASSWORD)
+        yield client
+
+
+def resume_token(client: RealtimeClient) -> str:
+    return client.session["resume"]["token"]
 
 
 async def check_refused_like_unknown(
-    running: RunningServer, headers: dict[str, str], verb: str, session: str, token: str | None
+    server: RunningServer, headers: dict[str, str], verb: str, session: str, token: str | None
 ) -> None:
     """Check that `verb` with that session is refused exactly like with an unknown id."""
     answers: list[str] = []
     for name in (session, UNKNOWN):
-        async with dial(running, headers, **{verb: name}, resume_token=token) as socket:
-            error = (await receive_event(socket))["error"]
-            assert isinstance(error, dict)
+        url = with_query(server, **{verb: name}, resume_token=token)
+        async with connect_realtime(url, headers) as client:
+            error = (await client.expect("error"))["error"]
             assert error["code"] == "session_not_found"
             answers.append(json.dumps(error | {"message": error["message"].replace(name, "")}))
-            assert await wait_close_code(socket) == 1008
+            assert await client.wait_close_code() == 1008
     assert answers[0] == answers[1]
 
 
 async def check_unauthorized(
-    running: RunningServer, headers: dict[str, str], **query: str | None
+    server: RunningServer, headers: dict[str, str], **query: str | None
 ) -> None:
     with pytest.raises(InvalidStatus) as caught:
-        await dial(running, headers, **query)
+        await connect(with_query(server, **query), additional_headers=headers)
     assert caught.value.response.status_code == 401
 
 
@@ -152,28 +146,30 @@ async def test_client_secret_does_not_open_the_session_of_another_secret(
     one, two = gateways
     mine, theirs = await mint_secret(one), await mint_secret(two)
     async with open_session(one, mine) as session:
-        for running in gateways:
-            await check_refused_like_unknown(running, theirs, "session_id", session.id, token)
-            await check_refused_like_unknown(running, theirs, "fork", session.id, token)
-            await check_unknown_over_http(running, theirs, session.id, token)
+        for server in gateways:
+            await check_refused_like_unknown(
+                server, theirs, "session_id", session.session_id, token
+            )
+            await check_refused_like_unknown(server, theirs, "fork", session.session_id, token)
+            await check_unknown_over_http(server, theirs, session.session_id, token)
         # The session was not disturbed: the next event answers its own client.
-        await session.socket.send('{"type": "input_audio_buffer.clear"}')
-        assert (await receive_event(session.socket))["type"] == "input_audio_buffer.cleared"
-        await say(session.socket, "still here")
+        await session.send("input_audio_buffer.clear")
+        await session.expect("input_audio_buffer.cleared")
+        await session.add_message("still here")
 
 
 async def check_unknown_over_http(
-    running: RunningServer, headers: dict[str, str], session: str, token: str | None
+    server: RunningServer, headers: dict[str, str], session: str, token: str | None
 ) -> None:
     query = "" if token is None else f"?resume_token={token}"
     for method in ("GET", "DELETE"):
         answers = [
-            await ask(running, method, f"/v1/realtime/sessions/{name}{query}", headers=headers)
+            await server.request(method, f"/v1/realtime/sessions/{name}{query}", headers=headers)
             for name in (session, UNKNOWN)
         ]
         assert answers[0][0] == answers[1][0] == 404
         assert json.dumps(answers[0][1]).replace(session, UNKNOWN) == json.dumps(answers[1][1])
-    status, listed = await ask(running, "GET", f"/v1/realtime/sessions{query}", headers=headers)
+    status, listed = await server.request("GET", f"/v1/realtime/sessions{query}", headers=headers)
     assert (status, listed["data"], listed["has_more"]) == (200, [], False)
 
 
@@ -188,54 +184,58 @@ async def test_session_is_opened_by_its_secret_its_token_or_a_full_key(
         if "own secret" in shown:
             headers = mine
         if "key" in shown:
-            headers = ONE
-        token = session.token if "token" in shown else None
+            headers = ACME
+        token = resume_token(session) if "token" in shown else None
         query = f"?resume_token={token}" if token else ""
-        path = f"/v1/realtime/sessions/{session.id}{query}"
-        status, description = await ask(two, "GET", path, headers=headers)
+        path = f"/v1/realtime/sessions/{session.session_id}{query}"
+        status, description = await two.request("GET", path, headers=headers)
         assert (status, description.get("items")) == (200, 1)
-        _, listed = await ask(one, "GET", f"/v1/realtime/sessions{query}", headers=headers)
+        _, listed = await one.request("GET", f"/v1/realtime/sessions{query}", headers=headers)
         ids = [entry["id"] for entry in listed["data"]]
-        assert (session.id in ids, len(ids)) == (True, 2 if shown == "key" else 1)
-        async with dial(two, headers, fork=session.id, resume_token=token) as fork:
-            assert (await receive_event(fork))["type"] == "session.created"
-            added: Any = await receive_event(fork)
+        assert (session.session_id in ids, len(ids)) == (True, 2 if shown == "key" else 1)
+        url = with_query(two, fork=session.session_id, resume_token=token)
+        async with open_realtime_session(url, headers) as fork:
+            added = await fork.receive()
             assert added["item"]["content"][0]["text"] == PASSWORD
-            await fork.send('{"type": "session.close"}')
-            await wait_close_code(fork)
-        async with dial(two, headers, session_id=session.id, resume_token=token) as resumed:
-            assert (await receive_event(resumed))["type"] == "session.updated"
-            assert await wait_close_code(session.socket) == 4001
-            status, deleted = await ask(one, "DELETE", path, headers=headers)
+            await fork.send("session.close")
+            await fork.wait_close_code()
+        url = with_query(two, session_id=session.session_id, resume_token=token)
+        async with connect_realtime(url, headers) as resumed:
+            await resumed.expect("session.updated")
+            assert await session.wait_close_code() == 4001
+            status, deleted = await one.request("DELETE", path, headers=headers)
             assert (status, deleted["deleted"]) == (200, True)
 
 
 async def test_resume_token_of_another_tenants_session_opens_nothing(gateways: Gateways) -> None:
     one, two = gateways
-    async with open_session(one, ONE) as session:
+    async with open_session(one, ACME) as session:
         for verb in ("session_id", "fork"):
-            await check_refused_like_unknown(two, TWO, verb, session.id, session.token)
-        await check_unknown_over_http(two, TWO, session.id, session.token)
+            await check_refused_like_unknown(
+                two, UMBRELLA, verb, session.session_id, resume_token(session)
+            )
+        await check_unknown_over_http(two, UMBRELLA, session.session_id, resume_token(session))
 
 
 async def test_session_of_a_full_key_opens_for_a_client_secret_by_token_only(
     gateways: Gateways,
 ) -> None:
     one, two = gateways
-    async with open_session(one, ONE) as session:
+    async with open_session(one, ACME) as session:
         theirs = await mint_secret(two)
-        await check_refused_like_unknown(two, theirs, "session_id", session.id, None)
-        await check_unknown_over_http(one, theirs, session.id, None)
-        token = session.token
-        async with dial(two, theirs, session_id=session.id, resume_token=token) as socket:
-            assert (await receive_event(socket))["type"] == "session.updated"
+        await check_refused_like_unknown(two, theirs, "session_id", session.session_id, None)
+        await check_unknown_over_http(one, theirs, session.session_id, None)
+        token = resume_token(session)
+        url = with_query(two, session_id=session.session_id, resume_token=token)
+        async with connect_realtime(url, theirs) as resumed:
+            await resumed.expect("session.updated")
 
 
 async def test_client_secret_is_denied_stats_responses_and_new_secrets(gateways: Gateways) -> None:
     one, _ = gateways
     secret = await mint_secret(one)
-    status, response = await ask(
-        one, "POST", "/v1/responses", {"input": "x", "max_output_tokens": 1}
+    status, response = await one.request(
+        "POST", "/v1/responses", {"input": "x", "max_output_tokens": 1}
     )
     assert status == 200
     stored = f"/v1/responses/{response['id']}"
@@ -249,15 +249,14 @@ async def test_client_secret_is_denied_stats_responses_and_new_secrets(gateways:
         ("POST", "/v1/responses"),
         ("POST", "/v1/chat/completions"),
     ):
-        status, denied = await ask(one, method, path, headers=secret)
+        status, denied = await one.request(method, path, headers=secret)
         assert (status, denied["error"]["code"]) == (403, "ephemeral_key"), path
     with pytest.raises(InvalidStatus) as caught:
         await connect(one.url.replace("realtime", "responses"), additional_headers=secret)
     assert caught.value.response.status_code == 403
-    assert (await ask(one, "GET", "/v1/stats"))[0] == 200
-    assert (await ask(one, "GET", stored))[0] == 200
-    app: Any = one.server.config.app
-    await app.state.responses.close()
+    assert (await one.request("GET", "/v1/stats"))[0] == 200
+    assert (await one.request("GET", stored))[0] == 200
+    await one.app.state.responses.close()
 
 
 # ---------------------------------------------------------------- expiry
@@ -271,31 +270,34 @@ async def test_session_outlives_its_client_secret(gateways: Gateways) -> None:
             await until_expired(mine)
         else:
             mine = bearer(SECRET_PREFIX + "0" * 48)  # unknown, as after a restart of the server
-        await say(session.socket, "the connection stays open")
-        token, query = session.token, f"?resume_token={session.token}"
+        await session.add_message("the connection stays open")
+        token, query = resume_token(session), f"?resume_token={resume_token(session)}"
         await check_unauthorized(two, mine)
-        await check_unauthorized(two, mine, session_id=session.id)
-        await check_unauthorized(two, mine, session_id=session.id, resume_token="")
-        await check_unauthorized(two, mine, fork=session.id, resume_token=token)
+        await check_unauthorized(two, mine, session_id=session.session_id)
+        await check_unauthorized(two, mine, session_id=session.session_id, resume_token="")
+        await check_unauthorized(two, mine, fork=session.session_id, resume_token=token)
         for method, path in (
-            ("GET", f"/v1/realtime/sessions/{session.id}{query}"),
-            ("DELETE", f"/v1/realtime/sessions/{session.id}{query}"),
+            ("GET", f"/v1/realtime/sessions/{session.session_id}{query}"),
+            ("DELETE", f"/v1/realtime/sessions/{session.session_id}{query}"),
             ("GET", f"/v1/realtime/sessions{query}"),
             ("GET", "/v1/stats"),
         ):
-            status, denied = await ask(two, method, path, headers=mine)
+            status, denied = await two.request(method, path, headers=mine)
             assert (status, denied["error"]["code"]) == (401, "invalid_api_key"), path
-        await check_refused_like_unknown(two, mine, "session_id", session.id, WRONG)
-        await session.socket.send('{"type": "input_audio_buffer.clear"}')
-        cleared: Any = await receive_event(session.socket)
-        assert cleared["type"] == "input_audio_buffer.cleared", "the session was not disturbed"
-        at = {"session_id": session.id, "resume_token": token, "last_event_id": cleared["event_id"]}
+        await check_refused_like_unknown(two, mine, "session_id", session.session_id, WRONG)
+        await session.send("input_audio_buffer.clear")
+        cleared = await session.expect("input_audio_buffer.cleared")  # it was not disturbed
+        at = {
+            "session_id": session.session_id,
+            "resume_token": token,
+            "last_event_id": cleared["event_id"],
+        }
         for headers in (mine, {}):
-            async with dial(two, headers, **at) as resumed:
-                event: Any = await receive_event(resumed)
+            async with connect_realtime(with_query(two, **at), headers) as resumed:
+                event = await resumed.receive()
                 assert event["session"]["resume"]["resumed"] == "exact"
-                await say(resumed, "still here")
-        assert await wait_close_code(session.socket) == 4001
+                await resumed.add_message("still here")
+        assert await session.wait_close_code() == 4001
 
 
 def short_lived() -> str:
@@ -312,26 +314,26 @@ async def until_expired(headers: dict[str, str]) -> None:
 async def test_resume_token_replaces_neither_a_wrong_key_nor_an_origin(gateways: Gateways) -> None:
     """A token with a wrong key, a foreign origin or an unknown model reveals nothing."""
     one, _ = gateways
-    async with open_session(one, ONE) as session:
-        at = {"session_id": session.id, "resume_token": session.token}
+    async with open_session(one, ACME) as session:
+        at = {"session_id": session.session_id, "resume_token": resume_token(session)}
         await check_unauthorized(one, bearer("key-three"), **at)
         with pytest.raises(InvalidStatus) as caught:
-            await dial(one, {"Origin": "https://evil.example"}, **at)
+            await connect(with_query(one, **at), origin=Origin("https://evil.example"))
         assert caught.value.response.status_code == 403
-        wrong = {"session_id": session.id, "resume_token": WRONG, "model": "other"}
-        async with dial(one, {}, **wrong) as socket:
-            error: Any = (await receive_event(socket))["error"]
+        wrong = {"session_id": session.session_id, "resume_token": WRONG, "model": "other"}
+        async with connect_realtime(with_query(one, **wrong), {}) as client:
+            error = (await client.expect("error"))["error"]
             assert error["code"] == "session_not_found"
 
 
 async def test_session_expired_is_reported_only_to_clients_with_access(
-    bench: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
-    registry = await create_registry(bench, Limits(resume_window_s=0))
+    registry = await create_registry(harness, Limits(resume_window_s=0))
     mine, theirs = (
         Credentials("acme", is_ephemeral=True, client_secret_digest=bytes([n]) * 32) for n in (1, 2)
     )
-    client = ResumingClient(registry)
+    client = InProcessClient(registry)
     client.connect(guest=mine)
     await client.socket.wait_for("session.created")
     await client.disconnect()

@@ -1,16 +1,13 @@
 """Keys, tenants, client secrets, and sessions over HTTP, all over real sockets."""
 
-import asyncio
 import hashlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
@@ -20,63 +17,9 @@ from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.server.auth import api_keys, client_secrets
 from continuo.realtime.server.auth.client_secrets import InMemorySecrets, SignedSecrets
 from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
+from tests.support.clients import connect_realtime, open_realtime_session
 from tests.support.engines import EngineHarness
-from tests.support.web_servers import (
-    RunningServer,
-    receive_event,
-    receive_until,
-    serve_harness,
-    wait_close_code,
-)
-
-ONE, TWO = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
-
-
-@pytest.fixture
-async def running(bench: EngineHarness) -> AsyncIterator[RunningServer]:
-    tenants = {"key-one": "acme", "key-two": "umbrella"}
-    async with serve_harness(
-        bench, GatewaySettings(tenants=tenants, served_model_name=("demo",))
-    ) as running:
-        yield running
-
-
-async def ask(
-    running: RunningServer,
-    method: str,
-    path: str,
-    body: object = None,
-    headers: dict[str, str] = ONE,
-) -> tuple[int, Any]:
-    """Send a request over HTTP without a client library. Returns status and JSON body."""
-    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    lines += [f"Content-Length: {len(data)}"]
-    writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + data)
-    head, _, text = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
-    return int(head.split()[1]), json.loads(text)
-
-
-async def opened(socket: ClientConnection) -> dict[str, Any]:
-    session = (await receive_event(socket))["session"]
-    assert isinstance(session, dict)
-    return session
-
-
-async def say(socket: ClientConnection, text: str) -> None:
-    content = [{"type": "input_text", "text": text}]
-    item = {"type": "message", "role": "user", "content": content}
-    await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
-    await receive_until(socket, "conversation.item.done")
-
-
-async def answer(socket: ClientConnection) -> None:
-    await socket.send('{"type": "response.create", "response": {"max_output_tokens": 1}}')
-    await receive_until(socket, "response.done")
-
+from tests.support.web_servers import ACME, UMBRELLA, RunningServer, serve_harness
 
 # ---------------------------------------------------------------- the keys file
 
@@ -119,68 +62,66 @@ def test_invalid_keys_file_is_refused_without_quoting_a_key(
 # ---------------------------------------------------------------- sessions over HTTP
 
 
-async def test_get_session_returns_its_state_items_and_kv(running: RunningServer) -> None:
-    async with connect(running.url, additional_headers=ONE) as socket:
-        name = (await opened(socket))["id"]
-        path = f"/v1/realtime/sessions/{name}"
-        status, before = await ask(running, "GET", path)
-        assert (status, before["id"], before["state"]) == (200, name, "idle")
+async def test_get_session_returns_its_state_items_and_kv(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
+        path = f"/v1/realtime/sessions/{client.session_id}"
+        status, before = await server.request("GET", path)
+        assert (status, before["id"], before["state"]) == (200, client.session_id, "idle")
         assert (before["items"], before["kv"]["place"]) == (0, "none")
-        await say(socket, "hello")
-        await answer(socket)
-        _, after = await ask(running, "GET", path)
+        await client.add_message("hello")
+        await client.complete_response(max_output_tokens=1)
+        _, after = await server.request("GET", path)
         assert (after["items"], after["kv"]["place"]) == (2, "device")
         assert 0 < after["kv"]["tokens"] <= after["tokens"]
 
 
 async def test_delete_session_closes_its_connection(
-    running: RunningServer, bench: EngineHarness
+    server: RunningServer, harness: EngineHarness
 ) -> None:
-    async with connect(running.url, additional_headers=ONE) as socket:
-        name = (await opened(socket))["id"]
-        await say(socket, "hello")
-        status, deleted = await ask(running, "DELETE", f"/v1/realtime/sessions/{name}")
+    async with open_realtime_session(server.url) as client:
+        await client.add_message("hello")
+        path = f"/v1/realtime/sessions/{client.session_id}"
+        status, deleted = await server.request("DELETE", path)
         assert (status, deleted["deleted"]) == (200, True)
-        assert await wait_close_code(socket) == 4003
-    status, _ = await ask(running, "GET", f"/v1/realtime/sessions/{name}")
+        assert await client.wait_close_code() == 4003
+    status, _ = await server.request("GET", path)
     assert status == 404
-    assert await bench.engine.list_sessions() == []
+    assert await harness.engine.list_sessions() == []
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 async def test_session_of_another_tenant_is_answered_like_an_unknown_one(
-    running: RunningServer, method: str
+    server: RunningServer, method: str
 ) -> None:
-    async with connect(running.url, additional_headers=ONE) as socket:
-        name = (await opened(socket))["id"]
-        theirs = await ask(running, method, f"/v1/realtime/sessions/{name}", headers=TWO)
-        unknown = await ask(running, method, "/v1/realtime/sessions/sess_x", headers=TWO)
+    async with open_realtime_session(server.url) as client:
+        path = f"/v1/realtime/sessions/{client.session_id}"
+        theirs = await server.request(method, path, headers=UMBRELLA)
+        unknown = await server.request(method, "/v1/realtime/sessions/sess_x", headers=UMBRELLA)
         assert theirs[0] == unknown[0] == 404
-        assert json.dumps(theirs[1]).replace(name, "sess_x") == json.dumps(unknown[1])
-        await say(socket, "still here")
+        assert json.dumps(theirs[1]).replace(client.session_id, "sess_x") == json.dumps(unknown[1])
+        await client.add_message("still here")
 
 
-async def test_sessions_over_http_require_a_key(running: RunningServer) -> None:
+async def test_sessions_over_http_require_a_key(server: RunningServer) -> None:
     for method, path in (
         ("GET", "/v1/realtime/sessions/x"),
         ("DELETE", "/v1/realtime/sessions/x"),
         ("POST", "/v1/realtime/client_secrets"),
     ):
-        status, denied = await ask(running, method, path, headers={})
+        status, denied = await server.request(method, path, headers={})
         assert (status, denied["error"]["code"]) == (401, "missing_api_key")
 
 
 async def test_kv_is_shared_within_a_tenant_only(
-    running: RunningServer, bench: EngineHarness
+    server: RunningServer, harness: EngineHarness
 ) -> None:
     computed = []
-    for headers in (ONE, TWO, ONE):
-        before = bench.runner.token_count
-        async with connect(running.url, additional_headers=headers) as socket:
-            await opened(socket)
-            await say(socket, "the same long beginning of a conversation")
-            await answer(socket)
-        computed.append(bench.runner.token_count - before)
+    for headers in (ACME, UMBRELLA, ACME):
+        before = harness.runner.token_count
+        async with open_realtime_session(server.url, headers) as client:
+            await client.add_message("the same long beginning of a conversation")
+            await client.complete_response(max_output_tokens=1)
+        computed.append(harness.runner.token_count - before)
     first_session, of_other_tenant, second_session = computed
     assert of_other_tenant == first_session, "KV of another tenant is not shared"
     assert second_session <= first_session / 2, "KV of the same tenant is shared"
@@ -189,10 +130,10 @@ async def test_kv_is_shared_within_a_tenant_only(
 # ---------------------------------------------------------------- client secrets
 
 
-async def test_client_secret_begins_sessions_with_its_settings(running: RunningServer) -> None:
+async def test_client_secret_begins_sessions_with_its_settings(server: RunningServer) -> None:
     config = {"type": "realtime", "instructions": "be kind", "max_output_tokens": 3}
     body = {"expires_after": {"anchor": "created_at", "seconds": 60}, "session": config}
-    status, minted = await ask(running, "POST", "/v1/realtime/client_secrets", body)
+    status, minted = await server.request("POST", "/v1/realtime/client_secrets", body)
     assert status == 200
     value = minted["value"]
     assert re.fullmatch(r"ek_[A-Za-z0-9_-]{32,}", value)
@@ -203,22 +144,19 @@ async def test_client_secret_begins_sessions_with_its_settings(running: RunningS
         (bearer, None),
         ({}, [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{value}")]),
     ):
-        async with connect(
-            running.url,
-            additional_headers=headers,
-            subprotocols=offered,
-        ) as socket:
-            session = await opened(socket)
+        async with open_realtime_session(server.url, headers, subprotocols=offered) as client:
+            session = client.session
             assert (session["instructions"], session["max_output_tokens"]) == ("be kind", 3)
             path = f"/v1/realtime/sessions/{session['id']}"
-            assert (await ask(running, "GET", path))[0] == 200, "the session belongs to the tenant"
-            assert (await ask(running, "GET", path, headers=TWO))[0] == 404
-    status, denied = await ask(running, "POST", "/v1/realtime/client_secrets", headers=bearer)
+            status, _ = await server.request("GET", path)
+            assert status == 200, "the session belongs to the tenant"
+            assert (await server.request("GET", path, headers=UMBRELLA))[0] == 404
+    status, denied = await server.request("POST", "/v1/realtime/client_secrets", headers=bearer)
     assert (status, denied["error"]["code"]) == (403, "ephemeral_key")
 
 
-async def test_client_secret_is_created_without_a_body(running: RunningServer) -> None:
-    status, minted = await ask(running, "POST", "/v1/realtime/client_secrets")
+async def test_client_secret_is_created_without_a_body(server: RunningServer) -> None:
+    status, minted = await server.request("POST", "/v1/realtime/client_secrets")
     assert status == 200
     assert minted["session"]["instructions"] == ""
 
@@ -245,9 +183,9 @@ async def test_client_secret_is_created_without_a_body(running: RunningServer) -
     ],
 )
 async def test_invalid_client_secret_request_is_refused(
-    running: RunningServer, body: object, status: int, code: str, param: str | None
+    server: RunningServer, body: object, status: int, code: str, param: str | None
 ) -> None:
-    received, denied = await ask(running, "POST", "/v1/realtime/client_secrets", body)
+    received, denied = await server.request("POST", "/v1/realtime/client_secrets", body)
     assert (received, denied["error"]["code"], denied["error"]["param"]) == (status, code, param)
 
 
@@ -305,9 +243,9 @@ def test_number_of_secrets_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch)
     assert secrets.find(secrets.mint("acme", GenerationSettings(), 10).value)
 
 
-async def test_unknown_client_secret_is_denied(running: RunningServer) -> None:
+async def test_unknown_client_secret_is_denied(server: RunningServer) -> None:
     with pytest.raises(InvalidStatus) as caught:
-        await connect(running.url, additional_headers={"Authorization": "Bearer ek_x"})
+        await connect(server.url, additional_headers={"Authorization": "Bearer ek_x"})
     assert caught.value.response.status_code == 401
 
 
@@ -315,42 +253,42 @@ async def test_unknown_client_secret_is_denied(running: RunningServer) -> None:
 
 
 async def test_session_close_is_acknowledged_and_closes_the_connection(
-    running: RunningServer, bench: EngineHarness
+    server: RunningServer, harness: EngineHarness
 ) -> None:
-    async with connect(running.url, additional_headers=ONE) as socket:
-        await opened(socket)
-        await say(socket, "hello")
-        await socket.send('{"type": "response.create"}')
-        await receive_until(socket, "response.output_text.delta")
-        await socket.send('{"type": "session.close"}')
-        done = await receive_until(socket, "response.done")
+    async with open_realtime_session(server.url) as client:
+        await client.add_message("hello")
+        await client.start_response()
+        await client.wait_deltas(1)
+        await client.send("session.close")
+        done = await client.wait_for("response.done")
         assert done["response"]["status"] in ("cancelled", "completed", "incomplete")
-        event = await receive_until(socket, "session.closed")
+        event = await client.wait_for("session.closed")
         assert event["reason"] == "client_request"
-        assert await wait_close_code(socket) == 1000
-    assert await bench.engine.list_sessions() == []
+        assert await client.wait_close_code() == 1000
+    assert await harness.engine.list_sessions() == []
 
 
-async def test_connection_closes_after_its_maximum_duration(bench: EngineHarness) -> None:
+async def test_connection_closes_after_its_maximum_duration(harness: EngineHarness) -> None:
     async with (
-        serve_harness(bench, GatewaySettings(limits=Limits(connection_lifetime_s=0.05))) as running,
-        connect(running.url) as socket,
+        serve_harness(
+            harness, GatewaySettings(limits=Limits(connection_lifetime_s=0.05))
+        ) as server,
+        open_realtime_session(server.url) as client,
     ):
-        await opened(socket)
-        error = (await receive_until(socket, "error"))["error"]
+        error = (await client.wait_for("error"))["error"]
         assert error["code"] == "session_expired"
-        assert await wait_close_code(socket) == 1000
+        assert await client.wait_close_code() == 1000
 
 
-async def test_session_reports_when_its_connection_expires(running: RunningServer) -> None:
+async def test_session_reports_when_its_connection_expires(server: RunningServer) -> None:
     """The expiry is one hour after the start of each connection."""
     connected_at = int(time.time())
-    async with connect(running.url, additional_headers=ONE) as socket:
-        session = await opened(socket)
+    async with open_realtime_session(server.url) as client:
+        session = client.session
     assert connected_at + 3600 <= session["resume"]["expires_at"] <= time.time() + 3600
-    resume_url = f"{running.url}?session_id={session['id']}"
+    resume_url = f"{server.url}?session_id={session['id']}"
     reconnected_at = int(time.time())
-    async with connect(resume_url, additional_headers=ONE) as socket:
-        resume = (await receive_until(socket, "session.updated"))["session"]["resume"]
+    async with connect_realtime(resume_url) as client:
+        resume = (await client.wait_for("session.updated"))["session"]["resume"]
         assert resume["resumed"] == "snapshot"
         assert reconnected_at + 3600 <= resume["expires_at"] <= time.time() + 3600

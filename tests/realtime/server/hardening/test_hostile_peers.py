@@ -7,7 +7,6 @@ import socket
 
 import msgspec
 import pytest
-from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
@@ -18,6 +17,7 @@ from continuo.realtime.server.hardening import guarded_http, guards
 from continuo.realtime.server.hardening.guarded_websocket import frame_head
 from continuo.realtime.server.process import web_server
 from continuo.realtime.server.process.web_server import USER_TIMEOUT_MS, bind
+from tests.support.clients import open_realtime_session
 from tests.support.engines import EngineHarness
 from tests.support.frames import (
     BINARY,
@@ -28,26 +28,18 @@ from tests.support.frames import (
     encode_frame,
     upgrade_request,
 )
-from tests.support.web_servers import (
-    API_KEY,
-    AUTHORIZATION_HEADERS,
-    RunningServer,
-    receive_event,
-    receive_until,
-    serve_harness,
-    wait_close_code,
-)
+from tests.support.web_servers import API_KEY, RunningServer, serve_harness
 
 pytestmark = pytest.mark.slow
 
 
 async def test_unfinished_handshake_is_dropped_after_a_timeout(
-    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.05)
-    async with serve_harness(bench, GatewaySettings()) as running:
+    async with serve_harness(harness, GatewaySettings()) as server:
         half = [b"", b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nUpgrade: webso"]
-        connections = [await asyncio.open_connection("127.0.0.1", running.port) for _ in half]
+        connections = [await asyncio.open_connection("127.0.0.1", server.port) for _ in half]
         for (_, writer), start in zip(connections, half, strict=True):
             writer.write(start)
         for reader, writer in connections:
@@ -57,14 +49,16 @@ async def test_unfinished_handshake_is_dropped_after_a_timeout(
 
 
 async def test_finished_handshake_has_no_timeout(
-    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.05)
-    async with serve_harness(bench, GatewaySettings()) as running, connect(running.url) as socket:
-        await receive_event(socket)
+    async with (
+        serve_harness(harness, GatewaySettings()) as server,
+        open_realtime_session(server.url) as client,
+    ):
         await asyncio.sleep(0.15)
-        await socket.send('{"type": "input_audio_buffer.clear"}')
-        assert (await receive_event(socket))["type"] == "input_audio_buffer.cleared"
+        await client.send("input_audio_buffer.clear")
+        await client.expect("input_audio_buffer.cleared")
 
 
 async def test_listening_sockets_set_tcp_user_timeout_and_nodelay() -> None:
@@ -75,46 +69,42 @@ async def test_listening_sockets_set_tcp_user_timeout_and_nodelay() -> None:
 
 
 async def test_reset_during_a_response_ends_a_session_without_resume_window(
-    bench: EngineHarness,
+    harness: EngineHarness,
 ) -> None:
-    async with serve_harness(bench, GatewaySettings(limits=Limits(resume_window_s=0))) as running:
-        socket = await connect(running.url)
-        await receive_event(socket)
-        await socket.send('{"type": "response.create"}')
-        await receive_until(socket, "response.output_text.delta")
-        socket.transport.abort()
-        while await bench.engine.list_sessions():
-            await asyncio.sleep(0.01)
-        assert (await bench.engine.stats()).active_turns == 0
+    async with serve_harness(harness, GatewaySettings(limits=Limits(resume_window_s=0))) as server:
+        async with open_realtime_session(server.url) as client:
+            await client.start_response()
+            await client.wait_deltas(1)
+            client.socket.transport.abort()
+            await harness.wait_until_empty()
+        assert (await harness.engine.stats()).active_turns == 0
 
 
-async def test_fragmented_message_is_received_as_one(running: RunningServer) -> None:
-    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
-        await receive_event(socket)
-        await socket.send(['{"type": ', '"input_audio_buffer.clear"', "}"])
-        assert (await receive_event(socket))["type"] == "input_audio_buffer.cleared"
+async def test_fragmented_message_is_received_as_one(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
+        await client.socket.send(['{"type": ', '"input_audio_buffer.clear"', "}"])
+        await client.expect("input_audio_buffer.cleared")
 
 
 @pytest.mark.parametrize(("extra", "code"), [(1024, None), (2 * 1024 * 1024, 1009)])
 async def test_frame_over_the_limit_is_an_error_and_over_twice_closes(
-    running: RunningServer, extra: int, code: int | None
+    server: RunningServer, extra: int, code: int | None
 ) -> None:
-    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
-        await receive_event(socket)
+    async with open_realtime_session(server.url) as client:
         half = "x" * (512 * 1024 + extra // 2)
         with contextlib.suppress(ConnectionClosed):
-            await socket.send([half, half])
+            await client.socket.send([half, half])
         if code is None:
-            assert (await receive_event(socket))["type"] == "error"
+            await client.expect("error")
             return
-        assert await wait_close_code(socket) == code
+        assert await client.wait_close_code() == code
 
 
 async def test_oversized_frame_is_read_to_its_end_so_that_1009_arrives(
-    running: RunningServer,
+    server: RunningServer,
 ) -> None:
     """Half of the frame is still unsent when the server detects the excess."""
-    peer = await RawWebSocket.connect(running.port, Authorization=f"Bearer {API_KEY}")
+    peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {API_KEY}")
     await peer.receive_event()
     await peer.send(encode_frame(b"x" * 16 * 1024 * 1024))
     assert await peer.wait_close_code() == 1009
@@ -130,10 +120,10 @@ async def send_forever(peer: RawWebSocket, chunk: bytes) -> None:
 
 
 async def test_endless_frame_is_read_up_to_a_bound(
-    running: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guards, "LINGER_BYTES_MAX", 1024 * 1024)
-    peer = await RawWebSocket.connect(running.port, Authorization=f"Bearer {API_KEY}")
+    peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {API_KEY}")
     await peer.receive_event()
     await peer.send(encode_frame(length=2**62))
     chunk = b"x" * 65536
@@ -142,14 +132,13 @@ async def test_endless_frame_is_read_up_to_a_bound(
 
 
 async def test_invalid_utf8_closes_without_a_traceback(
-    running: RunningServer, capsys: pytest.CaptureFixture[str]
+    server: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handlers = logging.getLogger().handlers[:]
     logging_setup.configure("warning", ())
-    async with connect(running.url, additional_headers=AUTHORIZATION_HEADERS) as socket:
-        await receive_event(socket)
-        await socket.send(b"\xff\xfe", text=True)
-        assert await wait_close_code(socket) == 1007
+    async with open_realtime_session(server.url) as client:
+        await client.socket.send(b"\xff\xfe", text=True)
+        assert await client.wait_close_code() == 1007
     logging.getLogger().handlers[:] = handlers
     assert "Traceback" not in capsys.readouterr().err
 
@@ -184,20 +173,20 @@ ILL_FORMED = {
 
 @pytest.mark.parametrize(("sent", "code"), ILL_FORMED.values(), ids=list(ILL_FORMED))
 async def test_ill_formed_frame_closes_with_the_right_code(
-    running: RunningServer, sent: bytes, code: int
+    server: RunningServer, sent: bytes, code: int
 ) -> None:
-    peer = await RawWebSocket.connect(running.port, Authorization=f"Bearer {API_KEY}")
+    peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {API_KEY}")
     await peer.receive_event()
     await peer.send(sent)
     assert await peer.wait_close_code() == code
     peer.close()
 
 
-async def test_compression_is_not_negotiated(running: RunningServer) -> None:
+async def test_compression_is_not_negotiated(server: RunningServer) -> None:
     offer = "permessage-deflate; client_max_window_bits"
     bearer = f"Bearer {API_KEY}"
     peer = await RawWebSocket.connect(
-        running.port, Authorization=bearer, Sec_WebSocket_Extensions=offer
+        server.port, Authorization=bearer, Sec_WebSocket_Extensions=offer
     )
     assert "extensions" not in peer.response_head.lower()
     peer.close()
@@ -217,27 +206,27 @@ SHORT_LIVED = Limits(resume_window_s=0.1, detach_grace_s=0.05, sweep_interval_s=
 """Limits under which a session does not wait for a client that disconnected."""
 
 
-async def until_released(bench: EngineHarness, running: RunningServer) -> None:
+async def until_released(harness: EngineHarness, server: RunningServer) -> None:
     """Wait until the engine has no session and the web server no connection."""
     async with asyncio.timeout(60):
-        while await bench.engine.list_sessions() or running.server.server_state.connections:
+        while await harness.engine.list_sessions() or server.web_server.server_state.connections:
             await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @pytest.mark.parametrize("part", PARTS.values(), ids=list(PARTS))
 async def test_disconnect_in_the_middle_of_a_frame_releases_everything(
-    bench: EngineHarness, part: bytes, how: str
+    harness: EngineHarness, part: bytes, how: str
 ) -> None:
-    async with serve_harness(bench, GatewaySettings(limits=SHORT_LIVED)) as running:
-        await disconnect_peers(running, part, how)
-        await until_released(bench, running)
-    assert (await bench.engine.stats()).active_turns == 0
+    async with serve_harness(harness, GatewaySettings(limits=SHORT_LIVED)) as server:
+        await disconnect_peers(server, part, how)
+        await until_released(harness, server)
+    assert (await harness.engine.stats()).active_turns == 0
 
 
-async def disconnect_peers(running: RunningServer, part: bytes, how: str) -> None:
+async def disconnect_peers(server: RunningServer, part: bytes, how: str) -> None:
     for _ in range(25):
-        peer = await RawWebSocket.connect(running.port)
+        peer = await RawWebSocket.connect(server.port)
         await peer.receive_event()
         content = [{"type": "input_text", "text": "hello"}]
         item = {"type": "message", "role": "user", "content": content}
@@ -252,15 +241,15 @@ async def disconnect_peers(running: RunningServer, part: bytes, how: str) -> Non
 
 
 async def test_peer_that_answers_no_ping_is_disconnected(
-    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server sees the same on a network path that drops both directions."""
     monkeypatch.setattr(web_server, "PING_S", 0.1)
-    async with serve_harness(bench, GatewaySettings(limits=SHORT_LIVED)) as running:
-        peer = await RawWebSocket.connect(running.port)
+    async with serve_harness(harness, GatewaySettings(limits=SHORT_LIVED)) as server:
+        peer = await RawWebSocket.connect(server.port)
         await peer.receive_event()
         assert await peer.wait_close_code() == 1011
-        await until_released(bench, running)
+        await until_released(harness, server)
         peer.close()
 
 
@@ -268,16 +257,16 @@ async def test_peer_that_answers_no_ping_is_disconnected(
 
 
 async def test_five_hundred_unfinished_handshakes_block_no_other_client(
-    bench: EngineHarness, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 2.0)
-    async with serve_harness(bench, GatewaySettings()) as running:
+    async with serve_harness(harness, GatewaySettings()) as server:
         connections = await asyncio.gather(
-            *(asyncio.open_connection("127.0.0.1", running.port) for _ in range(500))
+            *(asyncio.open_connection("127.0.0.1", server.port) for _ in range(500))
         )
         for number, (_, writer) in enumerate(connections):
             writer.write(upgrade_request()[: number % 100 + 1])
-        peer = await RawWebSocket.connect(running.port)
+        peer = await RawWebSocket.connect(server.port)
         assert (await peer.receive_event())["type"] == "session.created"
         for reader, writer in connections:
             with contextlib.suppress(ConnectionResetError):
@@ -287,10 +276,10 @@ async def test_five_hundred_unfinished_handshakes_block_no_other_client(
 
 
 async def test_unfinished_body_is_dropped_after_a_timeout(
-    running: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "BODY_TIMEOUT_S", 0.1)
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(
         b"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
         b"Authorization: Bearer " + API_KEY.encode() + b"\r\n\r\n{"
@@ -302,14 +291,14 @@ async def test_unfinished_body_is_dropped_after_a_timeout(
 
 @pytest.mark.parametrize("bytes_read", [0, 512], ids=["not at all", "slowly"])
 async def test_client_that_does_not_read_is_disconnected_at_the_outbox_bound(
-    bench: EngineHarness, bytes_read: int
+    harness: EngineHarness, bytes_read: int
 ) -> None:
     """Each error is longer than the command it answers; other clients are served meanwhile."""
     limits = msgspec.structs.replace(
         SHORT_LIVED, outbox_bytes_max=32 * 1024, outbox_over_limit_s_max=0.5
     )
-    async with serve_harness(bench, GatewaySettings(limits=limits)) as running:
-        peer = await RawWebSocket.connect(running.port)
+    async with serve_harness(harness, GatewaySettings(limits=limits)) as server:
+        peer = await RawWebSocket.connect(server.port)
         peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         peer.reader._limit = 1024  # type: ignore[attr-defined]  # set by no public method
         commands = encode_frame(f'{{"type": "response.cancel", "event_id": "{"e" * 500}"}}') * 100
@@ -325,15 +314,15 @@ async def test_client_that_does_not_read_is_disconnected_at_the_outbox_bound(
 
         tasks = [asyncio.create_task(keep_sending()), asyncio.create_task(keep_reading())]
         async with asyncio.timeout(60):
-            while running.server.server_state.connections:
-                async with connect(running.url) as other:
-                    assert (await receive_event(other))["type"] == "session.created"
+            while server.web_server.server_state.connections:
+                async with open_realtime_session(server.url):
+                    pass
                 await asyncio.sleep(0.1)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         peer.close()
-        await until_released(bench, running)
+        await until_released(harness, server)
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 200_000])

@@ -94,23 +94,23 @@ OVER_THE_BOUNDS = {
 @pytest.mark.parametrize("size", [256 * KIB, 1000], ids=["at once", "in pieces"])
 @pytest.mark.parametrize(("sent", "refusal"), OVER_THE_BOUNDS.values(), ids=list(OVER_THE_BOUNDS))
 async def test_head_over_the_bounds_is_refused(
-    running: RunningServer, sent: bytes, refusal: tuple[int, str, str], size: int
+    server: RunningServer, sent: bytes, refusal: tuple[int, str, str], size: int
 ) -> None:
-    async with open_raw(running.port) as connection:
+    async with open_raw(server.port) as connection:
         for start in range(0, len(sent), size):
             await connection.send(sent[start : start + size])
         assert await connection.refusal() == refusal
-    assert running.server.incoming_budget.charged_bytes == 0
+    assert server.web_server.incoming_budget.charged_bytes == 0
 
 
 @pytest.mark.parametrize("name", ["headers", "small headers", "one value", "a request line"])
 async def test_head_over_the_bounds_in_single_bytes_is_refused(
-    running: RunningServer, monkeypatch: pytest.MonkeyPatch, name: str
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(guarded_http, "REQUEST_LINE_BYTES_MAX", 500)
     monkeypatch.setattr(guarded_http, "HEADERS_BYTES_MAX", 1500)
     sent, (status, code, _) = OVER_THE_BOUNDS[name]
-    async with open_raw(running.port) as connection:
+    async with open_raw(server.port) as connection:
         for number in range(min(len(sent), 3000)):
             with contextlib.suppress(ConnectionError):
                 await connection.send(sent[number : number + 1])
@@ -118,24 +118,24 @@ async def test_head_over_the_bounds_in_single_bytes_is_refused(
         assert (await connection.refusal())[:2] == (status, code)
 
 
-async def test_head_at_the_bounds_and_its_body_are_accepted(running: RunningServer) -> None:
+async def test_head_at_the_bounds_and_its_body_are_accepted(server: RunningServer) -> None:
     """Head and body arrive in one chunk, twice on the same connection."""
     body = b'{"expires_after": {"seconds": 60}}' + b" " * 1_000_000
     line = b"POST /v1/realtime/client_secrets?x=" + b"a" * 16_000 + b" HTTP/1.1\r\nHost: x\r\n"
     head = line + b"Authorization: Bearer %s\r\n" % API_KEY.encode() + headers(120, 500)
-    async with open_raw(running.port) as connection:
+    async with open_raw(server.port) as connection:
         for _ in range(2):
             await connection.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             assert (await connection.response())[0] == 200
 
 
-async def test_chunked_body_does_not_count_as_head(running: RunningServer) -> None:
+async def test_chunked_body_does_not_count_as_head(server: RunningServer) -> None:
     """Sizes and extensions of the chunks do not count either."""
     start = (
         b"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
         b"Authorization: Bearer %s\r\n\r\n2\r\n{}\r\n" % API_KEY.encode()
     )
-    async with open_raw(running.port) as connection:
+    async with open_raw(server.port) as connection:
         await connection.send(start + b"00000001;x=y\r\n \r\n" * 20_000 + b"0\r\nX: y\r\n\r\n")
         assert (await connection.response())[0] == 200
 
@@ -148,14 +148,12 @@ TRAILERS = {
 
 
 @pytest.mark.parametrize("trailers", TRAILERS.values(), ids=list(TRAILERS))
-async def test_trailers_over_the_bounds_are_refused(
-    running: RunningServer, trailers: bytes
-) -> None:
+async def test_trailers_over_the_bounds_are_refused(server: RunningServer, trailers: bytes) -> None:
     start = (
         b"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
         b"Authorization: Bearer %s\r\n\r\n2\r\n{}\r\n" % API_KEY.encode()
     )
-    async with open_raw(running.port) as connection:
+    async with open_raw(server.port) as connection:
         await connection.send(start)
         await connection.send(b"0\r\n" + trailers if trailers else b"1;x=" + b"a" * 100_000)
         assert (await connection.refusal())[0] == 431
@@ -163,10 +161,10 @@ async def test_trailers_over_the_bounds_are_refused(
 
 @pytest.mark.parametrize("is_pipelined", [True, False], ids=["pipelined", "after the response"])
 async def test_refusal_of_a_later_head_follows_the_earlier_responses(
-    running: RunningServer, is_pipelined: bool
+    server: RunningServer, is_pipelined: bool
 ) -> None:
     short, oversized = LINE + b"\r\n", LINE + headers(300, 500)
-    async with open_raw(running.port) as connection:
+    async with open_raw(server.port) as connection:
         if is_pipelined:
             await connection.send(short + short + oversized)
         else:
@@ -178,47 +176,47 @@ async def test_refusal_of_a_later_head_follows_the_earlier_responses(
         assert await connection.refusal() in (TOO_LARGE, TOO_MANY)
 
 
-async def test_number_of_pipelined_requests_is_bounded(running: RunningServer) -> None:
+async def test_number_of_pipelined_requests_is_bounded(server: RunningServer) -> None:
     """Each request uses a hundred times its bytes in the server."""
-    async with open_raw(running.port) as connection:
+    async with open_raw(server.port) as connection:
         await connection.send((LINE + b"\r\n") * 5000)
         for _ in range(1 + guarded_http.PIPELINED_REQUESTS_MAX):
             assert (await connection.response())[0] == 200
         assert (await connection.refusal())[:2] == (503, "too_many_pipelined_requests")
 
 
-async def test_refusal_arrives_while_the_peer_still_sends(running: RunningServer) -> None:
-    async with open_raw(running.port) as connection:
+async def test_refusal_arrives_while_the_peer_still_sends(server: RunningServer) -> None:
+    async with open_raw(server.port) as connection:
         await connection.send(LINE + headers(300, 500))
         await connection.send_many(b"x" * 65_536, 8 * 1024 * KIB)
         assert (await connection.refusal())[0] == 431
 
 
 async def test_lingering_close_reads_up_to_a_bound(
-    running: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guards, "LINGER_BYTES_MAX", 1024 * KIB)
     monkeypatch.setattr(guarded_http, "LINGER_S", 600.0)
-    async with open_raw(running.port) as connection:
+    async with open_raw(server.port) as connection:
         await connection.send(LINE + headers(300, 500))
         with pytest.raises(ConnectionError):
             await asyncio.wait_for(connection.send_forever(b"x" * 65_536), 20)
 
 
 async def test_lingering_close_ends_after_a_timeout(
-    running: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "LINGER_S", 0.1)
-    async with open_raw(running.port) as connection:
+    async with open_raw(server.port) as connection:
         await connection.send(LINE + headers(300, 500))
-        await wait_until(lambda: not running.server.server_state.connections)
+        await wait_until(lambda: not server.web_server.server_state.connections)
 
 
 async def test_empty_lines_do_not_keep_a_connection_open(
-    running: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.3)
-    async with open_raw(running.port) as connection:
+    async with open_raw(server.port) as connection:
         await connection.send(LINE + b"\r\n")
         assert (await connection.response())[0] == 200
         with pytest.raises(ConnectionError):
@@ -228,9 +226,9 @@ async def test_empty_lines_do_not_keep_a_connection_open(
 # ---------------------------------------------------------------- upgrades
 
 
-async def test_upgrade_within_the_bounds_is_accepted(running: RunningServer) -> None:
+async def test_upgrade_within_the_bounds_is_accepted(server: RunningServer) -> None:
     bearer = b"Authorization: Bearer %s\r\n" % API_KEY.encode()
-    async with open_raw(running.port) as connection:
+    async with open_raw(server.port) as connection:
         await connection.send(upgrade_request()[:-2] + bearer + headers(8, 7500) + b"\r\n")
         head = await asyncio.wait_for(connection.reader.readuntil(b"\r\n\r\n"), 20)
         assert head.startswith(b"HTTP/1.1 101 ")
@@ -250,9 +248,9 @@ async def test_upgrade_within_the_bounds_is_accepted(running: RunningServer) -> 
     ids=["a long header", "a long line", "a body"],
 )
 async def test_invalid_upgrade_gets_an_http_error(
-    running: RunningServer, sent: bytes, status: int, excerpt: str
+    server: RunningServer, sent: bytes, status: int, excerpt: str
 ) -> None:
-    async with open_raw(running.port) as connection:
+    async with open_raw(server.port) as connection:
         await connection.send(sent)
         received, _, message = await connection.refusal()
         assert received == status
@@ -308,9 +306,9 @@ UNFINISHED_MIB = 19
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 @pytest.mark.timeout(120)
-async def test_floods_use_bounded_memory(tmp_path: Path, chatty: Path) -> None:
+async def test_floods_use_bounded_memory(tmp_path: Path, chat_model: Path) -> None:
     """Send 200 MB of a head on each of several connections, then 420 MiB of unfinished messages."""
-    async with gateway(tmp_path, chatty) as (port, pid):
+    async with gateway(tmp_path, chat_model) as (port, pid):
         base = resident_mib(pid)
         for name, (start, chunk) in FLOODS.items():
             async with open_raw(port) as connection:

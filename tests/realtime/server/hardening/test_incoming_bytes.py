@@ -12,13 +12,13 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
-from websockets.asyncio.client import connect
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.hardening import guarded_http, guarded_websocket
 from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
 from continuo.realtime.server.process.web_server import WebServer, bind
+from tests.support.clients import open_realtime_session
 from tests.support.engines import EngineHarness
 from tests.support.frames import (
     CLOSE,
@@ -29,7 +29,7 @@ from tests.support.frames import (
     upgrade_request,
 )
 from tests.support.waiting import wait_until
-from tests.support.web_servers import API_KEY, RunningServer, receive_event, serve_harness
+from tests.support.web_servers import API_KEY, RunningServer, serve_harness
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +38,9 @@ SMALL = Limits(incoming_bytes_max=8 * MIB, resume_window_s=0.1, sweep_interval_s
 
 
 @pytest.fixture
-async def small(bench: EngineHarness) -> AsyncIterator[RunningServer]:
-    async with serve_harness(bench, GatewaySettings(limits=SMALL)) as running:
-        yield running
+async def small_server(harness: EngineHarness) -> AsyncIterator[RunningServer]:
+    async with serve_harness(harness, GatewaySettings(limits=SMALL)) as server:
+        yield server
 
 
 def half(size: int) -> bytes:
@@ -72,8 +72,8 @@ class BudgetLedger:
 
 def test_largest_unfinished_share_is_refused() -> None:
     ledger = BudgetLedger(100)
-    small, large, newcomer = (ledger.share(name) for name in ("small", "large", "newcomer"))
-    small.charge(10)
+    small_server, large, newcomer = (ledger.share(name) for name in ("small", "large", "newcomer"))
+    small_server.charge(10)
     large.charge(60)
     newcomer.charge(30)
     assert (ledger.budget.charged_bytes, ledger.refused) == (100, [])
@@ -83,8 +83,8 @@ def test_largest_unfinished_share_is_refused() -> None:
 
 def test_newest_share_is_refused_if_it_is_the_largest() -> None:
     ledger = BudgetLedger(100)
-    small, large = ledger.share("small"), ledger.share("large")
-    small.charge(20)
+    small_server, large = ledger.share("small"), ledger.share("large")
+    small_server.charge(20)
     large.charge(90)
     assert (ledger.budget.charged_bytes, ledger.refused) == (20, ["large"])
 
@@ -114,19 +114,18 @@ def test_second_release_of_a_share_changes_nothing() -> None:
 # ---------------------------------------------------------------- unfinished messages
 
 
-async def test_unfinished_messages_stay_within_the_budget(small: RunningServer) -> None:
+async def test_unfinished_messages_stay_within_the_budget(small_server: RunningServer) -> None:
     """A client with a small message is answered while the budget is full."""
-    incoming, most = small.server.incoming_budget, 0
+    incoming, most = small_server.web_server.incoming_budget, 0
     others: list[RawWebSocket] = []
     for _ in range(12):
-        peer = await RawWebSocket.connect(small.port)
+        peer = await RawWebSocket.connect(small_server.port)
         await peer.receive_event()
         await peer.send(half(MIB))
         others.append(peer)
-        async with connect(small.url) as honest:
-            await receive_event(honest)
-            await honest.send(json.dumps({"type": "input_audio_buffer.clear", "pad": "x" * 4096}))
-            assert (await receive_event(honest))["type"] == "input_audio_buffer.cleared"
+        async with open_realtime_session(small_server.url) as honest:
+            await honest.send("input_audio_buffer.clear", pad="x" * 4096)
+            await honest.expect("input_audio_buffer.cleared")
         most = max(most, incoming.charged_bytes)
     await wait_until(lambda: incoming.refused_count >= 12 - 8)
     assert 6 * MIB < most <= incoming.bytes_max
@@ -136,9 +135,9 @@ async def test_unfinished_messages_stay_within_the_budget(small: RunningServer) 
 
 
 async def test_connection_refused_by_the_budget_gets_1013_and_a_reason(
-    small: RunningServer,
+    small_server: RunningServer,
 ) -> None:
-    large, *rest = [await RawWebSocket.connect(small.port) for _ in range(8)]
+    large, *rest = [await RawWebSocket.connect(small_server.port) for _ in range(8)]
     await large.send(half(2 * MIB - 64))
     for peer in rest:
         await peer.send(half(MIB))
@@ -148,7 +147,7 @@ async def test_connection_refused_by_the_budget_gets_1013_and_a_reason(
         peer.close()
 
 
-async def test_message_is_charged_until_the_next_one_is_received(bench: EngineHarness) -> None:
+async def test_message_is_charged_until_the_next_one_is_received(harness: EngineHarness) -> None:
     """Handling of a message ends when the application receives the next one."""
     received, may_continue = asyncio.Event(), asyncio.Event()
 
@@ -159,13 +158,13 @@ async def test_message_is_charged_until_the_next_one_is_received(bench: EngineHa
         await may_continue.wait()
         await websocket.receive()
 
-    async with running_app(slow) as (server, port):
+    async with running_app(slow) as (web_server, port):
         peer = await RawWebSocket.connect(port)
         await peer.send(encode_frame(b" " * MIB))
         await asyncio.wait_for(received.wait(), 20)
-        assert server.incoming_budget.charged_bytes == MIB
+        assert web_server.incoming_budget.charged_bytes == MIB
         may_continue.set()
-        await wait_until(lambda: server.incoming_budget.charged_bytes == 0)
+        await wait_until(lambda: web_server.incoming_budget.charged_bytes == 0)
         peer.close()
 
 
@@ -178,16 +177,16 @@ async def test_frames_before_the_upgrade_is_accepted_end_the_connection(
         while (await websocket.receive())["type"] != "websocket.disconnect":
             pass
 
-    async with running_app(never_accept) as (server, port):
+    async with running_app(never_accept) as (web_server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(upgrade_request())
-        await wait_until(lambda: bool(server.server_state.connections))
+        await wait_until(lambda: bool(web_server.server_state.connections))
         await asyncio.sleep(0.1)
         writer.write(encode_frame(b"\xff\xfe") + half(MIB))
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 20) == b""
         writer.close()
-        assert server.incoming_budget.charged_bytes == 0
+        assert web_server.incoming_budget.charged_bytes == 0
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -199,22 +198,22 @@ async def running_app(
     listening = asyncio.Event()
     with bind("127.0.0.1", 0) as sock:
         app = Starlette(routes=[WebSocketRoute("/v1/realtime", endpoint)])
-        server = WebServer(app, GatewaySettings(limits=SMALL), listening.set)
-        serving = asyncio.create_task(server.serve([sock]))
+        web_server = WebServer(app, GatewaySettings(limits=SMALL), listening.set)
+        serving = asyncio.create_task(web_server.serve([sock]))
         await listening.wait()
-        yield server, sock.getsockname()[1]
-        server.should_exit = True
+        yield web_server, sock.getsockname()[1]
+        web_server.should_exit = True
         await asyncio.wait_for(serving, 20)
 
 
-async def test_unfinished_heads_are_charged(small: RunningServer) -> None:
+async def test_unfinished_heads_are_charged(small_server: RunningServer) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(4):
-            _, writer = await asyncio.open_connection("127.0.0.1", small.port)
+            _, writer = await asyncio.open_connection("127.0.0.1", small_server.port)
             stack.callback(writer.close)
             writer.write(b"GET /health HTTP/1.1\r\nX: " + b"x" * 30_000)
-        await wait_until(lambda: small.server.incoming_budget.charged_bytes > 4 * 30_000)
-    await wait_until(lambda: small.server.incoming_budget.charged_bytes == 0)
+        await wait_until(lambda: small_server.web_server.incoming_budget.charged_bytes > 4 * 30_000)
+    await wait_until(lambda: small_server.web_server.incoming_budget.charged_bytes == 0)
 
 
 # ---------------------------------------------------------------- bodies
@@ -227,15 +226,15 @@ def post(size: int) -> bytes:
     ).encode()
 
 
-async def test_largest_body_is_refused_and_another_is_answered(small: RunningServer) -> None:
+async def test_largest_body_is_refused_and_another_is_answered(small_server: RunningServer) -> None:
     async def begin_body(size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", small_server.port)
         writer.write(post(6 * MIB) + b" " * size)
         await writer.drain()
         return reader, writer
 
     large, other = await begin_body(5 * MIB), await begin_body(0)
-    await wait_until(lambda: small.server.incoming_budget.charged_bytes >= 5 * MIB)
+    await wait_until(lambda: small_server.web_server.incoming_budget.charged_bytes >= 5 * MIB)
     other[1].write(b" " * 4 * MIB)
     head, _, body = (await asyncio.wait_for(large[0].read(), 20)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
@@ -245,25 +244,25 @@ async def test_largest_body_is_refused_and_another_is_answered(small: RunningSer
     assert "8,388,608 bytes" in error["message"]
     other[1].write(b" " * 2 * MIB)
     assert b" 400 " in await asyncio.wait_for(other[0].readline(), 20), "spaces are no JSON"
-    await wait_until(lambda: small.server.incoming_budget.charged_bytes == 0)
+    await wait_until(lambda: small_server.web_server.incoming_budget.charged_bytes == 0)
     for _, writer in (large, other):
         writer.close()
 
 
-async def test_body_declared_over_the_limit_is_refused_unread(running: RunningServer) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+async def test_body_declared_over_the_limit_is_refused_unread(server: RunningServer) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(post(16 * MIB + 1))
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
     assert head.startswith(b"HTTP/1.1 413 ")
-    assert running.server.incoming_budget.charged_bytes == 0, "a declared length is not charged"
+    assert server.web_server.incoming_budget.charged_bytes == 0, "a declared length is not charged"
     writer.close()
 
 
 async def test_slowly_arriving_body_is_dropped_after_a_timeout(
-    running: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_http, "BODY_TIMEOUT_S", 0.3)
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(post(1000))
 
     async def send_slowly() -> None:
@@ -287,10 +286,10 @@ async def test_slowly_arriving_body_is_dropped_after_a_timeout(
     ids=["a frame", "fragments", "an empty fragment"],
 )
 async def test_pings_do_not_extend_the_deadline_of_a_message(
-    small: RunningServer, monkeypatch: pytest.MonkeyPatch, start: bytes
+    small_server: RunningServer, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
     monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 0.3)
-    peer = await RawWebSocket.connect(small.port)
+    peer = await RawWebSocket.connect(small_server.port)
     await peer.receive_event()
     await peer.send(start)
 
@@ -306,11 +305,11 @@ async def test_pings_do_not_extend_the_deadline_of_a_message(
 
 
 async def test_each_message_has_a_deadline_of_its_own(
-    small: RunningServer, monkeypatch: pytest.MonkeyPatch
+    small_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline begins anew with each message, without a pause between messages."""
     monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 2.0)
-    peer = await RawWebSocket.connect(small.port)
+    peer = await RawWebSocket.connect(small_server.port)
     await peer.receive_event()
     clear = encode_frame('{"type": "input_audio_buffer.clear"}')
     await peer.send(clear[:5])
@@ -346,8 +345,8 @@ async def test_deadline_excludes_time_in_which_the_server_does_not_read(
 # ---------------------------------------------------------------- fragments
 
 
-async def test_number_of_empty_fragments_is_bounded(small: RunningServer) -> None:
-    peer = await RawWebSocket.connect(small.port)
+async def test_number_of_empty_fragments_is_bounded(small_server: RunningServer) -> None:
+    peer = await RawWebSocket.connect(small_server.port)
     await peer.receive_event()
     fragments = encode_frame(b"", CONTINUATION, fin=False) * 5000
     await peer.send(encode_frame(b"", fin=False), *[fragments] * 20)
@@ -359,9 +358,9 @@ async def test_number_of_empty_fragments_is_bounded(small: RunningServer) -> Non
 
 @pytest.mark.parametrize(("count", "size"), [(1000, 0), (4000, 64)])
 async def test_fragments_within_the_bound_are_one_message(
-    small: RunningServer, count: int, size: int
+    small_server: RunningServer, count: int, size: int
 ) -> None:
-    peer = await RawWebSocket.connect(small.port)
+    peer = await RawWebSocket.connect(small_server.port)
     await peer.receive_event()
     head = encode_frame('{"type": "input_audio_buffer.clear"}', fin=False)
     await peer.send(
@@ -373,12 +372,14 @@ async def test_fragments_within_the_bound_are_one_message(
     peer.close()
 
 
-async def test_pongs_to_a_peer_that_does_not_read_are_not_buffered(small: RunningServer) -> None:
-    peer = await RawWebSocket.connect(small.port)
+async def test_pongs_to_a_peer_that_does_not_read_are_not_buffered(
+    small_server: RunningServer,
+) -> None:
+    peer = await RawWebSocket.connect(small_server.port)
     await peer.receive_event()
     client_transport = cast("asyncio.Transport", peer.writer.transport)
     client_transport.pause_reading()
-    (server_connection,) = small.server.server_state.connections
+    (server_connection,) = small_server.web_server.server_state.connections
     for _ in range(40):
         await peer.send(encode_frame(b"x" * 125, PING) * 4000)
     assert server_connection.transport.get_write_buffer_size() < MIB, "20 MB of pings were sent"
@@ -391,46 +392,46 @@ async def test_pongs_to_a_peer_that_does_not_read_are_not_buffered(small: Runnin
 # ---------------------------------------------------------------- release of memory
 
 
-async def open_peer(running: RunningServer) -> RawWebSocket:
-    peer = await RawWebSocket.connect(running.port, Authorization=f"Bearer {API_KEY}")
+async def open_peer(server: RunningServer) -> RawWebSocket:
+    peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {API_KEY}")
     await peer.receive_event()
     return peer
 
 
-async def half_a_frame(running: RunningServer) -> RawWebSocket:
-    peer = await open_peer(running)
+async def half_a_frame(server: RunningServer) -> RawWebSocket:
+    peer = await open_peer(server)
     await peer.send(half(MIB))
     return peer
 
 
-async def half_a_message(running: RunningServer) -> RawWebSocket:
-    peer = await open_peer(running)
+async def half_a_message(server: RunningServer) -> RawWebSocket:
+    peer = await open_peer(server)
     await peer.send(encode_frame(b" " * MIB, fin=False))
     return peer
 
 
-async def too_long_a_message(running: RunningServer) -> RawWebSocket:
-    peer = await half_a_message(running)
+async def too_long_a_message(server: RunningServer) -> RawWebSocket:
+    peer = await half_a_message(server)
     await peer.send(half(2 * MIB))
     return peer
 
 
-async def an_ill_formed_frame(running: RunningServer) -> RawWebSocket:
-    peer = await half_a_message(running)
+async def an_ill_formed_frame(server: RunningServer) -> RawWebSocket:
+    peer = await half_a_message(server)
     await peer.send(encode_frame(b"x", 3))
     return peer
 
 
-async def whole_messages(running: RunningServer) -> RawWebSocket:
-    peer = await open_peer(running)
+async def whole_messages(server: RunningServer) -> RawWebSocket:
+    peer = await open_peer(server)
     await peer.send(encode_frame(b" " * MIB + b"{}"))
     await peer.receive_event()
     return peer
 
 
-async def half_a_response(running: RunningServer) -> RawWebSocket:
+async def half_a_response(server: RunningServer) -> RawWebSocket:
     """Use the WebSocket of the Responses API."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     peer = RawWebSocket(reader, writer)
     writer.write(upgrade_request("/v1/responses", Authorization=f"Bearer {API_KEY}"))
     await reader.readuntil(b"\r\n\r\n")
@@ -439,27 +440,27 @@ async def half_a_response(running: RunningServer) -> RawWebSocket:
     return peer
 
 
-async def over_http(running: RunningServer, sent: bytes) -> RawWebSocket:
-    peer = RawWebSocket(*await asyncio.open_connection("127.0.0.1", running.port))
+async def over_http(server: RunningServer, sent: bytes) -> RawWebSocket:
+    peer = RawWebSocket(*await asyncio.open_connection("127.0.0.1", server.port))
     await peer.send(sent)
     return peer
 
 
-async def half_a_body(running: RunningServer) -> RawWebSocket:
-    return await over_http(running, post(2 * MIB) + b" " * MIB)
+async def half_a_body(server: RunningServer) -> RawWebSocket:
+    return await over_http(server, post(2 * MIB) + b" " * MIB)
 
 
-async def half_a_head(running: RunningServer) -> RawWebSocket:
-    return await over_http(running, b"GET /health HTTP/1.1\r\nX: " + b"x" * 30_000)
+async def half_a_head(server: RunningServer) -> RawWebSocket:
+    return await over_http(server, b"GET /health HTTP/1.1\r\nX: " + b"x" * 30_000)
 
 
-async def too_long_a_head(running: RunningServer) -> RawWebSocket:
-    return await over_http(running, b"GET /health HTTP/1.1\r\nX: " + b"x" * 90_000)
+async def too_long_a_head(server: RunningServer) -> RawWebSocket:
+    return await over_http(server, b"GET /health HTTP/1.1\r\nX: " + b"x" * 90_000)
 
 
-async def a_pipelined_body(running: RunningServer) -> RawWebSocket:
+async def a_pipelined_body(server: RunningServer) -> RawWebSocket:
     body = b'{"model": "demo", "input": "hello", "max_output_tokens": 300}'
-    return await over_http(running, post(len(body)) + body + post(2 * MIB) + b" " * 100_000)
+    return await over_http(server, post(len(body)) + body + post(2 * MIB) + b" " * 100_000)
 
 
 ABANDONED = [
@@ -479,7 +480,7 @@ ABANDONED = [
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @pytest.mark.parametrize("abandon", ABANDONED, ids=[each.__name__ for each in ABANDONED])
 async def test_memory_of_a_connection_is_freed_without_garbage_collection(
-    bench: EngineHarness,
+    harness: EngineHarness,
     monkeypatch: pytest.MonkeyPatch,
     abandon: Callable[[RunningServer], Awaitable[RawWebSocket]],
     how: str,
@@ -501,16 +502,16 @@ async def test_memory_of_a_connection_is_freed_without_garbage_collection(
     settings = GatewaySettings(
         tenants={API_KEY: "default"}, served_model_name=("demo",), limits=limits
     )
-    async with serve_harness(bench, settings) as running:
+    async with serve_harness(harness, settings) as server:
         gc.collect()
         gc.disable()
         try:
             for _ in range(3):
-                peer = await abandon(running)
+                peer = await abandon(server)
                 await asyncio.sleep(0.05)
                 peer.reset() if how == "RST" else peer.close()
-            await wait_until(lambda: not running.server.server_state.connections)
-            await wait_until(lambda: running.server.incoming_budget.charged_bytes == 0)
+            await wait_until(lambda: not server.web_server.server_state.connections)
+            await wait_until(lambda: server.web_server.incoming_budget.charged_bytes == 0)
             await wait_until(lambda: not [each for each in references if each() is not None])
         finally:
             gc.enable()

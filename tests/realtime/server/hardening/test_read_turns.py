@@ -69,7 +69,7 @@ async def test_cancelled_wait_does_not_use_up_a_turn() -> None:
 
 
 async def test_flood_of_frames_does_not_delay_another_client(
-    running: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The frame of another client is handled before thousands of frames in one chunk are."""
     handled: list[str | None] = []
@@ -80,8 +80,8 @@ async def test_flood_of_frames_does_not_delay_another_client(
         return decode_command(event, *rest)
 
     monkeypatch.setattr(connection, "decode_command", counting)
-    flood = await RawWebSocket.connect(running.port, Authorization=BEARER)
-    other = await RawWebSocket.connect(running.port, Authorization=BEARER)
+    flood = await RawWebSocket.connect(server.port, Authorization=BEARER)
+    other = await RawWebSocket.connect(server.port, Authorization=BEARER)
     for peer in (flood, other):
         await peer.wait_for("session.created")
     clear = encode_frame('{"type": "input_audio_buffer.clear"}')
@@ -97,7 +97,7 @@ async def test_flood_of_frames_does_not_delay_another_client(
 
 
 async def test_only_the_first_read_of_a_connection_waits_for_a_turn(
-    running: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few new connections are read per round; later requests of open ones need no turn."""
     taken: list[None] = []
@@ -108,7 +108,7 @@ async def test_only_the_first_read_of_a_connection_waits_for_a_turn(
         call_in_turn(turns, callback)
 
     monkeypatch.setattr(ReadTurns, "call_in_turn", counted)
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     for _ in range(3):
         writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")

@@ -1,23 +1,25 @@
-"""ResumingClient: a client without a network that disconnects and resumes its session."""
+"""InProcessClient: a Realtime client without a network, which can resume its session."""
 
 import asyncio
 import json
-from typing import Any
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.registry.access import Credentials, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.transport import Connection
+from tests.support.clients import JsonEvent, message_item
 from tests.support.sockets import FakeSocket
 
-JsonEvent = dict[str, Any]
 
+class InProcessClient:
+    """Client on a fake socket: a test decides which of the events sent the client receives.
 
-class ResumingClient:
-    """Client that records the events it receives and resumes its session after the last of them."""
+    It resumes its session after the last event that it has received.
+    """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, limits: Limits | None = None) -> None:
         self.registry = registry
+        self.limits = limits or Limits()
         self.received: list[JsonEvent] = []
         self.socket = FakeSocket()
         self.run_task: asyncio.Task[None] | None = None
@@ -30,7 +32,7 @@ class ResumingClient:
         self, request: ResumeRequest | None = None, guest: Credentials | None = None
     ) -> None:
         self.socket = FakeSocket()
-        connection = Connection(self.socket, self.registry, Limits(), "demo", guest, request)
+        connection = Connection(self.socket, self.registry, self.limits, "demo", guest, request)
         self.run_task = asyncio.create_task(connection.run())
 
     def resume(self, last: str | None = None) -> None:
@@ -39,6 +41,10 @@ class ResumingClient:
     async def disconnect(self) -> None:
         self.socket.frames.put_nowait(None)
         await self.wait_closed()
+
+    @property
+    def is_closed(self) -> bool:
+        return self.run_task is not None and self.run_task.done()
 
     async def wait_closed(self) -> None:
         assert self.run_task is not None
@@ -51,18 +57,16 @@ class ResumingClient:
         """
         self.received += self.socket.sent[:count]
 
-    def send_message(self, name: str, text: str) -> None:
-        content = [{"type": "input_text", "text": text}]
-        item = {"id": name, "type": "message", "role": "user", "content": content}
-        self.socket.push_event(type="conversation.item.create", item=item)
+    def send_message(self, text: str, name: str = "") -> None:
+        self.socket.push_event(type="conversation.item.create", item=message_item(text, name))
 
     def start_response(self, tokens: int) -> None:
         self.socket.push_event(type="response.create", response={"max_output_tokens": tokens})
 
 
-async def connect_client(registry: Registry) -> ResumingClient:
+async def connect_client(registry: Registry) -> InProcessClient:
     """Connect a client with a new session."""
-    client = ResumingClient(registry)
+    client = InProcessClient(registry)
     client.connect()
     await client.socket.wait_for("session.created")
     return client
