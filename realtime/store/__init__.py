@@ -37,7 +37,7 @@ from continuo.realtime.store.errors import (
     StoreUnusable,
 )
 from continuo.realtime.store.expiry import sweep_overdue
-from continuo.realtime.store.factory import Durability, default_store_url, open_store
+from continuo.realtime.store.factory import Durability, default_store_url, is_redis_url, open_store
 
 __all__ = [
     "DuplicateWrite",
@@ -69,6 +69,7 @@ __all__ = [
     "WriteBatch",
     "WriteResult",
     "default_store_url",
+    "is_redis_url",
     "open_store",
     "sweep_overdue",
 ]

@@ -15,6 +15,13 @@ from continuo.realtime.store.errors import StoreUnusable
 from continuo.realtime.store.redis.store import RedisStore
 from continuo.realtime.store.sqlite.store import SqliteStore
 
+REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel")
+
+
+def is_redis_url(url: str) -> bool:
+    """Whether a store URL names a Redis, in which engines can also be announced to gateways."""
+    return url.partition("://")[0] in REDIS_SCHEMES
+
 
 def default_store_url() -> str:
     """URL of a SQLite file in the user's state folder."""
@@ -31,7 +38,7 @@ async def open_store(url: str, durability: Durability = "normal") -> Store:
             return await SqliteStore.open(None, durability)
         if len(rest) > 1 and rest.startswith("/"):
             return await SqliteStore.open(Path(rest[1:]), durability)
-    if slashes and scheme in ("redis", "rediss", "redis+sentinel"):
+    if slashes and scheme in REDIS_SCHEMES:
         return await RedisStore.open(url, durability)
     raise StoreUnusable(
         f"'{_redact_password(url)}' is not the URL of a store: expected sqlite:///FILE, "

@@ -13,7 +13,7 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.server.auth import api_keys
 from continuo.realtime.server.config.addresses import Address
 from continuo.realtime.server.config.options import OptionValue, check_bounds
-from continuo.realtime.store import Durability, default_store_url
+from continuo.realtime.store import Durability, default_store_url, is_redis_url
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 DEFAULT_PORT = 8000
@@ -108,7 +108,7 @@ def make_serve_settings(options: Mapping[str, OptionValue]) -> GatewaySettings:
 def make_gateway_settings(options: Mapping[str, OptionValue]) -> GatewaySettings:
     """Build the settings of `continuo gateway`. Raises SetupError with a message of one line."""
     settings = make_serve_settings(options)
-    if not settings.engines and not settings.store.startswith("redis"):
+    if not settings.engines and not is_redis_url(settings.store):
         raise SetupError(
             "a gateway needs engines: set --engine HOST:PORT, or --store redis://HOST:PORT for the "
             "Redis in which they are announced"
@@ -130,7 +130,7 @@ def make_engine_settings(options: Mapping[str, OptionValue]) -> EngineSettings:
             f"--listen {settings.listen} accepts any gateway: set --secret-file, here and at the "
             "gateways"
         )
-    if settings.store is not None and not settings.store.startswith("redis"):
+    if settings.store is not None and not is_redis_url(settings.store):
         raise SetupError(f"--store {settings.store}: engines are announced only in a Redis")
     if settings.store and settings.advertise is None and settings.listen.host in ("0.0.0.0", "::"):
         raise SetupError(

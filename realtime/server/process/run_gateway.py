@@ -23,7 +23,7 @@ from continuo.realtime.server.process.console import LoadProgress, print_line, p
 from continuo.realtime.server.process.engine_discovery import discover_engines
 from continuo.realtime.server.process.shutdown import ShutdownSignals, wait_until_idle
 from continuo.realtime.server.process.web_server import WebServer, bind, port_unavailable
-from continuo.realtime.store import Store, StoreError, open_store
+from continuo.realtime.store import Store, StoreError, is_redis_url, open_store
 
 EngineSource = Callable[[GatewaySettings], AbstractAsyncContextManager[EngineClient]]
 
@@ -54,11 +54,11 @@ async def _local_engine(settings: GatewaySettings) -> AsyncGenerator[EngineClien
 @asynccontextmanager
 async def _remote_engines(settings: GatewaySettings) -> AsyncGenerator[EngineClient]:
     sources = [str(address) for address in settings.engines]
-    if settings.store.startswith("redis"):
+    if is_redis_url(settings.store):
         sources.append("those announced in Redis")
     print_line(f"Waiting for an engine: {', '.join(sources)} ...")
     security = LinkSecurity(settings.secret, _engine_tls(settings))
-    store = settings.store if settings.store.startswith("redis") else None
+    store = settings.store if is_redis_url(settings.store) else None
     async with discover_engines(settings.engines, security, store) as engine:
         await engine.wait_until_ready()
         yield engine
