@@ -22,7 +22,9 @@ import uvloop
 from continuo.bench import realtime_client
 from continuo.bench.processes import RedisProcess, start_continuo
 from continuo.bench.report import Report, median, percentile
+from continuo.realtime.conversation.tokenization import Span
 from continuo.realtime.limits import Limits
+from continuo.realtime.persistence.session_codec import decode_entry
 from continuo.realtime.store import (
     NewSession,
     Snapshot,
@@ -92,14 +94,15 @@ async def _run(sessions: int, turns: int, ttl_s: float) -> Report:
     finally:
         redis.kill()
         shutil.rmtree(folder)
-    tokens = sum(len(entry.ids) for entry in template.entries)
+    spans = [entry for entry in map(decode_entry, template.entries) if isinstance(entry, Span)]
+    tokens = sum(len(span.ids) for span in spans)
     row = {
         "sessions": present,
         "turns": turns,
         "tokens": tokens,
         "bytes_each": round(bytes_each),
         "bytes_of_the_real_one": template_bytes,
-        "target_bytes": 2048 + 8 * tokens,
+        "target_bytes": 2048 + 8 * tokens + 64 * 2 * turns,
         "removed": len(parking.lateness_s),
         "late_p50_s": median(parking.lateness_s),
         "late_p99_s": percentile(parking.lateness_s, 99),

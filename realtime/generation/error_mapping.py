@@ -9,7 +9,13 @@ from continuo.engine import (
 )
 from continuo.realtime.errors import Refusal
 from continuo.realtime.generation.engine_port import EnginePort
-from continuo.realtime.store import IdempotencyConflict, LeaseLost, SessionEnded, StoreError
+from continuo.realtime.store import (
+    IdempotencyConflict,
+    LeaseLost,
+    NewerLayout,
+    SessionEnded,
+    StoreError,
+)
 
 RETRY_AFTER_S = 2.0
 
@@ -65,6 +71,8 @@ def map_store_error(error: StoreError) -> Refusal:
             return Refusal("The session has ended.", code="session_ended")
         case LeaseLost():
             return _make_replaced_refusal()
+        case NewerLayout():
+            return Refusal(f"{error}. Try again.", code="store_unavailable", kind="server_error")
         case _:
             return Refusal(
                 "The request could not be stored, so it was not accepted. Nothing has changed: "

@@ -1,9 +1,10 @@
 """Codec of a stored session. Pure.
 
-    log     head │ out-of-window items │ spans … │ draft pieces …     entries: token ids, JSON body
+    log     head │ out-of-window items │ spans … │ draft pieces …     entries, with their token ids
     state   settings, the offset of the first event, and the model that the token ids belong to
 
-The placeholder of a response that is being generated is an entry without token ids.
+Each value is a struct of this module in the encoding of `store.codec`. The structs of entries are
+arrays: a new field goes last, and has a default.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,29 +12,30 @@ from typing import assert_never
 
 import msgspec
 
-from continuo.engine import ChatTemplate
+from continuo.engine import ChatTemplate, Sampling
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import render_message
 from continuo.realtime.conversation.tokenization import Span
 from continuo.realtime.ids import deterministic_id_factory
 from continuo.realtime.protocol.items import Item
 from continuo.realtime.protocol.settings import GenerationSettings
-from continuo.realtime.store import Entry, ResponseCheckpoint
+from continuo.realtime.store import ResponseCheckpoint
+from continuo.realtime.store.codec import decode, encode
 
 # ---------------------------------------------------------------- the log
 
 
-class ResponsePlaceholder(msgspec.Struct, frozen=True):
+class ResponsePlaceholder(msgspec.Struct, frozen=True, array_like=True, tag="placeholder"):
     """Entry that marks the position of a response that is being generated."""
 
     response_id: str
 
 
-class OutOfWindowItems(msgspec.Struct, frozen=True):
+class OutOfWindowItems(msgspec.Struct, frozen=True, array_like=True, tag="out_of_window"):
     items: tuple[Item, ...]
 
 
-class DraftPiece(msgspec.Struct, frozen=True, eq=False):
+class DraftPiece(msgspec.Struct, frozen=True, eq=False, array_like=True, tag="draft"):
     """Text that one change added to the text buffer. The buffer is the concatenation of its
     pieces."""
 
@@ -43,22 +45,18 @@ class DraftPiece(msgspec.Struct, frozen=True, eq=False):
 ConversationEntry = Span | ResponsePlaceholder | OutOfWindowItems | DraftPiece
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """JSON body of an entry. `answer`: id of the response. `open`: the entry is a placeholder.
-    `dropped`: its items are out of window. `words`: text of a draft piece."""
-
-    items: tuple[Item, ...] = ()
-    answer: str | None = None
-    sampled: tuple[int, int] | None = None
-    """Start and end of the sampled ids within the ids of the entry; None if it has no sampled
-    ids."""
-    open: bool = False
-    dropped: bool = False
-    words: str | None = None
+class _StoredSpan(msgspec.Struct, frozen=True, array_like=True, tag="span"):
+    items: tuple[Item, ...]
+    """The first item of a response without its id, which is derived (`first_item_id`)."""
+    ids: tuple[int, ...]
+    response_id: str | None
+    sampled: tuple[int, int] | None
+    """Start and end of the sampled ids within `ids`; None if there are none."""
 
 
-_encode = msgspec.json.Encoder().encode
-_body_decoder = msgspec.json.Decoder(_Body)
+_entry_decoder = msgspec.msgpack.Decoder(
+    _StoredSpan | ResponsePlaceholder | OutOfWindowItems | DraftPiece
+)
 
 
 def to_entries(
@@ -76,36 +74,32 @@ def _make_placeholder(span: Span) -> ResponsePlaceholder:
     return ResponsePlaceholder(span.response_id)
 
 
-def encode_entry(entry: ConversationEntry) -> Entry:
-    match entry:
-        case Span(ids=ids, items=items, response_id=response_id):
-            body = _Body(
-                items=_omit_derived_id(items, response_id),
-                answer=response_id,
-                sampled=_sampled_range(entry),
-            )
-            return Entry(_encode(body), ids)
-        case ResponsePlaceholder(response_id=response_id):
-            return Entry(_encode(_Body(answer=response_id, open=True)))
-        case OutOfWindowItems(items=items):
-            return Entry(_encode(_Body(items=items, dropped=True)))
-        case DraftPiece(text=text):
-            return Entry(_encode(_Body(words=text)))
-        case _:
-            assert_never(entry)
+def encode_entry(entry: ConversationEntry) -> bytes:
+    return encode(_to_stored_span(entry) if isinstance(entry, Span) else entry)
 
 
-def _omit_derived_id(items: tuple[Item, ...], response_id: str | None) -> tuple[Item, ...]:
-    """Leave out the id of a response's first item, which is derived from the response's id."""
-    if response_id is None or not items or items[0].id != first_item_id(response_id):
-        return items
-    return (msgspec.structs.replace(items[0], id=""), *items[1:])
+def _to_stored_span(span: Span) -> _StoredSpan:
+    items = span.items
+    if items and span.response_id is not None and items[0].id == first_item_id(span.response_id):
+        items = (msgspec.structs.replace(items[0], id=""), *items[1:])
+    return _StoredSpan(items, span.ids, span.response_id, _sampled_range(span))
 
 
-def _restore_derived_id(items: tuple[Item, ...], response_id: str | None) -> tuple[Item, ...]:
-    if response_id is None or not items or items[0].id:
-        return items
-    return (msgspec.structs.replace(items[0], id=first_item_id(response_id)), *items[1:])
+def _to_span(stored: _StoredSpan) -> Span:
+    items = stored.items
+    if items and not items[0].id:
+        assert stored.response_id is not None, "the id is derived from that of a response"
+        items = (
+            msgspec.structs.replace(items[0], id=first_item_id(stored.response_id)),
+            *items[1:],
+        )
+    return Span(
+        items,
+        stored.ids,
+        stored.response_id,
+        sampled_ids=None if stored.sampled is None else stored.ids[slice(*stored.sampled)],
+        message=render_message(items) if items else None,
+    )
 
 
 def first_item_id(response_id: str) -> str:
@@ -132,9 +126,9 @@ class DecodedConversation(msgspec.Struct, frozen=True):
 
 
 def decode_conversation(
-    entries: Iterable[Entry], template: ChatTemplate, settings: GenerationSettings
+    entries: Iterable[bytes], template: ChatTemplate, settings: GenerationSettings
 ) -> DecodedConversation:
-    pieces = tuple(_decode_entry(entry) for entry in entries)
+    pieces = tuple(decode_entry(entry) for entry in entries)
     if not pieces:
         return DecodedConversation((), Conversation.start(template, settings), ())
     head, *rest = pieces
@@ -160,25 +154,30 @@ def decode_conversation(
     return DecodedConversation(pieces, conversation, tuple(draft))
 
 
-def _decode_entry(entry: Entry) -> ConversationEntry:
-    body = _body_decoder.decode(entry.body)
-    if body.words is not None:
-        return DraftPiece(body.words)
-    if body.dropped:
-        return OutOfWindowItems(body.items)
-    if body.open:
-        assert body.answer is not None, "a placeholder names its response"
-        return ResponsePlaceholder(body.answer)
-    sampled = None if body.sampled is None else entry.ids[slice(*body.sampled)]
-    items = _restore_derived_id(body.items, body.answer)
-    message = render_message(items) if items else None
-    return Span(items, entry.ids, body.answer, sampled, message=message)
+def decode_entry(entry: bytes) -> ConversationEntry:
+    stored = decode(_entry_decoder, entry)
+    return _to_span(stored) if isinstance(stored, _StoredSpan) else stored
 
 
 # ---------------------------------------------------------------- state, responses
 
 
-class StoredState(msgspec.Struct, frozen=True, kw_only=True):
+class _StoredSampling(Sampling, frozen=True, omit_defaults=True):
+    """Sampling parameters that are encoded without those that have their defaults."""
+
+
+def to_stored_sampling(sampling: Sampling) -> Sampling:
+    defaults = msgspec.structs.asdict(Sampling())
+    fields = msgspec.structs.asdict(sampling).items()
+    return _StoredSampling(**{name: value for name, value in fields if value != defaults[name]})
+
+
+def _to_stored_settings(settings: GenerationSettings) -> GenerationSettings:
+    sampling = to_stored_sampling(settings.sampling)
+    return msgspec.structs.replace(settings, sampling=sampling)
+
+
+class StoredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     settings: GenerationSettings
     first: int = 0
     """Offset, in the event log, of the event that has number 0 in the store."""
@@ -193,15 +192,15 @@ def is_same_model(model: str, digest: str) -> bool:
     return model != "" and model == digest
 
 
-_state_decoder = msgspec.json.Decoder(StoredState)
+_state_decoder = msgspec.msgpack.Decoder(StoredState)
 
 
 def encode_state(state: StoredState) -> bytes:
-    return _encode(state)
+    return encode(msgspec.structs.replace(state, settings=_to_stored_settings(state.settings)))
 
 
 def decode_state(data: bytes) -> StoredState:
-    return _state_decoder.decode(data)
+    return decode(_state_decoder, data)
 
 
 class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -218,12 +217,15 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Digest of the model that generates the response."""
 
 
-_request_decoder = msgspec.json.Decoder(StoredRequest)
+_request_decoder = msgspec.msgpack.Decoder(StoredRequest)
 
 
 def encode_request(request: StoredRequest) -> bytes:
-    return _encode(request)
+    if request.settings is None:
+        return encode(request)
+    settings = _to_stored_settings(request.settings)
+    return encode(msgspec.structs.replace(request, settings=settings))
 
 
 def decode_request(checkpoint: ResponseCheckpoint) -> StoredRequest:
-    return _request_decoder.decode(checkpoint.body)
+    return decode(_request_decoder, checkpoint.body)

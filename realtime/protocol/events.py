@@ -1,4 +1,6 @@
-"""Events of a conversation, the same for all wire protocols."""
+"""Events of a conversation, the same for all wire protocols.
+
+Events with a tag are stored, as arrays: a new field goes last, and has a default."""
 
 from typing import Literal
 
@@ -75,12 +77,12 @@ class ItemFetched(msgspec.Struct, frozen=True):
     item: Item
 
 
-class ItemDeleted(msgspec.Struct, frozen=True):
+class ItemDeleted(msgspec.Struct, frozen=True, array_like=True, tag="item_deleted"):
     item_id: str
     rewind: Rewind | None = None
 
 
-class ItemTruncated(msgspec.Struct, frozen=True):
+class ItemTruncated(msgspec.Struct, frozen=True, array_like=True, tag="item_truncated"):
     item_id: str
     content_index: int
     audio_end_ms: int | None = None
@@ -88,25 +90,25 @@ class ItemTruncated(msgspec.Struct, frozen=True):
     rewind: Rewind | None = None
 
 
-class TextAppended(msgspec.Struct, frozen=True):
+class TextAppended(msgspec.Struct, frozen=True, array_like=True, tag="text_appended"):
     length: int
     """Length of the input text buffer after the change, in characters."""
 
 
-class TextCleared(msgspec.Struct, frozen=True):
+class TextCleared(msgspec.Struct, frozen=True, array_like=True, tag="text_cleared"):
     pass
 
 
-class TextCommitted(msgspec.Struct, frozen=True):
+class TextCommitted(msgspec.Struct, frozen=True, array_like=True, tag="text_committed"):
     item_id: str
     previous_item_id: str | None
 
 
-class ResponseStarted(msgspec.Struct, frozen=True, tag="AnswerStarted"):
+class ResponseStarted(msgspec.Struct, frozen=True, array_like=True, tag="response_started"):
     answer: Response
 
 
-class OutputItemStarted(msgspec.Struct, frozen=True, tag="OutputStarted"):
+class OutputItemStarted(msgspec.Struct, frozen=True, array_like=True, tag="output_item_started"):
     answer_id: str
     index: int
     item: MessageItem | FunctionCallItem
@@ -116,14 +118,14 @@ class OutputItemStarted(msgspec.Struct, frozen=True, tag="OutputStarted"):
     """Whether the item is out of band: not added to a conversation."""
 
 
-class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="TextDelta"):
+class TextDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="text_delta"):
     answer_id: str
     index: int
     item_id: str
     text: str
 
 
-class ArgumentsDelta(msgspec.Struct, frozen=True, tag="ArgumentsDelta"):
+class ArgumentsDelta(msgspec.Struct, frozen=True, array_like=True, tag="arguments_delta"):
     answer_id: str
     index: int
     item_id: str
@@ -131,7 +133,7 @@ class ArgumentsDelta(msgspec.Struct, frozen=True, tag="ArgumentsDelta"):
     text: str
 
 
-class OutputItemEnded(msgspec.Struct, frozen=True, tag="OutputEnded"):
+class OutputItemEnded(msgspec.Struct, frozen=True, array_like=True, tag="output_item_ended"):
     answer_id: str
     index: int
     item: MessageItem | FunctionCallItem
@@ -139,7 +141,7 @@ class OutputItemEnded(msgspec.Struct, frozen=True, tag="OutputEnded"):
     apart: bool
 
 
-class ResponseEnded(msgspec.Struct, frozen=True, tag="AnswerEnded"):
+class ResponseEnded(msgspec.Struct, frozen=True, array_like=True, tag="response_ended"):
     answer: Response
 
 
@@ -153,7 +155,7 @@ class ResponseInterrupted(msgspec.Struct, frozen=True):
     """Characters (code points) of the item `item_id` that were emitted before the interruption."""
 
 
-class ResponseSteered(msgspec.Struct, frozen=True, tag="Steered"):
+class ResponseSteered(msgspec.Struct, frozen=True, array_like=True, tag="response_steered"):
     """Steering input of a response was accepted; the successor of the response will contain it."""
 
     answer_id: str
@@ -169,8 +171,7 @@ ResponseEvent = (
     | ResponseEnded
     | ResponseSteered
 )
-"""Events of one response, from ResponseStarted to ResponseEnded. Their tags and field names are
-part of the format of stored events, in which a response is called an answer."""
+"""Events of one response, from ResponseStarted to ResponseEnded."""
 
 
 ConversationEvent = (

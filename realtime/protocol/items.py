@@ -1,4 +1,6 @@
-"""The items of a conversation: messages, function calls and their outputs."""
+"""The items of a conversation: messages, function calls and their outputs.
+
+Items are stored as arrays: a new field goes last, and has a default."""
 
 from typing import Literal
 
@@ -17,21 +19,23 @@ ROOT = "root"
 """Value of `AddItem.after` that inserts the item before all others."""
 
 
-class ContentPart(msgspec.Struct, frozen=True):
+class ContentPart(msgspec.Struct, frozen=True, array_like=True):
     """Text of an item. For `input_audio` it is the transcript: a text server has no audio."""
 
     kind: ContentPartKind
     text: str
 
 
-class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="message"):
     id: str
     role: ItemRole
     parts: tuple[ContentPart, ...]
     status: ItemStatus = "completed"
 
 
-class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+class FunctionCallItem(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="function_call"
+):
     id: str
     call_id: str
     name: str
@@ -39,7 +43,9 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_
     status: ItemStatus = "completed"
 
 
-class FunctionCallOutputItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+class FunctionCallOutputItem(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="function_call_output"
+):
     id: str
     call_id: str
     output: str

@@ -19,7 +19,7 @@ IncompleteReason = Literal["client_cancelled", "max_output_tokens", "steered"]
 """Reason why a response ended before the model had finished it."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     input_tokens: int = 0
     cached_tokens: int = 0
     """Input tokens whose KV was found in a cache instead of computed."""
@@ -37,7 +37,7 @@ class ResponseError(msgspec.Struct, frozen=True):
     message: str
 
 
-class Response(msgspec.Struct, frozen=True, kw_only=True):
+class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The current state of a response."""
 
     id: str

@@ -7,7 +7,7 @@ import msgspec
 from continuo.engine import Sampling
 
 
-class Tool(msgspec.Struct, frozen=True, kw_only=True):
+class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     description: str | None = None
     parameters: str = "{}"
@@ -16,12 +16,12 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """Whether calls must follow the schema; a schema that cannot be enforced is refused."""
 
 
-class ToolChoice(msgspec.Struct, frozen=True):
+class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     mode: Literal["auto", "none", "required", "function"] = "auto"
     name: str | None = None
 
 
-class Truncation(msgspec.Struct, frozen=True, kw_only=True):
+class Truncation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Rule by which the oldest items are removed from a conversation that outgrows the context."""
 
     mode: Literal["auto", "disabled", "retention_ratio"] = "auto"
@@ -32,7 +32,7 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of tokens after instructions and tools; None means up to the context."""
 
 
-class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Settings of a session or response. `extras` is JSON that only its wire protocol reads."""
 
     instructions: str = ""

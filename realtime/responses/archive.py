@@ -15,7 +15,8 @@ from continuo.realtime.protocol.events import ResponseEvent
 from continuo.realtime.protocol.items import Item
 from continuo.realtime.protocol.response import Response
 from continuo.realtime.responses.event_stream import EventStream
-from continuo.realtime.store import Entry, Store, StoredResponse, StoreError
+from continuo.realtime.store import Store, StoredResponse, StoreError
+from continuo.realtime.store.codec import decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -23,21 +24,18 @@ HISTORY_DEPTH_MAX = 10_000
 """Maximum number of responses in one chain of parents; a longer history is not loaded."""
 
 
-class _EntryBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of an entry, as stored.
+class _ArchivedSpan(msgspec.Struct, frozen=True, array_like=True):
+    """A span, as stored: its items, and the ids that the model with the digest `model` sampled for
+    the response `response_id`. Without such ids, the fields after `items` have their defaults."""
 
-    `answer`: id of the response whose sampled ids the entry has; `model`: digest of the model that
-    sampled them.
-    """
-
-    items: list[Item]
-    answer: str | None = None
+    items: tuple[Item, ...]
+    sampled_ids: tuple[int, ...] = ()
+    response_id: str | None = None
     model: str = ""
 
 
-_encoder = msgspec.json.Encoder()
-_entry_body_decoder = msgspec.json.Decoder(_EntryBody)
-_events_decoder = msgspec.json.Decoder(list[ResponseEvent])
+_span_decoder = msgspec.msgpack.Decoder(_ArchivedSpan)
+_events_decoder = msgspec.msgpack.Decoder(list[ResponseEvent])
 
 
 class ResponseArchive:
@@ -67,8 +65,8 @@ class ResponseArchive:
             id=response.id,
             tenant=tenant,
             parent=parent_id,
-            entries=tuple(_entry_of(span, model_digest) for span in spans),
-            body=_encoder.encode(events),
+            entries=tuple(encode(_to_archived(span, model_digest)) for span in spans),
+            body=encode(events),
         )
         try:
             await self._store.put_response(stored, self._ttl_s)
@@ -89,7 +87,7 @@ class ResponseArchive:
     async def load_event_stream(self, response_id: str, tenant: str) -> EventStream | None:
         """Return the events of a response. Returns None if it is not found. Raises StoreError."""
         stored = await self._find(response_id, tenant)
-        return None if stored is None else EventStream(_events_decoder.decode(stored.body))
+        return None if stored is None else EventStream(decode(_events_decoder, stored.body))
 
     async def load_history(
         self, response_id: str, tenant: str, model_digest: str
@@ -109,8 +107,10 @@ class ResponseArchive:
             chain.append(stored)
             next_id = stored.parent
         entries = [entry for stored in reversed(chain) for entry in stored.entries]
-        spans = [span for entry in entries for span in _spans_of(entry, model_digest)]
-        if sum(span.sampled_ids is not None for span in spans) < sum(bool(e.ids) for e in entries):
+        archived = [decode(_span_decoder, entry) for entry in entries]
+        spans = [span for one in archived for span in _to_spans(one, model_digest)]
+        sampled_before = sum(one.response_id is not None for one in archived)
+        if sum(span.sampled_ids is not None for span in spans) < sampled_before:
             log.warning(
                 "response %s was sampled from another model: it is rendered again", response_id
             )
@@ -124,17 +124,15 @@ class ResponseArchive:
         return stored if stored is not None and stored.tenant == tenant else None
 
 
-def _entry_of(span: Span, model_digest: str) -> Entry:
+def _to_archived(span: Span, model_digest: str) -> _ArchivedSpan:
     if span.sampled_ids is None:
-        return Entry(_encoder.encode(_EntryBody(list(span.items))))
-    return Entry(
-        _encoder.encode(_EntryBody(list(span.items), span.response_id, model_digest)),
-        span.sampled_ids,
-    )
+        return _ArchivedSpan(span.items)
+    return _ArchivedSpan(span.items, span.sampled_ids, span.response_id, model_digest)
 
 
-def _spans_of(entry: Entry, model_digest: str) -> list[Span]:
-    body = _entry_body_decoder.decode(entry.body)
-    if body.answer is None or not is_same_model(body.model, model_digest):
-        return [Span((item,)) for item in body.items]
-    return [Span(tuple(body.items), response_id=body.answer, sampled_ids=entry.ids)]
+def _to_spans(archived: _ArchivedSpan, model_digest: str) -> list[Span]:
+    if archived.response_id is None or not is_same_model(archived.model, model_digest):
+        return [Span((item,)) for item in archived.items]
+    return [
+        Span(archived.items, response_id=archived.response_id, sampled_ids=archived.sampled_ids)
+    ]

@@ -7,7 +7,6 @@ URL. Independent of wire protocols and engine: settings, items and events are by
 
 from continuo.realtime.store.base import (
     DuplicateWrite,
-    Entry,
     IdempotentRequest,
     NewSession,
     ResponseCheckpoint,
@@ -26,6 +25,7 @@ from continuo.realtime.store.base import (
 from continuo.realtime.store.errors import (
     IdempotencyConflict,
     LeaseLost,
+    NewerLayout,
     ResponseNotFound,
     SessionDataLost,
     SessionEnded,
@@ -42,11 +42,11 @@ from continuo.realtime.store.factory import Durability, default_store_url, is_re
 __all__ = [
     "DuplicateWrite",
     "Durability",
-    "Entry",
     "IdempotencyConflict",
     "IdempotentRequest",
     "LeaseLost",
     "NewSession",
+    "NewerLayout",
     "ResponseCheckpoint",
     "ResponseNotFound",
     "RunningResponse",

@@ -1,15 +1,16 @@
 """The Store protocol, and the values it takes and returns.
 
     session    metadata (tenant, secret, owner, fence, epoch, deadline, …) · state
-    log        entry 0 │ entry 1 │ …      each: token ids, and a body that describes them. The
-               source of truth: conversation and KV are rebuilt from it.
+    log        entry 0 │ entry 1 │ …      the source of truth: conversation and KV are rebuilt from
+               it
     responses  checkpoint │ ids so far    those being generated; an ended one is an entry of the log
     once       key → digest, result       the last idempotency keys, with their recorded outcomes
     events     event n │ n+1 │ …          the last few, for replay; not derivable from the log
 
 Only the owner of a session writes to it. All changes with one cause are one `WriteBatch`, applied
 atomically. A batch states the result ("from entry 3 on, the log is this"), so that after
-StoreUnavailable the same batch can be written again.
+StoreUnavailable the same batch can be written again. State, entries, events and bodies are bytes
+that the store does not interpret.
 """
 
 from collections.abc import Sequence
@@ -17,12 +18,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-
-class Entry(msgspec.Struct, frozen=True):
-    """An entry of the log: token ids, and a `body` that the store does not interpret."""
-
-    body: bytes
-    ids: tuple[int, ...] = ()
+from continuo.realtime.store import keys
 
 
 class NewSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +100,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     metadata: SessionMetadata
     state: bytes
-    entries: tuple[Entry, ...]
+    entries: tuple[bytes, ...]
     running_responses: tuple[RunningResponse, ...]
     events: StoredEvents
 
@@ -126,7 +122,7 @@ class WriteBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Number of entries at the beginning of the log that stay; `entries` replace all that follow.
     If all stay, `entries` are appended. The placeholder of a response is replaced in this way too.
     None: the log does not change."""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[bytes, ...] = ()
     epoch: int | None = None
     state: bytes | None = None
     request: IdempotentRequest | None = None
@@ -164,14 +160,14 @@ class DuplicateWrite(msgspec.Struct, frozen=True):
     result: bytes
 
 
-class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=keys.LAYOUT):
     """A finished response that new ones may continue (`previous_response_id`), independent of any
     session. Its history is that of the response `parent`, followed by `entries`."""
 
     id: str
     tenant: str
     parent: str | None = None
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[bytes, ...] = ()
     body: bytes = b""
 
 

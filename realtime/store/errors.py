@@ -3,7 +3,8 @@ has is unknown.
 
 StoreError               base class, a RealtimeError
 ├── StoreUnavailable     no reply in time, or no writes accepted (full, read-only, locked, another
-│                        password): try again; repeated calls take effect once
+│   │                    password): try again; repeated calls take effect once
+│   └── NewerLayout      a newer version of Continuo has stored this: another gateway may read it
 ├── StoreReplaced        not the store that granted the lease: flushed, or replaced by an empty one
 ├── StoreUnusable        wrong eviction policy, password or durability. Raised at opening
 ├── SessionNotFound      no such session, or it has expired
@@ -25,6 +26,14 @@ class StoreError(RealtimeError):
 
 class StoreUnavailable(StoreError):
     retryable = True
+
+
+class NewerLayout(StoreUnavailable):
+    def __init__(self, name: str, layout: int, known: int) -> None:
+        super().__init__(
+            f"{name} is stored in layout {layout} by a newer version of Continuo; this version "
+            f"reads layouts up to {known}"
+        )
 
 
 class StoreReplaced(StoreError):

@@ -8,6 +8,12 @@ hash is checked before the session is removed.
 
 from typing import NamedTuple
 
+LAYOUT = 2
+"""Version of the layout of stored values. In Redis, each session and stored response has its own
+(none: layout 1); a SQLite file has one for all. `layout_v1` upgrades values of layout 1. The keys
+of a session, and what its `meta` says about lease and deadline, are the same in every layout, so
+that any version of a gateway can claim and remove the session."""
+
 TIMEOUT_S = 0.9
 """Time limit of one call of the store, waiting included; after it the call raises
 StoreUnavailable."""
@@ -21,8 +27,8 @@ the oldest eighth is evicted."""
 IDEMPOTENCY_RESULT_BYTES_MAX = 255
 EVENTS_MAX = 256
 """Maximum number of events of a session that are kept for replay; the oldest are deleted."""
-EVENTS_BYTES_MAX = 960
-"""Maximum total size, in bytes and compressed, of the events of a session that are kept for replay;
+EVENTS_BYTES_MAX = 1700
+"""Maximum total size, in bytes, of the events of a session that are kept for replay;
 the oldest are deleted."""
 TOMBSTONE_S = 3600.0
 """How long the tombstone of a session is kept, so that an earlier owner that was suspended does not
@@ -30,6 +36,8 @@ create the session again."""
 SWEEP_MAX = 500
 """Maximum number of sessions examined in one sweep."""
 
+LAYOUT_KEY = "continuo:layout"
+"""string: the layout of the newest version that has opened this Redis. Never expires."""
 EPOCH_KEY = "continuo:epoch"
 """string: the epoch of the store, 128 random bits in hex. Never expires."""
 DEADLINES_KEY = "continuo:deadlines"
@@ -51,20 +59,21 @@ class SessionKeys(NamedTuple):
     """Keys of one session, without a TTL: a sweep removes them after the session's deadline."""
 
     meta: str
-    """hash: owner, fence, epoch, tenant, secret, parked, created, deadline, events (number of the
-    next event), weight (bytes of the events kept). A tombstone has: owner (''), fence, deadline."""
+    """hash: owner, fence, epoch, tenant, secret, parked, created, deadline, layout, events (number
+    of the next event), weight (bytes of the events kept), requests (number of the next idempotency
+    record), request_bytes. A tombstone has: owner (''), fence, deadline."""
     state: str
-    """string: the state of the session, packed."""
+    """string: the state of the session."""
     log: str
-    """list: the entries of the log, each packed."""
+    """list: the entries of the log."""
     running: str
     """hash, where ID is that of a response being generated: ID → ResponseCheckpoint; ID# → number
     of token ids so far; ID:FIRST → token ids from offset FIRST on, 4 bytes each."""
     once: str
-    """string: one record per idempotency key: digest of the key (8 bytes), digest of the content
-    (8), length of the result (1), result."""
+    """hash of the idempotency records: digest of the key → number of the record, digest of the
+    content, result (array in MessagePack)."""
     events: str
-    """list: the events kept for replay, each packed."""
+    """list: the events kept for replay."""
 
 
 def session_keys(session: str) -> SessionKeys:
@@ -72,7 +81,7 @@ def session_keys(session: str) -> SessionKeys:
 
 
 def response_key(response_id: str) -> str:
-    """Key of a string: a packed StoredResponse. Expires after the `ttl_s` of `put_response`."""
+    """Key of a string: a StoredResponse. Expires after the `ttl_s` of `put_response`."""
     return f"continuo:{{{response_id}}}:kept"
 
 

@@ -12,6 +12,7 @@ from tests.faults.cluster import continue_and_close
 from tests.faults.deployment import Deployment, ExpectedConversation, running_deployment
 from tests.faults.row import FaultRow
 from tests.support.clients import RequestRefused, message_item
+from tests.support.waiting import wait_until
 
 LONG_RESPONSE_TOKENS = 300
 """Length of a response that outlasts the fault."""
@@ -125,7 +126,8 @@ async def _lose_log_end(deployment: Deployment, rng: Random) -> None:
             await client.add_message(line): line for line in lines
         }
         texts_by_item.append(texts)
-    assert deployment.redis.append_log_bytes > written
+    # Redis replies before it writes its log while an earlier fsync is still in progress.
+    await wait_until(lambda: deployment.redis.append_log_bytes > written, 10)
     deployment.redis.kill()
     deployment.redis.truncate_append_log(rng.randrange(written, deployment.redis.append_log_bytes))
     await deployment.redis.start()

@@ -139,6 +139,7 @@ def _redis_keys() -> dict[str, Any]:
         "engines": keys.ENGINES_KEY,
         "epoch": keys.EPOCH_KEY,
         "deadlines": keys.DEADLINES_KEY,
+        "layout": keys.LAYOUT_KEY,
         "probes": list(keys.PROBE_KEYS),
     }
 

@@ -9,8 +9,9 @@ resuming clients receive.
 
 One replayed.json serves both stores. All values are the same in every run of the scenario except
 those from the store's own clock: MASKED, and the epoch of a session with new event ids, which is
-its fence. Values are deflated: a zlib whose output differs from the common one's needs its own
-files.
+its fence. Long values are deflated: a zlib whose output differs from the common one's needs its own
+files. The folder layout_1 has the same files, written by the last version with that layout; they
+are not written again.
 """
 
 import asyncio
@@ -33,7 +34,9 @@ from tests.frozen.virtual_server import Event, VirtualServer, run_on_virtual_tim
 from tests.support.redis_process import RedisProcess
 
 DATA = Path(__file__).parent / "data"
-SQLITE, REDIS, REPLAYED = DATA / "store.db", DATA / "redis.json", DATA / "replayed.json"
+"""The files below of the present layout; the folder `layout_1` has those of layout 1."""
+LAYOUT_1 = DATA / "layout_1"
+SQLITE, REDIS, REPLAYED = "store.db", "redis.json", "replayed.json"
 MASKED = {"fence", "created_ms", "deadline_ms", "created", "deadline"}
 """Columns and hash fields with a time of the store's clock; fences start from one. The dump of the
 index of deadlines in Redis has its sessions without their scores."""
@@ -70,10 +73,12 @@ def _is_blob(value: object) -> bool:
     return isinstance(value, bytes)
 
 
-def unexpired_sqlite_copy(folder: Path) -> str:
-    """The URL of a copy of the frozen file with deadlines that have not expired."""
+def unexpired_sqlite_copy(folder: Path, data: Path = DATA) -> str:
+    """The URL of a copy of a frozen file with deadlines that have not expired."""
     file = folder / "store.db"
-    shutil.copy(SQLITE, file)
+    for suffix in ("", "-wal", "-shm"):
+        file.with_name(f"store.db{suffix}").unlink(missing_ok=True)
+    shutil.copy(data / SQLITE, file)
     with closing(sqlite3.connect(file)) as db:
         until = int(time.time() * 1000) + HOUR_MS
         db.execute("UPDATE sessions SET deadline_ms = ?", (until,))
@@ -100,7 +105,7 @@ def _redis_value(client: Any, key: bytes) -> Dump:
             value = [element.hex() for element in client.lrange(key, 0, -1)]
         case "hash":
             fields = sorted(client.hgetall(key).items())
-            value = {name.decode(): field.hex() for name, field in fields}
+            value = {name.decode("latin-1"): field.hex() for name, field in fields}
         case "zset":
             value = sorted(member.decode() for member in client.zrange(key, 0, -1))
         case _:
@@ -113,8 +118,8 @@ def redis_flush(port: int) -> None:
         client.flushall()
 
 
-def frozen_redis() -> Dump:
-    return json.loads(REDIS.read_text())
+def frozen_redis(data: Path = DATA) -> Dump:
+    return json.loads((data / REDIS).read_text())
 
 
 def masked_redis(dump: Dump) -> Dump:
@@ -129,12 +134,12 @@ def _masked_hash(fields: Dump) -> Dump:
     return {name: "masked" if name in MASKED else value for name, value in fields.items()}
 
 
-def redis_load(port: int) -> None:
-    """Replace the contents of Redis with the frozen dump, with deadlines that have not expired."""
+def redis_load(port: int, data: Path = DATA) -> None:
+    """Replace the contents of Redis with a frozen dump, with deadlines that have not expired."""
     until = int(time.time() * 1000) + HOUR_MS
     with redis.Redis(port=port) as client:
         client.flushall()
-        for key, entry in frozen_redis().items():
+        for key, entry in frozen_redis(data).items():
             _redis_put(client, key, entry["type"], entry["value"], until)
             if entry["expires"]:
                 client.pexpireat(key, until)
@@ -149,7 +154,7 @@ def _redis_put(client: Any, key: str, kind: str, value: Any, until: int) -> None
         case "hash":
             fields = {name: bytes.fromhex(field) for name, field in value.items()}
             fields |= {"deadline": str(until).encode()} if "deadline" in fields else {}
-            client.hset(key, mapping=fields)
+            client.hset(key, mapping={n.encode("latin-1"): field for n, field in fields.items()})
         case _:
             client.zadd(key, dict.fromkeys(value, until))
 
@@ -217,23 +222,23 @@ def run_scenario(url: str) -> Event:
     return run_on_virtual_time(url, scenario.SEED, scenario.run)
 
 
-def frozen_replay() -> Event:
-    return json.loads(REPLAYED.read_text())
+def frozen_replay(data: Path = DATA) -> Event:
+    return json.loads((data / REPLAYED).read_text())
 
 
 def write() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         known = run_scenario(f"sqlite:///{folder / 'made.db'}")
-        SQLITE.unlink(missing_ok=True)
+        (DATA / SQLITE).unlink(missing_ok=True)
         with closing(sqlite3.connect(folder / "made.db")) as db:
-            db.execute(f"VACUUM INTO '{SQLITE}'")
+            db.execute(f"VACUUM INTO '{DATA / SQLITE}'")
         process = RedisProcess(folder / "redis")
         asyncio.run(process.start())
         try:
             assert run_scenario(process.url) == known
-            REDIS.write_text(json.dumps(redis_dump(process.port), indent=1) + "\n")
+            (DATA / REDIS).write_text(json.dumps(redis_dump(process.port), indent=1) + "\n")
         finally:
             process.stop()
         results = replay(lambda: unexpired_sqlite_copy(folder), known)
-        REPLAYED.write_text(json.dumps({"known": known, **results}, indent=1) + "\n")
+        (DATA / REPLAYED).write_text(json.dumps({"known": known, **results}, indent=1) + "\n")

@@ -1,4 +1,5 @@
-"""Tests of stored data: written by the scenario as frozen, and resumed from frozen stores."""
+"""Tests of stored data: written by the scenario as frozen, and resumed from frozen stores, those of
+layout 1 included, which are migrated."""
 
 import asyncio
 import json
@@ -12,6 +13,8 @@ from tests.frozen import names, store
 from tests.frozen.virtual_server import Event
 from tests.support.redis_process import RedisProcess, needs_redis
 
+layouts = pytest.mark.parametrize("data", [store.DATA, store.LAYOUT_1], ids=["present", "layout_1"])
+
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
@@ -24,7 +27,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
 def test_scenario_fills_sqlite_as_frozen(tmp_path: Path) -> None:
     known = store.run_scenario(f"sqlite:///{tmp_path / 'store.db'}")
     assert known == store.frozen_replay()["known"]
-    assert store.sqlite_dump(tmp_path / "store.db") == store.sqlite_dump(store.SQLITE)
+    assert store.sqlite_dump(tmp_path / "store.db") == store.sqlite_dump(store.DATA / store.SQLITE)
 
 
 @needs_redis
@@ -38,7 +41,7 @@ def test_scenario_fills_redis_as_frozen(redis: RedisProcess) -> None:
 
 
 def test_frozen_sqlite_file_has_the_frozen_schema() -> None:
-    assert names.schema_of(store.SQLITE) == names.frozen()["sqlite"]
+    assert names.schema_of(store.DATA / store.SQLITE) == names.frozen()["sqlite"]
 
 
 def assert_equal_replays(replayed: Event, frozen: Event) -> None:
@@ -50,20 +53,22 @@ def assert_equal_replays(replayed: Event, frozen: Event) -> None:
     assert replayed["responses"] == frozen["responses"]
 
 
-def test_sessions_resume_from_the_frozen_sqlite_file(tmp_path: Path) -> None:
-    frozen = store.frozen_replay()
+@layouts
+def test_sessions_resume_from_the_frozen_sqlite_file(tmp_path: Path, data: Path) -> None:
+    frozen = store.frozen_replay(data)
     assert_equal_replays(
-        store.replay(lambda: store.unexpired_sqlite_copy(tmp_path), frozen["known"]), frozen
+        store.replay(lambda: store.unexpired_sqlite_copy(tmp_path, data), frozen["known"]), frozen
     )
 
 
 @needs_redis
-def test_sessions_resume_from_the_frozen_redis_dump(redis: RedisProcess) -> None:
+@layouts
+def test_sessions_resume_from_the_frozen_redis_dump(redis: RedisProcess, data: Path) -> None:
     def fresh() -> str:
-        store.redis_load(redis.port)
+        store.redis_load(redis.port, data)
         return redis.url
 
-    frozen = store.frozen_replay()
+    frozen = store.frozen_replay(data)
     assert_equal_replays(store.replay(fresh, frozen["known"]), frozen)
 
 

@@ -1,12 +1,17 @@
 """Replica of the simulated store. A failover to the replica loses every change since its last
 synchronization, confirmed or not."""
 
-import json
 import sqlite3
 from collections import Counter
 
-from continuo.realtime.persistence.session_codec import first_item_id
-from continuo.realtime.store.codec import unpack_entry
+from continuo.realtime.conversation.tokenization import Span
+from continuo.realtime.persistence.session_codec import (
+    OutOfWindowItems,
+    ResponsePlaceholder,
+    decode_entry,
+    first_item_id,
+)
+from continuo.realtime.protocol.items import MessageItem
 from continuo.realtime.store.sqlite.file import connect
 
 Fact = tuple[str, str]
@@ -47,10 +52,10 @@ def read_facts(db: sqlite3.Connection) -> dict[Fact, str]:
     for (result,) in db.execute("SELECT result FROM once"):
         found["answer", result.decode()] = ""  # or the id of an item, which matches no response
     for (packed,) in db.execute("SELECT packed FROM entries"):
-        body = json.loads(unpack_entry(packed).body)
-        if "answer" in body:
-            found["answer", body["answer"]] = ""
-        for item in body.get("items", ()):
-            text = "".join(part["text"] for part in item["parts"])
-            found["item", item["id"] or first_item_id(body["answer"])] = text
+        entry = decode_entry(packed)
+        if isinstance(entry, Span | ResponsePlaceholder) and entry.response_id is not None:
+            found["answer", entry.response_id] = ""
+        for item in entry.items if isinstance(entry, Span | OutOfWindowItems) else ():
+            assert isinstance(item, MessageItem), "the clients send and get messages alone"
+            found["item", item.id] = "".join(part.text for part in item.parts)
     return found

@@ -4,7 +4,6 @@ import secrets
 from typing import Any
 
 from continuo.realtime.store import (
-    Entry,
     NewSession,
     ResponseCheckpoint,
     SessionLease,
@@ -26,8 +25,8 @@ def new_session(**changes: Any) -> NewSession:
     return NewSession(**fields)
 
 
-def make_entry(*ids: int) -> Entry:
-    return Entry(f"item of {len(ids)}".encode(), ids)
+def make_entry(*ids: int) -> bytes:
+    return f"item with the ids {ids}".encode()
 
 
 def response_checkpoint(name: str = "resp_1") -> ResponseCheckpoint:
@@ -35,7 +34,7 @@ def response_checkpoint(name: str = "resp_1") -> ResponseCheckpoint:
 
 
 async def append_entries(
-    store: Store, lease: SessionLease, at: int, *entries: Entry
+    store: Store, lease: SessionLease, at: int, *entries: bytes
 ) -> WriteResult:
     result = await store.write(lease, WriteBatch(kept_entries=at, entries=entries))
     assert isinstance(result, WriteResult)

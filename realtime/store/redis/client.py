@@ -22,12 +22,14 @@ from continuo.realtime.store.health_probe import HealthProbe
 
 _FENCED_SCRIPTS = ("confirm", "find_result", "extend_deadline", "delete", "journal", "write")
 _PLAIN_SCRIPTS = (
+    "record_layout",
     "index_deadline",
     "list_due",
     "create",
     "find",
     "load",
     "claim",
+    "migrate",
     "force_delete",
     "expire",
 )
@@ -99,7 +101,7 @@ def _load_scripts() -> dict[str, str]:
         prefixes = ["clock"]
         prefixes += ["check_lease"] if name in _FENCED_SCRIPTS else []
         prefixes += ["tombstone"] if name in _TOMBSTONE_SCRIPTS else []
-        return "".join(read(part) for part in (*prefixes, name))
+        return f"local LAYOUT = '{keys.LAYOUT}'\n" + "".join(map(read, (*prefixes, name)))
 
     return {
         name: with_prefixes(name)

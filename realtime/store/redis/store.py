@@ -3,14 +3,15 @@
 Each atomic step is a script in `scripts/`, whose header lists keys, arguments and replies.
 """
 
+import logging
 import secrets
 from collections.abc import Sequence
 from itertools import compress
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
 
-from continuo.realtime.store import keys
+from continuo.realtime.store import keys, layout_v1
 from continuo.realtime.store.base import (
     DuplicateWrite,
     IdempotentRequest,
@@ -27,41 +28,36 @@ from continuo.realtime.store.base import (
     WriteBatch,
     WriteResult,
 )
-from continuo.realtime.store.codec import (
-    digest,
-    join_ids,
-    pack,
-    pack_entry,
-    pack_ids,
-    pack_response,
-    unpack,
-    unpack_entry,
-    unpack_response,
-)
+from continuo.realtime.store.codec import digest, join_ids, pack_ids
 from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.errors import (
     IdempotencyConflict,
     LeaseLost,
+    NewerLayout,
     ResponseNotFound,
     SessionDataLost,
     SessionEnded,
     SessionExists,
     SessionNotFound,
     StoreReplaced,
+    StoreUnusable,
 )
 from continuo.realtime.store.keys import response_key, session_keys
 from continuo.realtime.store.redis.client import RedisClient
+
+log = logging.getLogger(__name__)
 
 
 class RedisStore:
     @classmethod
     async def open(cls, url: str, durability: Durability = "normal") -> Self:
-        """Connect to Redis. Raises StoreUnusable if Redis could lose acknowledged data or refuses
-        access, StoreUnavailable if it does not respond."""
+        """Connect to Redis. Raises StoreUnusable if Redis could lose acknowledged data, refuses
+        access, or has data of a newer layout; StoreUnavailable if it does not respond."""
         store = cls(RedisClient(url, durability))
         try:
             async with store._client.opening():
                 await store._client.examine()
+                await store._record_layout()
                 store._epoch = await store._read_epoch()
         except BaseException:
             await store.aclose()
@@ -104,7 +100,7 @@ class RedisStore:
             deadline = await self._client.run_script(
                 "index_deadline", (keys.DEADLINES_KEY,), (new.id, for_ms)
             )
-            args = (new.owner, new.tenant, new.secret, deadline, pack(new.state))
+            args = (new.owner, new.tenant, new.secret, deadline, new.state)
             reply = await self._client.run_script("create", (names.meta, names.state), args)
             if reply[0] == b"ended":
                 raise SessionEnded(new.id)
@@ -131,15 +127,18 @@ class RedisStore:
             if reply[0] == b"unknown":
                 await self._verify_epoch()
                 return None
-        _, fields, entry_count, state, next_event, log, running, events = reply
+        _check_layout(session, reply)
+        kind, fields, entry_count, state, next_event, log, running, events = reply
+        if kind == b"old":
+            old = layout_v1.upgrade_session(state, log, running, b"", events)
+            state, log, events = old.state, old.entries, old.events
+            running += [part for pair in old.checkpoints for part in pair]
         return Snapshot(
             metadata=_parse_metadata(session, fields, entry_count),
-            state=unpack(state),
-            entries=tuple(unpack_entry(entry) for entry in log),
+            state=state,
+            entries=tuple(log),
             running_responses=_parse_running_responses(running),
-            events=StoredEvents(
-                int(next_event) - len(events), tuple(unpack(body) for body in events)
-            ),
+            events=StoredEvents(int(next_event) - len(events), tuple(events)),
         )
 
     async def claim(
@@ -159,14 +158,22 @@ class RedisStore:
                 "" if expected_fence is None else expected_fence,
                 secret or b"",
             )
-            reply = await self._client.run_script("claim", (session_keys(session).meta,), args)
+            reply = await self._client.run_script("claim", session_keys(session), args)
             if reply[0] == b"unknown":
                 await self._verify_epoch()
                 raise SessionNotFound(session)
             if reply[0] == b"stale":
                 raise LeaseLost(session, reply[1].decode())
+            _check_layout(session, reply)
+            lease = SessionLease(session, owner, int(reply[1]), self._epoch)
+            if reply[0] == b"old":
+                await self._migrate(lease, layout_v1.upgrade_session(*reply[3:]))
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], session)
-            return SessionLease(session, owner, int(reply[1]), self._epoch)
+            return lease
+
+    async def _migrate(self, lease: SessionLease, session: layout_v1.UpgradedSession) -> None:
+        args = (_encode_for_lua(msgspec.structs.asdict(session)),)
+        await self._run_fenced("migrate", lease, session_keys(lease.session), args)
 
     async def confirm(self, lease: SessionLease) -> None:
         async with self._client.bounded():
@@ -178,7 +185,7 @@ class RedisStore:
             await self._reexamine_after_outage()
             names = session_keys(lease.session)
             args = (int(ttl_s * 1000), int(is_parked))
-            reply = await self._run_fenced("extend_deadline", lease, (names.meta, names.once), args)
+            reply = await self._run_fenced("extend_deadline", lease, (names.meta,), args)
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[1], lease.session)
 
     async def delete(self, lease: SessionLease) -> None:
@@ -232,7 +239,7 @@ class RedisStore:
 
     async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
         names = session_keys(lease.session)
-        args = _make_write_args(batch)
+        args = (_encode_batch(batch),)
         async with self._client.bounded():
             await self._reexamine_after_outage()
             reply = await self._run_fenced("write", lease, names, args)
@@ -283,7 +290,7 @@ class RedisStore:
             await self._reexamine_after_outage()
             for_ms = max(1, int(ttl_s * 1000))
             await self._client.execute(
-                "SET", response_key(response.id), pack_response(response), "PX", for_ms
+                "SET", response_key(response.id), msgspec.msgpack.encode(response), "PX", for_ms
             )
 
     async def find_response(self, response_id: str) -> StoredResponse | None:
@@ -293,7 +300,7 @@ class RedisStore:
             if packed is None:
                 await self._verify_epoch()
                 return None
-            return unpack_response(response_id, packed)
+            return _decode_response(response_id, packed)
 
     # ------------------------------------------------------------ internals
 
@@ -333,6 +340,11 @@ class RedisStore:
         if found != self._epoch:
             lost, self._epoch = self._epoch, found
             raise StoreReplaced(f"the store with epoch {lost} was replaced by another one")
+
+    async def _record_layout(self) -> None:
+        newest = await self._client.run_script("record_layout", (keys.LAYOUT_KEY,))
+        if newest > keys.LAYOUT:
+            raise StoreUnusable(str(NewerLayout("the data in Redis", newest, keys.LAYOUT)))
 
     async def _read_epoch(self) -> str:
         found = await self._client.execute("GET", keys.EPOCH_KEY)
@@ -386,35 +398,83 @@ def _parse_journal_reply(reply: Sequence[Any]) -> int | None:
     return int(reply[1]) if reply[0] == b"ok" else None
 
 
-def _pack_request(request: IdempotentRequest) -> bytes:
+def _check_layout(session: str, reply: Sequence[Any]) -> None:
+    if reply[0] == b"newer":
+        raise _make_newer_layout(f"session {session}", int(reply[1]))
+
+
+def _make_newer_layout(name: str, layout: int) -> NewerLayout:
+    error = NewerLayout(name, layout, keys.LAYOUT)
+    log.warning("%s", error)
+    return error
+
+
+_response_decoder = msgspec.msgpack.Decoder(StoredResponse)
+
+
+def _decode_response(response_id: str, stored: bytes) -> StoredResponse:
+    try:
+        return _response_decoder.decode(stored)
+    except msgspec.ValidationError:
+        layout = msgspec.msgpack.decode(stored)[0]
+        if isinstance(layout, int):
+            raise _make_newer_layout(f"response {response_id}", layout) from None
+        return _response_decoder.decode(layout_v1.upgrade_response(stored, response_id))
+
+
+def _encode_batch(batch: WriteBatch) -> bytes:
+    """Encode the last argument of write.lua."""
+    request = None if batch.request is None else _encode_request(batch.request)
+    restored = [_encode_request(each) for each in batch.restored_requests]
+    events = batch.events or StoredEvents()
+    return _encode_for_lua(
+        {
+            "kept_entries": batch.kept_entries,
+            "entries": batch.entries,
+            "epoch": batch.epoch,
+            "state": batch.state,
+            "request": request,
+            "requests": restored if request is None else [*restored, request],
+            "revoked_keys": [
+                *(digest(key.encode()) for key in batch.revoked_keys),
+                *(each["key"] for each in restored),
+            ],
+            "request_bytes_max": keys.IDEMPOTENCY_BYTES_MAX,
+            "ended_responses": batch.ended_responses,
+            "started_responses": [
+                (checkpoint.id, msgspec.msgpack.encode(checkpoint))
+                for checkpoint in batch.started_responses
+            ],
+            "first_event": None if batch.events is None else events.first_offset,
+            "events": events.bodies,
+            "events_max": keys.EVENTS_MAX,
+            "events_bytes_max": keys.EVENTS_BYTES_MAX,
+        }
+    )
+
+
+def _encode_request(request: IdempotentRequest) -> dict[str, bytes]:
     assert len(request.result) <= keys.IDEMPOTENCY_RESULT_BYTES_MAX, "a result is short"
-    head = digest(request.key.encode()) + digest(request.content)
-    return head + bytes([len(request.result)]) + request.result
+    return {
+        "key": digest(request.key.encode()),
+        "content": digest(request.content),
+        "result": request.result,
+    }
 
 
-def _make_write_args(batch: WriteBatch) -> list[str | bytes | int]:
-    """Return the arguments of write.lua without the first two (owner and fence)."""
-    request, events = batch.request, batch.events
-    removed_keys = (*batch.revoked_keys, *(each.key for each in batch.restored_requests))
-    return [
-        b"" if request is None else _pack_request(request),
-        b"".join(map(_pack_request, batch.restored_requests)),
-        b"".join(digest(key.encode()) for key in removed_keys),
-        keys.IDEMPOTENCY_BYTES_MAX,
-        "" if batch.kept_entries is None else batch.kept_entries,
-        len(batch.entries),
-        "" if batch.epoch is None else batch.epoch,
-        b"" if batch.state is None else pack(batch.state),
-        len(batch.started_responses),
-        " ".join(batch.ended_responses),
-        events.first_offset if events else "",
-        keys.EVENTS_MAX,
-        keys.EVENTS_BYTES_MAX,
-        *(pack_entry(entry) for entry in batch.entries),
-        *(
-            argument
-            for checkpoint in batch.started_responses
-            for argument in (checkpoint.id, msgspec.msgpack.encode(checkpoint))
-        ),
-        *(pack(body) for body in (events.bodies if events else ())),
-    ]
+def _encode_for_lua(value: Any) -> bytes:
+    return msgspec.msgpack.encode(_without_bin(value))
+
+
+def _without_bin(value: Any) -> Any:
+    """Return a value whose bytes are encoded as MessagePack of type str, because the decoder of
+    Redis does not know the type bin."""
+    match value:
+        case bytes():
+            return msgspec.Raw(b"\xdb" + len(value).to_bytes(4, "big") + value)
+        case list() | tuple():
+            return [_without_bin(each) for each in cast(Sequence[Any], value)]
+        case dict():
+            return {key: _without_bin(each) for key, each in cast(dict[str, Any], value).items()}
+        case _:
+            return value

@@ -11,7 +11,6 @@ import msgspec
 from continuo.realtime.store import keys
 from continuo.realtime.store.base import (
     DuplicateWrite,
-    Entry,
     IdempotentRequest,
     NewSession,
     ResponseCheckpoint,
@@ -26,17 +25,7 @@ from continuo.realtime.store.base import (
     WriteBatch,
     WriteResult,
 )
-from continuo.realtime.store.codec import (
-    digest,
-    join_ids,
-    pack,
-    pack_entry,
-    pack_ids,
-    pack_response,
-    unpack,
-    unpack_entry,
-    unpack_response,
-)
+from continuo.realtime.store.codec import digest, join_ids, pack_ids
 from continuo.realtime.store.errors import (
     IdempotencyConflict,
     LeaseLost,
@@ -48,7 +37,8 @@ from continuo.realtime.store.errors import (
     StoreError,
     StoreReplaced,
 )
-from continuo.realtime.store.sqlite.file import make_epoch, read_epoch
+from continuo.realtime.store.sqlite.file import read_epoch
+from continuo.realtime.store.sqlite.migrations import make_epoch
 
 WallClock = Callable[[], float]
 """Returns the time in seconds since 1970."""
@@ -149,7 +139,7 @@ class Tables:
                 "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)",
                 *values,
                 self._ms_from_now(new.ttl_s),
-                pack(new.state),
+                new.state,
             )
         except sqlite3.IntegrityError as error:
             existing = self._fetch_one("SELECT owner FROM sessions WHERE id = ?", new.id)
@@ -190,11 +180,11 @@ class Tables:
         assert row is not None, "its metadata was found"
         log = self._execute("SELECT packed FROM entries WHERE session = ? ORDER BY n", session)
         events = self._execute("SELECT packed FROM events WHERE session = ? ORDER BY n", session)
-        bodies = tuple(unpack(packed) for (packed,) in events)
+        bodies = tuple(packed for (packed,) in events)
         return Snapshot(
             metadata=metadata,
-            state=unpack(row[0]),
-            entries=tuple(unpack_entry(packed) for (packed,) in log),
+            state=row[0],
+            entries=tuple(packed for (packed,) in log),
             running_responses=tuple(self._load_responses(session)),
             events=StoredEvents(row[1] - len(bodies), bodies),
         )
@@ -329,7 +319,7 @@ class Tables:
             entry_count,
             next_event,
             batch.epoch,
-            None if batch.state is None else pack(batch.state),
+            batch.state,
             lease.session,
         )
         return WriteResult(entry_count, next_event)
@@ -397,9 +387,9 @@ class Tables:
         self._execute("DELETE FROM once WHERE session = ? AND n <= ?", session, last)
         self._execute("UPDATE sessions SET once_bytes = ? WHERE id = ?", size, session)
 
-    def _put_entries(self, session: str, at: int, entries: tuple[Entry, ...]) -> int:
+    def _put_entries(self, session: str, at: int, entries: tuple[bytes, ...]) -> int:
         self._execute("DELETE FROM entries WHERE session = ? AND n >= ?", session, at)
-        rows = [(session, n, pack_entry(entry)) for n, entry in enumerate(entries, at)]
+        rows = [(session, n, entry) for n, entry in enumerate(entries, at)]
         self._db.executemany("INSERT INTO entries VALUES (?, ?, ?)", rows)
         return at + len(entries)
 
@@ -407,9 +397,7 @@ class Tables:
         self._execute(
             "DELETE FROM events WHERE session = ? AND n >= ?", session, events.first_offset
         )
-        rows = [
-            (session, n, pack(body)) for n, body in enumerate(events.bodies, events.first_offset)
-        ]
+        rows = [(session, n, body) for n, body in enumerate(events.bodies, events.first_offset)]
         self._db.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
         self._delete_old_events(session)
         return events.next_offset
@@ -469,7 +457,7 @@ class Tables:
     # ------------------------------------------------------------ responses
 
     def put_response(self, response: StoredResponse, ttl_s: float) -> None:
-        values = (response.id, self._ms_from_now(ttl_s), pack_response(response))
+        values = (response.id, self._ms_from_now(ttl_s), msgspec.msgpack.encode(response))
         self._execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", *values)
 
     def find_response(self, response_id: str) -> StoredResponse | None:
@@ -478,4 +466,4 @@ class Tables:
         if row is None:
             self.verify()
             return None
-        return unpack_response(response_id, row[0])
+        return msgspec.msgpack.decode(row[0], type=StoredResponse)

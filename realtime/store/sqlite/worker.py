@@ -14,7 +14,8 @@ from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
 from continuo.realtime.store.errors import StoreReplaced, StoreUnavailable
-from continuo.realtime.store.sqlite.file import SqliteFile, transaction
+from continuo.realtime.store.sqlite.file import SqliteFile
+from continuo.realtime.store.sqlite.migrations import transaction
 
 GROUP_MAX = 256
 """Maximum number of calls in one transaction."""

@@ -9,12 +9,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from continuo.bench import random_checkpoints
 from continuo.engine import EngineClient, EngineConfig, ModelText, Sampling
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.persistence.session_codec import decode_state
+from continuo.realtime.persistence.session_codec import (
+    StoredRequest,
+    decode_state,
+    encode_request,
+)
 from continuo.realtime.protocol.items import ContentPart, MessageItem
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.access import ForkRequest
@@ -22,17 +27,18 @@ from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.session.unit_of_work import UnitOfWork
 from continuo.realtime.store import (
-    Entry,
     NewSession,
     ResponseCheckpoint,
     Store,
     StoredResponse,
     StoreUnavailable,
     WriteBatch,
+    layout_v1,
     open_store,
 )
 from tests.realtime.conftest import TEMPLATE, chat_folder
 from tests.realtime.registry.test_takeover import deltas, done, make_registry
+from tests.support import layout_1
 from tests.support import transformers_oracle as parity
 from tests.support.clients import ResponsesClient, connect_responses, output_text
 from tests.support.digest_runner import oracle
@@ -415,43 +421,50 @@ def expected_text(harness: EngineHarness, *texts: str) -> str:
     return harness.engine.text.decode([id for id in ids if id])
 
 
-# ---- stored by a version without the fingerprint of the model
+# ---- stored by a version without the fingerprint of the model, in layout 1
 
-OLD_STATE = (
-    b'{"settings":{"instructions":"","tools":[],"tool_choice":{"mode":"auto","name":null},'
-    b'"parallel_tool_calls":true,"max_output_tokens":null,"sampling":{"max_tokens":null,'
-    b'"temperature":0.0,"top_k":0,"top_p":1.0,"min_p":0.0,"repetition_penalty":1.0,'
-    b'"presence_penalty":0.0,"frequency_penalty":0.0,"logit_bias":{},"logprobs":null,"seed":null,'
-    b'"stop_ids":[],"stop":[],"ignore_eos":false,"grammar":null},"truncation":{"mode":"auto",'
-    b'"ratio":0.8,"after_instructions":null},"extras":"{}"},"first":0}'
+
+def upgraded(body: bytes, ids: tuple[int, ...] = ()) -> bytes:
+    return layout_v1.upgrade_entry(layout_1.pack_entry(body, ids))
+
+
+OLD_STATE = layout_v1.upgrade_state(
+    layout_1.pack(
+        b'{"settings":{"instructions":"","tools":[],"tool_choice":{"mode":"auto","name":null},'
+        b'"parallel_tool_calls":true,"max_output_tokens":null,"sampling":{"max_tokens":null,'
+        b'"temperature":0.0,"top_k":0,"top_p":1.0,"min_p":0.0,"repetition_penalty":1.0,'
+        b'"presence_penalty":0.0,"frequency_penalty":0.0,"logit_bias":{},"logprobs":null,"seed":null,'
+        b'"stop_ids":[],"stop":[],"ignore_eos":false,"grammar":null},"truncation":{"mode":"auto",'
+        b'"ratio":0.8,"after_instructions":null},"extras":"{}"},"first":0}'
+    )
 )
 OLD_ENTRIES = (
-    Entry(b"{}"),
-    Entry(
+    upgraded(b"{}"),
+    upgraded(
         b'{"items":[{"type":"message","id":"u1","role":"user","parts":[{"kind":"input_text",'
         b'"text":"hello"}],"status":"completed"}]}',
         (1, 24, 22, 8, 21, 2, 11, 8, 15, 15, 18, 0, 2),
     ),
-    Entry(
+    upgraded(
         b'{"items":[{"type":"message","id":"","role":"assistant","parts":[{"kind":"output_text",'
         b'"text":"s!Q}?@"}],"status":"incomplete"}],"answer":"resp_497b1bf8986b640c7da5",'
         b'"sampled":[11,17]}',
         (1, 4, 22, 22, 12, 22, 23, 4, 17, 23, 2, 22, 70, 46, 85, 71, 1 << 30, 0, 2),
     ),
 )
-OLD_RESPONSE_ENTRIES = (
-    Entry(
+OLD_RESPONSE_ENTRIES = [
+    layout_1.pack_entry(
         b'{"items":[{"type":"message","id":"msg_321351408ff38c8af052","role":"user","parts":'
         b'[{"kind":"input_text","text":"hi"}],"status":"completed"}],"answer":null}'
     ),
-    Entry(
+    layout_1.pack_entry(
         b'{"items":[{"type":"message","id":"item_e1d0305dab0cfe2e0f14","role":"assistant",'
         b'"parts":[{"kind":"output_text","text":"=]dD"}],"status":"incomplete"}],'
         b'"answer":"resp_d872b766d60d4414afd0"}',
         (79, 83, 7, 1 << 30),
     ),
-)
-"""Stored data in the format of the previous version; the id 1 << 30 is of no model."""
+]
+"""Stored data of an earlier version; the id 1 << 30 is of no model."""
 
 
 @pytest.mark.parametrize("response_is_open", [False, True])
@@ -464,8 +477,9 @@ async def test_session_stored_without_a_fingerprint_is_rendered_again(
     response_id, entries = "resp_497b1bf8986b640c7da5", OLD_ENTRIES
     started: tuple[ResponseCheckpoint, ...] = ()
     if response_is_open:
-        entries = (*OLD_ENTRIES[:2], Entry(b'{"answer":"resp_497b1bf8986b640c7da5","open":true}'))
-        body = b'{"number":0}'
+        placeholder = upgraded(b'{"answer":"resp_497b1bf8986b640c7da5","open":true}')
+        entries = (*OLD_ENTRIES[:2], placeholder)
+        body = encode_request(StoredRequest())
         started = (ResponseCheckpoint(id=response_id, seed=1, prompt=24, entry=2, body=body),)
     await store.write(lease, WriteBatch(kept_entries=0, entries=entries, started_responses=started))
     if response_is_open:
@@ -494,8 +508,9 @@ async def test_response_stored_without_a_fingerprint_is_rendered_again(
     store: Store, chat_model: Path
 ) -> None:
     response_id = "resp_d872b766d60d4414afd0"
-    stored = StoredResponse(id=response_id, tenant="", entries=OLD_RESPONSE_ENTRIES, body=b"[]")
-    await store.put_response(stored, 3600)
+    old = msgspec.msgpack.encode(("", None, OLD_RESPONSE_ENTRIES, layout_1.pack(b"[]")))
+    upgraded = layout_v1.upgrade_response(old, response_id)
+    await store.put_response(msgspec.msgpack.decode(upgraded, type=StoredResponse), 3600)
     async with responses_server(chat_model, store) as (caller, harness):
         response = await caller.create_response("more", previous_response_id=response_id)
         assert output_text(response) == expected_text(harness, "hi", "=]dD", "more")

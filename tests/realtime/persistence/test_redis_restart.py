@@ -10,9 +10,11 @@ import pytest
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import encode_entry, to_entries
+from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
+from continuo.realtime.store.keys import session_keys
 from tests.support.clients import JsonEvent
 from tests.support.engines import EngineHarness
 from tests.support.in_process_client import connect_client, resume_result
@@ -135,6 +137,32 @@ async def test_flushed_session_is_rewritten_if_loaded_and_else_not_found(
     await loaded.socket.wait_for("conversation.item.done", 2)
     assert resume_result(loaded.socket)["resumed"] == "snapshot", "another store epoch"
     await loaded.disconnect()
+
+
+async def test_session_of_a_newer_version_is_refused_until_a_newer_gateway_has_it(
+    registry: Registry, redis: RedisProcess
+) -> None:
+    client = await connect_client(registry)
+    client.send_message("u1", "hello")
+    await client.socket.wait_for("conversation.item.done")
+    await client.disconnect()
+    client.receive()
+    await unload(registry, client.session_id)
+    meta = session_keys(client.session_id).meta
+    async with redis.client() as admin:
+        await admin.hset(meta, "layout", 3)
+        client.resume()
+        await client.wait_closed()
+        await admin.hset(meta, "layout", 2)
+    (event,) = client.socket.sent
+    assert event["error"]["code"] == "store_unavailable"
+    assert "is stored in layout 3 by a newer version" in event["error"]["message"]
+    assert client.socket.closed is not None
+    assert client.socket.closed[0] == CloseCode.TRY_AGAIN_LATER
+    client.resume()
+    await client.socket.wait_for("session.updated")
+    assert resume_result(client.socket)["resumed"] == "exact"
+    await client.disconnect()
 
 
 async def dump_keys(redis: RedisProcess) -> dict[Any, Any]:

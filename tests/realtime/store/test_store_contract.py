@@ -6,7 +6,6 @@ import pytest
 
 from continuo.realtime.store import (
     DuplicateWrite,
-    Entry,
     IdempotencyConflict,
     IdempotentRequest,
     LeaseLost,
@@ -267,7 +266,7 @@ async def test_concurrent_claims_and_writes_are_ordered_by_fence(store: Store) -
         found = await store.find(new.id)
         assert found is not None
         try:
-            await append_entries(store, lease, found.entry_count, Entry(str(lease.fence).encode()))
+            await append_entries(store, lease, found.entry_count, str(lease.fence).encode())
         except LeaseLost:
             return lease.fence, False
         return lease.fence, True
@@ -276,7 +275,7 @@ async def test_concurrent_claims_and_writes_are_ordered_by_fence(store: Store) -
     snapshot = await store.load(new.id)
     assert snapshot is not None
     acknowledged = sorted(fence for fence, won in results if won)
-    assert [int(entry.body) for entry in snapshot.entries] == acknowledged
+    assert [int(entry) for entry in snapshot.entries] == acknowledged
     assert max(fence for fence, _ in results) in acknowledged
 
 
@@ -285,12 +284,12 @@ async def test_concurrent_claims_and_writes_are_ordered_by_fence(store: Store) -
 
 async def test_appended_entries_are_loaded(store: Store) -> None:
     lease = await store.create(new_session())
-    wide = Entry(b"wide", (0, 65_535, 65_536, (1 << 24) - 1, 1 << 24, (1 << 31) - 1))
-    assert await append_entries(store, lease, 0, make_entry(1, 2), Entry(b"")) == WriteResult(2, 0)
-    assert await append_entries(store, lease, 2, wide) == WriteResult(3, 0)
+    every_byte = bytes(range(256))
+    assert await append_entries(store, lease, 0, make_entry(1, 2), b"") == WriteResult(2, 0)
+    assert await append_entries(store, lease, 2, every_byte) == WriteResult(3, 0)
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.entries == (make_entry(1, 2), Entry(b""), wide)
+    assert snapshot.entries == (make_entry(1, 2), b"", every_byte)
     assert snapshot.metadata.entry_count == 3
 
 
@@ -559,7 +558,7 @@ async def test_ended_response_leaves_only_its_entry(store: Store) -> None:
     lease = await store.create(new_session())
     change = WriteBatch(
         kept_entries=0,
-        entries=(make_entry(1), Entry(b"placeholder")),
+        entries=(make_entry(1), b"placeholder"),
         started_responses=(response_checkpoint(),),
     )
     await store.write(lease, change)
@@ -611,7 +610,7 @@ async def test_number_of_stored_events_is_bounded(
 async def test_bytes_of_stored_events_are_bounded(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "EVENTS_BYTES_MAX", 40)
+    monkeypatch.setattr(keys, "EVENTS_BYTES_MAX", 39)
     lease = await store.create(new_session())
     await store.write(
         lease, WriteBatch(events=StoredEvents(0, (b"0" * 2, b"1!$%&/9z", b"2x?=)(7q")))
@@ -708,7 +707,7 @@ async def test_archived_response_outlives_its_session(store: Store) -> None:
         id="resp_" + lease.session,
         tenant="acme",
         parent="resp_0",
-        entries=(make_entry(1, 2), Entry(b"x" * 100, (3,))),
+        entries=(make_entry(1, 2), b"x" * 100),
         body=b"usage",
     )
     await store.put_response(response, 3600)

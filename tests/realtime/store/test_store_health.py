@@ -17,7 +17,6 @@ from typing import Any, cast
 import pytest
 
 from continuo.realtime.store import (
-    Entry,
     SessionLease,
     Store,
     StoreReplaced,
@@ -71,10 +70,10 @@ async def wait_for_health(store: Store, available: bool) -> None:
     await wait_until(lambda: store.is_available is available, DETECTION_TIMEOUT_S)
 
 
-async def stored_ids(store: Store, lease: SessionLease) -> list[tuple[int, ...]]:
+async def stored_entries(store: Store, lease: SessionLease) -> list[bytes]:
     found = await store.load(lease.session)
     assert found is not None
-    return [each.ids for each in found.entries]
+    return [*found.entries]
 
 
 def store_log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -114,7 +113,9 @@ async def test_redis_that_refuses_writes_is_unhealthy_until_it_accepts_them(
         assert refusal.logged_cause in line
         await run_commands(redis, refusal.stop_commands)
         await wait_for_health(store, available=True)
-        assert await stored_ids(store, lease) == [(1,)], "refused writes changed nothing"
+        assert await stored_entries(store, lease) == [make_entry(1)], (
+            "refused writes changed nothing"
+        )
         await append_entries(store, lease, 1, make_entry(2))
         assert len(store_log_lines(caplog)) == 2
         assert "again" in store_log_lines(caplog)[1]
@@ -261,7 +262,7 @@ async def test_file_at_its_page_limit_keeps_the_store_unhealthy(
     """
     lease = await sqlite.create(new_session())
     await limit_pages(sqlite, 0)
-    large = Entry(os.urandom(100_000))
+    large = os.urandom(100_000)
     for _ in range(3):
         with pytest.raises(StoreUnavailable):
             await append_entries(sqlite, lease, 0, large)
@@ -305,16 +306,17 @@ async def test_full_disk_makes_the_store_unhealthy_and_loses_nothing(
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(1024))
-        count = 0
+        written: list[bytes] = []
         with contextlib.suppress(StoreUnavailable):
             while True:
-                await append_entries(store, lease, count, Entry(os.urandom(50_000), (count,)))
-                count += 1
+                entry = os.urandom(50_000)
+                await append_entries(store, lease, len(written), entry)
+                written.append(entry)
         await wait_for_health(store, available=False)
         filler.unlink()
         await wait_for_health(store, available=True)
-        assert await stored_ids(store, lease) == [(n,) for n in range(count)]
-        await append_entries(store, lease, count, make_entry(count))
+        assert await stored_entries(store, lease) == written
+        await append_entries(store, lease, len(written), make_entry(1))
         assert len(store_log_lines(caplog)) == 2
 
 
@@ -339,11 +341,11 @@ async def test_file_at_the_size_limit_makes_the_store_unhealthy(
     lease = await sqlite.create(new_session())
     size_limit((tmp_path / "store.db-wal").stat().st_size + 20_000)
     with pytest.raises(StoreUnavailable):
-        await append_entries(sqlite, lease, 0, Entry(os.urandom(100_000)))
+        await append_entries(sqlite, lease, 0, os.urandom(100_000))
     await wait_for_health(sqlite, available=False)
     size_limit(0)
     await wait_for_health(sqlite, available=True)
-    await append_entries(sqlite, lease, 0, Entry(os.urandom(100_000)))
+    await append_entries(sqlite, lease, 0, os.urandom(100_000))
     assert len(store_log_lines(caplog)) == 2
 
 
@@ -404,7 +406,7 @@ async def test_deleted_file_is_detected_as_a_replaced_store(
     assert "was deleted or replaced. It had 1 sessions" in line
     await sqlite.aclose()
     async with open_at(url_of(tmp_path)) as store:
-        assert await stored_ids(store, lease) == [(1,), (2,)]
+        assert await stored_entries(store, lease) == [make_entry(1), make_entry(2)]
 
 
 @pytest.mark.parametrize("endings", [("-wal",), ("-shm",), ("-wal", "-shm")], ids=" ".join)
@@ -418,7 +420,7 @@ async def test_deleted_write_ahead_log_loses_no_acknowledged_write(
     await append_entries(sqlite, lease, 2, make_entry(3))
     copy_as_after_a_kill(tmp_path, sqlite)
     async with open_at(url_of(tmp_path / "killed")) as store:
-        assert await stored_ids(store, lease) == [(1,), (2,), (3,)]
+        assert await stored_entries(store, lease) == [make_entry(1), make_entry(2), make_entry(3)]
 
 
 def copy_as_after_a_kill(folder: Path, store: SqliteStore) -> None:
@@ -457,8 +459,8 @@ async def test_restored_backup_is_another_store_and_stays_intact(
     os.replace(tmp_path / "backup.db", tmp_path / "store.db")
     with pytest.raises(StoreReplaced):
         await append_entries(sqlite, lease, 1, make_entry(2))
-    assert await stored_ids(sqlite, parked) == [(7,)]
-    assert await stored_ids(sqlite, lease) == []
+    assert await stored_entries(sqlite, parked) == [make_entry(7)]
+    assert await stored_entries(sqlite, lease) == []
     claimed = await sqlite.claim(lease.session, "gate-1", ttl_s=60)
     await append_entries(sqlite, claimed, 0, make_entry(1), make_entry(2))
     await sqlite.aclose()
@@ -476,7 +478,7 @@ async def test_moved_file_is_complete(tmp_path: Path, sqlite: SqliteStore) -> No
     with pytest.raises(StoreReplaced):
         await append_entries(sqlite, lease, 1, make_entry(2))
     async with open_at(url_of(tmp_path / "moved")) as store:
-        assert (await stored_ids(store, lease))[0] == (1,)
+        assert (await stored_entries(store, lease))[0] == make_entry(1)
 
 
 async def test_missing_folder_makes_the_store_unhealthy_until_restored(
@@ -497,7 +499,7 @@ async def test_missing_folder_makes_the_store_unhealthy_until_restored(
         with pytest.raises(StoreReplaced):
             await append_entries(store, lease, 1, make_entry(2))
         claimed = await store.claim(lease.session, "gate-1", ttl_s=60)
-        assert (await stored_ids(store, lease))[0] == (1,)
+        assert (await stored_entries(store, lease))[0] == make_entry(1)
         await append_entries(store, claimed, 1, make_entry(2))
     assert len(store_log_lines(caplog)) == 3, "deleted; cannot be written; can be written again"
 

@@ -21,7 +21,6 @@ from hypothesis.stateful import (
 
 from continuo.realtime.store import (
     DuplicateWrite,
-    Entry,
     IdempotencyConflict,
     IdempotentRequest,
     LeaseLost,
@@ -48,7 +47,7 @@ pytestmark = pytest.mark.slow
 
 RESPONSE_IDS = ("resp_1", "resp_2", "resp_12")
 ids = st.lists(st.integers(0, 200_000), max_size=5).map(tuple)
-entries = st.lists(st.builds(Entry, st.binary(max_size=40), ids), max_size=3).map(tuple)
+entries = st.lists(st.binary(max_size=40), max_size=3).map(tuple)
 requests = st.builds(
     IdempotentRequest,
     st.sampled_from("abcdefghijklmnop"),
@@ -78,7 +77,7 @@ class SessionModel:
     is_parked: bool = False
     epoch: int = 0
     state: bytes = b""
-    log: list[Entry] = field(default_factory=list[Entry])
+    log: list[bytes] = field(default_factory=list[bytes])
     requests: dict[str, IdempotentRequest] = field(default_factory=dict[str, IdempotentRequest])
     running_responses: dict[str, RunningResponse] = field(
         default_factory=dict[str, RunningResponse]
@@ -238,7 +237,7 @@ class StoreMachine(RuleBasedStateMachine):
     def write(
         self,
         data: st.DataObject,
-        entries: tuple[Entry, ...],
+        entries: tuple[bytes, ...],
         events: tuple[bytes, ...] | None,
         restored: list[IdempotentRequest],
         twice: bool,

@@ -93,7 +93,7 @@ async def test_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "store.db")
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(StoreUnusable, match="version 99"):
+    with pytest.raises(StoreUnusable, match="layout 99"):
         await open_store(f"sqlite:///{tmp_path / 'store.db'}")
 
 

@@ -13,7 +13,6 @@ from redis.crc import key_slot
 
 from continuo.realtime.store import (
     DuplicateWrite,
-    Entry,
     IdempotentRequest,
     LeaseLost,
     SessionDataLost,
@@ -38,6 +37,8 @@ pytestmark = [needs_redis, pytest.mark.redis]
 
 SLACK_S = 1.5
 """Slack for a loaded machine."""
+STORE_KEYS = {keys.EPOCH_KEY.encode(), keys.LAYOUT_KEY.encode()}
+"""Keys that a Redis without sessions has."""
 ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
 EVERY_SECOND = ("--appendonly", "yes", "--appendfsync", "everysec")
 
@@ -224,9 +225,9 @@ async def test_strict_durability_loses_no_acknowledged_write_in_a_kill(tmp_path:
     for lease, count in acknowledged.items():
         snapshot = await store.load(lease.session)
         assert snapshot is not None
-        ids = [each.ids for each in snapshot.entries]
-        assert ids[:count] == [(n,) for n in range(count)]
-        assert len(ids) - count <= 1, "the unacknowledged write may be stored"
+        entries = [*snapshot.entries]
+        assert entries[:count] == [make_entry(n) for n in range(count)]
+        assert len(entries) - count <= 1, "the unacknowledged write may be stored"
         await append_entries(store, lease, count, make_entry(count))
     await store.aclose()
     redis.kill()
@@ -337,7 +338,7 @@ async def test_full_redis_refuses_whole_writes_until_memory_is_free(
         await client.config_set("maxmemory", "1mb")
         change = WriteBatch(
             kept_entries=1,
-            entries=(Entry(b"x"),),
+            entries=(b"x",),
             started_responses=(response_checkpoint(),),
             epoch=3,
             events=StoredEvents(0, (b"e",)),
@@ -450,7 +451,7 @@ async def test_concurrent_sweeps_remove_each_session_once(redis: RedisProcess) -
     names = [name for sweep in swept for name in sweep.expired]
     assert sorted(names) == sorted(expired)
     async with redis.client() as client:
-        assert await client.keys("*") == [keys.EPOCH_KEY.encode()], "only the store epoch is left"
+        assert set(await client.keys("*")) == STORE_KEYS, "nothing of a session is left"
     for store in stores:
         await store.aclose()
 
@@ -485,7 +486,7 @@ async def test_keys_of_a_session_share_a_slot_and_leave_a_tombstone(
     await store.write(lease, change)
     await store.journal(lease, "resp_1", 0, (1, 2))
     async with redis.client() as client:
-        shared = {keys.EPOCH_KEY.encode(), keys.DEADLINES_KEY.encode()}
+        shared = STORE_KEYS | {keys.DEADLINES_KEY.encode()}
         names = [name.encode() for name in keys.session_keys(new.id)]
         assert set(await client.keys("*")) - shared == set(names)
         assert len({key_slot(name) for name in names}) == 1
@@ -495,7 +496,7 @@ async def test_keys_of_a_session_share_a_slot_and_leave_a_tombstone(
     async with redis.client() as client:
         assert set(await client.keys("*")) - shared == {names[0]}
         async with asyncio.timeout(30):
-            while set(await client.keys("*")) != {keys.EPOCH_KEY.encode()}:
+            while set(await client.keys("*")) != STORE_KEYS:
                 await asyncio.sleep(0.05)
                 assert (await store.sweep(10)).expired == []
 

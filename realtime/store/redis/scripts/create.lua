@@ -15,6 +15,7 @@ if held[1] then
 end
 local now = whole(now_ms)
 redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'fence', now, 'tenant', ARGV[2], 'secret', ARGV[3],
-  'deadline', ARGV[4], 'created', now, 'epoch', 0, 'parked', 0, 'events', 0, 'weight', 0)
+  'deadline', ARGV[4], 'created', now, 'epoch', 0, 'parked', 0, 'events', 0, 'weight', 0,
+  'layout', LAYOUT)
 redis.call('SET', KEYS[2], ARGV[5])
 return {'ok', now}

@@ -2,13 +2,9 @@
 -- KEYS   1 meta  2 once
 -- ARGV   1 owner  2 fence  3 key  4 digest
 -- reply  {'new'} | {'repeated', result} | {'conflict'} | as in check_lease.lua
-local window = redis.call('GET', KEYS[2]) or ''
-local from = string.find(window, ARGV[3], 1, true)
-if not from then
+local record = redis.call('HGET', KEYS[2], ARGV[3])
+if not record then
   return {'new'}
 end
-if string.sub(window, from + 8, from + 15) ~= ARGV[4] then
-  return {'conflict'}
-end
-local length = string.byte(window, from + 16)
-return {'repeated', string.sub(window, from + 17, from + 16 + length)}
+local _, content, result = unpack(cmsgpack.unpack(record))
+return content == ARGV[4] and {'repeated', result} or {'conflict'}

@@ -5,8 +5,6 @@
 -- ARGV   -
 -- reply  now, ms
 redis.call('SET', KEYS[1], 'a')
-redis.call('DEL', unpack(KEYS))
-redis.call('APPEND', KEYS[1], 'b')
 redis.call('HSET', KEYS[2], 'a', 1)
 redis.call('HDEL', KEYS[2], 'a')
 redis.call('RPUSH', KEYS[3], 'a', 'b', 'c')
