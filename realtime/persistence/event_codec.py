@@ -5,7 +5,7 @@ the session, and no settings, which are in its state. Events without items and s
 as they are. All are arrays: a new field goes last, and has a default."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, assert_never
+from typing import Any, Self
 
 import msgspec
 
@@ -110,16 +110,13 @@ class _StoredResponseEnded(msgspec.Struct, frozen=True, array_like=True, tag="en
     response_number: int
 
 
+_EventStoredAsIs = ItemDeleted | ItemTruncated | TextAppended | TextCleared | TextCommitted
 _StoredEvent = (
     _StoredConfigured
     | _StoredItemAdded
-    | ItemDeleted
-    | ItemTruncated
-    | TextAppended
-    | TextCleared
-    | TextCommitted
     | _StoredResponseStarted
     | _StoredResponseEnded
+    | _EventStoredAsIs
 )
 _event_decoder = msgspec.msgpack.Decoder(_StoredEvent)
 
@@ -139,8 +136,8 @@ def _to_stored(logged: LoggedEvent) -> _StoredEvent:
         case ResponseEnded(answer=response):
             assert logged.response_number is not None, "a response that ends has started"
             return _StoredResponseEnded(_StoredResponse.of(response), logged.response_number)
-        case ItemDeleted() | ItemTruncated() | TextAppended() | TextCleared() | TextCommitted():
-            return logged.event
+        case event if isinstance(event, _EventStoredAsIs):
+            return event
         case _:
             raise AssertionError(f"{type(logged.event).__name__} is not logged")
 
@@ -189,7 +186,5 @@ def _to_logged(
         case _StoredResponseEnded(response=response, response_number=number):
             ended = ResponseEnded(response.to_response(items, conversation_id))
             return LoggedEvent(ended, number)
-        case ItemDeleted() | ItemTruncated() | TextAppended() | TextCleared() | TextCommitted():
-            return LoggedEvent(stored)
         case _:
-            assert_never(stored)
+            return LoggedEvent(stored)
