@@ -365,4 +365,4 @@ def test_machine_detects_a_store_that_loses_entries(
 
     monkeypatch.setattr(SqliteStore, "write", write_losing_entries)
     with pytest.raises((AssertionError, ExceptionGroup)):
-        run_machine("sqlite://:memory:", 200, Phase.generate)
+        run_machine("sqlite://:memory:", 2000, Phase.generate)
