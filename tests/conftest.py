@@ -1,8 +1,10 @@
 """Fixtures and options of all tests, and the selection of tests for `make quick`."""
 
 import asyncio
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Servers that a test starts with the default store use none of the user's.
+    state = tempfile.TemporaryDirectory(prefix="continuo-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(state.cleanup)
+    os.environ["XDG_STATE_HOME"] = state.name
     if config.getoption("quick"):
         sys.addaudithook(_refuse_slow_work)
 
