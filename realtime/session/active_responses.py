@@ -71,8 +71,6 @@ class ActiveResponses:
         self._out_of_band: dict[str, Generation] = {}
         self._journals: dict[str, TokenJournal] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
 
     @property
     def main(self) -> Generation | None:
@@ -85,8 +83,9 @@ class ActiveResponses:
             yield self._main
 
     async def wait_until_idle(self) -> None:
-        """Wait until no response is active."""
-        await self._is_idle.wait()
+        """Wait until no response is active, or all were abandoned."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     def find_out_of_band(self, response_id: str) -> Generation | None:
         return self._out_of_band.get(response_id)
@@ -202,7 +201,6 @@ class ActiveResponses:
             self._out_of_band[generation.response.id] = generation
         else:
             self._main = generation
-        self._is_idle.clear()
 
     def _spawn(
         self, generation: Generation, run: Coroutine[None, None, None]
@@ -377,8 +375,6 @@ class ActiveResponses:
             state = self._unit_of_work.state_machine.advance(Trigger.RESPONSE_ENDED)
             if state is SessionState.IDLE:
                 await self._unit_of_work.sync_engine()
-        if self._main is None and not self._out_of_band:
-            self._is_idle.set()
 
     # ------------------------------------------------------------ pause, cancel
 
@@ -419,7 +415,6 @@ class ActiveResponses:
         serves the session to another gateway."""
         for task in self._tasks:
             task.cancel()
-        self._is_idle.set()
 
 
 def _no_placement(_items: tuple[Item, ...]) -> str | None:
