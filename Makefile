@@ -1,17 +1,18 @@
 # To start:   make demo   ·   make test
 # Everything is installed in .venv, and again whenever pyproject.toml changes.
 
-.PHONY: help setup web demo test quick fuzz attack faults frozen check format clean
+.PHONY: help setup web demo test quick fuzz attack faults frozen check format docs release clean
 .DEFAULT_GOAL := help
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
+JOBS ?= 3
+NO_TESTS := 5
 QUICK := tests/engine tests/realtime tests/reference
 
 help:
-	@echo "make demo     set up, then start the server with the bundled model"
+	@echo "make demo     set up, then start the server with the bundled model  (make demo MODEL=Qwen/Qwen3-0.6B)"
 	@echo "make test     set up, then run the tests           (make test ARGS='-k resume')"
 	@echo "make quick    run the unit tests: no process, Redis, browser or torch; under 30 s"
 	@echo "make fuzz     send a million malformed frames to a server  (make fuzz ARGS='--frames 20000 --seed 7')"
@@ -19,9 +20,11 @@ help:
 	@echo "make faults   inject each fault often enough to prove recovery  (make faults ROW=F3 ARGS='--minutes 5')"
 	@echo "make frozen   compare 10,000 simulated lives with the frozen ones  (make frozen ARGS='--jobs 4')"
 	@echo "make check    check format, lint, types, imports and prose"
+	@echo "make docs     build the site of the documentation into build/docs; a broken link is an error"
 	@echo "make format   format the code and fix lint"
+	@echo "make release  build a release into dist/, publishing nothing     (make release VERSION=0.2.0)"
 	@echo "make web      build the web page into the package (Node.js 20)"
-	@echo "make setup    only set up $(VENV), with $(BIN)/continuo"
+	@echo "make setup    only set up $(VENV), with $(BIN)/continuo, and the page"
 	@echo "make clean    remove everything that these targets create"
 
 setup: $(VENV)/ready
@@ -29,14 +32,19 @@ setup: $(VENV)/ready
 web:
 	@sh tools/build_web.sh
 
-demo: setup
-	@sh tools/build_web.sh || true
-	@$(BIN)/continuo serve $(ARGS)
+# The server replaces the shell, so that its time until it is ready includes the set-up.
+demo:
+	@$(MAKE) --silent setup && { sh tools/build_web.sh 2>/dev/null || true; } && \
+		exec $(BIN)/continuo serve --demo $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-test: $(VENV)/ready-dev .venv-openai/ready
+# First the tests that measure time, one by one, then all others, file by file in several processes.
+test: $(VENV)/ready-dev .venv-openai/ready .venv-middleware/ready
 	@sh tools/setup_system.sh
 	@sh tools/build_web.sh || true
-	$(BIN)/python -m pytest $(ARGS)
+	@failed=; $(BIN)/python -m pytest -m alone $(ARGS) || [ $$? = $(NO_TESTS) ] || failed=1; \
+		$(BIN)/python -m pytest -m "not alone" --numprocesses $(JOBS) --dist loadfile \
+		--no-loadscope-reorder --max-worker-restart 0 $(ARGS) || [ $$? = $(NO_TESTS) ] || failed=1; \
+		[ -z "$$failed" ]
 
 quick: $(VENV)/ready-dev
 	@$(BIN)/python -m pytest --quick --quiet $(QUICK) $(ARGS)
@@ -60,31 +68,46 @@ check: $(VENV)/ready-dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_prose.py
+	@$(MAKE) --no-print-directory docs
 	@! sh tools/build_web.sh || npm --prefix web run --silent check
+
+docs: $(VENV)/ready-dev
+	$(BIN)/python -m tools.write_configuration --check
+	$(BIN)/python -m tools.write_benchmarks --check
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
+	@echo "The documentation is in build/docs/index.html."
 
 format: $(VENV)/ready-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+release: check
+	@$(BIN)/python tools/release.py $(VERSION) $(if $(REPOSITORY),--repository $(REPOSITORY))
+
 clean:
-	rm -rf realtime/server/assets web/node_modules web/src/client/dist tests/clients/node/node_modules
-	rm -rf .venv .venv-openai .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf build/docs dist realtime/server/assets web/node_modules web/src/client/dist tests/clients/node/node_modules
+	rm -rf .venv .venv-openai .venv-middleware .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 
 $(BIN)/python:
+	@echo "Setting up, which is needed once. Packages in pip's cache are not downloaded again."
 	@sh tools/make_venv.sh $(VENV)
 
 $(VENV)/ready: pyproject.toml | $(BIN)/python
-	@echo "Installing Continuo into $(VENV). The first time takes a few minutes (PyTorch is large)."
-	@$(PIP) -e .
+	@$(BIN)/python tools/set_up.py --page torch continuo
 	@touch $@
 
 $(VENV)/ready-dev: pyproject.toml $(VENV)/ready
-	@echo "Installing the requirements of tests and checks."
-	@$(PIP) -e '.[test,dev]'
+	@$(BIN)/python tools/set_up.py dev
 	@touch $@
 
 # The openai SDK pins an old version of websockets, so it has an environment of its own.
 .venv-openai/ready: tests/clients/requirements.txt
 	@sh tools/make_venv.sh .venv-openai
-	@.venv-openai/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	@.venv-openai/bin/python tools/set_up.py $<
 	@touch $@
+
+# LiteLLM and LangChain, whose own classes of errors are tested, and Anthropic's SDK. Where a registry
+# lacks one of their many packages, the tests of them are skipped.
+.venv-middleware/ready: tests/clients/middleware-requirements.txt
+	@{ sh tools/make_venv.sh .venv-middleware && .venv-middleware/bin/python tools/set_up.py $< && touch $@; } \
+		|| echo "Not installed: $<. The tests that need it are skipped." >&2

@@ -7,16 +7,22 @@ early and late turns.
 """
 
 import argparse
+import contextlib
 import json
+import re
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import uvloop
 import websockets
 
-from continuo.bench import live_server, session_latency
+from continuo.bench.processes import run_server
 from continuo.bench.report import Report, ReportRow, median
+from continuo.bench.targets.selection import resolve_checkpoint
 
+WORDS = "the quick brown fox jumps over the lazy dog and "
+SAMPLING = {"temperature": 0, "max_output_tokens": 8, "ignore_eos": True}
 STRATEGIES = ("continue", "resend")
 TOOLS = [
     {
@@ -34,6 +40,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--model", default="S", help="S, M, or a checkpoint folder (default: %(default)s)"
     )
     parser.add_argument(
+        "--base-url",
+        metavar="URL",
+        help="of a running server that has the Responses API over WebSocket (default: start one)",
+    )
+    parser.add_argument(
         "--turns", type=int, default=40, help="turns of each agent (default: %(default)s)"
     )
     parser.add_argument(
@@ -49,9 +60,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder = session_latency.resolve_checkpoint(options.model)
-    async with live_server.run_server(folder, max_model_len=options.max_model_len) as url:
-        address = url.removesuffix("realtime") + "responses"
+    async with _serve(options) as address:
         await _run_loop(address, "continue", 4)
         runs = {
             strategy: await _run_loop(address, strategy, options.turns) for strategy in STRATEGIES
@@ -62,6 +71,17 @@ async def _run(options: argparse.Namespace) -> Report:
         for part, turns in _split_turns(runs[strategy])
     ]
     return Report(f"An agent loop of {options.turns} turns", rows)
+
+
+@contextlib.asynccontextmanager
+async def _serve(options: argparse.Namespace) -> AsyncIterator[str]:
+    """Yield the address of the Responses API of the server to measure."""
+    if options.base_url:
+        yield re.sub("^http", "ws", options.base_url.rstrip("/")) + "/responses"
+        return
+    folder = resolve_checkpoint(options.model)
+    async with run_server(folder, max_model_len=options.max_model_len) as url:
+        yield url.removesuffix("realtime") + "responses"
 
 
 def _split_turns(turns: list[ReportRow]) -> list[tuple[str, list[ReportRow]]]:
@@ -96,7 +116,7 @@ async def _run_loop(address: str, strategy: str, turns: int) -> list[ReportRow]:
                     "tool_choice": "none",
                     "store": False,
                     "previous_response_id": last if strategy == "continue" else None,
-                    **live_server.SAMPLING,
+                    **SAMPLING,
                     "input": history if strategy == "resend" else new,
                     "tools": TOOLS,
                 }
@@ -119,7 +139,7 @@ async def _run_loop(address: str, strategy: str, turns: int) -> list[ReportRow]:
 
 
 def _build_input(turn: int) -> dict[str, Any]:
-    words = (live_server.WORDS * 3)[turn % 7 :]
+    words = (WORDS * 3)[turn % 7 :]
     if turn == 0:
         return {"role": "user", "content": words}
     return {"type": "function_call_output", "call_id": f"call_{turn}", "output": words}

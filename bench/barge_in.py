@@ -1,32 +1,43 @@
 """Barge-in: a user interrupts a response while it is played.
 
-A turn is cancelled after a random number of ids, the token log is truncated to a random part of the
-output (what was played), and the next turn of 16 ids is requested. Measured: ids prefilled for that
-turn and time to its first id, for histories of 500, 2,000 and 8,000 ids.
+A turn is cancelled after a random number of ids, its output is cut to a random part (what was
+played), and the next turn of 16 ids is requested. Measured: ids prefilled for that turn and time to
+its first token, for histories of 500, 2,000 and 8,000 ids. A target that keeps no session sends the
+history again.
 """
 
 import argparse
 import random
-import time
+from functools import partial
 
 import uvloop
 
-from continuo.bench import live_engine, session_latency
+from continuo.bench import prompts, turns
+from continuo.bench.host import CpuMeter
 from continuo.bench.report import Report, ReportRow, median, percentile
-from continuo.engine.client.engine_client import EngineClient
+from continuo.bench.targets.selection import Room, add_target_options, run_targets
+from continuo.bench.targets.target import Output, Target, Turn
+
+IDS_IN, IDS_OUT = 16, 64
+INTERRUPTED_AFTER = (2, 60)
+"""Fewest and most ids of a response before its interruption."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", default="S", help="S, M, or a checkpoint folder (default: %(default)s)"
+        "--histories",
+        type=int,
+        nargs="+",
+        default=[500, 2000, 8000],
+        help="ids before the first interruption (default: 500 2000 8000)",
     )
     parser.add_argument(
         "--turns",
         type=int,
-        default=20,
-        help="interruptions for each history (default: %(default)s)",
+        default=10,
+        help="interruptions for each history in a run (default: %(default)s)",
     )
-    parser.add_argument("--dtype", default="auto", help="of the engine (default: %(default)s)")
+    add_target_options(parser, ("engine", "websocket", "llama.cpp"))
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -34,48 +45,49 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder = session_latency.resolve_checkpoint(options.model)
-    async with live_engine.run_engine(folder, dtype=options.dtype, max_model_len=16_384) as engine:
-        rows = [await _measure(engine, options, history) for history in (500, 2000, 8000)]
-    return Report("Barge-in: cancel, truncate to what was played, next turn of 16 ids", rows)
+    meter, rows = CpuMeter(), list[ReportRow]()
+    context = max(options.histories) + 1 + options.turns * (2 * IDS_IN + IDS_OUT + 1)
+    async with run_targets(options, Room(1, context)) as (targets, notes):
+        for history in options.histories:
+            measure = partial(_run_interruptions, history, options.turns, context)
+            runs = await turns.alternate(targets, options.runs, measure, meter, notes)
+            rows += [_row(history, name, measured) for name, measured in runs.items()]
+    return Report(
+        "Barge-in: cancel, cut to what was played, next turn of 16 ids",
+        rows,
+        notes=[*notes, meter.describe()],
+        facts={"cpu": [reading._asdict() for reading in meter.readings]},
+    )
 
 
-async def _measure(engine: EngineClient, options: argparse.Namespace, history: int) -> ReportRow:
-    source, vocabulary = random.Random(history), engine.ready.vocab_size
-    session, firsts, prefilled = await engine.open(), list[float](), list[int]()
-    await engine.append(session, [source.randrange(1, vocabulary) for _ in range(history)])
-    for _ in range(options.turns):
-        await engine.append(session, [source.randrange(1, vocabulary) for _ in range(16)])
-        prompt_length = (await engine.info(session)).length
-        turn = await engine.generate(session, live_engine.greedy(64))
-        await _interrupt(engine, session, turn.id, turn, source.randint(2, 60))
-        assert turn.ended is not None
-        played = source.randint(1, turn.ended.output_tokens)
-        await engine.rewind(session, prompt_length + played)
-        before = await engine.stats()
-        ids = [source.randrange(1, vocabulary) for _ in range(16)]
-        start_s = time.perf_counter()
-        firsts.append(
-            await live_engine.time_to_first_id(
-                await live_engine.append_and_generate(engine, session, ids, 1), start_s
-            )
-        )
-        prefilled.append(live_engine.count_computed_tokens(before, await engine.stats()))
-    await engine.close(session)
+async def _run_interruptions(history: int, count: int, context: int, target: Target) -> list[Turn]:
+    """Return the turns after the interruptions."""
+    source, after = random.Random(history), list[Turn]()
+    await target.resize(1, context)
+    session = await target.open(turns.new_scope())
+
+    def draw(ids: int) -> list[int]:
+        return prompts.random_ids(source, ids)
+
+    await session.turn(draw(history), Output(1))
+    for _ in range(count):
+        received = source.randint(*INTERRUPTED_AFTER)
+        kept = source.randint(1, received)
+        await session.interrupted_turn(draw(IDS_IN), Output(IDS_OUT), received, kept)
+        after.append(await session.turn(draw(IDS_IN), Output(1)))
+    await session.close()
+    return after
+
+
+def _row(history: int, name: str, runs: list[list[Turn]]) -> ReportRow:
+    after = [turn for measured in runs for turn in measured]
+    computed = [turn.computed_tokens for turn in after if turn.computed_tokens is not None]
+    first_ms = [turn.first_s * 1e3 for turn in after]
     return {
-        "history_ids": history,
-        "prefilled_median": median(prefilled),
-        "prefilled_max": max(prefilled),
-        "first_id_p50_ms": median(firsts) * 1e3,
-        "first_id_p99_ms": percentile(firsts, 99) * 1e3,
+        "history, ids": history,
+        "target": name,
+        "prefilled, median": median(computed) if computed else None,
+        "prefilled, max": max(computed, default=None),
+        "first token p50, ms": percentile(first_ms, 50),
+        "first token p99, ms": percentile(first_ms, 99),
     }
-
-
-async def _interrupt(
-    engine: EngineClient, session: str, turn_id: str, turn: live_engine.TurnStream, after: int
-) -> None:
-    received = 0
-    async for piece in turn:
-        received += len(piece.ids)
-        if received == after:
-            await engine.cancel(session, turn_id)

@@ -8,19 +8,30 @@ by the first. SGLang reaches a ratio below 3.0 with prompts of 40,000 ids on a G
 
 import argparse
 import asyncio
-import time
+import itertools
+from typing import NamedTuple
 
 import uvloop
 
-from continuo.bench import live_engine, session_latency
+from continuo.bench import turns
+from continuo.bench.host import CpuMeter
+from continuo.bench.prompts import random_prompts
 from continuo.bench.report import Report, ReportRow, median, percentile
-from continuo.engine.client.engine_client import EngineClient
+from continuo.bench.targets.selection import Room, add_target_options, run_targets
+from continuo.bench.targets.target import Ids, Output, Prompts, Target
+
+IDS_IN = 16
+SETTLE_S = 0.05
+"""Time for which the first cold prompt is prefilled before the live turns begin."""
+
+
+class _Run(NamedTuple):
+    alone_ms: float
+    beside_ms: float
+    cold_ms: list[float]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", default="S", help="S, M, or a checkpoint folder (default: %(default)s)"
-    )
     parser.add_argument(
         "--cold", type=int, default=4000, help="ids of a cold prompt (default: %(default)s)"
     )
@@ -33,10 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=40,
         help="turns of each session in a run (default: %(default)s)",
     )
-    parser.add_argument(
-        "--runs", type=int, default=5, help="runs of each kind (default: %(default)s)"
-    )
-    parser.add_argument("--dtype", default="auto", help="of the engine (default: %(default)s)")
+    add_target_options(parser, ("engine", "websocket", "llama.cpp"))
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -44,62 +52,68 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder = session_latency.resolve_checkpoint(options.model)
-    alone, beside, cold, ratios = list[float](), list[float](), list[float](), list[float]()
-    async with live_engine.run_engine(
-        folder, dtype=options.dtype, max_model_len=options.cold + 64
-    ) as engine:
-        await _run_live_sessions(engine, options, "warm-up")
-        for number in range(options.runs):
-            alone.append(median(await _run_live_sessions(engine, options, f"alone {number}")))
-            stop = asyncio.Event()
-            colds = asyncio.create_task(_run_cold_prompts(engine, options, stop))
-            await asyncio.sleep(0.05)
-            beside.append(median(await _run_live_sessions(engine, options, f"beside {number}")))
-            stop.set()
-            cold += await colds
-            ratios.append(beside[-1] / alone[-1])
-    row: ReportRow = {
-        "live_p50_alone_ms": median(alone) * 1e3,
-        "live_p50_beside_ms": median(beside) * 1e3,
-        "ratio": median(ratios),
-        "ratio_max": max(ratios),
-        "cold_prompts": len(cold),
-        "cold_p50_ms": percentile(cold, 50) * 1e3,
-    }
-    return Report(f"{options.sessions} live sessions beside {options.cold} cold ids", [row])
+    meter = CpuMeter()
+    context = max(options.cold, options.turns * (IDS_IN + 1)) + 1
 
+    async def measure(target: Target) -> _Run:
+        return await _measure(target, options, context)
 
-async def _run_live_sessions(
-    engine: EngineClient, options: argparse.Namespace, scope: str
-) -> list[float]:
-    prompts = live_engine.random_prompts(
-        options.sessions, options.turns, 16, engine.ready.vocab_size
+    async with run_targets(options, Room(options.sessions + 1, context)) as (targets, notes):
+        runs = await turns.alternate(targets, options.runs, measure, meter, notes)
+    return Report(
+        f"{options.sessions} live sessions beside {options.cold} cold ids",
+        [_row(name, measured) for name, measured in runs.items()],
+        notes=[*notes, meter.describe()],
+        facts={"cpu": [reading._asdict() for reading in meter.readings]},
     )
-    by_session = await asyncio.gather(*(_run_session(engine, p, scope) for p in prompts))
-    return [seconds for spent in by_session for seconds in spent]
 
 
-async def _run_session(engine: EngineClient, prompts: list[list[int]], scope: str) -> list[float]:
-    session, spent = await engine.open(cache_scope=scope), list[float]()
-    for ids in prompts:
-        start_s = time.perf_counter()
-        await live_engine.read_ids(await live_engine.append_and_generate(engine, session, ids, 1))
-        spent.append(time.perf_counter() - start_s)
-    await engine.close(session, keep_prefix=False)
-    return spent[1:]
+async def _measure(target: Target, options: argparse.Namespace, context: int) -> _Run:
+    prompts = random_prompts(options.sessions, options.turns, IDS_IN)
+    await target.resize(options.sessions + 1, context)
+    alone_ms = await _run_live(target, prompts)
+    stop = asyncio.Event()
+    colds = asyncio.create_task(_run_cold(target, options.cold, stop))
+    await asyncio.sleep(SETTLE_S)
+    beside_ms = await _run_live(target, prompts)
+    stop.set()
+    return _Run(median(alone_ms), median(beside_ms), await colds)
 
 
-async def _run_cold_prompts(
-    engine: EngineClient, options: argparse.Namespace, stop: asyncio.Event
-) -> list[float]:
+async def _run_live(target: Target, prompts: Prompts) -> list[float]:
+    """Return the milliseconds of all turns of new sessions but the first of each."""
+    scope = turns.new_scope()
+
+    async def run_client(each: list[Ids]) -> list[float]:
+        session = await target.open(scope)
+        spent = [(await session.turn(ids, Output(1))).wall_s * 1e3 for ids in each]
+        await session.close()
+        return spent[1:]
+
+    spent = await asyncio.gather(*map(run_client, prompts))
+    return list(itertools.chain.from_iterable(spent))
+
+
+async def _run_cold(target: Target, ids: int, stop: asyncio.Event) -> list[float]:
+    """Send cold prompts until `stop` is set. Returns the milliseconds of each."""
     spent: list[float] = []
     while not stop.is_set():
-        [[ids]] = live_engine.random_prompts(
-            1, 1, options.cold, engine.ready.vocab_size, seed=len(spent)
-        )
-        start_s = time.perf_counter()
-        turn = await engine.complete(ids, live_engine.greedy(1), cache_scope=f"cold {start_s}")
-        await live_engine.read_ids(turn)
-        spent.append(time.perf_counter() - start_s)
+        [[cold]] = random_prompts(1, 1, ids, seed=len(spent))
+        session = await target.open(turns.new_scope())
+        spent.append((await session.turn(cold, Output(1))).wall_s * 1e3)
+        await session.close()
     return spent
+
+
+def _row(name: str, runs: list[_Run]) -> ReportRow:
+    ratios = [run.beside_ms / run.alone_ms for run in runs]
+    cold_ms = [ms for run in runs for ms in run.cold_ms]
+    return {
+        "target": name,
+        "live p50 alone, ms": median([run.alone_ms for run in runs]),
+        "live p50 beside, ms": median([run.beside_ms for run in runs]),
+        "beside over alone": median(ratios),
+        "max": max(ratios),
+        "cold prompts": len(cold_ms),
+        "cold p50, ms": percentile(cold_ms, 50),
+    }

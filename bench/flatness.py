@@ -1,32 +1,23 @@
 """Flatness, the growth of a turn's time over a session: 8 sessions x 150 turns, 16 ids in, 8 out.
 
-Measured: the mean of the last ten turns divided by the mean of turns 2 to 11. The wall clock
-includes attention over a longer context; the time outside the model must stay flat.
+Measured: the mean of the last ten turns divided by the mean of turns 2 to 11, on the wall clock and
+outside the model. The wall clock includes attention over a longer context; the time outside the
+model must stay flat.
 """
 
 import argparse
 
 import uvloop
 
-from continuo.bench import live_engine, session_latency
-from continuo.bench.report import Report, median
+from continuo.bench import session_latency, turns
+from continuo.bench.report import Report, ReportRow, median
+from continuo.bench.targets.selection import add_target_options
+from continuo.bench.turns import Turns
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", default="S", help="S, M, or a checkpoint folder (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--sessions", type=int, default=8, help="concurrent sessions (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--turns", type=int, default=150, help="turns of each session (default: %(default)s)"
-    )
-    parser.add_argument("--runs", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument("--dtype", default="auto", help="of the engine (default: %(default)s)")
-    parser.add_argument(
-        "--block-size", type=int, default=16, help="tokens of a page (default: %(default)s)"
-    )
+    session_latency.add_workload_options(parser, sessions=8, turns=150)
+    add_target_options(parser, ("engine", "llama.cpp"))
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -34,21 +25,33 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder = session_latency.resolve_checkpoint(options.model)
-    async with live_engine.run_engine(
-        folder, **session_latency.make_engine_settings(options)
-    ) as engine:
-        vocabulary = engine.ready.vocab_size
-        prompts = live_engine.random_prompts(options.sessions, options.turns, 16, vocabulary)
-        await session_latency.measure(engine, "streaming", [p[:5] for p in prompts], "warm-up")
-        runs = [
-            await session_latency.measure(engine, "streaming", prompts, str(number))
-            for number in range(options.runs)
-        ]
-    row = session_latency.summarize("streaming", "Engine", runs)
-    flat = median([r.flatness(r.wall_s) for r in runs])
+    runs, meter, notes = await session_latency.measure_turns(options)
     return Report(
-        f"Flatness, {options.sessions} sessions x {options.turns} turns",
-        [{**row, "wall_last10_over_first": flat}],
-        notes=["The reference engine asserts at most 1.15 on the wall clock of a GPU."],
+        session_latency.describe_workload("Flatness", options),
+        [
+            {**_row(name, measured), **turns.describe_cpu(name, meter)}
+            for name, measured in runs.items()
+        ],
+        notes=[*notes, "The reference engine asserts at most 1.15 on the wall clock of a GPU."],
+        facts={"cpu": [reading._asdict() for reading in meter.readings]},
+        plot=session_latency.plot_turns(runs),
     )
+
+
+def _row(name: str, runs: list[Turns]) -> ReportRow:
+    wall = [turns.mean_ms(each, "last 10") / turns.mean_ms(each, "first 10") for each in runs]
+    outside = [
+        last / first
+        for last, first in (
+            (turns.outside_model_ms(each, "last 10"), turns.outside_model_ms(each, "first 10"))
+            for each in runs
+        )
+        if last is not None and first is not None
+    ]
+    return {
+        "target": name,
+        "first 10, ms": median([turns.mean_ms(each, "first 10") for each in runs]),
+        "last 10, ms": median([turns.mean_ms(each, "last 10") for each in runs]),
+        "last 10 over first 10": median(wall),
+        "outside the model, last 10 over first 10": median(outside) if outside else None,
+    }

@@ -6,6 +6,7 @@ host tier. No turn may fail.
 """
 
 import argparse
+import asyncio
 import random
 import time
 from collections import defaultdict
@@ -13,10 +14,14 @@ from pathlib import Path
 
 import uvloop
 
-from continuo.bench import live_engine, session_latency
+from continuo.bench.prompts import random_ids, random_prompts
 from continuo.bench.report import Report, ReportRow, median, percentile
+from continuo.bench.targets.engine_target import read_turn, run_engine
+from continuo.bench.targets.selection import resolve_checkpoint
+from continuo.engine.sampling import Sampling
 
 CONTEXT = 512
+ONE_ID = Sampling(max_tokens=1, ignore_eos=True)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +38,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=10,
         help="KV of all sessions over the size of the pool (default: %(default)s)",
     )
+    parser.add_argument(
+        "--host-gib",
+        type=float,
+        nargs="+",
+        default=[0.0, 0.25],
+        help="sizes of the host tier (default: 0 0.25)",
+    )
     parser.add_argument("--dtype", default="auto", help="of the engine (default: %(default)s)")
 
 
@@ -41,8 +53,8 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder = session_latency.resolve_checkpoint(options.model)
-    rows = [row for host in (0.0, 0.25) for row in await _measure_wakes(options, folder, host)]
+    folder = resolve_checkpoint(options.model)
+    rows = [row for host in options.host_gib for row in await _measure_wakes(options, folder, host)]
     title = f"{options.sessions} open sessions of {CONTEXT} ids in 1/{options.times} of their pages"
     return Report(title, rows)
 
@@ -53,32 +65,33 @@ async def _measure_wakes(
     by_residency: dict[str, list[float]] = defaultdict(list)
     source = random.Random(0)
     pages = options.sessions * CONTEXT // 16 // options.times
-    async with live_engine.run_engine(
-        folder,
-        dtype=options.dtype,
-        num_gpu_blocks_override=pages,
-        max_model_len=min(CONTEXT * 2, pages * 16),
-        kv_offloading_size=host_gib,
-    ) as engine:
-        vocabulary = engine.ready.vocab_size
-        prompts = live_engine.random_prompts(options.sessions, 1, CONTEXT, vocabulary)
+    settings = {
+        "dtype": options.dtype,
+        "num_gpu_blocks_override": pages,
+        "max_model_len": min(CONTEXT * 2, pages * 16),
+        "kv_offloading_size": host_gib,
+    }
+    async with run_engine(folder, **settings) as engine:
+        prompts = random_prompts(options.sessions, 1, CONTEXT)
         sessions = [await engine.open() for _ in prompts]
         for session, [ids] in zip(sessions, prompts, strict=True):
             await engine.append(session, ids)
-            await live_engine.read_ids(await engine.generate(session, live_engine.greedy(1)))
+            await read_turn(await engine.generate(session, ONE_ID), time.perf_counter())
         for _ in range(options.wakes):
             # A few sessions wake much more often than the others, as in production.
             index = min(int(source.expovariate(4 / options.sessions)), options.sessions - 1)
             session = sessions[index]
             length = (await engine.info(session)).length
             await engine.rewind(session, min(length, CONTEXT))
-            ids = [source.randrange(1, vocabulary) for _ in range(16)]
+            ids = random_ids(source, 16)
             start_s = time.perf_counter()
-            turn = await live_engine.append_and_generate(engine, session, ids, 1)
-            seconds = await live_engine.time_to_first_id(turn, start_s)
-            assert turn.ended is not None
-            by_residency[turn.ended.residency].append(seconds)
-        stats = await engine.stats()
+            _, stream = await asyncio.gather(
+                engine.append(session, ids), engine.generate(session, ONE_ID)
+            )
+            turn = await read_turn(stream, start_s)
+            assert stream.ended is not None
+            by_residency[stream.ended.residency].append(turn.first_s)
+        stats = await engine.fleet.stats()
     return [
         {
             "host_tier_gib": host_gib,

@@ -28,7 +28,6 @@ from continuo.engine.sampling import Grammar
 from continuo.engine.text import GrammarCompiler, ModelText
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
-LARGE_VOCAB_SIZE = 151_936
 END_ID = 0
 SCHEMA = {
     "type": "object",
@@ -46,19 +45,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ids", type=int, default=500, help="ids drawn in a walk (default: %(default)s)"
     )
+    parser.add_argument(
+        "--vocabulary",
+        type=int,
+        default=151_936,
+        metavar="N",
+        help="ids of the synthetic vocabulary (default: %(default)s)",
+    )
 
 
 def run(options: argparse.Namespace) -> Report:
     torch.set_num_threads(1)
     bundled = ModelText(str(Path(engine.__file__).parent / "bundled" / BUNDLED_MODEL))
-    synthetic = Tokenizer(_make_synthetic_tokenizer(LARGE_VOCAB_SIZE))
+    synthetic = Tokenizer(_make_synthetic_tokenizer(options.vocabulary))
     rows: list[ReportRow] = []
     vocabularies: dict[int, Callable[[], GrammarCompiler]] = {
         bundled.vocab_size: lambda: bundled.create_grammar_compiler(
             bundled.vocab_size, lambda: None
         ),
-        LARGE_VOCAB_SIZE: lambda: GrammarCompiler(
-            synthetic, LARGE_VOCAB_SIZE, (END_ID,), lambda: None
+        options.vocabulary: lambda: GrammarCompiler(
+            synthetic, options.vocabulary, (END_ID,), lambda: None
         ),
     }
     for size, make in vocabularies.items():

@@ -1,6 +1,7 @@
 """Processes that a benchmark starts, kills and restarts: `continuo COMMAND …` and redis-server."""
 
 import asyncio
+import contextlib
 import itertools
 import re
 import shutil
@@ -8,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,43 @@ class Process:
 
 def start_continuo(folder: Path, command: str, *options: str) -> Process:
     return Process(folder, sys.executable, "-m", "continuo.realtime.server.cli", command, *options)
+
+
+@contextlib.asynccontextmanager
+async def run_server(folder: Path | str, *options: str, **config: Any) -> AsyncIterator[str]:
+    """Run a server on a free port of the loopback interface. Yields its WebSocket URL.
+
+    `config`: options by name, with underscores; `options`: further arguments of the command line.
+    """
+    flags = [
+        part
+        for name, value in config.items()
+        for part in ("--" + name.replace("_", "-"), str(value))
+    ]
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "continuo.realtime.server.cli", "serve", "--port", "0"),
+        *("--model", str(folder), *flags, *options),
+        stdout=asyncio.subprocess.PIPE,
+        # A session of its own, as under systemd: Linux shares processors between sessions.
+        start_new_session=True,
+    )
+    assert server.stdout is not None
+    try:
+        url = ""
+        async for line in server.stdout:
+            if found := re.search(r"ws://\S+/v1/realtime", line.decode()):
+                url = found[0]
+                break
+        assert url, "the server did not start"
+        draining = asyncio.create_task(server.stdout.read())
+        yield url
+        server.terminate()
+        await draining
+    finally:
+        if server.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                server.kill()
+        await server.wait()
 
 
 class RedisProcess:

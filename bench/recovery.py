@@ -2,6 +2,8 @@
 
 engine-kill     The engine process is killed during a response. Measured from the kill until the
                 next token: the engine loads its model and prefills the conversation again.
+engine-kill-standby
+                The same, with `--standby-engine`, once the standby has imported its modules.
 gateway-kill    The gateway is killed during a response. Measured from the kill until the client has
                 resumed on another gateway.
 redis-restart   Redis is killed and restarted. Measured from its first reply until a gateway accepts
@@ -20,7 +22,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from websockets.exceptions import WebSocketException
 from continuo.bench.processes import Process, RedisProcess, start_continuo
 from continuo.bench.realtime_client import RealtimeClient
 from continuo.bench.report import Report, ReportRow, median
+from continuo.engine.client.engine_process import STANDBY_DELAY_S
 
 STORY = "Tell me a short story."
 LONG_RESPONSE = {"max_output_tokens": 300, "ignore_eos": True}
@@ -37,6 +40,8 @@ DELTAS_BEFORE_FAULT = 20
 """Number of text deltas that the client receives before the fault."""
 RETRY_S = 0.02
 DOWNTIME_S = 1.0
+STANDBY_IMPORTS_S = 5.0
+"""Seconds that a standby has for its imports."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -65,8 +70,9 @@ def run(options: argparse.Namespace) -> Report:
 class Stack:
     """The processes under test: an engine, gateways and a Redis server."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, engine_options: Sequence[str] = ()) -> None:
         self._folder = folder
+        self._engine_options = engine_options
         self.redis = RedisProcess(folder)
         self._engine: Process
         self.startup_s = 0.0
@@ -80,7 +86,8 @@ class Stack:
         await self.redis.start()
         store = ("--store", self.redis.url)
         start_s = time.monotonic()
-        self._engine = start_continuo(self._folder, "engine", "--listen", "127.0.0.1:0", *store)
+        options = ("--listen", "127.0.0.1:0", *store, *self._engine_options)
+        self._engine = start_continuo(self._folder, "engine", *options)
         self.address = await self._engine.wait_for_output(r"Gateways +(\S+)")
         self.startup_s = time.monotonic() - start_s
         self.load_s = float(await self._engine.wait_for_output(r"Ready after ([\d.]+) s"))
@@ -98,8 +105,8 @@ class Stack:
 
     def kill_engine(self) -> None:
         """Kill the engine process; its parent, `continuo engine`, restarts it."""
-        (child,) = self._engine.children()
-        os.kill(child, signal.SIGKILL)
+        engine, *_standby = sorted(self._engine.children())
+        os.kill(engine, signal.SIGKILL)
 
     def stop(self) -> None:
         for process in (*self._gateways.values(), self._engine):
@@ -108,9 +115,9 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def _run_stack() -> AsyncIterator[Stack]:
+async def _run_stack(engine_options: Sequence[str]) -> AsyncIterator[Stack]:
     folder = Path(tempfile.mkdtemp())
-    stack = Stack(folder)
+    stack = Stack(folder, engine_options)
     try:
         await stack.start()
         yield stack
@@ -135,6 +142,14 @@ async def measure_engine_kill(stack: Stack, times: int) -> list[float]:
         _, next_s = max(pairwise(received_s), key=lambda pair: pair[1] - pair[0])
         spent.append(next_s - killed_s)
         _check_same_text(client.response_text, expected)
+    return spent
+
+
+async def measure_engine_kill_with_standby(stack: Stack, times: int) -> list[float]:
+    spent: list[float] = []
+    for _ in range(times):
+        await asyncio.sleep(STANDBY_DELAY_S + STANDBY_IMPORTS_S)
+        spent += await measure_engine_kill(stack, 1)
     return spent
 
 
@@ -171,9 +186,14 @@ async def measure_redis_restart(stack: Stack, times: int) -> list[float]:
 
 
 FAULTS = {
-    "engine-kill": ("engine killed, until the next token", measure_engine_kill),
-    "gateway-kill": ("gateway killed, until resumed on another", measure_gateway_kill),
-    "redis-restart": ("Redis restarted, until an append is accepted", measure_redis_restart),
+    "engine-kill": ("engine killed, until the next token", measure_engine_kill, ()),
+    "engine-kill-standby": (
+        "engine killed, until the next token, with a standby",
+        measure_engine_kill_with_standby,
+        ("--standby-engine",),
+    ),
+    "gateway-kill": ("gateway killed, until resumed on another", measure_gateway_kill, ()),
+    "redis-restart": ("Redis restarted, until an append is accepted", measure_redis_restart, ()),
 }
 
 
@@ -182,8 +202,8 @@ async def _run(times: int, faults: list[str]) -> Report:
     startup_s: list[float] = []
     load_s: list[float] = []
     for fault in faults:
-        what, measure = FAULTS[fault]
-        async with _run_stack() as stack:
+        what, measure, engine_options = FAULTS[fault]
+        async with _run_stack(engine_options) as stack:
             spent = await measure(stack, times)
             startup_s.append(stack.startup_s)
             load_s.append(stack.load_s)

@@ -1,14 +1,11 @@
-"""The report of a benchmark, as a printed table and as JSON."""
+"""The report of a benchmark: printed, saved as JSON, drawn, and shown in docs/benchmarks.md."""
 
-import json
-import os
-import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-import torch
+from continuo.bench.plot import Plot
 
 Cell = str | int | float | None
 ReportRow = Mapping[str, Cell]
@@ -16,54 +13,54 @@ ReportRow = Mapping[str, Cell]
 
 @dataclass
 class Report:
-    """Figures of a benchmark. `rows` are in the table and in the JSON, `notes` only below the
-    table, `facts` only in the JSON."""
+    """Figures of a benchmark. `rows` and `tables` are printed and in the JSON, `notes` too; `facts`
+    are only in the JSON, each under its own key."""
 
     title: str
     rows: Sequence[ReportRow]
+    tables: Mapping[str, Sequence[ReportRow]] = field(
+        default_factory=dict[str, Sequence[ReportRow]]
+    )
+    """Further tables, by their headings."""
     rows_key: str = "rows"
     """Key of the list of rows in the JSON."""
     notes: Sequence[str] = ()
     facts: Mapping[str, object] = field(default_factory=dict[str, object])
+    plot: Plot | None = None
 
     def render(self) -> str:
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
-        cells = [[_format_cell(row.get(name)) for name in names] for row in self.rows]
-        widths = [
-            max(len(name), *(len(row[column]) for row in cells))
-            for column, name in enumerate(names)
-        ]
+        """Render the title, the tables and the notes as Markdown."""
+        parts = [self.title, "", render_table(self.rows), ""]
+        for heading, rows in self.tables.items():
+            if not rows:
+                continue
+            parts += [heading, "", render_table(rows), ""]
+        return "\n".join([*parts, *self.notes])
 
-        def render_row(values: Sequence[str]) -> str:
-            padded = (value.rjust(width) for value, width in zip(values, widths, strict=True))
-            return "| " + " | ".join(padded) + " |"
-
-        rule = render_row(["-" * width for width in widths])
-        table = [render_row(names), rule, *(render_row(row) for row in cells)]
-        return "\n".join([self.title, "", *table, "", *self.notes, describe_machine()])
-
-    def save(self, path: Path) -> None:
-        data = {
+    def to_json(self) -> dict[str, Any]:
+        """Return the value that is saved as JSON."""
+        return {
             "title": self.title,
-            "machine": describe_machine(),
             self.rows_key: list(self.rows),
+            "tables": {heading: list(rows) for heading, rows in self.tables.items()},
+            "notes": list(self.notes),
             **self.facts,
+            **({"plot": self.plot._asdict()} if self.plot is not None else {}),
         }
-        path.write_text(json.dumps(data, indent=2) + "\n")
 
 
-def describe_machine() -> str:
-    """Describe the machine and the versions of Python and torch in one line."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [x for x in info.read_text().splitlines() if x.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return (
-        f"{model}, {os.cpu_count()} cores{gpu}; "
-        f"Python {platform.python_version()}, torch {torch.__version__}"
-    )
+def render_table(rows: Sequence[ReportRow]) -> str:
+    """Render rows as a Markdown table with aligned columns; numbers are to the right."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[_format_cell(row.get(name)) for name in names] for row in rows]
+    widths = [max(map(len, (name, *column))) for name, *column in zip(names, *cells, strict=True)]
+
+    def render_row(values: Iterable[str]) -> str:
+        padded = (value.rjust(width) for value, width in zip(values, widths, strict=True))
+        return "| " + " | ".join(padded) + " |"
+
+    rule = render_row("-" * width for width in widths)
+    return "\n".join([render_row(names), rule, *map(render_row, cells)])
 
 
 def median(values: Sequence[float]) -> float:

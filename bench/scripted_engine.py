@@ -106,7 +106,7 @@ class TimedDigestRunner(TimedRunner):
         self._digests = array("q", bytes(8 * PAGE_COUNT * PAGE_SIZE))
 
     def _number_rows(self, batch: Batch) -> Iterable[int]:
-        for _, source, target in batch.moves:
+        for _, source, target, _ in batch.moves:
             page = self._digests[source * PAGE_SIZE : (source + 1) * PAGE_SIZE]
             self._digests[target * PAGE_SIZE : (target + 1) * PAGE_SIZE] = page
         return map(self._digest, batch.rows)

@@ -1,9 +1,22 @@
 """Public interface of the engine package: all that other packages may import."""
 
+from continuo.engine.available_memory import available_memory_bytes
 from continuo.engine.client.connection import LinkSecurity
-from continuo.engine.client.engine_client import EngineClient, UnfinishedTurn
+from continuo.engine.client.engine import Chat, Engine, Output
+from continuo.engine.client.engine_client import (
+    DEFAULT_GROUP,
+    EngineClient,
+    SessionGroup,
+    UnfinishedTurn,
+)
 from continuo.engine.client.turn_stream import OutputChunk, TurnStream
-from continuo.engine.config import BUNDLED_MODEL, EngineConfig, ListenerConfig
+from continuo.engine.config import (
+    BUNDLED_MODEL,
+    EngineConfig,
+    ListenerConfig,
+    LogFormat,
+    SpeculativeConfig,
+)
 from continuo.engine.errors import (
     BadRequest,
     Busy,
@@ -11,12 +24,16 @@ from continuo.engine.errors import (
     EngineLost,
     LinkRefused,
     ModelError,
+    SessionDetached,
     SessionQuarantined,
     StaleEngineFence,
     TooLong,
     TurnFailed,
     UnknownEngineSession,
 )
+from continuo.engine.fingerprint import compute_fingerprint
+from continuo.engine.local_checkpoint import find_local_checkpoint
+from continuo.engine.log_format import JsonFormatter
 from continuo.engine.sampling import Grammar, Sampling, SamplingSettings, StopString
 from continuo.engine.text import (
     CallableTool,
@@ -24,7 +41,10 @@ from continuo.engine.text import (
     ChatTemplate,
     ConversationExtension,
     Detokenizer,
+    Effort,
+    EffortSetting,
     ModelText,
+    OutputChannel,
     ParsedArguments,
     ParsedCallEnded,
     ParsedCallStarted,
@@ -33,7 +53,9 @@ from continuo.engine.text import (
     ToolCallRules,
     ToolParser,
     find_schema_problem,
+    find_types,
 )
+from continuo.engine.trace_export import create_trace_provider, flush_traces
 from continuo.engine.wire.handshake import read_secret
 from continuo.engine.wire.messages import (
     EngineLoad,
@@ -45,13 +67,18 @@ from continuo.engine.wire.messages import (
 
 __all__ = [
     "BUNDLED_MODEL",
+    "DEFAULT_GROUP",
     "BadRequest",
     "Busy",
     "CallableTool",
+    "Chat",
     "ChatMessage",
     "ChatTemplate",
     "ConversationExtension",
     "Detokenizer",
+    "Effort",
+    "EffortSetting",
+    "Engine",
     "EngineClient",
     "EngineConfig",
     "EngineError",
@@ -60,11 +87,15 @@ __all__ = [
     "EngineReady",
     "EngineStats",
     "Grammar",
+    "JsonFormatter",
     "LinkRefused",
     "LinkSecurity",
     "ListenerConfig",
+    "LogFormat",
     "ModelError",
     "ModelText",
+    "Output",
+    "OutputChannel",
     "OutputChunk",
     "ParsedArguments",
     "ParsedCallEnded",
@@ -72,8 +103,11 @@ __all__ = [
     "ParsedText",
     "Sampling",
     "SamplingSettings",
+    "SessionDetached",
+    "SessionGroup",
     "SessionInfo",
     "SessionQuarantined",
+    "SpeculativeConfig",
     "StaleEngineFence",
     "StopString",
     "TooLong",
@@ -85,6 +119,12 @@ __all__ = [
     "TurnStream",
     "UnfinishedTurn",
     "UnknownEngineSession",
+    "available_memory_bytes",
+    "compute_fingerprint",
+    "create_trace_provider",
+    "find_local_checkpoint",
     "find_schema_problem",
+    "find_types",
+    "flush_traces",
     "read_secret",
 ]

@@ -7,11 +7,16 @@ if `sample` is given, one token id is drawn from the logits of the last input.
     position   0 ........ start .......... start+count
     KV         committed     | written now |
     input      -             | ids, or the id drawn by row `feed_row` of the previous step
+
+The last inputs may be drafts: guesses of the ids that will be drawn. Then an id is also drawn after
+each draft, as if the draft had been drawn before it, and the caller discards the draws after the
+first wrong draft.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -21,17 +26,51 @@ from continuo.engine.sampling import Sampling
 TicketT = TypeVar("TicketT")
 
 
-class PenalizedIds(msgspec.Struct, frozen=True):
-    """Token ids that the penalties of one turn apply to. `seen_ids` are the distinct ids of prompt
-    and output; `output_counts` are the occurrences of each id in the output so far."""
+class TokenCounts:
+    """Occurrences of each id in a log, from position `start` on. `update` takes O(new ids)."""
 
-    seen_ids: set[int]
-    output_counts: dict[int, int]
+    __slots__ = ("_index", "_log", "_start", "end", "ids", "occurrences")
+
+    def __init__(self, log: array[int], start: int = 0) -> None:
+        self._log, self._start = log, start
+        self.end = start
+        """Position up to which the log is counted."""
+        self.ids = array("i")
+        """Distinct ids, in the order in which they were first counted."""
+        self.occurrences = array("i")
+        """Occurrences of each of `ids`; 0 for ids that have been cut off the log."""
+        self._index: dict[int, int] = {}
+        """Index of each id in `ids`."""
+        self.update()
+
+    def update(self) -> None:
+        """Count the ids that the log has gained."""
+        for id, count in Counter(self._log[self.end :]).items():
+            index = self._index.setdefault(id, len(self.ids))
+            if index == len(self.ids):
+                self.ids.append(id)
+                self.occurrences.append(0)
+            self.occurrences[index] += count
+        self.end = len(self._log)
+
+    def truncate(self, to: int) -> None:
+        """Remove the ids from position `to` on, before they are cut off the log."""
+        for id in self._log[max(to, self._start) : self.end]:
+            self.occurrences[self._index[id]] -= 1
+        self.end = min(self.end, max(to, self._start))
+
+
+class PenalizedIds(msgspec.Struct, frozen=True):
+    """Token ids that the penalties of one turn apply to. `seen`: those of prompt and output, if the
+    turn has a repetition penalty; `output`: those of the output so far."""
+
+    seen: TokenCounts
+    output: TokenCounts
 
 
 class TokenMask(Protocol):
     """Constraint on the token id that a turn draws next. The bitmask is computed after the forward
-    pass of the step has been launched; on CUDA the two are computed in parallel."""
+    pass of the step has been launched, in parallel with it."""
 
     def compute_bitmask(self) -> bytes:
         """Return the mask: one bit per id, set if the id may be drawn, least significant bit first.
@@ -55,6 +94,27 @@ class SampleParams(msgspec.Struct, frozen=True):
     mask: TokenMask | None = None
 
 
+class WindowTable(NamedTuple):
+    """Pages of one window group: `pages` are int32 page numbers covering the positions from page
+    `first` on, up to start + count of the row. The first one holds the earliest position that the
+    first token of the row attends to."""
+
+    first: int
+    pages: array[int]
+
+
+class StateSlots(NamedTuple):
+    """The state slot that a row reads, which holds the state after exactly `start` tokens, and the
+    one that it writes, for the state after start + count tokens. They always differ, so that a step
+    can be abandoned. `read` is -1 for a row that starts at position 0, whose state is all zeros."""
+
+    read: int
+    write: int
+
+
+NO_STATE = StateSlots(-1, -1)
+
+
 class BatchRow(msgspec.Struct, frozen=True):
     ids: array[int]
     """Input token ids (int32); empty if and only if the input comes from `feed_row`."""
@@ -64,21 +124,40 @@ class BatchRow(msgspec.Struct, frozen=True):
     start: int
     """Position of the first input: the number of tokens of this sequence already in KV."""
     pages: array[int]
-    """int32 page numbers covering positions [0, start + count)."""
+    """int32 page numbers of the full group, covering positions [0, start + count)."""
     sample: SampleParams | None
+    windows: tuple[WindowTable, ...] = ()
+    """The page table of each window group, in the order of `Geometry.windows`."""
+    slots: StateSlots = NO_STATE
+    """Slots of the recurrent state; NO_STATE if the model has none."""
+    draft_samples: tuple[SampleParams, ...] = ()
+    """How the id after each draft is drawn. The drafts are the last of `ids`; `sample` is for the
+    input before them. A row with drafts feeds no row of the next batch."""
 
     @property
     def count(self) -> int:
         return len(self.ids) or 1
 
+    @property
+    def samples(self) -> tuple[SampleParams, ...]:
+        """How the row draws ids: one entry for each of its last inputs, in order."""
+        return () if self.sample is None else (self.sample, *self.draft_samples)
+
+
+FULL_GROUP, STATE_POOL = 0, -1
+"""Values of `PageMove.group`: the full group; the pool of state slots."""
+
 
 class PageMove(NamedTuple):
-    """A move of one KV page, all layers: `copy` from page to page, `spill` from page to host slot,
-    `load` from host slot to page."""
+    """A move of one KV page, all layers of its group: `copy` from page to page, `spill` from page
+    to host slot, `load` from host slot to page."""
 
     kind: Literal["copy", "spill", "load"]
     source: int
     target: int
+    group: int = FULL_GROUP
+    """FULL_GROUP; n: window group n - 1 of `Geometry.windows`; STATE_POOL: state slots are moved in
+    place of pages."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -102,6 +181,8 @@ class RowResult(msgspec.Struct, frozen=True):
     id: int
     logprobs: Logprobs | None = None
     failure: str | None = None
+    after_drafts: tuple[RowResult, ...] = ()
+    """Results of `BatchRow.draft_samples`: each is valid if all drafts up to it were drawn."""
 
 
 class BatchResult(msgspec.Struct, frozen=True):
@@ -111,10 +192,20 @@ class BatchResult(msgspec.Struct, frozen=True):
     """Seconds that the device spent on this step."""
 
 
+class WindowGroup(msgspec.Struct, frozen=True):
+    """Size of the pool of one window group: the layers whose tokens attend to the last `window`
+    positions, their own included."""
+
+    window: int
+    pages: int
+    host_pages: int = 0
+
+
 class Geometry(msgspec.Struct, frozen=True):
     """Sizes and limits of the device, for the scheduler and the cache."""
 
     pages: int
+    """Pages of the full group: the layers that attend to all positions."""
     page_size: int
     max_model_len: int
     vocab_size: int
@@ -123,7 +214,26 @@ class Geometry(msgspec.Struct, frozen=True):
     """Number of steps that the device can run beyond the one whose result is awaited. 0: the thread
     that calls the Runner computes each step itself."""
     host_pages: int = 0
-    """Capacity of the host tier, in pages."""
+    """Capacity of the host tier, in pages of the full group."""
+    windows: tuple[WindowGroup, ...] = ()
+    state_slots: int = 0
+    """Slots for the recurrent state of a sequence; 0: the model has no recurrent layers."""
+    host_state_slots: int = 0
+    state_bytes: int = 0
+    """Bytes of one state slot, over all layers."""
+    samples_late: bool = False
+    """Whether the runner reads the penalties and the mask of a row only after the previous step has
+    been collected, even if the row was launched before. Then turns that have them run ahead like
+    all others."""
+    has_full_layers: bool = True
+    """Whether any layer belongs to the full group. If none does, its pages take no memory, and are
+    only numbers by which sequences with the same past are found."""
+
+    @property
+    def memory_pages(self) -> int:
+        """Pages of all groups that take memory."""
+        full = self.pages if self.has_full_layers else 0
+        return full + sum(group.pages for group in self.windows)
 
 
 class DeviceLost(Exception):
@@ -143,7 +253,9 @@ class Runner(Protocol[TicketT]):
     result is awaited. If it is 0, the device has no thread of its own: the calling thread computes
     each step, possibly with worker threads. If these can compute the end of the step alone, the
     caller calls `run_until_near_end`, launches the next step meanwhile, and collects the earlier
-    step afterwards.
+    step afterwards. With `Geometry.samples_late`, the rows of that next step may have penalties and
+    masks that depend on ids of the earlier one: they are read no sooner than in the next call of
+    `run_until_near_end` or `collect` for that step.
     """
 
     @property

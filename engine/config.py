@@ -1,21 +1,56 @@
 """Configuration of an engine process. Every bound has its unit in its name or its comment."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["int8", "int4"]
 Device = Literal["auto", "cpu", "cuda"]
+LogFormat = Literal["console", "json"]
 
 BUNDLED_MODEL = "demo"
 """Value of `EngineConfig.model` that selects the checkpoint shipped inside the package."""
 
+NGRAM_TOKENS = 5
+"""Tokens of an n-gram if neither its shortest nor its longest length is given, as in vLLM."""
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Speculative decoding, with vLLM's names."""
+
+    method: Literal["ngram"]
+    """`ngram`: drafts repeat what followed the last tokens earlier in the same session."""
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=32)]
+    """Maximum drafts in a row of a step."""
+    prompt_lookup_max: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    """Tokens of the longest n-gram that is looked up; None: `prompt_lookup_min`, else 5."""
+    prompt_lookup_min: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    """Tokens of the shortest one; None: `prompt_lookup_max`, else 5."""
+
+    def __post_init__(self) -> None:
+        if self.shortest_ngram > self.longest_ngram:
+            raise ValueError(
+                f"prompt_lookup_min is {self.shortest_ngram}; it must be at most "
+                f"prompt_lookup_max, {self.longest_ngram}"
+            )
+
+    @property
+    def longest_ngram(self) -> int:
+        return self.prompt_lookup_max or self.prompt_lookup_min or NGRAM_TOKENS
+
+    @property
+    def shortest_ngram(self) -> int:
+        return self.prompt_lookup_min or self.prompt_lookup_max or NGRAM_TOKENS
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str = BUNDLED_MODEL
-    """A folder in the Hugging Face layout, a hub id, or `demo` (BUNDLED_MODEL)."""
+    """A folder in the Hugging Face layout, a GGUF file, a hub id, or `demo` (BUNDLED_MODEL)."""
     revision: str | None = None
     dtype: Dtype = "auto"
+    quantization: Quantization | None = None
+    """Format to which weights are quantized at load, on a CPU; None: that of the checkpoint."""
     device: Device = "auto"
     max_model_len: int | None = None
     """Maximum tokens of one session; None: the model's own limit."""
@@ -29,8 +64,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """GiB of host memory for the pages of idle sessions; 0: none, evicted KV is recomputed."""
     max_num_seqs: int = 64
     """Maximum rows, and thus sequences, in one step."""
+    max_group_share: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 1.0
+    """Maximum share of the rows of a step, and of the KV pages, for the turns of one group, that
+    is, of one tenant."""
     max_num_batched_tokens: int | None = None
     """Maximum tokens in one step; None: 512 on a CPU, 8,192 on a GPU."""
+    speculative_config: SpeculativeConfig | None = None
+    """Speculative decoding; None: none."""
     threads: int | None = None
     """CPU threads that compute a step; None: one per core."""
     steps_ahead: int | None = None
@@ -40,6 +80,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for which turns continue after their client disconnects; then they are paused."""
     detach_keep_s: float = 900.0
     """Seconds for which sessions are kept after their client disconnects; then they are closed."""
+    standby_engine: bool = False
+    """Keep a standby process that has imported its modules, to shorten the restart of a process
+    that dies. It holds no model."""
+    log_format: LogFormat = "console"
+    otlp_traces_endpoint: str | None = None
+    """URL of an OpenTelemetry collector. None: no traces."""
     audit_every_step: bool = False
     """Check the invariants of the KV cache after every step; for tests."""
 
@@ -66,3 +112,5 @@ class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
     recorder: int
     """Inherited descriptor of the flight recorder's memory."""
     listening: ListenerConfig | None = None
+    is_standby: bool = False
+    """Whether to load the model only once the parent sends a byte on its socket."""

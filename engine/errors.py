@@ -10,6 +10,7 @@
     ├── CommandFailed         a bug in the engine made the command fail; the session was closed
     ├── ModelMismatch         the session was made with another model, tokenizer or template
     ├── EngineLost            the engine process has died or does not respond          (retryable)
+    │   └── SessionDetached   the link or engine of the session was lost: attach it again
     ├── SessionQuarantined    engines died while they computed this session: it can only be closed
     ├── LinkRefused           gateway and engine differ in secret, link version or model
     └── ModelError            the model cannot be loaded or run
@@ -72,6 +73,11 @@ class EngineLost(EngineError):
     is_retryable = True
 
 
+class SessionDetached(EngineLost):
+    """Raised only by the engine client. The command may have taken effect or not: an attach makes
+    the session what its caller says it is."""
+
+
 class SessionQuarantined(EngineError):
     code = "session_quarantined"
 
@@ -102,3 +108,9 @@ ERRORS_BY_CODE: dict[str, type[EngineError]] = {
         ModelError,
     )
 }
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the name of its type if the message is
+    empty."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -2,10 +2,10 @@
 
     sha256( name and content of each configuration, tokenizer and template file, and each shard )
 
-For a large shard, its size, its header and a sample of each tensor replace the content. A session
-belongs to one fingerprint: its token ids are valid only with the tokenizer that made them, and
-their KV only with the same weights. The fingerprint does not depend on the folder or the machine
-that holds the checkpoint.
+For a large shard or GGUF file, its size, its header and a sample of each tensor replace the
+content. A session belongs to one fingerprint: its token ids are valid only with the tokenizer that
+made them, and their KV only with the same weights. The fingerprint does not depend on the folder or
+the machine that holds the checkpoint.
 """
 
 import hashlib
@@ -17,6 +17,8 @@ from typing import BinaryIO
 import msgspec
 
 from continuo.engine.errors import ModelError
+from continuo.engine.gguf.container import open_gguf
+from continuo.engine.gguf.folder import GGUF_FILE
 
 FINGERPRINT_DIGITS = 16
 """Hexadecimal digits to which the SHA-256 digest is cut. They suffice because few models are
@@ -75,6 +77,8 @@ def _iter_parts(folder: Path) -> Iterator[bytes]:
     for name in _list_shards(folder):
         yield name.encode()
         yield from _iter_shard(folder / name)
+    if (folder / GGUF_FILE).exists():
+        yield from _iter_gguf(folder / GGUF_FILE)
 
 
 def _list_shards(folder: Path) -> list[str]:
@@ -97,12 +101,30 @@ def _iter_shard(file: Path) -> Iterator[bytes]:
         header = shard.read(length)
         yield size.to_bytes(8, "little")
         yield header
-        tensors = msgspec.json.decode(header, type=dict[str, _Tensor])
-        yield from _iter_samples(shard, 8 + length, tensors)
+        offsets = (
+            tensor.data_offsets
+            for tensor in msgspec.json.decode(header, type=dict[str, _Tensor]).values()
+        )
+        places = [(8 + length + begin, 8 + length + end) for begin, end in offsets]
+        yield from _iter_samples(shard, places)
 
 
-def _iter_samples(shard: BinaryIO, start: int, tensors: dict[str, _Tensor]) -> Iterator[bytes]:
-    """Yield a sample of each tensor, in the order of the file."""
-    for begin, end in sorted(tensor.data_offsets for tensor in tensors.values()):
-        shard.seek(start + begin + max(0, (end - begin - SAMPLE_BYTES) // 2))
+def _iter_gguf(path: Path) -> Iterator[bytes]:
+    """Yield what identifies a GGUF file: all of it, or its header and a sample of each tensor."""
+    size = path.stat().st_size
+    if size <= WHOLE_BYTES_MAX:
+        yield path.read_bytes()
+        return
+    file = open_gguf(path)
+    with path.open("rb") as raw:
+        yield size.to_bytes(8, "little")
+        yield raw.read(file.header_bytes)
+        places = [(tensor.begin, tensor.end) for tensor in file.tensors.values()]
+        yield from _iter_samples(raw, places)
+
+
+def _iter_samples(shard: BinaryIO, places: list[tuple[int, int]]) -> Iterator[bytes]:
+    """Yield a sample of each tensor, in the order of the file. `places`: begin and end of each."""
+    for begin, end in sorted(places):
+        shard.seek(begin + max(0, (end - begin - SAMPLE_BYTES) // 2))
         yield shard.read(min(SAMPLE_BYTES, end - begin))

@@ -1,8 +1,9 @@
-"""Sampling parameters, declared once: name, type, bounds and default.
+"""Parameters of a turn, declared once: name, type, bounds and default.
 
 The link checks the bounds when it decodes a command. The gateway derives the fields of its requests
-and responses from SamplingSettings. A new parameter needs a field there, its formula in
-`device/sampling`, and a row in docs/protocol.md. Knows no session and no torch.
+and responses from SamplingSettings. A new parameter needs a field there, its effect (its formula in
+`device/sampling`, or its use in `core/schedule`), and a row in docs/protocol.md. Knows no session
+and no torch.
 """
 
 from typing import Annotated, Literal
@@ -23,7 +24,8 @@ class Grammar(msgspec.Struct, frozen=True):
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling parameters that a request may set, with vLLM's names and ranges."""
+    """Sampling parameters that a request may set, with vLLM's names and ranges; and how its turn is
+    scheduled."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -38,6 +40,11 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     ignore_eos: bool = False
     """Ignore `stop_ids` and `stop`; generate up to `max_tokens`."""
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    """Order among the waiting turns of a tenant: a lower number is served first."""
+    deadline_ms: Annotated[int, Meta(ge=1, le=600_000)] | None = None
+    """Time from the request to the first id: other turns overtake this one only as long as it can
+    still be met. A turn that is late continues. None: no deadline."""
 
 
 class Sampling(SamplingSettings, frozen=True, kw_only=True):
@@ -56,3 +63,6 @@ class Sampling(SamplingSettings, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     """Constraint on the output, or None. Requires `stop_ids`, because only a stop id may follow a
     complete match."""
+    starts_in_reasoning: bool = False
+    """Whether the prompt has opened the model's reasoning, so that the output begins within it.
+    Stop strings are not searched there."""

@@ -56,9 +56,29 @@ class Refusal(RealtimeError):
 _HTTP_STATUS = {
     "model_not_found": 404,
     "response_not_found": 404,
+    "conversation_not_found": 404,
+    "item_not_found": 404,
     "body_too_large": 413,
+    "missing_api_key": 401,
+    "invalid_api_key": 401,
+    "ephemeral_key": 403,
+    "origin_not_allowed": 403,
+    "insufficient_scope": 403,
+    "host_not_allowed": 403,
+    "insufficient_quota": 429,
     "server_error": 500,
 }
+
+
+def context_length_exceeded(context_tokens: int, detail: str, param: str) -> Refusal:
+    """Build the refusal of a text that does not fit the context of the model.
+
+    The first sentence is OpenAI's: LiteLLM and LangChain recognise the error by it, or by the code
+    in the message. `detail`: what is too long, by how much.
+    """
+    code = "context_length_exceeded"
+    message = f"This model's maximum context length is {context_tokens} tokens. {detail} ({code})"
+    return Refusal(message, code=code, param=param)
 
 
 def internal_error() -> Refusal:

@@ -1,6 +1,9 @@
 """Every bound of the gateway, with its unit and with what happens when it is reached."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 EVENT_ID_CHARS_MAX = 512
 """A longer client `event_id` is an error."""
@@ -11,6 +14,9 @@ a longer text would exceed the frame limit of some clients."""
 PARTS_MAX = 64
 TOOLS_MAX = 128
 NAME_CHARS_MAX = 64
+LOGIT_BIAS_KEYS_MAX = 1024
+PROMPTS_MAX = 64
+TOKEN_SESSION_TIMEOUT_S_MAX = 86_400
 METADATA_PAIRS_MAX = 16
 METADATA_VALUE_CHARS_MAX = 512
 REALTIME_INPUT_ITEMS_MAX = 1024
@@ -44,15 +50,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     bad_frames_max: int = 32
     """Consecutive frames that are not valid events, after which the connection is closed with
     1007."""
-    outbox_bytes_max: int = 1024 * 1024
+    outbox_bytes_max: int = 128 * 1024
     """Bytes queued for a slow reader. Above this, reading from that client stops. The connection is
-    closed with 1013 if the queue stays above this for `outbox_over_limit_s_max`, or exceeds four
-    times this."""
+    closed with 1013 if the queue stays above this for `outbox_over_limit_s_max`, or exceeds
+    `outbox_snapshot_bytes_max`."""
+    outbox_snapshot_bytes_max: int = 4 * 1024 * 1024
+    """Bytes queued for a client at most: room for the snapshot of a long conversation."""
     outbox_over_limit_s_max: float = 10.0
     off_loop_chars_min: int = 4 * 1024
     """Tokenization of a size above this runs on a thread, not on the event loop. The size is the
-    number of characters to tokenize, plus the number of tokens of the conversation to which they
-    are added. The slowest text takes about 6 us per character, and may be tokenized several
+    number of characters to tokenize, plus the number of tokens of the conversation whose text is
+    tokenized again. The slowest text takes about 6 us per character, and may be tokenized several
     times."""
     out_of_band_responses_max: int = 8
     """Concurrent out-of-band responses of one session; more are refused."""
@@ -107,8 +115,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     unread_response_grace_s: float = 30.0
     """How long a stored response is generated after its last reader has disconnected; then it is
     cancelled."""
-    send_timeout_s: float = 10.0
-    """How long sending one frame may take; then close 1013."""
+    send_timeout_s: float = 2.0
+    """How long sending one frame may take, because the client does not read; then close 1013."""
     liveness_timeout_s: float = 10.0
     """How long a client that takes over a session from another connection may take to answer a
     ping; then close 1013."""
@@ -125,3 +133,37 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     limit."""
     sweep_interval_s: float = 1.0
     """Interval between sweeps for expired sessions."""
+
+
+class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of one tenant, in the keys file or in a token. 0: no limit."""
+
+    weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
+    """Share of the engine's rows, pages and prefill under load, relative to the weights of the
+    other tenants. It is sent to the engine when a session is opened or restored."""
+
+    connections_max: Annotated[int, Meta(ge=0)] = 0
+    """WebSockets and streamed HTTP responses of the tenant, at all gateways of the store together;
+    more are refused."""
+    sessions_max: Annotated[int, Meta(ge=0)] = 0
+    """Sessions of the tenant in the store, connected or parked; more are refused."""
+    running_responses_max: Annotated[int, Meta(ge=0)] = 0
+    """Responses of the tenant that all gateways of the store together generate at the same time;
+    more wait."""
+    waiting_responses_max: Annotated[int, Meta(ge=0)] = 256
+    """Responses of the tenant that wait for one of `running_responses_max`; more are refused."""
+    requests_per_minute: Annotated[int, Meta(ge=0)] = 0
+    """Responses that the tenant may begin in a minute, at all gateways of the store together."""
+    tokens_per_minute: Annotated[int, Meta(ge=0)] = 0
+    """Tokens computed for the tenant in a minute, at all gateways of the store together."""
+    stored_bytes_max: Annotated[int, Meta(ge=0)] = 0
+    """Bytes that the store holds for the tenant; above it, new sessions, items and responses are
+    refused."""
+    retention_s: Annotated[float, Meta(ge=0)] = 0
+    """How long a stored response of the tenant is kept, if that is shorter than
+    `stored_response_ttl_s`."""
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether connections or turns at all gateways together are limited."""
+        return bool(self.connections_max or self.running_responses_max)

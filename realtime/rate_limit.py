@@ -6,8 +6,7 @@ ended. That may put the bucket into debt (a negative level), and no response beg
 have paid it. Text that was tokenized for a request that failed is charged by its length.
 """
 
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 
 from continuo.engine import BadRequest
@@ -15,6 +14,7 @@ from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.events import RateLimitKind, RateLimitStatus
 from continuo.realtime.protocol.response import Usage
+from continuo.realtime.store import TenantUsage
 
 MonotonicClock = Callable[[], float]
 """Returns the time in seconds."""
@@ -29,6 +29,8 @@ class TokenBucket:
         self._clock = clock
         self._available = float(capacity)
         self._updated_s = clock()
+        self._unexchanged = 0.0
+        """Amount taken here since the last exchange with the bucket that all gateways share."""
 
     @property
     def available(self) -> float:
@@ -41,6 +43,31 @@ class TokenBucket:
 
     def take(self, amount: float) -> None:
         self._available = self.available - amount
+        self._unexchanged += amount
+
+    def resize(self, capacity: int) -> None:
+        """Change the capacity; what was taken stays taken."""
+        self._available = self.available + capacity - self.capacity
+        self.capacity = capacity
+
+    @property
+    def is_active(self) -> bool:
+        """Whether an amount was taken that is not refilled or not exchanged yet."""
+        return self._unexchanged != 0 or self.available < self.capacity
+
+    def begin_exchange(self) -> float:
+        """Return the amount to take from the shared bucket."""
+        amount, self._unexchanged = self._unexchanged, 0.0
+        return amount
+
+    def restore_exchange(self, amount: float) -> None:
+        """Undo `begin_exchange`, because the exchange has failed."""
+        self._unexchanged += amount
+
+    def end_exchange(self, level: float) -> None:
+        """Adopt the level of the shared bucket, less what was taken here meanwhile."""
+        self._available = min(float(self.capacity), level - self._unexchanged)
+        self._updated_s = self._clock()
 
     def wait_s(self, amount: float) -> float:
         """Seconds until the bucket holds `amount`."""
@@ -51,23 +78,54 @@ class TenantRateLimits:
     """Token buckets of one tenant."""
 
     def __init__(self, limits: Limits, clock: MonotonicClock) -> None:
-        per_minute: dict[RateLimitKind, int] = {
-            "requests": limits.requests_per_minute,
-            "tokens": limits.tokens_per_minute,
-        }
-        self._buckets: dict[RateLimitKind, TokenBucket] = {
-            name: TokenBucket(limit, clock) for name, limit in per_minute.items() if limit
-        }
+        self._clock = clock
+        self._buckets: dict[RateLimitKind, TokenBucket] = {}
         self._off_loop_chars = limits.off_loop_chars_min
+        self._usage = TenantUsage()
+        self._stored_bytes_max = 0
+        self.stored_bytes = 0
+        """Bytes that the store holds for the tenant, as measured last."""
+        self.set_limits(limits.requests_per_minute, limits.tokens_per_minute)
+
+    def set_limits(
+        self, requests_per_minute: int, tokens_per_minute: int, stored_bytes_max: int = 0
+    ) -> None:
+        """Change the limits; what was charged stays charged. 0: no limit."""
+        self._stored_bytes_max = stored_bytes_max
+        per_minute: dict[RateLimitKind, int] = {
+            "requests": requests_per_minute,
+            "tokens": tokens_per_minute,
+        }
+        for name, limit in per_minute.items():
+            if not limit:
+                self._buckets.pop(name, None)
+            elif name in self._buckets:
+                self._buckets[name].resize(limit)
+            else:
+                self._buckets[name] = TokenBucket(limit, self._clock)
+
+    def buckets(self) -> Iterable[tuple[RateLimitKind, TokenBucket]]:
+        return self._buckets.items()
+
+    def take_usage(self) -> TenantUsage:
+        """Return the usage since the last call."""
+        usage, self._usage = self._usage, TenantUsage()
+        return usage
+
+    def restore_usage(self, usage: TenantUsage) -> None:
+        """Undo `take_usage`, because the usage could not be recorded."""
+        self._usage += usage
 
     @contextmanager
     def charge_request(self, is_fault: FaultPredicate | None = None) -> Generator[None]:
         """Charge one request, and refund it if the enclosed block, which begins a response, fails
         because of a fault of the server. `is_fault` returns whether an exception is such a fault
         (default: `is_server_fault`). Raises Refusal if a bucket holds less than 1."""
+        self._require_storage()
         for name in self._buckets:
             self._require_available(name)
         self._take("requests", 1)
+        self._usage += TenantUsage(requests=1)
         try:
             yield
         except BaseException as error:
@@ -84,6 +142,8 @@ class TenantRateLimits:
         `tokens_max` tokens. Charges nothing if the block succeeds, or fails because of a fault of
         the server (`is_fault`, as in `charge_request`). Raises Refusal if the text is too long for
         the event loop (as in TokenizerThreads) and the tokens bucket holds less than 1."""
+        if chars:
+            self._require_storage()
         if chars > self._off_loop_chars and "tokens" in self._buckets:
             self._require_available("tokens")
         try:
@@ -97,12 +157,18 @@ class TenantRateLimits:
         """Charge tokens that were computed outside of a response, such as those of new
         instructions."""
         self._take("tokens", tokens)
+        self._usage += TenantUsage(computed_tokens=tokens)
 
     def charge_usage(self, usage: Usage | None) -> None:
         """Charge the tokens of a response; those found in KV are free."""
         if usage is not None:
             computed = usage.input_tokens - usage.cached_tokens + usage.output_tokens
             self._take("tokens", computed)
+            self._usage += TenantUsage(
+                computed_tokens=usage.input_tokens - usage.cached_tokens,
+                cached_tokens=usage.cached_tokens,
+                generated_tokens=usage.output_tokens,
+            )
 
     def levels(self) -> list[RateLimitStatus]:
         """Return the level of each bucket. Limits of 0 have no bucket."""
@@ -116,32 +182,28 @@ class TenantRateLimits:
             for name, bucket in self._buckets.items()
         ]
 
+    def _require_storage(self) -> None:
+        """Require room in the store. Raises Refusal."""
+        if self._stored_bytes_max and self.stored_bytes > self._stored_bytes_max:
+            self._usage += TenantUsage(refused=1)
+            raise Refusal(
+                f"The store holds {self.stored_bytes:,} bytes of this tenant; the limit is "
+                f"{self._stored_bytes_max:,}. Delete sessions or responses, or wait until some "
+                "have expired.",
+                code="insufficient_quota",
+            )
+
     def _require_available(self, name: RateLimitKind) -> None:
         """Require at least 1 in the bucket. Raises Refusal."""
         bucket = self._buckets[name]
         wait_s = bucket.wait_s(1)
         if wait_s > 0:
+            self._usage += TenantUsage(refused=1)
             raise _limit_exceeded(name, bucket.capacity, wait_s)
 
     def _take(self, name: RateLimitKind, amount: float) -> None:
         if name in self._buckets:
             self._buckets[name].take(amount)
-
-
-class RateLimits:
-    """Rate limits of all tenants of this process."""
-
-    def __init__(
-        self, limits: Limits | None = None, clock: MonotonicClock = time.monotonic
-    ) -> None:
-        self._limits = limits or Limits()
-        self._clock = clock
-        self._tenants: dict[str, TenantRateLimits] = {}
-
-    def for_tenant(self, tenant: str) -> TenantRateLimits:
-        if tenant not in self._tenants:
-            self._tenants[tenant] = TenantRateLimits(self._limits, self._clock)
-        return self._tenants[tenant]
 
 
 def is_server_fault(error: BaseException) -> bool:

@@ -1,12 +1,17 @@
 """Fixtures and options of all tests, and the selection of tests for `make quick`."""
 
 import asyncio
+import faulthandler
+import functools
+import inspect
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -22,6 +27,17 @@ SLOW_MARKS = ("torch", "process", "redis", "server", "browser", "slow")
 MARKED_FILE = re.compile(rf"^pytestmark = .*\b({'|'.join(SLOW_MARKS)})\b", re.MULTILINE)
 """Pattern that finds, in the source of a test file, a slow mark for the whole file. `make quick`
 does not even import such a file, because importing torch alone takes seconds."""
+
+TEST_S_MAX = 900.0
+"""Seconds after which a test ends its test process, fixtures included. It is longer than every
+`timeout`, which a test or fixture that catches all exceptions can outlive."""
+
+SIGNAL_DELAY_S = 30.0
+"""Seconds between the timeout of an async test and the signal that interrupts a test which blocks
+its event loop."""
+
+STDERR = pytest.StashKey[int]()
+"""File descriptor of the standard error that is not captured."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,8 +56,28 @@ def pytest_configure(config: pytest.Config) -> None:
     state = tempfile.TemporaryDirectory(prefix="continuo-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
+    config.stash[STDERR] = os.dup(2)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailurePrinter(config))
     if config.getoption("quick"):
         sys.addaudithook(_refuse_slow_work)
+
+
+class FailurePrinter:
+    """Plugin that prints each failure when it comes: a run that is killed prints no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            error = next(
+                (line for line in report.longreprtext.splitlines() if line.startswith("E ")), ""
+            )
+            reporter.ensure_newline()
+            reporter.write_line(f"FAILED {report.nodeid} ({report.when}) {error}")
 
 
 def _refuse_slow_work(event: str, arguments: tuple[object, ...]) -> None:
@@ -59,9 +95,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return bool(MARKED_FILE.search(collection_path.read_text("utf-8"))) or None
 
 
+def _end_after(
+    timeout_s: float, test: Callable[..., Coroutine[Any, Any, None]]
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    @functools.wraps(test)
+    async def run(**fixtures: object) -> None:
+        async with asyncio.timeout(timeout_s):
+            await test(**fixtures)
+
+    return run
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by their fixtures, and leave out what `make quick` does without."""
+    """Mark tests by their fixtures, end async tests at their timeout, and leave out what
+    `make quick` does without."""
     for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            # uvloop swallows the exception that pytest-timeout raises from its signal, and what
+            # the signal interrupted may have been the end of the test. So it comes later.
+            marker = item.get_closest_marker("timeout")
+            timeout_s = marker.args[0] if marker else float(config.getini("timeout"))
+            item.obj = _end_after(timeout_s, item.obj)
+            item.add_marker(pytest.mark.timeout(timeout_s + SIGNAL_DELAY_S), append=False)
         fixtures = set(getattr(item, "fixturenames", ()))
         parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
         if "redis" in fixtures or "redis" in map(str, parameters):
@@ -72,6 +127,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if any(map(item.get_closest_marker, SLOW_MARKS))]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the timeout of the test
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the test process if the test takes longer than TEST_S_MAX. pytest-xdist reports which
+    test it was."""
+    timer = threading.Timer(TEST_S_MAX, _end_test_process, [item.config.stash[STDERR]])
+    timer.daemon = True
+    timer.start()
+    try:
+        return (yield)
+    finally:
+        timer.cancel()
+
+
+def _end_test_process(stderr: int) -> None:
+    faulthandler.dump_traceback(file=stderr)
+    os._exit(1)
 
 
 def pytest_asyncio_loop_factories(

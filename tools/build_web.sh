@@ -18,7 +18,9 @@ if [ ! node_modules/.package-lock.json -nt package-lock.json ]; then
     fi
     touch node_modules/.package-lock.json
 fi
-newer=$(find src public ./*.html ./*.ts package-lock.json -type f -newer "$page" 2>/dev/null | head -1)
+# src/client/dist is the built client library, not a source.
+newer=$(find src public ./*.html ./*.ts package-lock.json -path src/client/dist -prune -o \
+    -type f -newer "$page" -print 2>/dev/null | head -1)
 if [ ! -e "$page" ] || [ -n "$newer" ]; then
     echo "Building the page."
     npm run --silent build -- --logLevel warn

@@ -7,6 +7,7 @@ missing=""
 command -v redis-server >/dev/null 2>&1 || missing="$missing redis-server"
 command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
 command -v haproxy >/dev/null 2>&1 || missing="$missing haproxy"
+command -v prometheus >/dev/null 2>&1 || missing="$missing prometheus"
 command -v openssl >/dev/null 2>&1 || missing="$missing openssl"
 [ -n "$missing" ] || exit 0
 

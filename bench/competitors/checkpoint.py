@@ -1,6 +1,7 @@
 """Read the weights of a checkpoint from `model.safetensors`, including bf16, with only numpy."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,24 @@ NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 def count_parameters(folder: Path) -> int:
     """Return the number of parameters of a checkpoint."""
-    total = 0
-    for entry in _read_header(folder)[0].values():
-        count = 1
-        for length in entry["shape"]:
-            count *= length
-        total += count
-    return total
+    return sum(math.prod(entry["shape"]) for entry in _read_header(folder)[0].values())
+
+
+def count_step_bytes(folder: Path, bytes_each: float) -> float:
+    """Return the bytes of weights that a decode step reads: all, but of the embedding only if the
+    output head is tied to it; else a step reads one row of it for each token."""
+    header = _read_header(folder)[0]
+    if "lm_head.weight" in header:
+        header.pop("model.embed_tokens.weight", None)
+    return sum(math.prod(entry["shape"]) for entry in header.values()) * bytes_each
+
+
+def count_kv_bytes(folder: Path, bytes_each: int) -> int:
+    """Return the bytes of the keys and values of one token in all layers that attend."""
+    config = json.loads((folder / "config.json").read_text())
+    layers = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    attending = sum("attention" in layer and "linear" not in layer for layer in layers)
+    return 2 * attending * config["num_key_value_heads"] * config["head_dim"] * bytes_each
 
 
 def iterate_tensors(folder: Path) -> "Iterator[tuple[str, Any]]":

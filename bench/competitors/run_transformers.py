@@ -6,14 +6,16 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 from transformers.cache_utils import DynamicCache
+from transformers.generation.streamers import BaseStreamer
 
-from continuo.bench.competitors.workload import (
+from continuo.bench.competitors.turn_server import (
     CompetitorBackend,
+    Drawn,
     Ids,
+    Request,
     SequentialBackend,
-    Workload,
-    WorkloadResult,
-    run_workload,
+    Setup,
+    now_s,
     serve_stdin,
 )
 
@@ -25,104 +27,137 @@ POOL_HEADROOM = 3
 at their last turn. A pool of just these pages evicts prefixes that are needed again, so that whole
 contexts are recomputed."""
 BATCH_TOKENS_MAX = 512
+VERSION = f"transformers {transformers.__version__}"
 
 
-def run(job: Workload) -> WorkloadResult:
-    torch.set_num_threads(job.threads)
+def load(setup: Setup) -> CompetitorBackend:
+    torch.set_num_threads(setup.threads)
+    torch.set_grad_enabled(False)
     model: Any = AutoModelForCausalLM.from_pretrained(
-        job.folder, dtype=getattr(torch, job.dtype), local_files_only=True
+        setup.folder, dtype=getattr(torch, setup.dtype), local_files_only=True
     ).eval()
-    version = f"transformers {transformers.__version__}"
-    if job.mode == "continuous-batching":
-        batched = _ContinuousBatching(model, job)
-        try:
-            return run_workload(batched, job, version)
-        finally:
-            batched.stop()
-    backend: CompetitorBackend = SequentialBackend(
-        _Generator(model, job, keep_cache=job.mode == "session-cache")
-    )
-    with torch.inference_mode():
-        return run_workload(backend, job, version)
+    if setup.mode == "continuous-batching":
+        return _ContinuousBatching(model)
+    return _Generator(model, keep_cache=setup.mode == "session-cache")
 
 
-class _Generator:
+class _Generator(SequentialBackend):
     """Runs generate() on the whole context of a session; `keep_cache`: with a KV cache per
     session."""
 
-    def __init__(self, model: Any, job: Workload, *, keep_cache: bool) -> None:
+    version = VERSION + "; sessions take turns, one at a time"
+    step_bytes: float | None = None
+
+    def __init__(self, model: Any, *, keep_cache: bool) -> None:
+        super().__init__(self._run)
         self._model = model
         # Without a stop id, no turn ends early.
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = 0
-        self._ids_out = job.ids_out
-        self._contexts: list[Ids] = [[] for _ in job.prompts]
+        self._keeps_cache = keep_cache
+        self._caches: list[DynamicCache | None] = []
+
+    def resize(self, sessions: int, context: int) -> None:
+        super().resize(sessions, context)
         self._caches = [
-            DynamicCache(config=model.config) if keep_cache else None for _ in job.prompts
+            DynamicCache(config=self._model.config) if self._keeps_cache else None
+            for _ in range(sessions)
         ]
 
-    def __call__(self, session: int, ids: Ids) -> Ids:
-        context = self._contexts[session]
-        context += ids
-        inputs = torch.tensor([context])
-        generated = self._model.generate(
+    @torch.inference_mode()
+    def _run(self, request: Request, context: Ids) -> list[tuple[int, float]]:
+        cache = self._caches[request.session]
+        if cache is not None and (surplus := cache.get_seq_length() - request.kept) > 0:
+            cache.crop(-surplus)
+        inputs, arrivals = torch.tensor([context]), _Arrivals()
+        is_sampled = request.temperature > 0
+        sampling = {"temperature": request.temperature, "top_p": request.top_p, "top_k": 0}
+        self._model.generate(
             inputs,
             attention_mask=torch.ones_like(inputs),
-            past_key_values=self._caches[session],
-            max_new_tokens=self._ids_out,
-            do_sample=False,
+            past_key_values=cache,
+            max_new_tokens=request.tokens,
+            do_sample=is_sampled,
+            streamer=arrivals,
+            **(sampling if is_sampled else {}),
         )
-        output: Ids = generated[0, len(context) :].tolist()
-        context += output
-        return output
+        return arrivals.drawn
+
+
+class _Arrivals(BaseStreamer):
+    """Records each id that generate() draws, and its time."""
+
+    def __init__(self) -> None:
+        self.drawn: list[tuple[int, float]] = []
+        self._has_prompt = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._has_prompt:
+            self.drawn += [(id, now_s()) for id in value.tolist()]
+        self._has_prompt = True
+
+    def end(self) -> None:
+        """Called by generate() at the end; there is nothing to flush."""
 
 
 class _ContinuousBatching:
     """Runs continuous batching. It has no sessions: each turn resends the whole context, and full
     KV pages are shared by prefix."""
 
-    def __init__(self, model: Any, job: Workload) -> None:
-        generation = GenerationConfig(
-            max_new_tokens=job.ids_out, do_sample=False, eos_token_id=-1, pad_token_id=0
-        )
-        pages = -(-job.context_max // PAGE_SIZE) + 2
-        config = ContinuousBatchingConfig(
-            page_size=PAGE_SIZE,
-            num_blocks=POOL_HEADROOM * pages * len(job.prompts),
-            max_batch_tokens=BATCH_TOKENS_MAX,
-        )
-        self._manager = model.init_continuous_batching(
-            generation_config=generation, continuous_batching_config=config
-        )
-        self._manager.start()
-        self._ids_out = job.ids_out
-        self._contexts: list[Ids] = [[] for _ in job.prompts]
+    version = VERSION + "; sessions batched, re-sent, prefix shared"
+    step_bytes: float | None = None
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._manager: Any = None
+        self._contexts: list[Ids] = []
+        self._received: dict[str, int] = {}
         self._turn_count = 0
 
-    def submit(self, session: int, ids: Ids) -> None:
-        self._contexts[session] += ids
+    def resize(self, sessions: int, context: int) -> None:
+        if self._manager is not None:
+            self._manager.stop(block=True, timeout=10.0)
+        pages = -(-context // PAGE_SIZE) + 2
+        self._manager = self._model.init_continuous_batching(
+            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=PAGE_SIZE,
+                num_blocks=POOL_HEADROOM * pages * sessions,
+                max_batch_tokens=BATCH_TOKENS_MAX,
+            ),
+        )
+        self._manager.start()
+        self._contexts = [[] for _ in range(sessions)]
+
+    def submit(self, request: Request) -> None:
+        if request.temperature > 0:
+            raise ValueError("continuous batching is measured with greedy output only")
+        context = self._contexts[request.session]
+        context[request.kept :] = request.ids
         self._turn_count += 1
+        name = f"{request.session}-{self._turn_count}"
+        self._received[name] = 0
         self._manager.add_request(
-            self._contexts[session],
-            request_id=f"{session}-{self._turn_count}",
-            max_new_tokens=self._ids_out,
+            context,
+            request_id=name,
+            max_new_tokens=request.tokens,
             eos_token_id=-1,
+            streaming=True,
         )
 
-    def step(self) -> list[tuple[int, Ids]]:
+    def step(self) -> list[Drawn]:
         while (result := self._manager.get_result(timeout=1.0)) is None:
             if not self._manager.is_running():
                 raise RuntimeError("the continuous batching loop has ended")
         if result.error is not None:
             raise RuntimeError(result.error)
-        session = int(result.request_id.partition("-")[0])
-        output: Ids = list(result.generated_tokens)
-        self._contexts[session] += output
-        return [(session, output)]
-
-    def stop(self) -> None:
-        self._manager.stop(block=True, timeout=10.0)
+        at_s, name = now_s(), result.request_id
+        new = list(result.generated_tokens)[self._received.get(name, 0) :]
+        self._received[name] = self._received.get(name, 0) + len(new)
+        session = int(name.partition("-")[0])
+        self._contexts[session] += new
+        return [Drawn(session, id, at_s) for id in new]
 
 
 if __name__ == "__main__":
-    serve_stdin(run)
+    serve_stdin(load)

@@ -1,13 +1,16 @@
-"""Convert a Qwen3 checkpoint to a GGUF file with the `gguf` package.
+"""Convert a Qwen3 checkpoint to a GGUF file with the `gguf` package, and quantise it by llama.cpp.
 
-Usage: python -m continuo.bench.competitors.to_gguf IN OUT.
+Usage: python -m continuo.bench.competitors.to_gguf IN OUT [DTYPE]
 
-The weights keep their values; bf16 is kept or widened to fp32. The token list is that of the
-tokenizer; its merges are left out, because the benchmark uses only ids.
+DTYPE: float32 (default), bfloat16, q8_0, q4_0 or q4_k_m. float32 and bfloat16 keep the values of
+the weights. The token list is that of the tokenizer; its merges are left out, because the benchmark
+uses only ids.
 """
 
 import json
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,49 @@ LAYER_TENSOR_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+
+QUANTISED = {
+    "q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0",
+    "q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0",
+    "q4_k_m": "LLAMA_FTYPE_MOSTLY_Q4_K_M",
+}
+"""Names of llama.cpp's formats. Where the rows of a matrix do not divide into the blocks of a
+format, llama.cpp uses a larger format for it."""
+
+
+def ensure_gguf(folder: Path, dtype: str, path: Path) -> Path:
+    """Return `path`, the GGUF file of the checkpoint in `folder`; make it unless it exists."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+            made = Path(temporary) / path.name
+            if dtype in QUANTISED:
+                plain = Path(temporary) / "plain.gguf"
+                convert(folder, plain, "bfloat16")
+                _quantise(plain, made, dtype)
+            else:
+                convert(folder, made, dtype)
+            made.replace(path)
+    return path
+
+
+def _quantise(plain: Path, path: Path, dtype: str) -> None:
+    # Only in the environment of the peers; most conversions do not need it.
+    import llama_cpp  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, QUANTISED[dtype])
+    params.nthread = os.cpu_count() or 1
+    failed = llama_cpp.llama_model_quantize(str(plain).encode(), str(path).encode(), params)
+    assert not failed, f"llama_model_quantize returned {failed}"
+
+
+def read_step_bytes(path: Path) -> float:
+    """Return the bytes of weights that a decode step reads, as `count_step_bytes`."""
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
+    if "output.weight" in sizes:
+        sizes.pop("token_embd.weight", None)
+    return float(sum(sizes.values()))
 
 
 def convert(folder: Path, path: Path, dtype: str) -> None:
@@ -92,4 +138,5 @@ def _add_tokens(writer: Any, folder: Path, config: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]), "float32")
+    dtypes = sys.argv[3:] or ["float32"]
+    ensure_gguf(Path(sys.argv[1]), dtypes[0], Path(sys.argv[2]))

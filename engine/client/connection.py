@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from continuo.engine.errors import EngineError, LinkRefused, ModelError
-from continuo.engine.wire.handshake import ClientHandshake
+from continuo.engine.wire.handshake import LINK_VERSION, LINK_VERSION_MIN, ClientHandshake
 from continuo.engine.wire.link import Link
 from continuo.engine.wire.messages import (
     EngineCommand,
@@ -124,6 +124,9 @@ class EngineConnection:
         self.name = name
         self.is_connected = False
         self.link_epoch = 0
+        self.link_version = LINK_VERSION
+        """Version of the link protocol that is offered to the engine. After no answer, the version
+        before is offered, then this one again."""
         self.ready: EngineReady | None = None
         self.load = EngineLoad()
         self.placed_sessions = 0
@@ -142,6 +145,11 @@ class EngineConnection:
         self._ready_future: asyncio.Future[EngineReady] | None = None
         self._disconnected = asyncio.Event()
         self._is_closed = False
+
+    @property
+    def incarnation(self) -> str:
+        """Incarnation of the engine that last connected; empty before the first one."""
+        return self.ready.incarnation if self.ready is not None else ""
 
     @property
     def silent_s(self) -> float:
@@ -187,7 +195,7 @@ class EngineConnection:
         event_loop = asyncio.get_running_loop()
         self._ready_future = event_loop.create_future()
         security = self._security
-        handshake = ClientHandshake(security.secret) if security else None
+        handshake = ClientHandshake(security.secret, self.link_version) if security else None
         tls = security.tls if security else None
         decoder = msgspec.msgpack.Decoder(list[EngineEvent])
         link: Link[EngineCommand, EngineEvent] = Link(
@@ -208,6 +216,11 @@ class EngineConnection:
             self._observer.on_ready(ready)
         except (LinkRefused, TimeoutError):
             link.abort()
+            raise
+        except ModelError:
+            if handshake is not None and not handshake.is_answered:
+                is_oldest = self.link_version == LINK_VERSION_MIN
+                self.link_version = LINK_VERSION if is_oldest else self.link_version - 1
             raise
         link.send(Ping(0, self._observer.client_id))
         self.load = msgspec.structs.replace(self.load, step_s=0.0)
@@ -311,6 +324,7 @@ class EngineConnection:
                 "engine %s: link lost; its work waits or moves to another engine", self.name
             )
         self.is_connected, self.disconnected_since_s = False, time.monotonic()
+        self.link_version = LINK_VERSION
         self._disconnected.set()
         self._observer.on_disconnected(self)
 

@@ -1,7 +1,7 @@
 """EngineClient: a gateway's async client of one or more engine processes. Decodes ids to text."""
 
 import asyncio
-import functools
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -14,24 +14,23 @@ from continuo.engine.client.arguments import list_token_ids, validate_command
 from continuo.engine.client.connection import (
     EngineConnection,
     EngineLauncher,
-    LinkSecurity,
     OnLoading,
-    open_socket,
-    reconnect_backoff,
 )
 from continuo.engine.client.engine_process import EngineProcess
-from continuo.engine.client.router import Router
+from continuo.engine.client.fleet import EngineFleet
+from continuo.engine.client.router import Router, SessionSubscriber
 from continuo.engine.client.turn_stream import TurnStream
 from continuo.engine.config import EngineConfig, ListenerConfig
 from continuo.engine.errors import (
     BadRequest,
-    EngineError,
     EngineLost,
+    ModelError,
+    SessionDetached,
     StaleEngineFence,
-    UnknownEngineSession,
 )
+from continuo.engine.local_checkpoint import find_local_checkpoint
 from continuo.engine.sampling import Sampling
-from continuo.engine.text import ModelText
+from continuo.engine.text import ModelText, OutputDecoder
 from continuo.engine.wire.bounds import check_sampling, check_token_ids
 from continuo.engine.wire.messages import (
     AppendIds,
@@ -40,19 +39,15 @@ from continuo.engine.wire.messages import (
     CancelTurn,
     CloseSession,
     CommandDone,
-    DrainEngine,
     EngineCommand,
-    EngineLoad,
     EngineReady,
-    EngineStats,
     ForkSession,
     Generate,
     GetModelFiles,
     GetSessionInfo,
-    GetStats,
-    ListSessions,
     OpenSession,
     PauseTurn,
+    ResumeTurn,
     RewindSession,
     SessionInfo,
     TurnTokens,
@@ -60,6 +55,18 @@ from continuo.engine.wire.messages import (
 
 FENCE_MAX = (1 << 63) - 1
 """The largest fence: the link carries signed 64-bit integers."""
+
+
+class SessionGroup(msgspec.Struct, frozen=True):
+    """The sessions that share KV with one another, and the device fairly with other groups."""
+
+    id: str = ""
+    """Cache scope and group of the sessions, which the engine cannot read."""
+    weight: float = 1.0
+    """Share of rows, pages and prefill, relative to those of other groups."""
+
+
+DEFAULT_GROUP = SessionGroup()
 
 
 class UnfinishedTurn(msgspec.Struct, frozen=True):
@@ -70,16 +77,21 @@ class UnfinishedTurn(msgspec.Struct, frozen=True):
     sampling: Sampling
     emitted: int
     """Number of ids at the end of the log that the turn has emitted."""
+    traceparent: str = ""
+    """W3C trace context of the client's span of the turn; empty: none."""
 
 
 class EngineClient:
     """Client of one or more engines. Session ids are chosen by the caller, or generated. Errors:
     see `continuo.engine.errors`.
 
-    When an engine process dies, commands wait until it is restarted, or are sent to another engine.
-    A session is restored there from its log when it is next used, and a turn resumes after the last
-    id received. EngineLost is raised if no engine will be available. Positions count tokens of a
-    session's log.
+    Positions count tokens of a session's log.
+
+    When the link to an engine is lost, its streaming sessions are detached: their turns and all
+    commands but `close` raise SessionDetached, until `attach` restores the session from the log
+    that the caller gives, on the same engine or another one. A regular session is closed; its turn
+    raises EngineLost, and later commands raise UnknownEngineSession. `open` and `attach` wait for
+    an engine unless `waits` is False. EngineLost is raised if no engine will be available.
 
     A session's fence is a fencing token: it grows with each takeover, and calls with a lower one
     raise StaleEngineFence.
@@ -92,14 +104,18 @@ class EngineClient:
         self,
         launch: EngineLauncher | None = None,
         on_loading: OnLoading = lambda _what, _fraction: None,
+        model: str | None = None,
     ) -> None:
         """`launch` starts this client's own engine process and returns a socket to it; `connect`
-        calls it. None if all engines are remote."""
+        calls it. None if all engines are remote. `model`: the model that the process will load, if
+        it is known before."""
         self._router = Router()
         self._on_loading = on_loading
+        self._model = model
+        self.fleet = EngineFleet(self._router)
         self._process: EngineProcess | None = None
-        self._supervisors: dict[EngineConnection, asyncio.Task[None]] = {}
-        self._monitor: asyncio.Task[None] | None = None
+        self.has_own_engine = launch is not None
+        """Whether the engine belongs to this process, and serves no other client by default."""
         if launch is not None:
             self._router.connections.append(
                 EngineConnection("of this server", launch, self._router, on_loading=on_loading)
@@ -118,7 +134,7 @@ class EngineClient:
         the calling process does. With `listener` it also accepts clients of other processes. Raises
         ModelError."""
         process = EngineProcess(config, listener)
-        client = cls(process.launch, on_loading)
+        client = cls(process.launch, on_loading, config.model)
         client._process = process
         await client.connect()
         return client
@@ -128,58 +144,37 @@ class EngineClient:
         """Process id of this client's own engine process, if it has one."""
         return None if self._process is None else self._process.pid
 
-    @property
-    def is_available(self) -> bool:
-        """Whether an engine is connected and responds."""
-        return any(connection.is_responsive for connection in self._router.connections)
+    def kill_process(self) -> int:
+        """Kill this client's own engine process with SIGKILL, as a fault would, and return its
+        process id. It is restarted."""
+        assert self._process is not None
+        assert self._process.pid is not None
+        pid = self._process.pid
+        self._process.kill()
+        return pid
 
-    @property
-    def is_available_soon(self) -> bool:
-        """Whether a command sent now will be executed soon: an engine responds, or may be
-        restarting."""
-        return any(connection.is_available_soon for connection in self._router.connections)
-
-    @property
-    def is_accepting_sessions(self) -> bool:
-        """Whether an engine responds and is not draining."""
-        return any(
-            connection.is_responsive and not connection.load.draining
-            for connection in self._router.connections
-        )
-
-    @property
-    def on_expired(self) -> Callable[[str], None]:
-        """Callback for idle sessions that have expired; called with the id of each."""
-        return self._router.on_expired
-
-    @on_expired.setter
-    def on_expired(self, callback: Callable[[str], None]) -> None:
-        self._router.on_expired = callback
-
-    @property
-    def on_superseded(self) -> Callable[[str], None]:
-        """Callback for sessions that another gateway has taken over; called with the id of each."""
-        return self._router.on_superseded
-
-    @on_superseded.setter
-    def on_superseded(self, callback: Callable[[str], None]) -> None:
-        self._router.on_superseded = callback
+    def subscribe(
+        self,
+        on_superseded: Callable[[str], None],
+        on_expired: Callable[[str], None] = lambda _session: None,
+    ) -> None:
+        """Call `on_superseded` with the id of each session that another gateway takes over, and
+        `on_expired` with that of each idle session that expires."""
+        self._router.subscribers.append(SessionSubscriber(on_superseded, on_expired))
 
     async def connect(self) -> None:
         """Launch this client's own engine and wait until it is ready. Raises ModelError."""
         (connection,) = self._router.connections
+        early_text = asyncio.create_task(asyncio.to_thread(_try_load_text, self._model))
         try:
             await connection.connect()
+            self.fleet.supervise(connection)
             self.ready = await self._router.first_ready
-            self.text = await asyncio.to_thread(
-                functools.partial(
-                    ModelText, self.ready.folder, tokens_max=_text_tokens_max(self.ready)
-                )
-            )
+            self.text = await early_text or await asyncio.to_thread(ModelText, self.ready.folder)
+            await asyncio.to_thread(self.text.limit_tokens, _text_tokens_max(self.ready))
         except BaseException:
             await self.stop()
             raise
-        self._supervise(connection)
 
     async def wait_until_ready(self) -> None:
         """Wait until the first remote engine is ready, then load tokenizer and chat template from
@@ -190,79 +185,13 @@ class EngineClient:
             _load_text, done.files or {}, _text_tokens_max(self.ready)
         )
 
-    def add_engine(self, host: str, port: int, security: LinkSecurity | None = None) -> None:
-        """Add a remote engine; it is connected in the background and may disconnect at any time."""
-        name = f"{host}:{port}"
-        if all(connection.name != name for connection in self._router.connections):
-            launch = functools.partial(open_socket, host, port)
-            security = security or LinkSecurity()
-            if security.hostname is None:
-                security = msgspec.structs.replace(security, hostname=host)
-            connection = EngineConnection(
-                name, launch, self._router, backoff=reconnect_backoff, security=security
-            )
-            self._router.connections.append(connection)
-            self._supervise(connection)
-
-    def remove_engine(self, host: str, port: int) -> None:
-        """Remove a remote engine; its sessions move to others."""
-        for connection in list(self._router.connections):
-            if connection.name == f"{host}:{port}":
-                self._supervisors.pop(connection).cancel()
-                connection.disconnect("the engine was removed")
-                self._router.remove(connection)
-
-    def loads(self) -> dict[str, EngineLoad]:
-        """Return the last reported load of each responsive engine, by incarnation."""
-        responsive = [
-            connection for connection in self._router.connections if connection.is_responsive
-        ]
-        return {
-            connection.ready.incarnation: connection.load
-            for connection in responsive
-            if connection.ready
-        }
-
-    def is_responsive_at(self, host: str, port: int) -> bool:
-        """Return whether the engine added under this address responds."""
-        name = f"{host}:{port}"
-        return any(
-            connection.is_responsive
-            for connection in self._router.connections
-            if connection.name == name
-        )
-
-    @property
-    def active_turns(self) -> int:
-        """Number of turns of this client that have not ended."""
-        return len(self._router.turns)
-
-    async def drain(self) -> None:
-        """Make all engines refuse new sessions and turns; running turns continue."""
-        await self._router.request_all(DrainEngine)
-
     async def stop(self) -> None:
         """Close all links. This client's own engine process then exits, or is killed after
         STOP_GRACE_S."""
         self._router.fail(EngineLost("the engine was stopped"))
-        for task in (*self._supervisors.values(), self._monitor):
-            if task is not None:
-                task.cancel()
-        for connection in self._router.connections:
-            connection.close()
+        self.fleet.stop()
         if self._process is not None:
             await self._process.stop()
-
-    async def wait_until_lost(self) -> None:
-        """Wait until no engine is available and none is expected to return."""
-        await self._router.failed.wait()
-
-    def _supervise(self, connection: EngineConnection) -> None:
-        self._supervisors[connection] = asyncio.create_task(
-            connection.run_with_restarts(), name=f"engine {connection.name}"
-        )
-        if self._monitor is None:
-            self._monitor = asyncio.create_task(self._router.monitor(), name="engines")
 
     # ---- sessions -------------------------------------------------------------------------
 
@@ -273,23 +202,35 @@ class EngineClient:
         streaming: bool = True,
         timeout_s: float | None = None,
         capacity_tokens: int | None = None,
-        cache_scope: str = "",
+        group: SessionGroup = DEFAULT_GROUP,
         fence: int = 0,
+        waits: bool = True,
     ) -> str:
         """Open a session with an empty log and return its id. KV is shared only within
-        `cache_scope`. If the session is already open, a higher `fence` restarts it with an empty
-        log, the same fence raises BadRequest, and a lower one raises StaleEngineFence."""
+        `group`. If the session is already open, a higher `fence` restarts it with an empty
+        log, the same fence raises BadRequest, and a lower one raises StaleEngineFence. `waits`
+        False: raise SessionDetached if no engine can take the session now."""
         session, n = session_id or _new_id("sess"), self._router.next_number()
         digest = self.ready.digest
         opened = validate_command(
             OpenSession(
-                n, session, streaming, timeout_s, capacity_tokens, cache_scope, digest, fence=fence
+                n,
+                session,
+                streaming,
+                timeout_s,
+                capacity_tokens,
+                group.id,
+                digest,
+                group=group.id,
+                weight=group.weight,
+                fence=fence,
             )
         )
-        if self._router.has_session(session) and fence <= self._router.fence_of(session):
+        placement = self._router.placements.get(session)
+        if self._router.has_session(session) and placement and fence <= placement.fence:
             self._check_fence(session, fence)
             raise BadRequest(f"session {session} is already open", field="session_id")
-        await self._router.request(opened)
+        await self._router.request(opened, waits=waits)
         return session
 
     async def attach(
@@ -297,57 +238,101 @@ class EngineClient:
         session: str,
         ids: Sequence[int],
         *,
-        unfinished: UnfinishedTurn | None = None,
-        streaming: bool = True,
-        timeout_s: float | None = None,
-        capacity_tokens: int | None = None,
-        cache_scope: str = "",
+        provisional: Sequence[int] = (),
+        unfinished: UnfinishedTurn | TurnStream | None = None,
+        group: SessionGroup = DEFAULT_GROUP,
         fence: int = 0,
+        waits: bool = True,
     ) -> TurnStream | None:
-        """Take over a session that another client opened. `ids` becomes the log of the session, and
-        the other client can no longer use the session.
+        """Attach a streaming session whose engine was lost, or take over one that another client
+        opened, which can then no longer use it. `ids` becomes the log of the session, and
+        `provisional` its provisional span. A session that this client has keeps the options it was
+        opened with, but for the weight of its group.
 
         An engine that still has the session keeps the KV of the common prefix; if none has it, the
         session is placed on the least loaded engine. An `unfinished` turn continues on the engine
-        that runs it; if none does, generation resumes after the ids that the turn has emitted. The
-        returned TurnStream begins with the ids emitted so far, and then neither skips nor repeats
-        any. Returns None if `unfinished` is None. Raises StaleEngineFence, TooLong, BadRequest."""
+        that runs it; if none does, generation resumes after the ids that the turn has emitted,
+        which are at the end of `ids`. The returned TurnStream begins with these ids, and then
+        neither skips nor repeats any; if `unfinished` is the stream of a detached turn, that stream
+        continues and is returned. A paused turn stays paused. Returns None if `unfinished` is None.
+        `waits` as in `open`. Raises StaleEngineFence, TooLong, BadRequest."""
         router, n = self._router, self._router.next_number()
-        scope, digest = cache_scope, self.ready.digest
-        opened = OpenSession(
-            n, session, streaming, timeout_s, capacity_tokens, scope, digest, fence=fence
+        placement = router.placements.get(session)
+        opened = (
+            OpenSession(n, session, scope=group.id, digest=self.ready.digest, group=group.id)
+            if placement is None
+            else placement.opened
         )
-        attach = self._build_attach(opened, ids, unfinished)
+        opened = msgspec.structs.replace(opened, n=n, fence=fence, weight=group.weight)
+        attach = self._build_attach(opened, ids, provisional, unfinished)
         self._check_fence(session, fence)
-        turn = None
-        if (generate := attach.generate) is not None:
-            sampling, emitted = generate.sampling, generate.resumed
-            turn = TurnStream(generate.turn, session, self.text.create_detokenizer(), sampling)
-            if emitted:
-                turn.put(TurnTokens(session, turn.id, 0, attach.ids[-emitted:]))
-            router.subscribe(turn)
+        turn = self._subscribe(attach, unfinished)
         try:
-            preferred = router.incarnation_of(session) or await router.locate(session)
-            await router.attach(attach, preferred)
-        except EngineError:
+            preferred = self.fleet.incarnation_of(session) or await router.locate(session)
+            await router.attach(attach, preferred, waits=waits)
+        except BaseException:
             if turn is not None:
-                router.unsubscribe(turn)
+                router.turns.unsubscribe(turn)
             raise
         return turn
 
+    def _subscribe(
+        self, attach: AttachSession, unfinished: UnfinishedTurn | TurnStream | None
+    ) -> TurnStream | None:
+        """Subscribe the stream of the turn that an attach continues, if any."""
+        if (generate := attach.generate) is None:
+            return None
+        if isinstance(unfinished, TurnStream):
+            turn = unfinished
+        else:
+            decoder, emitted = self._create_decoder(generate.sampling), generate.resumed
+            turn = TurnStream(
+                generate.turn,
+                attach.session,
+                decoder,
+                generate.sampling,
+                traceparent=generate.traceparent,
+            )
+            turn.prompt_tokens = len(attach.ids) - emitted
+            if emitted:
+                turn.put(TurnTokens(turn.session, turn.id, 0, attach.ids[-emitted:]))
+        self._router.turns.subscribe(turn)
+        return turn
+
+    def _create_decoder(self, sampling: Sampling) -> OutputDecoder:
+        return self.text.create_output_decoder(starts_in_reasoning=sampling.starts_in_reasoning)
+
     def _build_attach(
-        self, opened: OpenSession, ids: Sequence[int], unfinished: UnfinishedTurn | None
+        self,
+        opened: OpenSession,
+        ids: Sequence[int],
+        provisional: Sequence[int],
+        unfinished: UnfinishedTurn | TurnStream | None,
     ) -> AttachSession:
         """Build and validate the command that attaches a session. Raises BadRequest, TooLong."""
         generate, n = None, opened.n
+        if isinstance(unfinished, TurnStream):
+            if list(ids[len(ids) - unfinished.received :]) != unfinished.ids:
+                raise BadRequest("ids must end with those of the unfinished turn", field="ids")
+            unfinished = UnfinishedTurn(
+                unfinished.id, unfinished.sampling, unfinished.received, unfinished.traceparent
+            )
         if unfinished is not None:
-            turn, sampling, emitted = unfinished.turn, unfinished.sampling, unfinished.emitted
-            generate = Generate(n, opened.session, turn, sampling, emitted)
+            generate = Generate(
+                n,
+                opened.session,
+                unfinished.turn,
+                _with_seed(unfinished.sampling),
+                unfinished.emitted,
+                traceparent=unfinished.traceparent,
+            )
         listed = list_token_ids(ids, self.ready.max_model_len)
+        span = list_token_ids(provisional, self.ready.max_model_len, "provisional")
         attach = validate_command(
-            AttachSession(n, opened, listed, generate=generate, fence=opened.fence)
+            AttachSession(n, opened, listed, span, generate=generate, fence=opened.fence)
         )
         check_token_ids(attach.ids, self.ready.vocab_size)
+        check_token_ids(attach.provisional, self.ready.vocab_size, "provisional")
         if (generate := attach.generate) is not None:
             check_sampling(generate.sampling, self.ready.vocab_size)
             if not 0 <= generate.resumed <= len(attach.ids):
@@ -358,14 +343,12 @@ class EngineClient:
         return attach
 
     def _check_fence(self, session: str, fence: int) -> None:
-        if (held := self._router.fence_of(session)) > fence:
+        placement = self._router.placements.get(session)
+        if placement is not None and placement.fence > fence:
             raise StaleEngineFence(
-                f"session {session} was taken over: its fence is {held}, yours is {fence}"
+                f"session {session} was taken over: its fence is {placement.fence}, "
+                f"yours is {fence}"
             )
-
-    def incarnation_of(self, session: str) -> str | None:
-        """Return the incarnation of the engine that has a session; None if it is not placed."""
-        return self._router.incarnation_of(session)
 
     def set_fence(self, session: str, fence: int) -> None:
         """Set the fence that later commands on the session carry. Raises BadRequest."""
@@ -373,23 +356,23 @@ class EngineClient:
             raise BadRequest(
                 f"fence is {fence!r}; it must be an int from 0 to {FENCE_MAX}", field="fence"
             )
-        self._router.set_fence(session, fence)
+        if placement := self._router.placements.get(session):
+            placement.fence = fence
 
     async def pause(self, session: str) -> None:
-        """Pause the turn of a session within one step; the turn emits nothing until `resume`. No
-        effect if no turn is running."""
-        await self._request(PauseTurn(self._router.next_number(), session))
+        """Pause the turn of a session within one step; the turn emits nothing until `resume`. A
+        detached turn is paused when it is attached. No effect if no turn is running."""
+        self._router.mark_paused(session, is_paused=True)
+        with contextlib.suppress(SessionDetached):
+            await self._request(PauseTurn(self._router.next_number(), session))
 
     async def resume(self, session: str) -> None:
         """Resume the paused turn of a session. No effect if it is not paused."""
-        router = self._router
-        if not router.replicas.resume_turn(session):
+        self._router.mark_paused(session, is_paused=False)
+        if self._router.detach_before_link_3(session):
             return
-        n, fence = router.next_number(), router.fence_of(session)
-        attach = router.replicas.build_attach(session, router.turns, n=n, fence=fence)
-        if attach is None:
-            raise UnknownEngineSession(f"there is no session {session}", field="session")
-        await router.attach(attach, router.incarnation_of(session))
+        with contextlib.suppress(SessionDetached):
+            await self._request(ResumeTurn(self._router.next_number(), session))
 
     async def append(
         self,
@@ -417,19 +400,33 @@ class EngineClient:
         return (await self._router.request(command)).length
 
     async def complete(
-        self, ids: Sequence[int], sampling: Sampling, *, cache_scope: str = ""
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        group: SessionGroup = DEFAULT_GROUP,
+        traceparent: str = "",
     ) -> TurnStream:
         """Run one turn without a lasting session. KV of the prompt is reused from the radix tree,
-        and stays there afterwards. Raises the errors of `append` and `generate`."""
+        and stays there afterwards. `traceparent` as in `generate`. Raises the errors of `append`
+        and `generate`, and EngineLost."""
         session = _new_id("once")
         ids = list_token_ids(ids, self.ready.max_model_len)
+        opening = asyncio.ensure_future(self.open(session, streaming=False, group=group))
         try:
             *_, turn = await asyncio.gather(
-                self.open(session, streaming=False, cache_scope=cache_scope),
+                opening,
                 self.append(session, ids),
-                self._generate(session, sampling, None, lambda: self._close_in_background(session)),
+                self._generate(
+                    session,
+                    sampling,
+                    None,
+                    lambda: self._close_in_background(session),
+                    traceparent=traceparent,
+                ),
             )
         except BaseException:
+            opening.cancel()
             self._close_in_background(session)
             raise
         return turn
@@ -439,13 +436,15 @@ class EngineClient:
         self._router.submit(CloseSession(self._router.next_number(), session))
 
     async def generate(
-        self, session: str, sampling: Sampling, turn: str | None = None
+        self, session: str, sampling: Sampling, turn: str | None = None, *, traceparent: str = ""
     ) -> TurnStream:
         """Start a turn on the whole log; returns once it has begun. The drawn ids, including a
         final stop id, become part of the log. `turn` is the id of the turn (None: generated). In a
         regular session, later appends can branch from the finished turn by this id, and another
-        turn with the same id is refused. Raises BadRequest, TooLong, UnknownEngineSession, Busy."""
-        return await self._generate(session, sampling, turn)
+        turn with the same id is refused. `traceparent` is the W3C trace context of the caller's
+        span of the turn, for the spans of the engine. Raises BadRequest, TooLong,
+        UnknownEngineSession, Busy."""
+        return await self._generate(session, sampling, turn, traceparent=traceparent)
 
     async def _generate(
         self,
@@ -453,24 +452,32 @@ class EngineClient:
         sampling: Sampling,
         turn: str | None,
         on_ended: Callable[[], None] = lambda: None,
+        *,
+        traceparent: str,
     ) -> TurnStream:
         asked_s = time.monotonic() if self._process is not None else 0.0
         n, name = self._router.next_number(), turn or _new_id("turn")
-        command = validate_command(Generate(n, session, name, sampling, asked_s=asked_s))
+        command = validate_command(
+            Generate(n, session, name, sampling, asked_s=asked_s, traceparent=traceparent)
+        )
         check_sampling(command.sampling, self.ready.vocab_size)
-        if command.sampling.seed is None:
-            sampling = msgspec.structs.replace(command.sampling, seed=secrets.randbits(63))
-            command = msgspec.structs.replace(command, sampling=sampling)
-        detokenizer = self.text.create_detokenizer()
-        stream = TurnStream(name, session, detokenizer, command.sampling, on_ended)
-        key = (session, stream.id)
-        if key in self._router.turns:
+        command = msgspec.structs.replace(command, sampling=_with_seed(command.sampling))
+        decoder = self._create_decoder(command.sampling)
+        stream = TurnStream(
+            name, session, decoder, command.sampling, on_ended, traceparent=traceparent
+        )
+        if self._router.turns.find(session, stream.id) is not None:
             raise BadRequest(f"turn {stream.id} is already in flight", field="turn")
-        self._router.turns[key] = stream
+        self._router.turns.subscribe(stream)
         try:
             await self._router.request(command)
-        except EngineError:
-            self._router.turns.pop(key, None)
+        except asyncio.CancelledError:
+            self._router.turns.unsubscribe(stream)
+            number = self._router.next_number()
+            self._router.submit(CancelTurn(number, session, stream.id, drop=True))
+            raise
+        except BaseException:
+            self._router.turns.unsubscribe(stream)
             raise
         return stream
 
@@ -520,30 +527,6 @@ class EngineClient:
         """Validate and send a command. Raises BadRequest for an argument of the wrong type."""
         return await self._router.request(validate_command(command))
 
-    async def inspect(self, session: str) -> SessionInfo | None:
-        """Return the SessionInfo of a session that may be attached to another client. Returns None
-        if no engine reports it in time."""
-        return await self._router.inspect(session)
-
-    async def list_sessions(self) -> list[SessionInfo]:
-        """List the sessions of all engines, and the sessions whose engine was lost and that are not
-        attached to another one yet."""
-        replies = await self._router.request_all(ListSessions)
-        infos = [info for done in replies for info in done.sessions or []]
-        known = {info.session for info in infos}
-        return infos + [
-            info for info in self._router.replicas.list_infos() if info.session not in known
-        ]
-
-    async def stats(self) -> EngineStats:
-        """Return the sums of the statistics of all engines. `sessions` also counts those whose
-        engine was lost."""
-        found = [done.stats for done in await self._router.request_all(GetStats) if done.stats]
-        names = EngineStats.__struct_fields__
-        sums = EngineStats(*(sum(getattr(stats, name) for stats in found) for name in names))
-        sessions = sums.sessions + self._router.count_without_engine()
-        return msgspec.structs.replace(sums, sessions=sessions)
-
 
 _TEXT_TOKENS_MIN = 4096
 """Lower bound of the limit on the tokens of one encode call (`_text_tokens_max`). Even if the
@@ -556,12 +539,33 @@ def _text_tokens_max(ready: EngineReady) -> int:
     return max(2 * ready.max_model_len, _TEXT_TOKENS_MIN)
 
 
+def _try_load_text(model: str | None) -> ModelText | None:
+    """Load the ModelText of a model, and prepare its chat template, while the engine starts.
+    Returns None if the model is no folder of this machine, or its text cannot be loaded, which the
+    engine reports."""
+    try:
+        folder = None if model is None else find_local_checkpoint(model)
+        text = None if folder is None else ModelText(str(folder))
+    except ModelError:
+        return None
+    if text is not None and text.template is not None:
+        text.template.prepare()
+    return text
+
+
 def _load_text(files: dict[str, bytes], tokens_max: int) -> ModelText:
     """Load the ModelText of a remote model from copies of its files."""
     with TemporaryDirectory(prefix="continuo-") as folder:
         for name, content in files.items():
             Path(folder, Path(name).name).write_bytes(content)
         return ModelText(folder, tokens_max=tokens_max)
+
+
+def _with_seed(sampling: Sampling) -> Sampling:
+    """Return the sampling parameters with a seed, with which any engine can continue the turn."""
+    if sampling.seed is not None:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=secrets.randbits(63))
 
 
 def _new_id(kind: str) -> str:

@@ -1,10 +1,11 @@
-"""Router: sends each command to the engine of its session; moves the sessions of lost engines.
+"""Router: sends each command to the engine of its session, and chooses an engine for each session.
 
 A session stays on the engine where it was placed. If the link to that engine is lost, the session
-waits RECONNECT_GRACE_S for a new link to the same engine, where its KV may be intact. After that
-the session moves to another connected engine, or waits for the first one to connect. On a new link
-or engine it is attached from its replica before its next command is sent. Sessions that make engine
-processes die are quarantined (see quarantine.py).
+is detached: its turns and commands fail with SessionDetached until its owner attaches it again. An
+attach waits RECONNECT_GRACE_S for a new link to the same engine, where the KV may be intact; after
+that it goes to another connected engine, or waits for the first one to connect. Regular sessions
+do not survive the loss. Sessions that make engine processes die are quarantined (see
+quarantine.py).
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,15 +22,18 @@ from continuo.engine.client.connection import (
     UNRESPONSIVE_AFTER_S,
     EngineConnection,
 )
-from continuo.engine.client.placement import PlacementCandidate, choose_engine
+from continuo.engine.client.engine_selection import PlacementCandidate, choose_engine
+from continuo.engine.client.pending_commands import PendingCommand, PendingCommands
+from continuo.engine.client.placements import Placement, StaleCopies
 from continuo.engine.client.quarantine import QUARANTINE_DEATHS, Quarantine
-from continuo.engine.client.replica import SessionReplicas
-from continuo.engine.client.turn_stream import TurnStream
+from continuo.engine.client.turn_streams import TurnStreams
 from continuo.engine.errors import (
     ERRORS_BY_CODE,
+    Busy,
     EngineError,
     EngineLost,
     LinkRefused,
+    SessionDetached,
     SessionQuarantined,
     StaleEngineFence,
     UnknownEngineSession,
@@ -38,20 +43,17 @@ from continuo.engine.wire.messages import (
     CloseSession,
     CommandDone,
     CommandRefused,
-    DrainEngine,
     EngineCommand,
     EngineEvent,
     EngineReady,
+    FencedCommand,
     ForkSession,
-    GetModelFiles,
+    Generate,
     GetSessionInfo,
-    GetStats,
-    ListSessions,
     LocateSession,
     ModelLoadFailed,
     ModelLoading,
     OpenSession,
-    Ping,
     Pong,
     SessionCommand,
     SessionExpired,
@@ -64,7 +66,8 @@ from continuo.engine.wire.messages import (
 log = logging.getLogger(__name__)
 
 RECONNECT_GRACE_S = 0.5
-"""Seconds that the sessions of a lost engine wait for its return before they move to others."""
+"""Seconds that a session whose engine was lost waits for its return before it is attached to
+another one."""
 RECORD_WAIT_S = 30.0
 """Seconds that a session suspected of an engine's death waits for the flight record of that engine.
 The next engine process reports the record, which shows whether the session was alone in the last
@@ -75,101 +78,65 @@ QUARANTINED_MESSAGE = (
     f"engine processes died at least {QUARANTINE_DEATHS} times while they computed this session, "
     "the last time with no other session in the step; it can only be closed"
 )
-STALE_COPY_S = 900.0
-"""Maximum seconds for which stale copies (of sessions that moved to another engine) on a
-disconnected engine are remembered, to be closed when it reconnects. After that time the engine has
-closed its detached sessions by itself."""
 
 
-class Placement:
-    """Location of a session: its engine, the link to that engine, and the session's fence."""
+class SessionSubscriber(NamedTuple):
+    """Callbacks, each called with the id of a session."""
 
-    __slots__ = ("connection", "fence", "incarnation", "link_epoch")
-
-    def __init__(self, connection: EngineConnection, fence: int) -> None:
-        self.fence = fence
-        self.bind(connection)
-
-    def bind(self, connection: EngineConnection) -> None:
-        self.connection = connection
-        self.link_epoch = connection.link_epoch
-        """`EngineConnection.link_epoch` of the link on which the session was last opened or
-        attached; -1 if the session must be attached before its next command."""
-        self.incarnation = _get_incarnation(connection)
-
-    @property
-    def is_linked(self) -> bool:
-        """Whether the link on which the session was last opened or attached is still connected."""
-        return self.connection.is_connected and self.link_epoch == self.connection.link_epoch
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the engine process that has the session is disconnected or was restarted."""
-        return not self.connection.is_connected or self.incarnation != _get_incarnation(
-            self.connection
-        )
-
-
-class PendingCommand:
-    """A command without a reply yet. `connection` is the engine that it was sent to; None while the
-    command waits for an engine."""
-
-    __slots__ = ("command", "connection", "link_epoch", "placement", "reply")
-
-    def __init__(self, command: EngineCommand) -> None:
-        self.command = command
-        self.reply: asyncio.Future[CommandDone] = asyncio.get_running_loop().create_future()
-        self.connection: EngineConnection | None = None
-        self.placement: Placement | None = None
-        """For a CloseSession: the placement of its session when the command was sent."""
-        self.link_epoch = 0
+    on_superseded: Callable[[str], None]
+    on_expired: Callable[[str], None]
 
 
 class Router:
     def __init__(self) -> None:
         self.client_id = secrets.token_hex(8)
         self.connections: list[EngineConnection] = []
-        self.turns: dict[tuple[str, str], TurnStream] = {}
-        self.replicas = SessionReplicas()
+        self.turns = TurnStreams()
         self.quarantine = Quarantine()
         self.first_ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         self.failure: EngineLost | None = None
         """Error with which all further commands fail; set when no engine will be available any
         more."""
         self.failed = asyncio.Event()
-        self.on_expired: Callable[[str], None] = lambda _session: None
-        self.on_superseded: Callable[[str], None] = lambda _session: None
-        self._placements: dict[str, Placement] = {}
-        self._stale_copies: dict[EngineConnection, dict[str, int]] = {}
-        """For each disconnected engine, the sessions that have moved to another one and must be
-        closed when it reconnects, with their fences."""
-        self._preferred: dict[str, str] = {}
-        """For each session being attached, the incarnation of the engine that may have its KV."""
-        self._pending: dict[int, PendingCommand] = {}
-        self._last_number = 0
+        self.subscribers: list[SessionSubscriber] = []
+        self.placements: dict[str, Placement] = {}
+        self._stale_copies = StaleCopies()
+        self._pending = PendingCommands()
 
     def next_number(self) -> int:
-        self._last_number += 1
-        return self._last_number
+        return self._pending.next_number()
 
     # ---- commands -------------------------------------------------------------------------
 
-    async def request(self, command: EngineCommand) -> CommandDone:
-        """Send a command and wait for its reply. Raises the engine's EngineError if it refuses the
-        command, and EngineLost if no engine will be available."""
-        return await self.submit(command).reply
+    async def request(
+        self, command: EngineCommand, preferred: str | None = None, *, waits: bool = True
+    ) -> CommandDone:
+        """Send a command and wait for its reply. `preferred` and `waits` as in PendingCommand.
+        Raises the engine's EngineError if it refuses the command, SessionDetached if the engine of
+        its session was lost, and EngineLost if no engine will be available. If the caller is
+        cancelled before the command was sent, it is not sent any more."""
+        pending = self.submit(command, preferred=preferred, waits=waits)
+        try:
+            return await pending.reply
+        finally:
+            if pending.connection is None:
+                self._pending.discard(pending)
 
     def submit(
-        self, command: EngineCommand, connection: EngineConnection | None = None
+        self,
+        command: EngineCommand,
+        connection: EngineConnection | None = None,
+        *,
+        preferred: str | None = None,
+        waits: bool = True,
     ) -> PendingCommand:
         """Send a command, or queue it until an engine is available. `connection` is the preferred
         engine for a command on no session, or on a session that is not placed."""
-        pending = PendingCommand(command)
-        pending.reply.add_done_callback(_mark_retrieved)
+        pending = PendingCommand(command, preferred, waits=waits)
+        self._pending.add(pending)
         if self.failure is not None:
-            pending.reply.set_exception(self.failure)
+            self._pending.resolve(command.n, self.failure)
             return pending
-        self._pending[command.n] = pending
         if isinstance(command, OpenSession):
             self.quarantine.release(command.session)
         if self._is_quarantined(command):
@@ -187,107 +154,73 @@ class Router:
             requests.append(self.submit(make_command(self.next_number()), connection))
         return list(await asyncio.gather(*(pending.reply for pending in requests)))
 
-    def subscribe(self, turn: TurnStream) -> None:
-        """Deliver the events of a turn to this stream. A stream of the same turn that was
-        subscribed before ends with StaleEngineFence."""
-        key = (turn.session, turn.id)
-        if previous := self.turns.get(key):
-            previous.put(StaleEngineFence(f"session {turn.session} was taken over"))
-        self.turns[key] = turn
-
-    def unsubscribe(self, turn: TurnStream) -> None:
-        if self.turns.get((turn.session, turn.id)) is turn:
-            del self.turns[turn.session, turn.id]
-
-    async def attach(self, command: AttachSession, preferred: str | None) -> CommandDone:
+    async def attach(
+        self, command: AttachSession, preferred: str | None, *, waits: bool
+    ) -> CommandDone:
         """Attach a session, if possible to the engine with the incarnation `preferred`, which may
         have its KV. If the session is new to this client, it is closed on all other engines,
         because its previous client may have placed it on any of them."""
-        session, is_new = command.session, command.session not in self._placements
-        if preferred is not None:
-            self._preferred[session] = preferred
-        try:
-            done = await self.request(command)
-        finally:
-            self._preferred.pop(session, None)
+        session, is_new = command.session, command.session not in self.placements
+        done = await self.request(command, preferred, waits=waits)
         for connection in self.connections if is_new else ():
             if not self._is_placed_on(session, connection):
                 self._close_stale_copy(connection, session, command.fence)
         return done
 
     async def locate(self, session: str) -> str | None:
-        """Ask all engines for a session, and return the incarnation of the one that has it,
-        whichever client it is attached to. Returns None if no engine reports the session within
-        LOCATE_TIMEOUT_S. Also returns None if fewer than two engines respond, because then there is
-        no choice of engine."""
-        up = [connection for connection in self.connections if connection.is_responsive]
-        if len(up) < 2:
+        """Return the incarnation of the engine that has a session, whichever client it is attached
+        to. Returns None if no engine reports it within LOCATE_TIMEOUT_S, or fewer than two engines
+        respond."""
+        if sum(connection.is_responsive for connection in self.connections) < 2:
             return None
-        found = await self._first_success(
-            [
-                self.submit(LocateSession(self.next_number(), session), connection)
-                for connection in up
-            ]
-        )
-        if found is None or found.connection is None or found.connection.ready is None:
-            return None
-        return found.connection.ready.incarnation
+        found = await self._ask_all(LocateSession, session)
+        return None if found is None or found.connection is None else found.connection.incarnation
 
     async def inspect(self, session: str) -> SessionInfo | None:
         """Return the SessionInfo of a session, whichever client it is attached to. Returns None if
         no engine reports it within LOCATE_TIMEOUT_S."""
+        found = await self._ask_all(GetSessionInfo, session)
+        return None if found is None else found.reply.result().info
+
+    async def _ask_all(
+        self, make_command: Callable[[int, str], EngineCommand], session: str
+    ) -> PendingCommand | None:
+        """Send a command to all responsive engines, and wait for the replies, at most
+        LOCATE_TIMEOUT_S. Returns the first command that succeeded, or None if there is none. Later
+        replies are ignored."""
         up = [connection for connection in self.connections if connection.is_responsive]
         if not up or self.failure is not None:
             return None
-        found = await self._first_success(
-            [
-                self.submit(GetSessionInfo(self.next_number(), session), connection)
-                for connection in up
-            ]
-        )
-        return None if found is None else found.reply.result().info
-
-    async def _first_success(self, requests: list[PendingCommand]) -> PendingCommand | None:
-        """Wait for the replies, at most LOCATE_TIMEOUT_S, and return the first request in the list
-        that succeeded; None if there is none. Later replies are ignored."""
+        requests = [self.submit(make_command(self.next_number(), session), each) for each in up]
         await asyncio.wait([pending.reply for pending in requests], timeout=LOCATE_TIMEOUT_S)
         for pending in requests:
-            self._pending.pop(pending.command.n, None)
+            self._pending.discard(pending)
         answered = (pending for pending in requests if pending.reply.done())
         return next((p for p in answered if p.reply.exception() is None), None)
 
     def has_session(self, session: str) -> bool:
         """Return whether a session is open, even if its engine was lost, and no command to close it
         is pending."""
-        return self.replicas.has_session(session) and not any(
-            isinstance(pending.command, CloseSession) and pending.command.session == session
-            for pending in self._pending.values()
-        )
+        placement = self.placements.get(session)
+        is_open = placement is not None and placement.is_open
+        return is_open and not self._pending.has_close(session)
 
-    def count_without_engine(self) -> int:
-        """Count the sessions whose engine was lost and that are not attached to another one yet."""
-        return sum(
-            placement.is_lost and self.replicas.has_session(session)
-            for session, placement in self._placements.items()
-        )
+    def mark_paused(self, session: str, *, is_paused: bool) -> None:
+        """Record whether the turn of a session is to be paused, for its next attach."""
+        for turn in self.turns.of_session(session):
+            turn.is_paused = is_paused
 
-    def set_fence(self, session: str, fence: int) -> None:
-        """Set the fence that later commands on a session carry."""
-        if placement := self._placements.get(session):
-            placement.fence = fence
-
-    def fence_of(self, session: str) -> int:
-        placement = self._placements.get(session)
-        return placement.fence if placement else 0
-
-    def incarnation_of(self, session: str) -> str | None:
-        """Return the incarnation of the engine that has a session; None if it is not placed."""
-        placement = self._placements.get(session)
-        return (
-            placement.connection.ready.incarnation
-            if placement and placement.connection.ready
-            else None
-        )
+    def detach_before_link_3(self, session: str) -> bool:
+        """Detach a session from its engine, as if its link was lost, if the engine lacks
+        ResumeTurn, which came with link 3: the readers of its turns attach it again. Returns
+        whether it was detached."""
+        placement = self.placements.get(session)
+        if placement is None or placement.connection.link_version >= 3:
+            return False
+        placement.link_epoch = -1
+        for turn in self.turns.of_session(session):
+            turn.detach()
+        return True
 
     # ---- dispatch -------------------------------------------------------------------------
 
@@ -298,111 +231,75 @@ class Router:
 
     def _dispatch(self, pending: PendingCommand) -> None:
         command = pending.command
-        connection = self._route(command, pending.connection)
-        pending.connection = connection
-        if connection is None:
-            return
-        pending.link_epoch = connection.link_epoch
         try:
+            connection = pending.connection = self._route(command, pending)
+            if connection is None:
+                if isinstance(command, CloseSession):
+                    self._pending.resolve(command.n, CommandDone(command.n))
+                elif not pending.waits:
+                    raise _detached(command)
+                return
+            pending.link_epoch = connection.link_epoch
             self._send(connection, command)
-            if isinstance(command, CloseSession):
-                pending.placement = self._placements.get(command.session)
+            if isinstance(command, SessionCommand):
+                pending.placement = self.placements.get(command.session)
         except EngineError as error:
-            self._resolve(command.n, error)
+            self._pending.resolve(command.n, error)
 
-    def _route(
-        self, command: EngineCommand, before: EngineConnection | None
-    ) -> EngineConnection | None:
-        match command:
-            case OpenSession() | AttachSession():
-                placement = self._placements.get(command.session)
-                if placement is not None and self._awaits_record(command.session, placement):
-                    return None
-                return self._choose_connection(self._preferred.get(command.session))
-            case (
-                ListSessions()
-                | GetStats()
-                | DrainEngine()
-                | Ping()
-                | LocateSession()
-                | GetModelFiles()
-            ):
-                up = self._list_available()
-                return before if before in up else next(iter(up), None)
-            case GetSessionInfo() if (
-                before in self._list_available() and command.session not in self._placements
-            ):
-                return before
-            case _:
-                return self._ensure_attached(command.session)
-
-    def _choose_connection(self, preferred: str | None = None) -> EngineConnection | None:
-        """Choose an engine for a session that has none. Returns None if none is connected."""
-        up = self._list_available()
-        candidates = [
-            PlacementCandidate(
-                _get_incarnation(connection), connection.load, connection.placed_sessions
-            )
-            for connection in up
-        ]
-        chosen = choose_engine(candidates, preferred)
-        if chosen is None:
-            if not up:
-                return None
-            chosen = 0  # all are draining: the engine refuses
-        up[chosen].placed_sessions += 1
-        return up[chosen]
-
-    def _ensure_attached(self, session: str) -> EngineConnection | None:
-        """Move a session to another engine, or attach it again, if necessary, and return its
-        engine. Returns None if the session must wait for an engine."""
-        placement = self._placements.get(session)
+    def _route(self, command: EngineCommand, pending: PendingCommand) -> EngineConnection | None:
+        """Return the engine to send a command to, or None if the command must wait for one. Raises
+        SessionDetached."""
+        up, before = self._list_available(), pending.connection
+        if isinstance(command, OpenSession | AttachSession):
+            return self._choose_engine(command.session, pending.preferred)
+        if not isinstance(command, SessionCommand):
+            return before if before in up else next(iter(up), None)
+        placement = self.placements.get(command.session)
         if placement is None:
-            return next(iter(self._list_available()), None)
-        if not placement.connection.is_connected or self._should_migrate(
-            session, placement.connection
+            is_inspected = isinstance(command, GetSessionInfo) and before in up
+            return before if is_inspected else next(iter(up), None)
+        if isinstance(command, CloseSession) or (
+            isinstance(command, GetSessionInfo) and placement.connection.is_connected
         ):
-            placement = self._relocate(session, placement)
-        if placement is None:
-            return None
-        if placement.link_epoch != placement.connection.link_epoch:
-            isolated_ids = self.quarantine.isolated_ids(session)
-            attach = self.replicas.build_attach(
-                session, self.turns, fence=placement.fence, isolated_ids=isolated_ids
-            )
-            placement.bind(placement.connection)
-            if attach is not None:
-                placement.connection.send([attach])
+            return placement.connection
+        if not placement.is_linked or self._should_migrate(placement):
+            raise _detached(command)
         return placement.connection
 
-    def _should_migrate(self, session: str, connection: EngineConnection) -> bool:
+    def _choose_engine(self, session: str, preferred: str | None) -> EngineConnection | None:
+        """Choose the engine on which a session is opened or attached. Returns None if the session
+        must wait: for its engine to reconnect, for the flight record of its dead engine, or for any
+        engine."""
+        placement, up = self.placements.get(session), self._list_available()
+        if placement is not None:
+            old = placement.connection
+            if old in up and not self._should_migrate(placement):
+                return old
+            if (
+                not old.is_connected
+                and time.monotonic() - old.disconnected_since_s < RECONNECT_GRACE_S
+                and old in self.connections
+            ) or self._awaits_record(session, placement):
+                return None
+        if not up:
+            return None
+        chosen = choose_engine(
+            [PlacementCandidate(each.incarnation, each.load, each.placed_sessions) for each in up],
+            preferred,
+        )
+        connection = up[chosen or 0]  # if all are draining, the engine refuses
+        connection.placed_sessions += 1
+        return connection
+
+    def _should_migrate(self, placement: Placement) -> bool:
         """Return whether a session should move to another engine, because its engine is draining,
-        the session has no turn, and another engine accepts sessions."""
+        the session has no turn there, and another engine accepts sessions."""
+        has_turn = self.turns.has_session(placement.opened.session) and not placement.must_move
         return (
-            connection.load.draining
-            and not self.replicas.has_turn(session)
+            placement.connection.load.draining
+            and not has_turn
             and any(not other.load.draining for other in self._list_available())
         )
-
-    def _relocate(self, session: str, placement: Placement) -> Placement | None:
-        """Place a session on another engine. Returns None if the session must wait: for its engine
-        to reconnect, for the flight record of its dead engine, or for any engine."""
-        old = placement.connection
-        if (
-            not old.is_connected
-            and time.monotonic() - old.disconnected_since_s < RECONNECT_GRACE_S
-            and old in self.connections
-        ):
-            return None
-        if self._awaits_record(session, placement):
-            return None
-        connection = self._choose_connection()
-        if connection is None:
-            return None
-        if connection is not old:
-            self._close_stale_copy(old, session, placement.fence)
-        placement.connection, placement.link_epoch = connection, -1
-        return placement
 
     def _awaits_record(self, session: str, placement: Placement) -> bool:
         """Return whether a session is suspected of its engine's death and must wait for the flight
@@ -417,39 +314,71 @@ class Router:
         return self.quarantine.must_wait_for(session, placement.incarnation)
 
     def _close_stale_copy(self, connection: EngineConnection, session: str, fence: int) -> None:
-        """Close the stale copy of a session on an engine; queued until reconnect if the engine is
-        disconnected."""
-        if connection.is_connected:
-            connection.send([CloseSession(0, session, fence=fence)])
-        else:
-            self._stale_copies.setdefault(connection, {})[session] = fence
+        """Close the stale copy of a session, unless its engine was removed."""
+        if connection.is_connected or connection in self.connections:
+            self._stale_copies.close(connection, session, fence)
 
     def _send(self, connection: EngineConnection, command: EngineCommand) -> None:
         """Send a command with the fence of its session, and update placements."""
         match command:
-            case (
-                ListSessions()
-                | GetStats()
-                | DrainEngine()
-                | Ping()
-                | LocateSession()
-                | GetModelFiles()
-            ):
-                pass
-            case OpenSession() | AttachSession():
-                previous = self._placements.get(command.session)
-                fence = max(command.fence, previous.fence if previous else 0)
-                self._placements[command.session] = Placement(connection, fence)
-                if isolated_ids := self.quarantine.isolated_ids(command.session):
-                    command = msgspec.structs.replace(command, apart=isolated_ids)
-            case _:
-                command = self.replicas.translate(command)
-                placement = self._placements.get(command.session)
+            case OpenSession():
+                self._place(command, command, connection)
+            case AttachSession():
+                self._place(command, command.opened, connection)
+                command = self._complete_attach(command)
+            case CloseSession() if self._close_if_detached(command):
+                return
+            case FencedCommand():
+                placement = self.placements.get(command.session)
                 if placement is not None and placement.fence:
                     command = msgspec.structs.replace(command, fence=placement.fence)
-                if isinstance(command, ForkSession):
-                    self._placements[command.child] = Placement(connection, command.child_fence)
+                if placement is not None and isinstance(command, ForkSession):
+                    opened = msgspec.structs.replace(placement.opened, session=command.child)
+                    child = Placement(opened, connection, command.child_fence)
+                    self.placements[command.child] = child
+            case _:
+                pass
         connection.send([command])
+
+    def _place(
+        self, command: FencedCommand, opened: OpenSession, connection: EngineConnection
+    ) -> None:
+        """Place a session on an engine, and close its stale copy on its previous engine."""
+        session, previous = opened.session, self.placements.get(opened.session)
+        placement = Placement(opened, connection, command.fence)
+        self.placements[session] = placement
+        if previous is None:
+            return
+        placement.fence = max(command.fence, previous.fence)
+        placement.is_open, placement.length = previous.is_open, previous.length
+        if previous.connection is not connection:
+            self._close_stale_copy(previous.connection, session, placement.fence)
+
+    def _complete_attach(self, command: AttachSession) -> AttachSession:
+        """Add what this client knows when an attach is sent: whether its turn is paused, and
+        whether the session is suspected of engine deaths."""
+        generate = command.generate
+        turn = self.turns.find(command.session, generate.turn) if generate is not None else None
+        if turn is not None:
+            turn.attach()
+        return msgspec.structs.replace(
+            command,
+            paused=turn is not None and turn.is_paused,
+            apart=self.quarantine.isolated_ids(command.session),
+        )
+
+    def _close_if_detached(self, command: CloseSession) -> bool:
+        """Close a session whose link is lost: here now, and on its engine when it reconnects.
+        Returns False if the link is connected."""
+        session = command.session
+        placement = self.placements.get(session)
+        if placement is None or placement.is_linked:
+            return False
+        self._close_stale_copy(placement.connection, session, placement.fence)
+        self.turns.end_session(session, lambda turn: turn.end("cancelled"))
+        self._remove_session(session)
+        self._pending.resolve(command.n, CommandDone(command.n))
+        return True
 
     # ---- events of connections ------------------------------------------------------------
 
@@ -468,34 +397,35 @@ class Router:
             case CommandDone():
                 self._handle_done(event, connection)
             case CommandRefused():
-                self._handle_refused(event, connection)
+                self._handle_refused(event)
             case SessionExpired():
                 if self._is_placed_on(event.session, connection):
-                    self._remove_session(event.session)
-                    self.on_expired(event.session)
+                    self._expire(event.session)
             case SessionSuperseded():
-                if self.fence_of(event.session) < event.fence:
+                placement = self.placements.get(event.session)
+                if placement is None or placement.fence < event.fence:
                     self._handle_superseded(event.session)
             case EngineReady() | ModelLoading() | ModelLoadFailed() | Pong():
                 pass
 
     def _handle_tokens(self, event: TurnTokens) -> None:
-        self.replicas.apply_tokens(event)
         self.quarantine.count_drawn(event.session, len(event.ids))
-        if turn := self.turns.get((event.session, event.turn)):
+        if turn := self.turns.find(event.session, event.turn):
             turn.put(event)
 
     def _handle_turn_ended(self, event: TurnEnded) -> None:
-        self.replicas.apply_turn_ended(event)
+        if placement := self.placements.get(event.session):
+            placement.length, placement.last_used_s = event.length, time.monotonic()
         if event.reason in ("stop", "length"):
             self.quarantine.clear(event.session)
-        if turn := self.turns.pop((event.session, event.turn), None):
+        if turn := self.turns.find(event.session, event.turn):
+            self.turns.unsubscribe(turn)
             turn.put(event)
 
     def _has_received_all(self, ended: TurnEnded) -> bool:
         """Return whether all ids of an ended turn were received. If not, this client is about to
         attach the session again; the engine then resends the missing ids and TurnEnded."""
-        turn = self.turns.get((ended.session, ended.turn))
+        turn = self.turns.find(ended.session, ended.turn)
         return turn is None or turn.received == ended.output_tokens
 
     def on_ready(self, ready: EngineReady) -> None:
@@ -517,30 +447,48 @@ class Router:
     def on_connected(self, connection: EngineConnection) -> None:
         """Close the sessions that moved away from an engine while it was disconnected, then send
         waiting commands."""
-        for session, fence in self._stale_copies.pop(connection, {}).items():
-            if not self._is_placed_on(session, connection):
-                connection.send([CloseSession(0, session, fence=fence)])
+        self._stale_copies.close_all(connection, self.placements)
         self._redispatch()
 
     def on_disconnected(self, connection: EngineConnection) -> None:
-        """Interrupt the turns of a lost engine, and record the loss for the quarantine. The
-        engine's pending commands wait until it reconnects, or are sent to another engine."""
-        for turn in self.turns.values():
-            placement = self._placements.get(turn.session)
-            if placement is not None and placement.connection is connection:
-                turn.interrupt()
-        event_loop, lost = asyncio.get_running_loop(), _get_incarnation(connection)
-        sessions = [
-            s
-            for s, p in self._placements.items()
-            if (p.connection, p.incarnation) == (connection, lost)
-        ]
-        busy = {*self.replicas.list_generating(), *self._list_awaited_sessions()}.intersection(
-            sessions
-        )
-        self.quarantine.record_loss(lost, sessions, busy, time.monotonic())
+        """Detach the sessions of a lost engine: their turns and pending commands fail. Commands to
+        open or attach a session wait for an engine. Records the loss for the quarantine."""
+        lost = connection.incarnation
+        placements = {
+            session: placement
+            for session, placement in self.placements.items()
+            if (placement.connection, placement.incarnation) == (connection, lost)
+        }
+        running = {turn.session for turn in self.turns if not turn.is_paused}
+        busy = (running | self._pending.list_sessions()).intersection(placements)
+        self.quarantine.record_loss(lost, placements, busy, time.monotonic())
+        for pending in self._pending:
+            if pending.connection is connection:
+                self._handle_pending_lost(pending)
+        error = EngineLost("the engine was lost, and its regular sessions with it")
+        for session, placement in placements.items():
+            if not placement.opened.streaming:
+                self.turns.end_session(session, lambda turn: turn.put(error))
+                self._close_stale_copy(connection, session, placement.fence)
+                self._remove_session(session)
+        for turn in self.turns:
+            if (placement := placements.get(turn.session)) is not None:
+                turn.detach()
+                placement.last_used_s = time.monotonic()
+        event_loop = asyncio.get_running_loop()
         event_loop.call_later(RECONNECT_GRACE_S + 0.01, self._redispatch)
         event_loop.call_later(RECORD_WAIT_S + 0.01, self._redispatch)
+
+    def _handle_pending_lost(self, pending: PendingCommand) -> None:
+        """Handle a pending command whose link was lost: fail it, unless it may be sent again."""
+        command = pending.command
+        if isinstance(command, CloseSession) and self._close_if_detached(command):
+            return
+        can_wait = not isinstance(command, SessionCommand) or isinstance(
+            command, OpenSession | AttachSession
+        )
+        if not (pending.waits and can_wait):
+            self._pending.resolve(command.n, _detached(command))
 
     def on_given_up(self, connection: EngineConnection) -> None:
         self.remove(connection)
@@ -550,7 +498,7 @@ class Router:
     def remove(self, connection: EngineConnection) -> None:
         if connection in self.connections:
             self.connections.remove(connection)
-        self._stale_copies.pop(connection, None)
+        self._stale_copies.discard(connection)
         self._redispatch()
 
     def fail(self, error: EngineLost) -> None:
@@ -559,11 +507,9 @@ class Router:
         self.failed.set()
         if not self.first_ready.done():
             self.first_ready.cancel()
-        for n in list(self._pending):
-            self._resolve(n, error)
-        for turn in list(self.turns.values()):
-            turn.put(error)
-        self.turns.clear()
+        for pending in self._pending:
+            self._pending.resolve(pending.command.n, error)
+        self.turns.fail_all(error)
 
     async def monitor(self) -> None:
         """Ping every engine once per PING_INTERVAL_S, and expire idle sessions. Unresponsive
@@ -575,11 +521,7 @@ class Router:
             self._expire_sessions()
             for connection in self.connections:
                 connection.ping(is_late=is_late)
-                if (
-                    not connection.is_connected
-                    and time.monotonic() - connection.disconnected_since_s > STALE_COPY_S
-                ):
-                    self._stale_copies.pop(connection, None)
+            self._stale_copies.discard_old()
             silent = [
                 connection
                 for connection in self.connections
@@ -592,19 +534,21 @@ class Router:
                     connection.disconnect("it does not respond, but other engines do")
 
     def _expire_sessions(self) -> None:
-        """Expire idle sessions whose engine cannot report the expiry, because the link on which
-        they were attached is lost."""
-        for session in self.replicas.list_timed_out():
-            placement = self._placements.get(session)
-            if placement is None or placement.is_linked or session in self._list_awaited_sessions():
-                continue
-            self._remove_session(session)
-            self.on_expired(session)
+        """Expire idle sessions whose engine cannot report the expiry, because their link is lost.
+        Their turns, if any, have no reader that would attach the session again."""
+        for session, placement in list(self.placements.items()):
+            if (
+                placement.has_timed_out
+                and not placement.is_linked
+                and session not in self._pending.list_sessions()
+            ):
+                self._expire(session)
 
-    def _list_awaited_sessions(self) -> set[str]:
-        """List the sessions with a pending command."""
-        commands = (pending.command for pending in self._pending.values())
-        return {command.session for command in commands if isinstance(command, SessionCommand)}
+    def _expire(self, session: str) -> None:
+        self.turns.end_session(session, lambda turn: turn.end("cancelled"))
+        self._remove_session(session)
+        for subscriber in self.subscribers:
+            subscriber.on_expired(session)
 
     # ---- quarantine -----------------------------------------------------------------------
 
@@ -612,15 +556,12 @@ class Router:
         """Quarantine a session: fail its turn, refuse its pending commands, and remove its copies
         here and on its engine."""
         log.error("session %s: %s", session, QUARANTINED_MESSAGE)
-        placement = self._placements.get(session)
+        placement = self.placements.get(session)
         if placement is not None and not placement.is_lost:
             self._close_stale_copy(placement.connection, session, placement.fence)
-        for turn in [turn for turn in self.turns.values() if turn.session == session]:
-            if (ended := self.replicas.build_failed_end(turn, QUARANTINED_MESSAGE)) is not None:
-                self.unsubscribe(turn)
-                turn.put(ended)
+        self.turns.end_session(session, lambda turn: turn.end("failed", QUARANTINED_MESSAGE))
         self._remove_session(session)
-        for pending in list(self._pending.values()):
+        for pending in self._pending:
             if self._is_quarantined(pending.command):
                 self._resolve_quarantined(pending.command)
 
@@ -630,7 +571,7 @@ class Router:
     def _resolve_quarantined(self, command: EngineCommand) -> None:
         """Reply to a command on a quarantined session: only a close succeeds."""
         is_close = isinstance(command, CloseSession)
-        self._resolve(
+        self._pending.resolve(
             command.n,
             CommandDone(command.n)
             if is_close
@@ -638,97 +579,130 @@ class Router:
         )
 
     def _redispatch(self) -> None:
-        """Attach the sessions with running turns again where necessary, and send the commands that
-        wait for an engine or whose link was lost. Those without an available engine keep
-        waiting."""
+        """Send the commands that wait for an engine or whose link was lost. Those without an
+        available engine keep waiting."""
         if self.failure is not None:
             return
-        for session in self.replicas.list_generating():
-            self._ensure_attached(session)
-        for pending in list(self._pending.values()):
-            if (
-                pending.connection is None
-                or not pending.connection.is_connected
-                or pending.link_epoch != pending.connection.link_epoch
-            ):
+        for pending in self._pending:
+            if pending.reply.cancelled():
+                self._pending.discard(pending)
+            elif pending.connection is None or pending.is_lost:
                 self._dispatch(pending)
 
     # ---- replies --------------------------------------------------------------------------
 
     def _is_placed_on(self, session: str, connection: EngineConnection) -> bool:
-        placement = self._placements.get(session)
+        placement = self.placements.get(session)
         return placement is not None and placement.connection is connection
 
     def _handle_done(self, done: CommandDone, connection: EngineConnection) -> None:
         """Apply a command that the engine has executed, even if its caller no longer waits."""
-        pending = self._pending.get(done.n)
+        pending = self._pending.find(done.n)
         if pending is None or pending.connection is not connection:
             return
-        assert connection.ready is not None
-        self.replicas.apply_command(pending.command, done, connection.ready.max_model_len)
-        if isinstance(pending.command, CloseSession):
-            session = pending.command.session
-            if (
-                self._placements.get(session) is pending.placement
-            ):  # else opened or attached again since the close
-                self._placements.pop(session, None)
-                self.quarantine.clear(session)
-        self._resolve(done.n, done)
+        if isinstance(pending.command, SessionCommand):
+            self._update_placement(pending.command, pending.placement, done)
+        self._pending.resolve(done.n, done)
 
-    def _handle_refused(self, refused: CommandRefused, connection: EngineConnection) -> None:
-        if pending := self._pending.get(refused.n):
-            if refused.code == UnknownEngineSession.code:
-                self._remove_unknown(pending.command, connection)
-            match pending.command:
-                case (
-                    OpenSession(session=created)
-                    | AttachSession(session=created)
-                    | ForkSession(child=created)
-                ):
-                    placement = self._placements.get(created)
-                    is_ours = placement is not None and placement.fence == pending.command.fence
-                    if is_ours and not self.replicas.has_session(created):
-                        del self._placements[created]
-                case _:
-                    pass
-        kind = ERRORS_BY_CODE.get(refused.code, EngineError)
-        self._resolve(refused.n, kind(refused.message, field=refused.field))
-
-    def _remove_unknown(self, command: EngineCommand, connection: EngineConnection) -> None:
-        """Remove the replica of a session that its engine does not have, so that the session can be
-        opened again."""
-        if isinstance(command, SessionCommand) and self._is_placed_on(command.session, connection):
-            self.replicas.remove(command.session)
-
-    def _resolve(self, n: int, outcome: CommandDone | EngineError) -> None:
-        pending = self._pending.pop(n, None)
-        if pending is None or pending.reply.done():
+    def _update_placement(
+        self, command: SessionCommand, placement: Placement | None, done: CommandDone
+    ) -> None:
+        """Apply a command to the placement with which it was sent, unless the session was opened,
+        attached or removed since."""
+        if placement is None or self.placements.get(command.session) is not placement:
             return
-        if isinstance(outcome, EngineError):
-            pending.reply.set_exception(outcome)
+        placement.last_used_s = time.monotonic()
+        if placement.is_open and isinstance(command, OpenSession | AttachSession):
+            self._end_replaced_turns(command)
+        match command:
+            case CloseSession():
+                self._remove_session(command.session)
+            case ForkSession(child=child):
+                if (child_placement := self.placements.get(child)) is not None:
+                    child_placement.is_open, child_placement.length = True, done.length
+            case GetSessionInfo():
+                pass
+            case _:
+                placement.is_open, placement.length = True, done.length
+        if isinstance(command, Generate) and (
+            turn := self.turns.find(command.session, command.turn)
+        ):
+            turn.prompt_tokens = done.length
+
+    def _end_replaced_turns(self, command: OpenSession | AttachSession) -> None:
+        """End the streams of turns that the engine has cancelled, without a TurnEnded, because the
+        session was opened or attached again without them."""
+        generate = command.generate if isinstance(command, AttachSession) else None
+        for turn in self.turns.of_session(command.session):
+            if turn.has_begun and (generate is None or turn.id != generate.turn):
+                self.turns.unsubscribe(turn)
+                turn.end("cancelled")
+
+    def _handle_refused(self, refused: CommandRefused) -> None:
+        pending = self._pending.find(refused.n)
+        if pending is not None and isinstance(pending.command, SessionCommand):
+            self._apply_refusal(pending.command, pending.placement, refused.code)
+            if refused.code == Busy.code and self._move_from_busy(pending):
+                return
+        kind = ERRORS_BY_CODE.get(refused.code, EngineError)
+        self._pending.resolve(refused.n, kind(refused.message, field=refused.field))
+
+    def _move_from_busy(self, pending: PendingCommand) -> bool:
+        """Take a session to another engine, if there is one, when its engine refuses a turn or the
+        session as busy. The engine may have begun to drain since it last reported its load, so it
+        counts as draining until its next report. Returns False if the refusal stands."""
+        command, busy = pending.command, pending.connection
+        if busy is None or not isinstance(command, OpenSession | AttachSession | Generate):
+            return False
+        if not any(each is not busy and not each.load.draining for each in self._list_available()):
+            return False
+        placement = self.placements.get(command.session)
+        if isinstance(command, Generate) and (placement is None or not placement.opened.streaming):
+            return False
+        busy.load = msgspec.structs.replace(busy.load, draining=True)
+        if placement is not None and placement.connection is busy:
+            placement.must_move, placement.link_epoch = True, -1
+        if isinstance(command, Generate):
+            self._pending.resolve(command.n, _detached(command))
         else:
-            pending.reply.set_result(outcome)
+            self._dispatch(pending)
+        return True
+
+    def _apply_refusal(
+        self, command: SessionCommand, placement: Placement | None, code: str
+    ) -> None:
+        """Remove the placement of a session that its engine has refused to open, or does not have.
+        A session that was open before may be attached again."""
+        if isinstance(command, ForkSession):
+            child = self.placements.get(command.child)
+            if child is not None and not child.is_open and child.fence == command.child_fence:
+                del self.placements[command.child]
+        if (
+            placement is None
+            or self.placements.get(command.session) is not placement
+            or not placement.is_linked
+        ):
+            return
+        is_opening = isinstance(command, OpenSession | AttachSession)
+        if is_opening and placement.is_open:
+            placement.link_epoch = -1
+        elif is_opening or code == UnknownEngineSession.code:
+            del self.placements[command.session]
 
     def _remove_session(self, session: str) -> None:
-        self.replicas.remove(session)
-        self._placements.pop(session, None)
+        self.placements.pop(session, None)
         self.quarantine.clear(session)
 
     def _handle_superseded(self, session: str) -> None:
         """Remove a session that another client has taken over; its turns end with StaleEngineFence.
         Pending commands on it are refused by the engine."""
         self._remove_session(session)
-        self.on_superseded(session)
-        for key in [key for key in self.turns if key[0] == session]:
-            self.turns.pop(key).put(StaleEngineFence(f"session {session} was taken over"))
+        for subscriber in self.subscribers:
+            subscriber.on_superseded(session)
+        taken_over = StaleEngineFence(f"session {session} was taken over")
+        self.turns.end_session(session, lambda turn: turn.put(taken_over))
 
 
-def _get_incarnation(connection: EngineConnection) -> str:
-    return connection.ready.incarnation if connection.ready else ""
-
-
-def _mark_retrieved(reply: "asyncio.Future[CommandDone]") -> None:
-    """Mark the exception of a reply as retrieved, because its caller may no longer wait; asyncio
-    would log an error otherwise."""
-    if not reply.cancelled():
-        reply.exception()
+def _detached(command: EngineCommand) -> SessionDetached:
+    session = command.session if isinstance(command, SessionCommand) else ""
+    return SessionDetached(f"session {session} has no engine: it must be attached again")

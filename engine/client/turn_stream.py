@@ -7,98 +7,142 @@ from typing import assert_never
 
 import msgspec
 
-from continuo.engine.errors import EngineError, TurnFailed
+from continuo.engine.errors import EngineError, SessionDetached, TurnFailed
 from continuo.engine.sampling import Sampling
-from continuo.engine.text import Detokenizer, StopStringFilter
-from continuo.engine.wire.messages import TokenLogprobs, TurnEnded, TurnTokens
+from continuo.engine.text import (
+    TEXT,
+    DecodedSegment,
+    OutputChannel,
+    OutputDecoder,
+    StopStringFilter,
+)
+from continuo.engine.wire.messages import (
+    TokenLogprobs,
+    TurnEnded,
+    TurnEndReason,
+    TurnTokens,
+)
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):
     """Consecutive output ids of a turn and the text that they complete. Text is held back while it
     ends within a character or may begin a stop string, so `text` may be empty and is never
-    retracted. It excludes stop ids and a matched stop string. `first` is the index of ids[0] in the
-    output."""
+    retracted. It excludes stop ids, a matched stop string, and the tokens that separate channels.
+    `first` is the index of ids[0] in the output."""
 
     first: int
     ids: list[int]
     text: str
     logprobs: list[TokenLogprobs] | None = None
-
-
-class _EngineLossMarker:
-    """Queue entry that marks the loss of the engine among the events of a turn."""
+    channel: OutputChannel = TEXT
+    """The part of the output that the ids belong to: text, reasoning, or a call."""
 
 
 class TurnStream:
     """Asynchronous output of one turn: `consume` its chunks, or iterate over them. `ended` is set
     at the end.
 
-    If the engine dies, the turn resumes after the last id received, on the restarted or another
-    engine; until then `is_interrupted` is true. Both ways of reading raise EngineLost if no engine
-    is left, StaleEngineFence if another gateway has taken the session over, and TurnFailed if the
-    turn itself failed.
+    If the link or engine of the session is lost, both ways of reading raise SessionDetached after
+    the last id received. When the session has been attached again with this stream, the reader
+    reads on: no id is lost or doubled. Both ways of reading raise EngineLost if no engine is left,
+    StaleEngineFence if another gateway has taken the session over, and TurnFailed if the turn
+    itself failed.
     """
 
     def __init__(
         self,
         turn_id: str,
         session: str,
-        detokenizer: Detokenizer,
+        decoder: OutputDecoder,
         sampling: Sampling,
         on_ended: Callable[[], None] = lambda: None,
+        *,
+        traceparent: str = "",
     ) -> None:
-        """`on_ended`: called once at the end of the turn, whether or not the output was read."""
+        """`on_ended`: called once at the end of the turn, whether or not the output was read.
+        `traceparent`: as in `Generate`."""
         self.id = turn_id
         self.session = session
         self.sampling = sampling
         """Sampling parameters, including the seed."""
-        self.received = 0
-        """Number of ids received."""
+        self.traceparent = traceparent
+        self.ids: list[int] = []
+        """Ids received."""
+        self.prompt_tokens = 0
+        """Length of the session's log when the turn began."""
         self.ended: TurnEnded | None = None
-        self.is_interrupted = False
-        self._has_ended = False
+        self.is_paused = False
+        self._is_detached = False
+        self.has_ended = False
+        """Whether the end was received. It may not have been read yet: see `ended`."""
         self._on_ended = on_ended
-        self._on_interrupted: Callable[[], None] = lambda: None
-        self._detokenizer = detokenizer
+        self._decoder = decoder
+        self._channel = TEXT
         self._stop_filter = StopStringFilter(() if sampling.ignore_eos else sampling.stop)
         self._hidden_ids = frozenset[int](() if sampling.ignore_eos else sampling.stop_ids)
-        self._events: deque[TurnTokens | TurnEnded | EngineError | _EngineLossMarker] = deque()
+        self._events: deque[TurnTokens | TurnEnded | EngineError] = deque()
         """Received events that are not read yet."""
         self._wake: Callable[[], None] = lambda: None
         """Callback that wakes the reader; called after each event is queued."""
+
+    @property
+    def has_begun(self) -> bool:
+        return self.prompt_tokens > 0
+
+    @property
+    def received(self) -> int:
+        """Number of ids received."""
+        return len(self.ids)
 
     def put(self, event: TurnTokens | TurnEnded | EngineError) -> None:
         """Deliver an event of the engine, or the error that ends the turn. Called by the router."""
         if isinstance(event, TurnTokens):
             if new := event.select_new(self.received):
-                self.is_interrupted = False
-                self.received += len(new.ids)
+                self.ids.extend(new.ids)
                 self._enqueue(new)
         else:
             self._enqueue(event)
-            self._has_ended = True
+            self.has_ended = True
             self._on_ended()
 
-    def _enqueue(self, event: TurnTokens | TurnEnded | EngineError | _EngineLossMarker) -> None:
+    def _enqueue(self, event: TurnTokens | TurnEnded | EngineError) -> None:
         self._events.append(event)
         self._wake()
 
-    def interrupt(self) -> None:
-        """Record the loss of the engine, at most once until the turn resumes. Called by the
+    def detach(self) -> None:
+        """Raise SessionDetached to the reader, at most once until `attach`. Called by the
         router."""
-        if not self.is_interrupted and not self._has_ended:
-            self.is_interrupted = True
-            self._enqueue(_EngineLossMarker())
+        if not self._is_detached and not self.has_ended:
+            self._is_detached = True
+            self._enqueue(SessionDetached(f"the engine of session {self.session} was lost"))
 
-    async def consume(
-        self,
-        on_chunk: Callable[[OutputChunk], None],
-        on_interrupted: Callable[[], None] = lambda: None,
-    ) -> None:
+    def attach(self) -> None:
+        """Record that the session is being attached again. Called by the router."""
+        self._is_detached = False
+        self._events = deque(
+            event for event in self._events if not isinstance(event, SessionDetached)
+        )
+
+    def end(self, reason: TurnEndReason, error: str | None = None) -> None:
+        """End a turn that no engine may continue. Called by the router."""
+        self.put(
+            TurnEnded(
+                session=self.session,
+                turn=self.id,
+                reason=reason,
+                length=self.prompt_tokens + self.received,
+                prompt_tokens=self.prompt_tokens,
+                cached_tokens=0,
+                output_tokens=self.received,
+                seed=self.sampling.seed or 0,
+                error=error,
+            )
+        )
+
+    async def consume(self, on_chunk: Callable[[OutputChunk], None]) -> None:
         """Call `on_chunk` with each chunk: with the available ones now, with later ones as soon as
-        they arrive, without waking a task. Call `on_interrupted` when the engine was lost, between
-        the last chunk before the loss and the first one after it. Returns at the end of the turn.
-        Exceptions of both are raised here.
+        they arrive, without waking a task. Returns at the end of the turn. Exceptions of `on_chunk`
+        are raised here.
         """
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -111,13 +155,12 @@ class TurnStream:
             except Exception as error:  # noqa: BLE001 - raised to the reader by its future
                 end.set_exception(error)
 
-        self._on_interrupted = on_interrupted
         drain()
         self._wake = drain
         try:
             await end
         finally:
-            self._wake = self._on_interrupted = lambda: None  # release the reader
+            self._wake = lambda: None  # release the reader
         self._raise_if_failed()
 
     async def __aiter__(self) -> AsyncIterator[OutputChunk]:
@@ -137,21 +180,14 @@ class TurnStream:
         await available.wait()
 
     def _handle(
-        self,
-        event: TurnTokens | TurnEnded | EngineError | _EngineLossMarker,
-        on_chunk: Callable[[OutputChunk], None],
+        self, event: TurnTokens | TurnEnded | EngineError, on_chunk: Callable[[OutputChunk], None]
     ) -> None:
         match event:
             case TurnTokens():
-                on_chunk(
-                    OutputChunk(event.first, event.ids, self._decode(event.ids), event.logprobs)
-                )
+                self._decode(event, on_chunk)
             case TurnEnded():
                 self.ended = event
-                if rest := self._flush_text(event):
-                    on_chunk(OutputChunk(self.received, [], rest))
-            case _EngineLossMarker():
-                self._on_interrupted()
+                self._flush_text(event, on_chunk)
             case EngineError():
                 raise event
             case _:
@@ -161,13 +197,56 @@ class TurnStream:
         if self.ended is not None and self.ended.reason == "failed":
             raise TurnFailed(self.ended.error or "the turn failed")
 
-    def _decode(self, ids: list[int]) -> str:
+    def _decode(self, event: TurnTokens, on_chunk: Callable[[OutputChunk], None]) -> None:
+        """Emit a chunk for each channel of the new ids."""
+        ids, stop = event.ids, list[int]()
         if ids and ids[-1] in self._hidden_ids:
-            ids = ids[:-1]
-        return self._stop_filter.push(self._detokenizer.push(ids))
+            ids, stop = ids[:-1], ids[-1:]
+        if self._decoder.is_text_alone:
+            text = self._stop_filter.push(self._decoder.push_text(ids))
+            on_chunk(OutputChunk(event.first, event.ids, text, event.logprobs))
+            return
+        first, logprobs = event.first, event.logprobs
+        segments = list(self._decoder.push(ids))
+        if stop and (not segments or segments[-1].channel.kind != "text"):
+            segments.append(DecodedSegment(TEXT, [], ""))
+        if stop:
+            segments[-1].ids.extend(stop)
+        for segment in segments:
+            rest = self._switch_channel(segment.channel)
+            if rest:
+                on_chunk(OutputChunk(first, [], rest[1], channel=rest[0]))
+            known, logprobs = _split_logprobs(logprobs, len(segment.ids))
+            text = self._filter(segment.channel, segment.text)
+            on_chunk(OutputChunk(first, segment.ids, text, known, segment.channel))
+            first += len(segment.ids)
 
-    def _flush_text(self, ended: TurnEnded) -> str:
-        """Return the text held back until the end of the turn: an incomplete character and, unless
-        a stop string ended the turn, text that might have begun a stop string."""
-        rest = self._stop_filter.push(self._detokenizer.flush())
-        return rest if ended.stop is not None else rest + self._stop_filter.flush()
+    def _switch_channel(self, channel: OutputChannel) -> tuple[OutputChannel, str] | None:
+        """Begin another channel. Returns the one before and its text that might have begun a stop
+        string, if there is any."""
+        before, self._channel = self._channel, channel
+        if before is channel or before.kind != "text":
+            return None
+        held = self._stop_filter.flush()
+        return (before, held) if held else None
+
+    def _filter(self, channel: OutputChannel, text: str) -> str:
+        return self._stop_filter.push(text) if channel.kind == "text" else text
+
+    def _flush_text(self, ended: TurnEnded, on_chunk: Callable[[OutputChunk], None]) -> None:
+        """Emit the text held back until the end of the turn: an incomplete character and, unless a
+        stop string ended the turn, text that might have begun a stop string."""
+        rest = "".join(
+            self._filter(segment.channel, segment.text) for segment in self._decoder.flush()
+        )
+        if ended.stop is None and self._channel.kind == "text":
+            rest += self._stop_filter.flush()
+        if rest:
+            on_chunk(OutputChunk(self.received, [], rest, channel=self._channel))
+
+
+def _split_logprobs(
+    logprobs: list[TokenLogprobs] | None, count: int
+) -> tuple[list[TokenLogprobs] | None, list[TokenLogprobs] | None]:
+    """Split the log-probabilities of the first `count` ids from the rest."""
+    return (None, None) if logprobs is None else (logprobs[:count], logprobs[count:])

@@ -6,6 +6,11 @@ class Counters:
         self.steps = 0
         self.tokens_computed = 0
         self.tokens_drawn = 0
+        self.draft_rows = 0
+        """Collected rows with drafts."""
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
+        """Ids drawn by rows with drafts, without one for each row."""
         self.model_s = 0.0
         """Seconds that the device computed in collected steps."""
         self._model_s_before_step = 0.0
@@ -15,7 +20,14 @@ class Counters:
         collected step."""
         self._is_step_in_flight = False
         self.failed_steps = 0
+        self.audits = 0
         self.failed_audits = 0
+
+    def record_drafts(self, drafts: int, accepted: int) -> None:
+        """Record a collected row with drafts."""
+        self.draft_rows += 1
+        self.draft_tokens += drafts
+        self.accepted_tokens += accepted
 
     def begin_step(self, now: float) -> None:
         """Record a launch. The step begins now, unless an earlier one is still in flight."""

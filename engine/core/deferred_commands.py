@@ -9,6 +9,7 @@ from continuo.engine.wire.messages import (
     AttachSession,
     ForkSession,
     Generate,
+    ResumeTurn,
     RewindSession,
 )
 
@@ -17,7 +18,7 @@ DEFERRED_COMMANDS_MAX = 256
 QUEUED_TURNS_MAX = 8
 """Maximum Generate commands among the deferred commands of one session."""
 
-DeferrableCommand = AppendIds | AttachSession | Generate | RewindSession | ForkSession
+DeferrableCommand = AppendIds | AttachSession | Generate | ResumeTurn | RewindSession | ForkSession
 
 
 class DeferredCommands(deque[DeferrableCommand]):

@@ -13,10 +13,13 @@ import asyncio
 import contextlib
 import logging
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, cast
+
+import msgspec
 
 from continuo.engine.batch import (
     Batch,
@@ -32,6 +35,7 @@ from continuo.engine.core.counters import Counters
 from continuo.engine.core.schedule import ScheduledRow, Scheduler, StepLoad
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.sessions import Sessions
+from continuo.engine.core.speculation import Speculation
 from continuo.engine.core.turn import Turn
 from continuo.engine.wire.flight_recorder import FlightRecorder, compute_recorder_bytes
 from continuo.engine.wire.messages import EngineEvent, LoopCommand, TokenLogprobs, TurnTokens
@@ -53,9 +57,12 @@ class PreparedStep(NamedTuple):
 
     @property
     def kv_ends(self) -> dict[Sequence, int]:
-        """Positions up to which the step extends KV, by sequence."""
+        """Positions up to which the step extends KV, drafts left out, by sequence."""
         rows = zip(self.rows, self.batch.rows, strict=True)
-        return {scheduled.sequence: row.start + row.count for scheduled, row in rows}
+        return {
+            scheduled.sequence: row.start + row.count - len(scheduled.drafts)
+            for scheduled, row in rows
+        }
 
 
 class InFlightStep(NamedTuple):
@@ -76,10 +83,11 @@ class EngineLoop(Generic[TicketT]):
         counters: Counters,
         recorder: FlightRecorder | None = None,
         *,
+        speculation: Speculation | None = None,
         audit_every_step: bool = False,
     ) -> None:
         """`recorder` stores the rows in flight for the next engine process, in case this one
-        crashes; None: they are not kept for it."""
+        crashes; None: they are not kept for it. `speculation`: that of the scheduler."""
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler
@@ -87,6 +95,7 @@ class EngineLoop(Generic[TicketT]):
         self._recorder = recorder or FlightRecorder(
             bytearray(compute_recorder_bytes(scheduler.max_rows))
         )
+        self._speculation = speculation
         self._audit_every_step = audit_every_step
         self._has_device_thread = runner.geometry.steps_ahead > 0
         self._steps_ahead = max(runner.geometry.steps_ahead, 1)
@@ -184,12 +193,14 @@ class EngineLoop(Generic[TicketT]):
         return PreparedStep(Batch(number, rows, self._cache.take_moves()), scheduled_rows, load)
 
     def _build_row(self, scheduled: ScheduledRow, number: int, index: int) -> BatchRow:
-        sequence, count, turn = scheduled
+        sequence, count, turn, drafts = scheduled
         lease = sequence.lease
         start = lease.launched - count
         feed_row = -1
         ids = sequence.ids[start : start + count]
-        if not ids:
+        if drafts:
+            ids += drafts
+        elif not ids:
             feed_batch, feed_row = sequence.last_feed
             assert feed_batch == number - 1, "the promised id is not drawn by the previous step"
         sample = None
@@ -198,9 +209,16 @@ class EngineLoop(Generic[TicketT]):
             running.first_step_s = time.monotonic()
         if turn is not None:
             sample = turn.next_sample()
-            sequence.promised += 1
+            sequence.promised += len(drafts) or 1
             sequence.last_feed = (number, index)
-        return BatchRow(ids, feed_row, start, lease.pages, sample)
+        if not self._cache.has_components:
+            row = BatchRow(ids, feed_row, start, lease.pages, sample)
+        else:
+            memory = self._cache.components.row_memory(lease)
+            row = BatchRow(ids, feed_row, start, lease.pages, sample, *memory)
+        if not drafts or turn is None:
+            return row
+        return msgspec.structs.replace(row, draft_samples=turn.draft_samples(drafts))
 
     async def _run_until_near_end(self, sessions: Sessions) -> None:
         """Compute the step in flight to its end, or until worker threads can finish it; then let
@@ -293,42 +311,70 @@ class EngineLoop(Generic[TicketT]):
     def _apply_row(
         self, scheduled: ScheduledRow, drawn: RowResult | None, sessions: Sessions
     ) -> None:
-        """Commit the KV of a computed row and apply its drawn id. If the log was cut since the
-        launch, KV beyond its end is discarded; so is an id drawn for a turn that has ended."""
-        sequence, count, turn = scheduled
+        """Apply the drawn ids of a computed row and commit its KV. If the log was cut since the
+        launch, KV beyond its end is discarded; so are ids drawn for a turn that has ended, and the
+        KV of drafts that were not drawn."""
+        sequence, count, turn, drafts = scheduled
         lease = sequence.lease
         kept = min(max(len(sequence.ids) - lease.committed, 0), count)
+        if turn is not None:
+            sequence.promised -= len(drafts) or 1
+            if turn is sequence.turn:
+                assert drawn is not None
+                kept += self._apply_drawn(sequence, turn, drawn, drafts, sessions)
         self._cache.commit(lease, count, kept)
         self._counters.tokens_computed += count
         if lease.committed > sequence.committed_high_water:
             sequence.committed_high_water = min(lease.committed, len(sequence.ids))
         if sequence.publish_to:
             sessions.publish_prompt(sequence)
-        if turn is not None:
-            sequence.promised -= 1
-            if turn is sequence.turn:
-                assert drawn is not None
-                self._apply_drawn(sequence, turn, drawn, sessions)
         if not sequence.is_busy:
             sessions.advance_if_idle(sequence)
 
     def _apply_drawn(
-        self, sequence: Sequence, turn: Turn, drawn: RowResult, sessions: Sessions
-    ) -> None:
-        """Apply the id drawn for a running turn, or the failure of its row."""
-        if drawn.failure is not None:
-            sessions.end_turn(sequence, "failed", error=drawn.failure)
-            return
-        turn.first_id_s = turn.first_id_s or time.monotonic()
-        sequence.ids.append(drawn.id)
-        end_reason = turn.accept(drawn.id)
-        self._counters.tokens_drawn += 1
-        logprobs = None
-        if drawn.logprobs is not None:
-            logprobs = [TokenLogprobs(drawn.logprobs.drawn, drawn.logprobs.top)]
-        self.emit(TurnTokens(sequence.id, turn.id, turn.output_tokens - 1, [drawn.id], logprobs))
-        if end_reason is not None:
+        self,
+        sequence: Sequence,
+        turn: Turn,
+        drawn: RowResult,
+        drafts: "array[int]",
+        sessions: Sessions,
+    ) -> int:
+        """Apply the id drawn for a running turn, and those drawn after each draft up to the first
+        wrong one; or the failure of its row. Returns the number of drafts that were drawn."""
+        ids: list[int] = []
+        accepted, end_reason, result = 0, None, drawn
+        while (failure := result.failure) is None:
+            sequence.ids.append(result.id)
+            ids.append(result.id)
+            end_reason = turn.accept(result.id)
+            if accepted == len(drafts) or drafts[accepted] != result.id:
+                break
+            result = drawn.after_drafts[accepted]
+            accepted += 1
+            if end_reason is not None:
+                break
+        if ids:
+            turn.first_id_s = turn.first_id_s or time.monotonic()
+            self._counters.tokens_drawn += len(ids)
+            first = turn.output_tokens - len(ids)
+            logprobs = None if drawn.logprobs is None else _list_logprobs(drawn, len(ids))
+            self.emit(TurnTokens(sequence.id, turn.id, first, ids, logprobs))
+            if self._speculation is not None:
+                self._record_drafts(self._speculation, sequence, turn, len(drafts), len(ids))
+        if failure is not None:
+            sessions.end_turn(sequence, "failed", error=failure)
+        elif end_reason is not None:
             sessions.end_turn(sequence, end_reason)
+        return accepted
+
+    def _record_drafts(
+        self, speculation: Speculation, sequence: Sequence, turn: Turn, drafts: int, ids: int
+    ) -> None:
+        """Record that a row with this number of `drafts` has drawn this number of `ids`."""
+        turn.launched_tokens -= 1 + drafts - ids
+        if drafts:
+            self._counters.record_drafts(drafts, ids - 1)
+        speculation.observe(sequence, turn, drafts, ids, time.monotonic())
 
     def apply_failure(
         self, steps: list[PreparedStep], error: Exception, sessions: Sessions
@@ -356,11 +402,11 @@ class EngineLoop(Generic[TicketT]):
 
     def _roll_back(self, rows: list[ScheduledRow]) -> None:
         """Undo the launch of rows that were not computed."""
-        for sequence, count, turn in rows:
-            self._cache.commit(sequence.lease, count, 0)
-            if turn is not None:
-                sequence.promised -= 1
-                turn.launched_tokens -= 1
+        for row in rows:
+            self._cache.commit(row.sequence.lease, row.tokens, 0)
+            if row.turn is not None:
+                row.sequence.promised -= len(row.drafts) or 1
+                row.turn.launched_tokens -= 1 + len(row.drafts)
 
     def _advance_idle(self, rows: list[ScheduledRow], sessions: Sessions) -> None:
         for sequence in dict.fromkeys(row.sequence for row in rows):
@@ -386,8 +432,16 @@ class EngineLoop(Generic[TicketT]):
         if time.monotonic() - self._last_audit_s <= AUDIT_EVERY_S:
             return
         self._last_audit_s = time.monotonic()
+        self._counters.audits += 1
         try:
             self._cache.audit()
         except AssertionError:
             self._counters.failed_audits += 1
             log.exception("the audit of the KV pages failed")
+
+
+def _list_logprobs(drawn: RowResult, count: int) -> list[TokenLogprobs]:
+    """List the log-probabilities of the first `count` ids that a row has drawn."""
+    results = (drawn, *drawn.after_drafts)[:count]
+    found = [result.logprobs for result in results if result.logprobs is not None]
+    return [TokenLogprobs(each.drawn, each.top) for each in found]

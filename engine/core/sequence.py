@@ -32,21 +32,23 @@ class Sequence:
         "committed_high_water",
         "deferred",
         "deferred_span",
+        "group",
         "id",
         "ids",
-        "is_paused",
         "last_feed",
         "last_turn_ended",
         "last_used_s",
         "lease",
         "log",
         "opening_command",
+        "paused_turn",
         "promised",
         "publish_to",
         "session_hash",
         "timeout_s",
         "turn",
         "turn_count",
+        "weight",
         "worst_residency",
     )
 
@@ -61,18 +63,22 @@ class Sequence:
         self.ids = log.ids
         """`log.ids` itself, not a copy."""
         self.timeout_s = timeout_s
+        self.group = ""
+        """Group that shares rows, pages and prefill fairly with the other groups."""
+        self.weight = 1.0
+        """Share of the group, relative to those of other groups."""
         self.promised = 0
         self.last_feed: tuple[int, int] = (-1, -1)
         """(batch number, row index) of the row that draws the last promised id."""
         self.turn: Turn | None = None
         self.last_turn_ended: TurnEnded | None = None
         """TurnEnded of the last turn; for a paused turn, its state when it was paused."""
-        self.is_paused = False
+        self.paused_turn: Turn | None = None
         self.turn_count = 0
-        """Number of turns begun. Only for the first turn, the prompt is looked up in the radix tree
-        even if the lease has KV, and is published there as soon as it is computed."""
+        """Number of turns begun. Only up to the end of the first prompt, ids are looked up in the
+        radix tree even if the lease has KV, and are published there page by page."""
         self.publish_to = 0
-        """Publish ids[:publish_to] once they are committed; 0: nothing to publish."""
+        """Publish the pages of ids[:publish_to] as they are committed; 0: nothing to publish."""
         self.deferred_span: array[int] = array("i")
         """Provisional span kept out of the log while a turn runs, and put back when the turn
         ends."""
@@ -100,6 +106,10 @@ class Sequence:
     def in_flight(self) -> int:
         """Tokens whose KV is being written."""
         return self.lease.reserved
+
+    @property
+    def is_paused(self) -> bool:
+        return self.paused_turn is not None
 
     @property
     def is_busy(self) -> bool:

@@ -2,7 +2,7 @@
 
     begin ──► end(stop | length | cancelled | failed) ──► advance_if_idle ──► deferred commands
       ▲         │ paused
-      └─────────┘ attach
+      └─────────┘ resume, attach
 
 A command on a session with a running turn or with tokens in flight is deferred, in order; only
 attach, cancel, pause, close, info and a fork of the running turn's prompt are not. A refused
@@ -38,6 +38,7 @@ from continuo.engine.errors import (
     TooLong,
     UnknownEngineSession,
 )
+from continuo.engine.sampling import Sampling
 from continuo.engine.text import GrammarCompiler, GrammarMatcher, StopStringMatcher
 from continuo.engine.wire.bounds import check_sampling, check_token_ids
 from continuo.engine.wire.messages import (
@@ -59,6 +60,7 @@ from continuo.engine.wire.messages import (
     LoopCommand,
     OpenSession,
     PauseTurn,
+    ResumeTurn,
     RewindSession,
     SessionExpired,
     TurnEnded,
@@ -70,6 +72,8 @@ from continuo.engine.wire.turn_tree import common_prefix_length
 
 log = logging.getLogger(__name__)
 
+RecordTurn = Callable[[Turn, float], None]
+
 
 class Sessions:
     def __init__(  # noqa: PLR0913 - one argument per part of the core that commands act on
@@ -78,13 +82,16 @@ class Sessions:
         scheduler: Scheduler,
         geometry: Geometry,
         counters: Counters,
-        make_stop_watch: Callable[[tuple[str, ...]], StopStringMatcher],
+        make_stop_watch: Callable[[Sampling], StopStringMatcher],
         grammars: GrammarCompiler,
         emit: Callable[[EngineEvent], None],
         clock: Callable[[], float],
         digest: str = "",
+        record_turn: RecordTurn | None = None,
     ) -> None:
-        """`digest` is the fingerprint of the model, tokenizer and chat template."""
+        """`digest` is the fingerprint of the model, tokenizer and chat template. `record_turn` is
+        called with each turn that has a trace context when it ends or is paused, and the time;
+        None: traces are not exported."""
         self._digest = digest
         self._cache = cache
         self._scheduler = scheduler
@@ -94,6 +101,7 @@ class Sessions:
         self._grammars = grammars
         self._emit = emit
         self._clock = clock
+        self._record_turn = record_turn
         self._sequences: dict[str, Sequence] = {}
         self._timeouts = IdleTimeouts()
         self._awaiting_grammar: dict[Sequence, None] = {}
@@ -125,18 +133,24 @@ class Sessions:
                 self._cancel(self._find(command.session), command)
             case PauseTurn():
                 self._pause(self._find(command.session), command)
+            case ResumeTurn():
+                self._resume(self._find(command.session), command)
             case CloseSession():
                 self._close(self._find(command.session), command)
             case GetSessionInfo():
-                info = session_info(self._find(command.session), self._clock())
+                info = session_info(self._cache, self._find(command.session), self._clock())
                 self._emit(CommandDone(command.n, info.length, info))
             case ListSessions():
                 now = self._clock()
-                sessions = [session_info(s, now) for s in self._sequences.values()]
+                sessions = [session_info(self._cache, s, now) for s in self._sequences.values()]
                 self._emit(CommandDone(command.n, sessions=sessions))
             case GetStats():
                 stats = engine_stats(
-                    self._cache, self._scheduler, self._counters, self._sequences.values()
+                    self._cache,
+                    self._scheduler,
+                    self._counters,
+                    self._sequences.values(),
+                    self._geometry.state_bytes,
                 )
                 self._emit(CommandDone(command.n, stats=stats))
             case DrainEngine():
@@ -244,6 +258,8 @@ class Sessions:
         match command:
             case AppendIds():
                 self._follow_log_change(sequence, sequence.log.append(command))
+                if not sequence.turn_count:
+                    sequence.publish_to = sequence.log.length
                 if regular_only_option(command):
                     self._cache.match(sequence.lease, sequence.ids, len(sequence.ids))
                     self._mark_idle(sequence)
@@ -252,6 +268,8 @@ class Sessions:
                 self._check_not_draining()
                 sequence.log.check_turn_unused(command.turn)
                 self._begin_turn(sequence, command)
+            case ResumeTurn():
+                self._restart_paused(sequence, command)
             case RewindSession():
                 self._follow_log_change(sequence, sequence.log.rewind(command.to))
                 self._emit(CommandDone(command.n, command.to))
@@ -268,6 +286,7 @@ class Sessions:
         lease = self._cache.open(command.scope)
         log = TokenLog(capacity, streaming=command.streaming)
         sequence = Sequence(command.session, lease, log, command.timeout_s, self._clock())
+        sequence.group, sequence.weight = command.group, command.weight
         self._add(sequence)
         return sequence
 
@@ -310,6 +329,7 @@ class Sessions:
         if sequence is not None:
             self._check_digest(command.opened)
             self._check_attach(command, sequence.log.capacity)
+            sequence.weight = command.opened.weight
         else:
             self._check_attach(command, self._check_open(command.opened))
             sequence = self._open(command.opened)
@@ -324,6 +344,9 @@ class Sessions:
             sequence.deferred_span = array("i", command.provisional)
             self._emit(CommandDone(command.n, len(command.ids)))
             self._resend(sequence, command)
+            if command.paused:
+                self.end_turn(sequence, "cancelled", is_paused=True)
+                self.advance_if_idle(sequence)
             return
         if running:
             # The running turn is not the client's, even if it has the same id: its `generate` was
@@ -368,6 +391,8 @@ class Sessions:
             self._follow_log_change(sequence, kept)
         if was_empty:
             sequence.committed_high_water = log.length  # the KV was on another engine
+        if not sequence.turn_count:
+            sequence.publish_to = log.length
         log.put_provisional(array("i", command.provisional))
         self._schedule(sequence)
         self._mark_idle(sequence)
@@ -409,18 +434,18 @@ class Sessions:
         limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         stop_watch = (
-            self._make_stop_watch(sampling.stop)
-            if sampling.stop and not sampling.ignore_eos
-            else None
+            self._make_stop_watch(sampling) if sampling.stop and not sampling.ignore_eos else None
         )
         matcher, requested_s = self._make_matcher(command), command.asked_s or self._clock()
         turn = Turn(command.turn, sampling, seed, limit, stop_watch, matcher, requested_s)
+        turn.traceparent = command.traceparent
         sequence.deferred_span = log.take_provisional()
         self._rewind_kv(sequence, log.length)
-        end_reason = turn.begin(sequence.ids, command.resumed)
+        end_reason = turn.begin(log, command.resumed)
+        self._cache.components.begin_answer(sequence.lease, turn.prompt_tokens)
         turn.model_s_at_request = self._counters.model_s_at(turn.requested_s)
         sequence.turn = turn
-        sequence.last_turn_ended, sequence.is_paused = None, False
+        sequence.last_turn_ended = sequence.paused_turn = None
         sequence.turn_count += 1
         if sequence.turn_count == 1:
             sequence.publish_to = log.length
@@ -451,6 +476,7 @@ class Sessions:
         if not sequence.lease.reserved and (sequence.turn is None or not sequence.turn.is_admitted):
             cache.mark_idle(sequence.lease)
         child = Sequence(command.child, lease, log.fork(at), sequence.timeout_s, self._clock())
+        child.group, child.weight = sequence.group, sequence.weight
         child.turn_count = sequence.turn_count
         child.committed_high_water = min(sequence.committed_high_water, at)
         child.opening_command = command
@@ -485,6 +511,28 @@ class Sessions:
             self.advance_if_idle(sequence)
         self._emit(CommandDone(command.n, sequence.log.length))
 
+    def _resume(self, sequence: Sequence, command: ResumeTurn) -> None:
+        """Continue the paused turn as soon as no tokens of the session are in flight."""
+        if sequence.is_paused:
+            self._apply_or_defer(sequence, command)
+        else:
+            self._emit(CommandDone(command.n, sequence.log.length))
+
+    def _restart_paused(self, sequence: Sequence, command: ResumeTurn) -> None:
+        """Begin the paused turn again after its last id, unless it has ended meanwhile."""
+        turn = sequence.paused_turn
+        if turn is None:
+            self._emit(CommandDone(command.n, sequence.log.length))
+            return
+        sampling = msgspec.structs.replace(turn.sampling, seed=turn.seed)
+        emitted = sequence.log.length - turn.prompt_tokens
+        self._begin_turn(
+            sequence,
+            Generate(
+                command.n, sequence.id, turn.id, sampling, emitted, traceparent=turn.traceparent
+            ),
+        )
+
     def _end_paused_turn(
         self, sequence: Sequence, ended: TurnEnded, *, drop_output: bool = False
     ) -> None:
@@ -498,7 +546,7 @@ class Sessions:
             ended = msgspec.structs.replace(ended, length=ended.prompt_tokens)
         else:
             sequence.log.record_turn(ended.turn, ended.prompt_tokens)
-        sequence.is_paused, sequence.last_turn_ended = False, None if drop_output else ended
+        sequence.paused_turn, sequence.last_turn_ended = None, None if drop_output else ended
         self._emit(ended)
 
     def _close(self, sequence: Sequence, command: CloseSession) -> None:
@@ -545,9 +593,14 @@ class Sessions:
             sequence.log.record_turn(turn.id, turn.prompt_tokens)
         sequence.worst_residency = "none"
         self._scheduler.remove(sequence)
+        if turn.output_tokens and not is_paused:
+            self._scheduler.observe_output(turn.output_tokens)
         self._touch(sequence)
         now = sequence.last_used_s
         first_step_s = turn.first_step_s or now
+        is_traced = self._record_turn is not None and bool(turn.traceparent)
+        if self._record_turn is not None and is_traced:
+            self._record_turn(turn, now)
         ended = TurnEnded(
             session=sequence.id,
             turn=turn.id,
@@ -563,8 +616,10 @@ class Sessions:
             prefill_s=max(turn.first_id_s - first_step_s, 0.0),
             model_s=self._counters.model_s_at(now) - turn.model_s_at_request,
             error=error,
+            traced=is_traced,
         )
-        sequence.is_paused, sequence.last_turn_ended = is_paused, None if drop_output else ended
+        sequence.paused_turn = turn if is_paused else None
+        sequence.last_turn_ended = None if drop_output else ended
         if emit_event and not is_paused:
             self._emit(ended)
 
@@ -612,10 +667,10 @@ class Sessions:
         return self._timeouts.next_due_in_s(now)
 
     def publish_prompt(self, sequence: Sequence) -> None:
-        """Publish the prompt of the session's first turn in the radix tree, if its KV is complete
-        and it was not published before."""
-        if sequence.publish_to and sequence.committed >= sequence.publish_to:
-            self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)
+        """Publish the computed pages of the session's first prompt in the radix tree, so that other
+        sessions need not compute them while the rest of it is prefilled."""
+        self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)
+        if sequence.committed >= sequence.publish_to:
             sequence.publish_to = 0
 
     # ---- inside ---------------------------------------------------------------------------
@@ -651,8 +706,8 @@ class Sessions:
 
     def _schedule(self, sequence: Sequence) -> None:
         """Schedule an idle session's owed ids (see sequence.py) for prefill when there is time, or
-        unschedule the session if it owes none."""
-        if sequence.owed:
+        unschedule the session if it owes none that are worth computing before a turn."""
+        if self._cache.prefill_end(len(sequence.ids)) > sequence.launched:
             self._scheduler.add_append(sequence)
         else:
             self._scheduler.remove(sequence)

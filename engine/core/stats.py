@@ -9,7 +9,7 @@ from continuo.engine.core.sequence import Sequence
 from continuo.engine.wire.messages import EngineLoad, EngineStats, SessionInfo
 
 
-def session_info(sequence: Sequence, now: float) -> SessionInfo:
+def session_info(cache: SessionAwareCache, sequence: Sequence, now: float) -> SessionInfo:
     resident = sequence.lease.resident_tokens
     return SessionInfo(
         session=sequence.id,
@@ -18,8 +18,8 @@ def session_info(sequence: Sequence, now: float) -> SessionInfo:
         length=sequence.log.length,
         provisional=sequence.log.provisional,
         committed=sequence.committed,
-        held_pages=len(sequence.lease.pages),
-        host_pages=len(sequence.lease.host_pages),
+        held_pages=cache.usage.held_pages(sequence.lease),
+        host_pages=cache.usage.held_host_pages(sequence.lease),
         host_tokens=resident - sequence.committed,
         lost_tokens=max(sequence.committed_high_water - resident, 0),
         turn=sequence.turn.id if sequence.turn else None,
@@ -35,13 +35,14 @@ def engine_load(
     draining: bool,
     step_s: float,
 ) -> EngineLoad:
-    """Return the load of the engine; O(1)."""
+    """Return the load of the engine; O(1). Its pages are those of the scarcest pool."""
+    scarcest = cache.usage.scarcest()
     return EngineLoad(
         sessions=sessions,
         turns=scheduler.turns,
         rows=scheduler.max_rows,
-        pages_leased=cache.leased_pages,
-        pages_total=cache.pool.total,
+        pages_leased=scarcest.leased,
+        pages_total=max(scarcest.total, 1),
         draining=draining,
         step_s=step_s,
     )
@@ -52,12 +53,19 @@ def engine_stats(
     scheduler: Scheduler,
     counters: Counters,
     sequences: Collection[Sequence],
+    state_bytes: int,
 ) -> EngineStats:
+    """Return the counters and gauges of the engine. `state_bytes`: bytes of a state slot."""
+    on_host = sum(1 for sequence in sequences if sequence.lease.host_pages)
+    on_device = sum(
+        1 for sequence in sequences if sequence.committed and not sequence.lease.host_pages
+    )
+    pages = cache.usage.count_pages()
     return EngineStats(
-        pages_total=cache.pool.total,
-        pages_free=cache.pool.free_count,
-        pages_tree=cache.tree.size,
-        pages_leased=cache.leased_pages,
+        pages_total=pages.total,
+        pages_free=pages.free,
+        pages_tree=pages.tree,
+        pages_leased=pages.leased,
         sessions=len(sequences),
         active_turns=scheduler.turns,
         queued_turns=sum(sequence.deferred.queued_turns for sequence in sequences),
@@ -73,4 +81,26 @@ def engine_stats(
         host_pages_used=cache.host_tier.used_pages,
         pages_spilled=cache.host_tier.spilled_pages,
         pages_recalled=cache.host_tier.recalled_pages,
+        waiting_turns=scheduler.waiting_turns,
+        sessions_on_device=on_device,
+        sessions_on_host=on_host,
+        audits=counters.audits,
+        state_bytes_spilled=cache.host_tier.spilled_states * state_bytes,
+        draft_rows=counters.draft_rows,
+        draft_tokens=counters.draft_tokens,
+        accepted_tokens=counters.accepted_tokens,
+        **_state_gauges(cache, state_bytes),
     )
+
+
+def _state_gauges(cache: SessionAwareCache, state_bytes: int) -> dict[str, int]:
+    states = cache.components.states
+    if states is None:
+        return {}
+    pool, host = states.pool, states.host_pool
+    return {
+        "state_bytes_total": pool.total * state_bytes,
+        "state_bytes_used": (pool.total - pool.free_count) * state_bytes,
+        "host_state_bytes_total": host.total * state_bytes,
+        "host_state_bytes_used": (host.total - host.free_count) * state_bytes,
+    }

@@ -1,12 +1,15 @@
 """A turn: the generation of one response on a sequence."""
 
 from array import array
-from collections import Counter
+from itertools import takewhile
 
-from continuo.engine.batch import PenalizedIds, SampleParams
+import msgspec
+
+from continuo.engine.batch import PenalizedIds, SampleParams, TokenCounts
 from continuo.engine.sampling import Sampling
-from continuo.engine.text import GrammarMatcher, StopStringMatcher
+from continuo.engine.text import DraftMask, DraftMasks, GrammarMatcher, StopStringMatcher
 from continuo.engine.wire.messages import KVResidency, TurnEndReason
+from continuo.engine.wire.token_log import TokenLog
 
 _MASK = (1 << 64) - 1
 
@@ -25,11 +28,14 @@ class Turn:
 
     __slots__ = (
         "_greedy_sample",
+        "arrival",
         "cached_tokens",
+        "due_step",
         "first_id_s",
         "first_step_s",
         "id",
         "is_admitted",
+        "last_step",
         "launched_tokens",
         "matcher",
         "max_output_tokens",
@@ -37,6 +43,7 @@ class Turn:
         "output_tokens",
         "penalized",
         "prompt_tokens",
+        "refused_at",
         "requested_s",
         "residency",
         "sampling",
@@ -44,6 +51,7 @@ class Turn:
         "stop_ids",
         "stop_watch",
         "stopped_by",
+        "traceparent",
     )
 
     def __init__(
@@ -72,6 +80,14 @@ class Turn:
         self.output_tokens = 0
         """Number of output ids in the log."""
         self.is_admitted = False
+        self.arrival = 0
+        """Number of the turn, in the order in which turns were given to the scheduler."""
+        self.due_step = 0
+        """Number of the step from which on the turn is not overtaken by later ones."""
+        self.last_step = 0
+        """Number of the last step with a row of the turn; at first, of the step when it began."""
+        self.refused_at: tuple[int, int] | None = None
+        """State of the room at which the turn was last refused admission: see the scheduler."""
         self.penalized: PenalizedIds | None = None
         self.cached_tokens: int | None = None
         """Prompt tokens whose KV was found when the turn was first admitted; None before that."""
@@ -82,18 +98,32 @@ class Turn:
         self.requested_s = requested_s
         self.first_step_s = 0.0
         self.first_id_s = 0.0
+        self.traceparent = ""
+        """W3C trace context of the client's span of the turn; empty: none."""
 
     @property
     def can_run_ahead(self) -> bool:
-        """Whether the next row may be launched before the last id has been collected. Penalties and
+        """Whether the next row can be sampled before the last id has been collected. Penalties and
         grammars depend on that id."""
         return self.penalized is None and self.matcher is None
 
-    def begin(self, ids: "array[int]", emitted: int = 0) -> TurnEndReason | None:
-        """Begin the turn on the log `ids`, whose last `emitted` ids are output that the turn has
-        emitted before; the others are its prompt. Returns the reason of its end if the emitted ids
-        complete the turn, else None."""
-        s = self.sampling
+    @property
+    def can_draft(self) -> bool:
+        """Whether rows of the turn may have drafts. Penalties depend on each id before."""
+        return self.penalized is None
+
+    def fit_drafts(self, drafts: "array[int]") -> "array[int]":
+        """Return the drafts before the first one that would end the turn, or that its grammar does
+        not allow."""
+        if not self.stop_ids.isdisjoint(drafts):
+            drafts = array("i", takewhile(lambda id: id not in self.stop_ids, drafts))
+        return drafts if self.matcher is None else drafts[: self.matcher.count_allowed(drafts)]
+
+    def begin(self, log: TokenLog, emitted: int = 0) -> TurnEndReason | None:
+        """Begin the turn on `log`, whose last `emitted` ids are output that the turn has emitted
+        before; the others are its prompt. Returns the reason of its end if the emitted ids complete
+        the turn, else None."""
+        s, ids = self.sampling, log.ids
         self.prompt_tokens = len(ids) - emitted
         self.launched_tokens = self.output_tokens = emitted
         stop = (
@@ -105,8 +135,11 @@ class Turn:
             for id in ids[self.prompt_tokens :]:
                 self.matcher.accept(id)
         if s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty:
-            seen = set(ids) if s.repetition_penalty != 1.0 else set[int]()
-            self.penalized = PenalizedIds(seen, dict(Counter(ids[self.prompt_tokens :])))
+            none = TokenCounts(array("i"))
+            seen = log.count_ids() if s.repetition_penalty != 1.0 else none
+            counts_output = s.presence_penalty or s.frequency_penalty
+            output = TokenCounts(ids, self.prompt_tokens) if counts_output else none
+            self.penalized = PenalizedIds(seen, output)
         if not emitted:
             return None
         self.stopped_by = stop
@@ -129,6 +162,18 @@ class Turn:
             self._greedy_sample = SampleParams(self.sampling, 0.0, self.penalized, self.matcher)
         return self._greedy_sample
 
+    def draft_samples(self, drafts: "array[int]") -> tuple[SampleParams, ...]:
+        """Count as many more launched output ids as there are drafts, and return the parameters for
+        drawing the id after each of them."""
+        samples = [self.next_sample() for _ in drafts]
+        if self.matcher is not None:
+            masks = DraftMasks(self.matcher, drafts)
+            samples = [
+                msgspec.structs.replace(sample, mask=DraftMask(masks, count))
+                for count, sample in enumerate(samples, 1)
+            ]
+        return tuple(samples)
+
     def accept(self, token_id: int) -> TurnEndReason | None:
         """Apply a drawn id, which is already in the log. Returns the reason why the turn ends with
         it, or None."""
@@ -136,9 +181,8 @@ class Turn:
         if self.matcher is not None:
             self.matcher.accept(token_id)
         if self.penalized is not None:
-            self.penalized.seen_ids.add(token_id)
-            counts = self.penalized.output_counts
-            counts[token_id] = counts.get(token_id, 0) + 1
+            self.penalized.seen.update()
+            self.penalized.output.update()
         if self.stop_watch is not None:
             self.stopped_by = self.stop_watch.push([token_id])
         return self.finish_reason(token_id)

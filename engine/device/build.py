@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,29 @@ import msgspec
 import torch
 from torch import Tensor
 
+from continuo.engine.available_memory import available_memory_bytes
 from continuo.engine.batch import Geometry
 from continuo.engine.config import EngineConfig
 from continuo.engine.device import weights
 from continuo.engine.device.attention.backend import AttentionBackend
 from continuo.engine.device.attention.sdpa_backend import ReferenceBackend
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.kv_sizing import bytes_per_token, count_host_pages, size_pool
+from continuo.engine.device.kv_sizing import plan_memory
 from continuo.engine.device.model import CausalLM
 from continuo.engine.device.models import rope
-from continuo.engine.device.models.llama_decoder import ARCHITECTURES, LlamaDecoder, empty_tensor
+from continuo.engine.device.models.decoder import Decoder, empty_tensor
+from continuo.engine.device.models.families import read_shape
+from continuo.engine.device.models.operations import PLAIN, Operations
+from continuo.engine.device.models.shapes import DecoderShape, MixtureShape
 from continuo.engine.device.native.native_decoder import NativeDecoder
 from continuo.engine.device.native.native_runner import NativeRunner
+from continuo.engine.device.quantization import MADE_FORMATS
 from continuo.engine.device.runner import TorchRunner
+from continuo.engine.device.warm_up import warm_up
 from continuo.engine.device.weights import ProgressCallback
 from continuo.engine.errors import ModelError
+
+log = logging.getLogger(__name__)
 
 CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 8192
 
@@ -60,20 +69,23 @@ def build_runner(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = _choose_device(config)
-    if device.type == "cpu":
-        _disable_malloc_trim()
     folder = weights.resolve(config.model, config.revision, progress)
     model_config = weights.read_config(folder)
     checkpoint = weights.read_checkpoint_info(folder)
     dtype = _choose_dtype(config, checkpoint, device)
+    if config.quantization is not None and device.type != "cpu":
+        raise ModelError(
+            f"quantization is {config.quantization}, which is made for CPUs alone; the device is "
+            f"{device.type}"
+        )
     with torch.inference_mode():
         like = empty_tensor(dtype, device)
         model, limit = _load_model(config, folder, model_config, like, progress)
-        token_bytes = bytes_per_token(model.kv_shapes, dtype)
-        pages, length = size_pool(config, token_bytes, limit, device)
-        host_pages = count_host_pages(config, token_bytes)
-        pool = _build_pool(model, pages, config.block_size, like, host_pages)
-    geometry = _build_geometry(config, device, pages, length, model.vocab_size, host_pages)
+        geometry = _build_geometry(config, model, dtype, limit, device)
+        pool = _build_pool(model, geometry, like)
+    _warn_of_short_sessions(config, geometry, limit)
+    if geometry.windows or geometry.state_slots:  # the memory is shared out
+        log.info("KV memory: %s", pool.describe())
     loaded = LoadedModel(
         folder=str(folder),
         model=config.model,
@@ -83,7 +95,12 @@ def build_runner(
         load_s=time.perf_counter() - start_s,
     )
     parts = (model, pool, _choose_backend(device), geometry, device, checkpoint.parameter_count)
-    return _try_build_native(*parts) or TorchRunner(*parts), loaded
+    runner = _try_build_native(*parts) or TorchRunner(*parts)
+    if device.type == "cpu":
+        _keep_freed_memory_from_now_on()
+    else:
+        warm_up(runner, progress)
+    return runner, loaded
 
 
 def _try_build_native(model: CausalLM, pool: KVPool, *others: Any) -> TorchRunner | None:
@@ -97,15 +114,29 @@ def _try_build_native(model: CausalLM, pool: KVPool, *others: Any) -> TorchRunne
     return None if decoder is None else NativeRunner(decoder, model, pool, *others)
 
 
-def _build_pool(
-    model: CausalLM, pages: int, page_size: int, like: Tensor, host_pages: int
-) -> KVPool:
+def _build_pool(model: CausalLM, geometry: Geometry, like: Tensor) -> KVPool:
+    """Build the pool. Raises ModelError if the memory does not hold it once all of it is used."""
+    refusal = ModelError(
+        f"no memory for {geometry.pages:,} KV pages on the device and "
+        f"{geometry.host_pages:,} on the host"
+    )
     try:
-        return KVPool(model.kv_shapes, pages, page_size, like, host_pages)
-    except RuntimeError as error:
-        raise ModelError(
-            f"no memory for {pages:,} KV pages on the device and {host_pages:,} on the host"
-        ) from error
+        pool = KVPool(
+            model.memory,
+            geometry.pages,
+            geometry.page_size,
+            like,
+            geometry.host_pages,
+            geometry.windows,
+            geometry.state_slots,
+            geometry.host_state_slots,
+        )
+    except (RuntimeError, OSError, OverflowError) as error:
+        raise refusal from error
+    available = available_memory_bytes()
+    if available is not None and pool.main_memory_bytes > available:
+        raise refusal
+    return pool
 
 
 def _check_bounds(config: EngineConfig) -> None:
@@ -129,13 +160,28 @@ def _load_model(
 ) -> tuple[CausalLM, int]:
     """Load the model with the dtype and device of `like`. Returns the model and its longest
     context, in tokens."""
-    to_shape = ARCHITECTURES.get((model_config.architectures or [""])[0])
-    if to_shape is not None:
-        limit = rope.context_limit(model_config)
+    tensors = weights.list_tensors(folder)
+    shape = read_shape(model_config, tensors)
+    if shape is not None:
+        text_config = model_config.get_text_config()
+        limit = rope.context_limit(text_config)
         length = min(config.max_model_len or limit, limit)
-        model = LlamaDecoder(to_shape(model_config), model_config, length, like)
-        weights.load_weights(folder, model.weight_targets(), progress)
+        _check_quantizable(config, shape)
+        model = Decoder(shape, text_config, length, like, _choose_operations(like.device))
+        weights.load_weights(
+            folder,
+            model.weight_targets(tensors),
+            progress,
+            keeps_quantized=like.device.type == "cpu",
+            quantize_to=MADE_FORMATS.get(config.quantization or ""),
+        )
         return model, limit
+    if config.quantization is not None:
+        architecture = (model_config.architectures or [model_config.model_type])[0]
+        raise ModelError(
+            f"quantization is {config.quantization}, but {architecture} runs through transformers, "
+            f"which needs its weights as they are"
+        )
     # transformers' model code is slow to import.
     from continuo.engine.device.models import transformers_model  # noqa: PLC0415
 
@@ -147,51 +193,94 @@ def _load_model(
     return model, limit
 
 
+def _check_quantizable(config: EngineConfig, shape: DecoderShape) -> None:
+    has_mixture = any(isinstance(layer.mlp, MixtureShape) for layer in shape.layers)
+    if config.quantization is not None and has_mixture:
+        raise ModelError(
+            f"quantization is {config.quantization}, but mixtures of experts are not quantized"
+        )
+
+
 def _build_geometry(
-    config: EngineConfig,
-    device: torch.device,
-    pages: int,
-    length: int,
-    vocab: int,
-    host_pages: int,
+    config: EngineConfig, model: CausalLM, dtype: torch.dtype, limit: int, device: torch.device
 ) -> Geometry:
+    """Choose the sizes of all pools. `limit`: the longest context of the model, in tokens."""
     on_cuda = device.type == "cuda"
     tokens = CUDA_BATCHED_TOKENS if on_cuda else CPU_BATCHED_TOKENS
+    batched_tokens = config.max_num_batched_tokens or tokens
+    plan = plan_memory(config, model.memory, dtype, limit, device, batched_tokens)
     return Geometry(
-        pages=pages,
+        pages=plan.pages,
         page_size=config.block_size,
-        max_model_len=length,
-        vocab_size=vocab,
-        batched_tokens=config.max_num_batched_tokens or tokens,
+        max_model_len=plan.max_model_len,
+        vocab_size=model.vocab_size,
+        batched_tokens=batched_tokens,
         steps_ahead=int(on_cuda) if config.steps_ahead is None else config.steps_ahead,
-        host_pages=host_pages,
+        host_pages=plan.host_pages,
+        windows=plan.windows,
+        state_slots=plan.state_slots,
+        host_state_slots=plan.host_state_slots,
+        state_bytes=plan.state_bytes,
+        has_full_layers=plan.has_full_layers,
     )
 
 
-def _disable_malloc_trim() -> None:
-    """Make glibc keep freed memory instead of returning it to the operating system.
+def _warn_of_short_sessions(config: EngineConfig, geometry: Geometry, limit: int) -> None:
+    """Log that the KV pool, rather than the model, limits the length of a session."""
+    if config.max_model_len is None and geometry.max_model_len < limit:
+        log.warning(
+            "max_model_len is %s, not the model's %s: the KV pool of %s pages holds no longer "
+            "session; kv_cache_memory_bytes sets its size, and max_model_len=%s makes it large "
+            "enough for one session",
+            *map("{:,}".format, (geometry.max_model_len, limit, geometry.pages)),
+            limit,
+        )
+
+
+def _keep_freed_memory_from_now_on() -> None:
+    """Make glibc return the memory that was freed while loading to the operating system, and keep
+    what is freed later.
 
     Otherwise the next step would cause a page fault for each page that it allocates again, which
     takes milliseconds for a few megabytes. Does nothing with other C libraries.
     """
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        libc = ctypes.CDLL(None)
+        malloc_trim, mallopt = libc.malloc_trim, libc.mallopt
     except (OSError, AttributeError):
         return
+    malloc_trim(0)
     trim_threshold, mmap_threshold = -1, -3
     mallopt(trim_threshold, 1 << 30)
     mallopt(mmap_threshold, 32 << 20)
 
 
+def _has_triton(device: torch.device) -> bool:
+    """Whether kernels are compiled for the device: a CUDA device, if triton is installed (torch for
+    CUDA installs it)."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
 def _choose_backend(device: torch.device) -> AttentionBackend:
-    """Choose the Triton kernels on CUDA if triton is installed (torch for CUDA installs it), else
-    the reference backend."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    """Choose the Triton kernels where they are compiled, else the reference backend."""
+    if not _has_triton(device):
         return ReferenceBackend()
     # triton is installed only where torch supports CUDA.
-    from continuo.engine.device.attention.triton_backend import TritonBackend  # noqa: PLC0415
+    from continuo.engine.device.attention import triton_backend  # noqa: PLC0415
 
-    return TritonBackend(4 * torch.cuda.get_device_properties(device).multi_processor_count)
+    programs = 4 * torch.cuda.get_device_properties(device).multi_processor_count
+    return triton_backend.TritonBackend(programs, triton_backend.measure_on_cuda)
+
+
+def _choose_operations(device: torch.device) -> Operations:
+    """Choose the fused operations of our decoder: Triton kernels where they are compiled, else
+    torch."""
+    if not _has_triton(device):
+        return PLAIN
+    # triton is installed only where torch supports CUDA.
+    from continuo.engine.device.kernels.layer_kernels import TritonOperations  # noqa: PLC0415
+
+    return TritonOperations()
 
 
 def _choose_device(config: EngineConfig) -> torch.device:

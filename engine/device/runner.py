@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from continuo.engine.batch import Batch, BatchResult, Geometry, RowResult, Runner, SampleParams
+from continuo.engine.batch import Batch, BatchResult, BatchRow, Geometry, Runner, SampleParams
 from continuo.engine.device import step_inputs
 from continuo.engine.device.attention.backend import AttentionBackend
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.kv_sizing import bytes_per_token
 from continuo.engine.device.model import CausalLM
-from continuo.engine.device.sampling import SamplerOutput, draw
+from continuo.engine.device.sampling import SamplerOutput, assign_to_rows, draw
 from continuo.engine.device.step_inputs import StepInputs
+from continuo.engine.device.step_states import PooledStates
 
 SINGLE_THREAD_WORK_MAX, WEIGHT_READ_COST = 300_000_000, 8
 """Maximum work of a step that runs on a single CPU thread, in multiply-adds plus bytes of KV: about
@@ -30,11 +31,10 @@ memory counts as WEIGHT_READ_COST multiply-adds."""
 class PendingStep:
     """A step in flight: the ticket for `collect`."""
 
-    sampled_rows: list[int]
+    rows: list[BatchRow]
     samples: list[SampleParams]
-    row_count: int
     output: SamplerOutput | None
-    """Draws of the sampled rows; None if no row is sampled."""
+    """The draws of all rows, one for each of `samples`; None if there are none."""
     model_s: float
     """Seconds of computation; on CUDA set by `collect`."""
     start_event: torch.cuda.Event | None = None
@@ -45,7 +45,7 @@ class PendingStep:
 @dataclass(slots=True)
 class PreviousOutput:
     """Ids drawn by the previous step, on the device, and the index in `ids` of each row that drew
-    one."""
+    one, and no others after drafts."""
 
     ids: Tensor | None
     index_by_row: dict[int, int]
@@ -94,7 +94,7 @@ class TorchRunner(Runner[Any]):
         if events is None:
             torch.set_num_threads(1 if self._is_light(step) else self.threads)
         logits = self.forward(step)
-        samples = [row.sample for row in batch.rows if row.sample is not None]
+        samples = [sample for row in batch.rows for sample in row.samples]
         output = None
         self._previous = PreviousOutput(None, {})
         if samples:
@@ -102,7 +102,7 @@ class TorchRunner(Runner[Any]):
             index_by_row = {row: index for index, row in enumerate(step.sampled_rows)}
             self._previous = PreviousOutput(output.ids, index_by_row)
             output = output.to_host()
-        ticket = PendingStep(step.sampled_rows, samples, len(batch.rows), output, 0.0)
+        ticket = PendingStep(batch.rows, samples, output, 0.0)
         if events is None:
             ticket.model_s = time.perf_counter() - start_s
         else:
@@ -120,11 +120,13 @@ class TorchRunner(Runner[Any]):
         """Run the model: write the step's keys and values to the pool and return its logits
         [S, vocab]."""
         attend = self.attention.bind(step, self.pool)
-        return self.model(step.tokens, step.positions, attend, step.logit_indices)
+        states = PooledStates(step, self.pool)
+        return self.model(step.tokens, step.positions, attend, step.logit_indices, states)
 
     @torch.inference_mode()
     def compute_logits(self, batch: Batch) -> Tensor:
-        """Run a batch and return the logits [S, vocab] of its sampled rows, without drawing ids."""
+        """Run a batch and return the logits [S, vocab] that ids are drawn from, without drawing
+        them."""
         return self.forward(
             step_inputs.build_inputs(batch, self.pool.page_size, self.device, self.model.vocab_size)
         )
@@ -135,12 +137,8 @@ class TorchRunner(Runner[Any]):
         if ticket.start_event is not None and ticket.done_event is not None:
             ticket.done_event.synchronize()
             ticket.model_s = ticket.start_event.elapsed_time(ticket.done_event) / 1000
-        results: list[RowResult | None] = [None] * ticket.row_count
-        if ticket.output is not None:
-            drawn = ticket.output.to_row_results(ticket.samples)
-            for row, result in zip(ticket.sampled_rows, drawn, strict=True):
-                results[row] = result
-        return BatchResult(results, ticket.model_s)
+        drawn = ticket.output.to_row_results(ticket.samples) if ticket.output is not None else []
+        return BatchResult(assign_to_rows(drawn, ticket.rows), ticket.model_s)
 
     def is_usable(self) -> bool:
         """Whether CUDA still works: after an illegal access or a failed assertion on the device,

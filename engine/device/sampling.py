@@ -10,27 +10,41 @@ min-p) keeps a prefix, so together they amount to one number per row: how many c
 The drawn id is the first whose cumulative probability exceeds uniform * (probability kept), where
 `uniform` is the row's random number in [0, 1). Rows are independent: other rows of the batch have
 no influence.
+
+`native/draw.h` does the same in C, for the native decoder, and `kernels/sampling_kernels.py` in
+Triton, neither by sorting. They may differ by rounding: where
+`uniform` * (probability kept) lies within about a millionth of the border between two candidates.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from types import ModuleType
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from continuo.engine.batch import Logprobs, RowResult, SampleParams
-from continuo.engine.device.step_inputs import upload
+from continuo.engine.batch import BatchRow, Logprobs, RowResult, SampleParams, TokenCounts
+from continuo.engine.device.step_inputs import Ints, upload
 
 PARTIAL_SORT_SIZE = 512
 """Number of likeliest candidates that are sorted first on a CPU; the whole vocabulary is sorted
 only if these do not suffice."""
 
+Floats = NDArray[np.floating[Any]]
+
 
 @dataclass(slots=True)
 class SamplerOutput:
-    """Draws of S rows, in device or host memory."""
+    """Draws from S rows of logits, in device or host memory."""
 
     ids: Tensor
     """[S] int64; an arbitrary id of the vocabulary where the row failed."""
@@ -47,8 +61,8 @@ class SamplerOutput:
         parts = None
         if self.logprobs is not None:
             drawn, top, ids = self.logprobs
-            parts = (_to_host(drawn), _to_host(top), _to_host(ids))
-        return SamplerOutput(_to_host(self.ids), _to_host(self.max_logits), parts)
+            parts = (copy_to_host(drawn), copy_to_host(top), copy_to_host(ids))
+        return SamplerOutput(copy_to_host(self.ids), copy_to_host(self.max_logits), parts)
 
     def to_row_results(self, samples: list[SampleParams]) -> list[RowResult]:
         """Convert to one RowResult per row. Requires output in host memory."""
@@ -57,7 +71,7 @@ class SamplerOutput:
         return [
             RowResult(ids[row], self._unpack_logprobs(row, sample.sampling.logprobs))
             if is_finite[row]
-            else RowResult(ids[row], failure=_describe_failure(sample))
+            else RowResult(ids[row], failure=describe_failure(sample))
             for row, sample in enumerate(samples)
         ]
 
@@ -69,13 +83,29 @@ class SamplerOutput:
         return Logprobs(float(drawn[row]), sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
 
 
-def _describe_failure(sample: SampleParams) -> str:
+def assign_to_rows(drawn: Iterable[RowResult], rows: Sequence[BatchRow]) -> list[RowResult | None]:
+    """Return the result of each row, given those of all draws in order; None for a row that draws
+    nothing."""
+    remaining = iter(drawn)
+    results: list[RowResult | None] = []
+    for row in rows:
+        result = None if row.sample is None else next(remaining)
+        if result is not None and row.draft_samples:
+            after_drafts = tuple(islice(remaining, len(row.draft_samples)))
+            result = msgspec.structs.replace(result, after_drafts=after_drafts)
+        results.append(result)
+    return results
+
+
+def describe_failure(sample: SampleParams) -> str:
+    """Describe why no id can be drawn for a row."""
     if sample.mask is None:
         return "the model's logits are not finite"
     return "the grammar has become too complex, or the model's logits are not finite"
 
 
-def _to_host(tensor: Tensor) -> Tensor:
+def copy_to_host(tensor: Tensor) -> Tensor:
+    """Copy to host memory, asynchronously on CUDA."""
     if tensor.device.type == "cpu":
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -88,22 +118,40 @@ def draw(logits: Tensor, samples: list[SampleParams]) -> SamplerOutput:
     if all(is_plain_greedy(sample) for sample in samples):
         max_logits, ids = logits.max(-1)
         return SamplerOutput(ids, max_logits, None)
-    logits = logits.float()
-    if any(sample.penalized or sample.sampling.logit_bias for sample in samples):
+    kernels = find_kernels(logits.device)
+    is_modified = any(sample.penalized or sample.sampling.logit_bias for sample in samples)
+    has_logprobs = any(sample.sampling.logprobs is not None for sample in samples)
+    if kernels is None or is_modified or has_logprobs:
+        logits = logits.float()
+    if is_modified:
         logits = logits.clone()
         _penalise(logits, samples)
         _add_bias(logits, samples)
     unmasked = logits
     if any(sample.mask for sample in samples):
-        logits = _mask(logits, samples)
+        logits = (_mask if kernels is None else kernels.mask)(logits, samples)
     max_logits, ids = logits.max(-1)
     random_rows = [row for row, sample in enumerate(samples) if sample.sampling.temperature > 0]
-    if len(random_rows) == len(samples):
+    if kernels is not None and random_rows:
+        kernels.draw_at_random(logits, max_logits, samples, random_rows, ids)
+    elif len(random_rows) == len(samples):
         ids = _sample(logits, samples)
     elif random_rows:
         rows = upload(np.array(random_rows), logits.device)
         ids = ids.index_copy(0, rows, _sample(logits[rows], [samples[row] for row in random_rows]))
     return SamplerOutput(ids, max_logits, _take_logprobs(unmasked, ids, samples))
+
+
+@functools.cache
+def find_kernels(device: torch.device) -> ModuleType | None:
+    """Return the sampling kernels, if they are compiled for the device: a CUDA device, if triton is
+    installed."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    # triton is installed only where torch supports CUDA.
+    from continuo.engine.device.kernels import sampling_kernels  # noqa: PLC0415
+
+    return sampling_kernels
 
 
 def is_plain_greedy(sample: SampleParams) -> bool:
@@ -125,33 +173,38 @@ def _penalise(logits: Tensor, samples: list[SampleParams]) -> None:
     a negative one multiplied. Then frequency * count + presence is subtracted from the logit of
     each id in the output, where count is how often the output contains the id.
     """
-    seen_at: list[int] = []
-    counted_at: list[int] = []
-    factors: list[float] = []
-    decrements: list[float] = []
+    seen_at, counted_at = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    factors: list[Floats] = [np.empty(0)]
+    decrements: list[Floats] = [np.empty(0)]
     vocab = logits.shape[1]
     for row, sample in enumerate(samples):
         sampling, penalized = sample.sampling, sample.penalized
         if penalized is None:
             continue
         if sampling.repetition_penalty != 1.0:
-            seen_at.extend(row * vocab + token for token in penalized.seen_ids)
-            factors.extend([sampling.repetition_penalty] * len(penalized.seen_ids))
+            ids, _ = _read_counts(penalized.seen)
+            seen_at.append(row * vocab + ids)
+            factors.append(np.full(len(ids), sampling.repetition_penalty))
         if sampling.presence_penalty or sampling.frequency_penalty:
-            counted_at.extend(row * vocab + token for token in penalized.output_counts)
-            decrements.extend(
-                sampling.presence_penalty + sampling.frequency_penalty * count
-                for count in penalized.output_counts.values()
-            )
+            ids, occurrences = _read_counts(penalized.output)
+            counted_at.append(row * vocab + ids)
+            decrements.append(sampling.presence_penalty + sampling.frequency_penalty * occurrences)
+    seen, counted = np.concatenate(seen_at), np.concatenate(counted_at)
     flat = logits.view(-1)
-    if seen_at:
-        indices = upload(np.array(seen_at), logits.device)
-        factor = upload(np.array(factors, dtype=np.float32), logits.device)
-        seen = flat[indices]
-        flat[indices] = torch.where(seen > 0, seen / factor, seen * factor)
-    if counted_at:
-        indices = upload(np.array(counted_at), logits.device)
-        flat[indices] -= upload(np.array(decrements, dtype=np.float32), logits.device)
+    if len(seen):
+        indices = upload(seen, logits.device)
+        factor = upload(np.concatenate(factors).astype(np.float32), logits.device)
+        old = flat[indices]
+        flat[indices] = torch.where(old > 0, old / factor, old * factor)
+    if len(counted):
+        indices = upload(counted, logits.device)
+        flat[indices] -= upload(np.concatenate(decrements).astype(np.float32), logits.device)
+
+
+def _read_counts(counts: TokenCounts) -> tuple[Ints, Ints]:
+    """Return the ids that occur, and how often each does."""
+    ids, occurrences = np.array(counts.ids, np.int64), np.array(counts.occurrences, np.int64)
+    return ids[occurrences > 0], occurrences[occurrences > 0]
 
 
 def _add_bias(logits: Tensor, samples: list[SampleParams]) -> None:

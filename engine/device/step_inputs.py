@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from continuo.engine.batch import Batch
+from continuo.engine.batch import NO_STATE, Batch, WindowTable
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class StepInputs:
-    """The T tokens of R rows, concatenated; S of the rows are sampled.
+    """The T tokens of R rows, concatenated; from S of them an id is drawn.
 
     rows      |--- row 0 ---|- row 1 -|r2|
     tokens    0             |         row_offsets[2]
@@ -31,8 +31,8 @@ class StepInputs:
     """[T] int64 ids on the device; 0 for fed tokens until the runner copies the drawn ids there."""
     positions: Tensor
     """[T] int64 on the device: the index of each token in its sequence."""
-    pages: Tensor
-    """[T] int64 on the device: the page that each token's KV is written to."""
+    pages: list[Tensor]
+    """By group, [T] int64 on the device: the page that each token's KV is written to."""
     slots: Tensor
     """[T] int64 on the device: the slot, within the page in `pages`, that each token's KV is
     written to."""
@@ -42,13 +42,17 @@ class StepInputs:
     """[R] position of each row's first token: the number of earlier tokens, which have KV."""
     counts: Ints
     """[R] number of tokens of each row in this step."""
-    page_tables: list[Ints]
-    """R page tables, each with the pages for positions [0, start + count) of its row."""
+    page_tables: list[list[Ints]]
+    """By group, R page tables, each indexed by position // page_size up to the end of its row. In a
+    window group, the entries before the window of the row's first token are 0 and never used."""
+    state_slots: tuple[Tensor, Tensor] | None
+    """[R] int64 on the device: the state slots that the rows read (-1 at position 0) and write.
+    None: the rows have no state."""
     logit_indices: Tensor | None
     """[S] int64 on the device: indices of the tokens whose logits are computed; None: all T, in
     order."""
     sampled_rows: list[int]
-    """Indices of the S rows that draw an id."""
+    """The row of each of the S tokens. A row without drafts occurs at most once."""
     fed_tokens: list[tuple[int, int]]
     """For each fed row, whose input id the previous step draws: (index of its token among the T,
     row of the previous batch that draws the id)."""
@@ -69,25 +73,38 @@ def build_inputs(
     offsets = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(counts, out=offsets[1:])
     total = int(offsets[-1])
-    tables = [np.array(row.pages, dtype=np.int64) for row in rows]
-    packed = np.zeros((4, total), dtype=np.int64)  # tokens, positions, pages, slots
+    groups = [[np.array(row.pages, dtype=np.int64) for row in rows]]
+    for group in range(len(rows[0].windows)):
+        groups.append([_dense_table(row.windows[group]) for row in rows])
+    packed = np.zeros((3 + len(groups), total), dtype=np.int64)  # tokens, positions, slots, pages…
     packed[1] = np.arange(total) - np.repeat(offsets[:-1] - starts, counts)
-    packed[3] = packed[1] % page_size
+    packed[2] = packed[1] % page_size
     fed: list[tuple[int, int]] = []
     for number, row in enumerate(rows):
         span = slice(int(offsets[number]), int(offsets[number + 1]))
-        packed[2, span] = tables[number][packed[1, span] // page_size]
+        for group, tables in enumerate(groups):
+            packed[3 + group, span] = tables[number][packed[1, span] // page_size]
         if row.feed_row >= 0:
             fed.append((int(offsets[number]), row.feed_row))
         else:
             packed[0, span] = row.ids
     if vocab is not None:
         _check_ids(packed[0], offsets, vocab)
-    sampled = [number for number, row in enumerate(rows) if row.sample is not None]
+    sampled: list[int] = []
+    sampled_tokens: list[int] = []
+    for number, (row, end) in enumerate(zip(rows, offsets[1:].tolist(), strict=True)):
+        draws = len(row.samples)
+        sampled += [number] * draws
+        sampled_tokens += range(end - draws, end)
     logit_indices = None
     if len(sampled) != total:
-        logit_indices = upload(offsets[1:][sampled] - 1, device)
-    tokens, positions, pages, slots = upload(packed, device).unbind(0)
+        logit_indices = upload(np.array(sampled_tokens, dtype=np.int64), device)
+    tokens, positions, slots, *pages = upload(packed, device).unbind(0)
+    state_slots = None
+    if rows[0].slots is not NO_STATE:
+        slot_pairs = np.array([row.slots for row in rows], dtype=np.int64).T
+        read, write = upload(slot_pairs, device).unbind(0)
+        state_slots = read, write
     return StepInputs(
         tokens=tokens,
         positions=positions,
@@ -96,11 +113,18 @@ def build_inputs(
         row_offsets=offsets,
         starts=starts,
         counts=counts,
-        page_tables=tables,
+        page_tables=groups,
+        state_slots=state_slots,
         logit_indices=logit_indices,
         sampled_rows=sampled,
         fed_tokens=fed,
     )
+
+
+def _dense_table(table: WindowTable) -> Ints:
+    dense = np.zeros(table.first + len(table.pages), dtype=np.int64)
+    dense[table.first :] = table.pages
+    return dense
 
 
 def _check_ids(tokens: Ints, row_offsets: Ints, vocab: int) -> None:

@@ -10,9 +10,10 @@ from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
 from continuo.engine.core.loop import EngineLoop
 from continuo.engine.core.schedule import Scheduler
-from continuo.engine.core.sessions import Sessions
+from continuo.engine.core.sessions import RecordTurn, Sessions
+from continuo.engine.core.speculation import Speculation
 from continuo.engine.server.clients import Clients
-from continuo.engine.text import ModelText, StopStringMatcher
+from continuo.engine.text import ModelText
 from continuo.engine.wire.flight_recorder import FlightRecorder
 
 
@@ -35,17 +36,30 @@ def assemble(
     scheduler_type: type[Scheduler] = Scheduler,
     digest: str = "",
     recorder: FlightRecorder | None = None,
+    record_turn: RecordTurn | None = None,
+    speculation: Speculation | None = None,
 ) -> EngineCore[TicketT]:
-    """Build the parts of an engine core. `digest` is the fingerprint that EngineReady reports."""
+    """Build the parts of an engine core. `digest` is the fingerprint that EngineReady reports.
+    `record_turn`: as in `Sessions`. `speculation`: in place of that of `config`."""
     geometry, counters = runner.geometry, Counters()
-    cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
-    scheduler = scheduler_type(cache, geometry.batched_tokens, config.max_num_seqs)
+    cache = SessionAwareCache.for_geometry(geometry)
+    if speculation is None and config.speculative_config is not None:
+        speculation = Speculation.configure(config.speculative_config, cache.tree)
+    scheduler = scheduler_type(
+        cache,
+        geometry.batched_tokens,
+        config.max_num_seqs,
+        config.max_group_share,
+        samples_late=geometry.samples_late,
+        speculation=speculation,
+    )
     loop = EngineLoop(
         runner,
         cache,
         scheduler,
         counters,
         recorder,
+        speculation=speculation,
         audit_every_step=config.audit_every_step,
     )
     sessions = Sessions(
@@ -53,11 +67,12 @@ def assemble(
         scheduler,
         geometry,
         counters,
-        make_stop_watch=lambda stops: StopStringMatcher(stops, text.create_detokenizer()),
+        make_stop_watch=text.create_stop_matcher,
         grammars=text.create_grammar_compiler(geometry.vocab_size, loop.wake),
         emit=loop.emit,
         clock=time.monotonic,
         digest=digest,
+        record_turn=record_turn,
     )
     clients = Clients(loop.enqueue, sessions.measure_load, config, time.monotonic, text.folder)
     return EngineCore(cache, scheduler, loop, sessions, clients)

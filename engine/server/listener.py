@@ -5,6 +5,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from typing import cast
 
 import msgspec
 
@@ -20,11 +21,20 @@ SILENCE_TIMEOUT_S = 10.0
 """Silence after which a remote client is disconnected; each sends a ping every second."""
 
 
+UNPROVEN_LINKS_MAX = 64
+"""Maximum number of links before the end of their handshake; further ones are closed at once, so
+that strangers cannot take all file descriptors."""
+
+
 class RemoteClient:
     """Link to a remote client: added to the clients after the handshake, removed when the link
     is lost."""
 
-    def __init__(self, clients: Clients, ready: EngineReady, secret: bytes) -> None:
+    def __init__(
+        self, clients: Clients, ready: EngineReady, secret: bytes, unproven: "set[RemoteClient]"
+    ) -> None:
+        """`unproven`: the links whose handshake has not ended."""
+        self._unproven = unproven
         self._clients = clients
         self._ready = ready
         self.client: ClientState | None = None
@@ -36,8 +46,10 @@ class RemoteClient:
             self._on_established,
             refuse_malformed,
         )
+        unproven.add(self)
 
     def _on_established(self) -> None:
+        self._unproven.discard(self)
         self.client = self._clients.add(self.link.send_now, self.link.abort)
         self.link.send(self._ready)
 
@@ -46,10 +58,18 @@ class RemoteClient:
         self._clients.receive(self.client, commands)
 
     def _on_lost(self) -> None:
+        self._unproven.discard(self)
         if self.link.handshake_error is not None:
             log.warning("refused a client: %s", self.link.handshake_error)
         if self.client is not None:
             self._clients.remove(self.client)
+
+
+class _RefusedLink(asyncio.Protocol):
+    """A connection above UNPROVEN_LINKS_MAX."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()  # uvloop's own class is not a subclass
 
 
 async def listen(listener: ListenerConfig, clients: Clients, ready: EngineReady) -> asyncio.Server:
@@ -57,8 +77,15 @@ async def listen(listener: ListenerConfig, clients: Clients, ready: EngineReady)
     secret = read_secret(listener.secret_file) if listener.secret_file else b""
     event_loop = asyncio.get_running_loop()
 
+    unproven: set[RemoteClient] = set()
+
+    def make_protocol() -> asyncio.Protocol:
+        if len(unproven) >= UNPROVEN_LINKS_MAX:
+            return _RefusedLink()
+        return RemoteClient(clients, ready, secret, unproven).link
+
     server = await event_loop.create_server(
-        lambda: RemoteClient(clients, ready, secret).link,
+        make_protocol,
         sock=socket.socket(fileno=listener.fd),
         ssl=_tls_context(listener),
     )

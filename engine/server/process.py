@@ -3,7 +3,7 @@
 The single argument, START (JSON of StartOptions), names the inherited descriptors: a socket to the
 parent process, which is a client too, the memory of the flight recorder, and optionally a listening
 socket for remote clients. The process exits when the parent closes its link or dies; other clients
-may connect and disconnect.
+may connect and disconnect. A standby process has imported all modules and waits to be promoted.
 """
 
 import asyncio
@@ -16,17 +16,21 @@ import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvloop
 
 from continuo.engine.batch import DeviceLost, Runner
 from continuo.engine.config import EngineConfig, StartOptions
+from continuo.engine.core.sessions import RecordTurn
 from continuo.engine.errors import EngineError
+from continuo.engine.log_format import JsonFormatter
 from continuo.engine.server.assembly import assemble
 from continuo.engine.server.listener import listen
+from continuo.engine.server.turn_spans import TurnSpans
 from continuo.engine.text import ModelText
+from continuo.engine.trace_export import create_trace_provider, flush_traces
 from continuo.engine.wire.flight_recorder import FlightRecorder
 from continuo.engine.wire.link import Link
 from continuo.engine.wire.messages import (
@@ -37,6 +41,9 @@ from continuo.engine.wire.messages import (
     ModelLoading,
     refuse_malformed,
 )
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 log = logging.getLogger(__name__)
 
@@ -49,21 +56,57 @@ progress to its second argument, as loading stage and fraction done. Raises Engi
 
 
 def main(build_runner: RunnerFactory) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles signals to the group
+    # The parent handles signals to the group.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     start = msgspec.json.decode(sys.argv[1], type=StartOptions)
-    status = 0
+    _configure_logging(start.engine)
+    if start.is_standby and not _wait_for_promotion(start.parent):
+        return
+    status, traces = 0, _create_trace_provider(start.engine)
+    record_turn = None if traces is None else TurnSpans(traces)
     try:
-        uvloop.run(_serve(start, build_runner))
+        uvloop.run(_serve(start, build_runner, record_turn))
     except DeviceLost as error:
         log.critical("%s; this engine process exits and must be restarted", error)
         status = 1
+    if traces is not None:
+        flush_traces(traces)
     logging.shutdown()
     os._exit(status)  # skip the teardown of device libraries: nothing outlives the process
 
 
-async def _serve(start: StartOptions, build_runner: RunnerFactory) -> None:
+def _configure_logging(config: EngineConfig) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        JsonFormatter()
+        if config.log_format == "json"
+        else logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s")
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _create_trace_provider(config: EngineConfig) -> "TracerProvider | None":
+    if config.otlp_traces_endpoint is None:
+        return None
+    try:
+        return create_trace_provider(config.otlp_traces_endpoint, "continuo-engine")
+    except ImportError:
+        log.warning("OpenTelemetry is not installed here: this engine exports no traces")
+        return None
+
+
+def _wait_for_promotion(parent: int) -> bool:
+    """Wait until the parent process sends a byte, and return True. Returns False if it closes the
+    socket instead, or dies."""
+    with socket.socket(fileno=os.dup(parent)) as sock:
+        sock.setblocking(True)
+        return bool(sock.recv(1))
+
+
+async def _serve(
+    start: StartOptions, build_runner: RunnerFactory, record_turn: RecordTurn | None
+) -> None:
     config = start.engine
     recorder = FlightRecorder.from_fd(start.recorder)
     early_commands: list[EngineCommand] = []
@@ -92,10 +135,12 @@ async def _serve(start: StartOptions, build_runner: RunnerFactory) -> None:
         link.close()
         return
     ready = msgspec.structs.replace(ready, predecessor=recorder.read_predecessor())
-    core = assemble(runner, text, config, digest=ready.digest, recorder=recorder)
+    core = assemble(
+        runner, text, config, digest=ready.digest, recorder=recorder, record_turn=record_turn
+    )
     clients = core.clients
-    gc.collect()
-    gc.freeze()  # loaded objects stay: exclude them from every later collection
+    gc.freeze()  # loaded objects stay: exclude them from every collection
+    gc.enable()
     parent = clients.add(link.send_now)
     receive = functools.partial(clients.receive, parent)
     link.send(ready)

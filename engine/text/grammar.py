@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, cast
 
@@ -88,14 +88,26 @@ def _find_schema_problem(schema: str) -> str | None:
         rule = llguidance.LLMatcher.grammar_from_lark(f"start: {build_json_rule(schema)}")
     except SchemaError as error:
         return str(error)
-    return _shorten_problem(llguidance.LLMatcher.validate_grammar(rule, limits=_LIMITS)) or None
+    problem = llguidance.LLMatcher.validate_grammar(rule, limits=_LIMITS)
+    if problem:
+        return _shorten_problem(problem)
+    matcher = llguidance.LLMatcher(_byte_tokenizer(), rule, log_level=0, limits=_LIMITS)
+    matcher.compute_bitmask()
+    if matcher.is_stopped():
+        return "no value satisfies it: a reference refers to itself"
+    return None
+
+
+@functools.cache
+def _byte_tokenizer() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer("byte")
 
 
 class GrammarMatcher:
     """State of the grammar of one turn after the ids drawn so far."""
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, ends: Sequence[int], stop_ids: Sequence[int]
+        self, matcher: llguidance.LLMatcher, ends: Iterable[int], stop_ids: Iterable[int]
     ) -> None:
         """`ends`: ids that `matcher` allows where the grammar may end. Token masks allow the turn's
         `stop_ids` in their place."""
@@ -107,6 +119,14 @@ class GrammarMatcher:
         """Advance by an id that the turn has drawn."""
         if token_id not in self._stop_ids:
             self._matcher.consume_token(token_id)
+
+    def copy(self) -> "GrammarMatcher":
+        return GrammarMatcher(self._matcher.deep_copy(), self._end_ids, self._stop_ids)
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """Return how many of `token_ids`, none of them a stop id, the grammar allows next, up to
+        the first that it does not allow."""
+        return self._matcher.validate_tokens(list(token_ids))
 
     def compute_bitmask(self) -> bytes:
         """Compute the token mask: one bit per id, least significant bit first, set if the id may be
@@ -124,6 +144,35 @@ class GrammarMatcher:
             else:
                 mask[id >> 3] &= ~(1 << (id & 7))
         return bytes(mask)
+
+
+class DraftMasks:
+    """The token masks after each of some ids that the turn may draw, computed when first needed, in
+    a copy of its matcher, which is advanced by them."""
+
+    def __init__(self, matcher: GrammarMatcher, drafts: Sequence[int]) -> None:
+        self._original = matcher
+        self._drafts = drafts
+        self._advanced: GrammarMatcher | None = None
+        self._masks: list[bytes] = []
+
+    def compute_after(self, count: int) -> bytes:
+        """Compute the token mask after the first `count` ids."""
+        matcher = self._advanced = self._advanced or self._original.copy()
+        while len(self._masks) < count:
+            matcher.accept(self._drafts[len(self._masks)])
+            self._masks.append(matcher.compute_bitmask())
+        return self._masks[count - 1]
+
+
+class DraftMask(NamedTuple):
+    """The token mask after the first `position` ids of `masks`."""
+
+    masks: DraftMasks
+    position: int
+
+    def compute_bitmask(self) -> bytes:
+        return self.masks.compute_after(self.position)
 
 
 class _Compiled(NamedTuple):

@@ -1,15 +1,25 @@
 """Everything textual in a checkpoint folder: tokenizer, chat template, stop ids."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from continuo.engine.errors import ModelError
+from continuo.engine.sampling import Sampling
 from continuo.engine.text.chat_template.jinja_program import JinjaProgram
 from continuo.engine.text.chat_template.renderer import TemplateRenderer
 from continuo.engine.text.chat_template.template import ChatTemplate
 from continuo.engine.text.grammar import GrammarCompiler
+from continuo.engine.text.output_channels import (
+    OutputDecoder,
+    SpokenTextDecoder,
+    find_reasoning_format,
+    make_splitter,
+)
+from continuo.engine.text.stop import StopStringMatcher
 from continuo.engine.text.tokenizer.detokenizer import Detokenizer
+from continuo.engine.text.tokenizer.token_bytes import TokenBytes
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer, read_json, read_special_tokens
 
 
@@ -19,29 +29,39 @@ class ModelText:
     folder: str
     template: ChatTemplate | None
     """The chat template; None if the checkpoint has none."""
+    token_bytes: TokenBytes
     stop_ids: tuple[int, ...]
     """Ids that end a turn: the EOS ids in config.json, generation_config.json and
     tokenizer_config.json."""
 
     def __init__(self, folder: str, *, tokens_max: int | None = None, **options: Any) -> None:
-        """Load a checkpoint folder. `options` are passed to the chat template.
-
-        Encoding a text to more than `tokens_max` ids raises TooLong. Raises ModelError, naming the
-        missing or broken file.
-        """
+        """Load a checkpoint folder. `tokens_max`: see `limit_tokens`; None: no limit. `options` are
+        passed to the chat template. Raises ModelError, naming the missing or broken file."""
         self.folder = folder
         path = Path(folder)
         names = read_special_tokens(path)
         source = _read_template_source(path)
         program = JinjaProgram(source, names) if source else None
-        self._tokenizer = Tokenizer.load(path, program.template_text if program else "", tokens_max)
+        self._tokenizer = Tokenizer.load(path, program.template_text if program else "")
         if tokens_max is not None:
-            _ = self._tokenizer.token_chars_max  # Slow the first time, so computed on loading.
+            self.limit_tokens(tokens_max)
+        self.token_bytes = TokenBytes(self._tokenizer)
         self.stop_ids = _read_stop_ids(path, self._tokenizer.id_of(names.get("eos_token", "")))
+        self._reasoning_format = find_reasoning_format(self._tokenizer)
         self.template = None
         if program:
             renderer = TemplateRenderer(program, self._tokenizer, options)
             self.template = ChatTemplate(renderer, self._tokenizer, self.stop_ids)
+
+    def limit_tokens(self, tokens_max: int) -> None:
+        """Make the encoding of a text to more than `tokens_max` ids raise TooLong."""
+        self._tokenizer.limit_tokens(tokens_max)
+        _ = self._tokenizer.token_chars_max  # Slow the first time, so computed on loading.
+
+    @cached_property
+    def bos_ids(self) -> tuple[int, ...]:
+        """Ids that the tokenizer puts before a raw text: a BOS token, or none."""
+        return self._tokenizer.bos_ids
 
     @property
     def vocab_size(self) -> int:
@@ -65,9 +85,27 @@ class ModelText:
         """Create a detokenizer that skips special tokens, except those that `ToolParser` needs:
         the markers of tool calls."""
         syntax = self.template.tool_format if self.template else None
-        markers = (syntax.marker, syntax.close_marker, syntax.args_marker) if syntax else ()
-        ids = {id for marker in markers if (id := self._tokenizer.id_of(marker)) is not None}
+        literals = syntax.literals if syntax and not syntax.is_harmony else ()
+        ids = {
+            id
+            for literal in literals
+            for _, id in self._tokenizer.split_added_tokens(literal)
+            if id is not None
+        }
         return Detokenizer(self._tokenizer, visible_ids=ids & self._tokenizer.special_ids)
+
+    def create_output_decoder(self, *, starts_in_reasoning: bool = False) -> OutputDecoder:
+        """Create the decoder of a turn's output. `starts_in_reasoning`: the prompt has opened the
+        reasoning."""
+        splitter = make_splitter(
+            self._reasoning_format, self._tokenizer, starts_in_reasoning=starts_in_reasoning
+        )
+        return OutputDecoder(self.create_detokenizer(), splitter)
+
+    def create_stop_matcher(self, sampling: Sampling) -> StopStringMatcher:
+        """Create the matcher of a turn's stop strings, which are searched in its text alone."""
+        decoder = self.create_output_decoder(starts_in_reasoning=sampling.starts_in_reasoning)
+        return StopStringMatcher(sampling.stop, SpokenTextDecoder(decoder))
 
     def create_grammar_compiler(self, vocab_size: int, wake: Callable[[], None]) -> GrammarCompiler:
         """Create a grammar compiler for a model of `vocab_size` ids; `wake` is passed to

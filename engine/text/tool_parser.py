@@ -1,9 +1,11 @@
 """Streaming parser of tool calls in the text of a response.
 
-    Hermes, Qwen    text <tool_call>{"name": "f", "arguments": {...}}</tool_call>
-    Llama 3         {"name": "f", "parameters": {...}}   or after <|python_tag|>
-    Mistral         text [TOOL_CALLS] [{"name": "f", "arguments": {...}, "id": "..."}, ...]
-    Mistral, later  text [TOOL_CALLS]f[ARGS]{...}
+    object     text <tool_call>{"name": "f", "arguments": {...}}</tool_call>
+               {"name": "f", "parameters": {...}}   or after <|python_tag|>
+               text [TOOL_CALLS] [{"name": "f", "arguments": {...}, "id": "..."}, ...]
+    named      text [TOOL_CALLS]f[ARGS]{...}
+               text <tool_call> <function=f> <parameter=a> 1 </parameter> </function> </tool_call>
+               text <|tool_call_start|>[f(a=1), g()]<|tool_call_end|>
 
 One state machine parses them all, parameterized by a `ToolFormat`:
 
@@ -11,18 +13,32 @@ One state machine parses them all, parameterized by a `ToolFormat`:
                         └── not a call: the marker was text                           └─▶ head
 
 Input is emitted as text as soon as it cannot be part of a call. Every ParsedCallStarted is followed
-by a ParsedCallEnded, with `is_complete` false if the arguments have no end. The events do not
-depend on how the text is split into pieces, except for the sizes of text and argument pieces.
+by a ParsedCallEnded, with `is_complete` false if the arguments have no end. Arguments are emitted
+as JSON in every format. The events do not depend on how the text is split into pieces, except for
+the sizes of text and argument pieces.
 """
 
 import json
 import re
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import cast
 
 import msgspec
 
-from continuo.engine.text.tool_format import ToolFormat
+from continuo.engine.text.tool_arguments import (
+    JsonScanner,
+    NeedsMore,
+    NoMatch,
+    make_reader,
+    match_literal,
+)
+from continuo.engine.text.tool_format import (
+    JsonArguments,
+    NamedCalls,
+    TaggedArguments,
+    ToolFormat,
+)
 
 
 class ParsedText(msgspec.Struct, frozen=True):
@@ -45,14 +61,21 @@ class ParsedCallEnded(msgspec.Struct, frozen=True):
 
 ParsedToolEvent = ParsedText | ParsedCallStarted | ParsedArguments | ParsedCallEnded
 
+TypesOfArguments = Callable[[str, str], frozenset[str] | None]
+"""Returns the JSON types that a tool's schema allows for one of its arguments. Takes the name of
+the tool and that of the argument. None: any type."""
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _HEAD = re.compile(
-    rf'\s*\{{\s*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)', re.DOTALL
+    rf'\s*\{{\s*"(?:tool_)?name"\s*:\s*({_STRING})\s*,'
+    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\S)',
+    re.DOTALL,
 )
-_NAMED_HEAD = re.compile(r"\s*([\w.:-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?=\S)")
-_NAMED_HEAD_LONGEST = "f[CALL_ID]x[ARGS]{"
+_NAME = re.compile(r"\s*([\w.-]+)")
+_CALL_ID = re.compile(r"\s*([\w.:-]*)")
 _FIRST_KEY = re.compile(rf"\{{\s*({_STRING})", re.DOTALL)
-_CALL_KEYS = ("name", "arguments", "parameters", "type", "id")
+_CALL_KEYS = frozenset(
+    ("name", "arguments", "parameters", "type", "id", "tool_name", "tool_call_id")
+)
 _CALL_CHARS_MAX = 16_384
 """Maximum number of characters held back until the name of a call is known; longer text is not a
 call."""
@@ -62,24 +85,31 @@ class ToolParser:
     """Parses the text of one response: `push` each piece, then `finish`; both return events."""
 
     def __init__(
-        self, tool_format: ToolFormat | None, tool_names: Collection[str] | None = None
+        self,
+        tool_format: ToolFormat | None,
+        tool_names: Collection[str] | None = None,
+        types_of: TypesOfArguments = lambda _name, _key: None,
     ) -> None:
         """`tool_format` None: all input is emitted as text. `tool_names`: names of the declared
         tools. A call without a marker is recognized only if it names one of these (None: any
-        name)."""
+        name). `types_of`: the types that an argument may have."""
         self._optional_format = tool_format
         self._tool_names = tool_names
-        self._unread = ""
+        self._types_of = types_of
+        self._unread: str = ""
         """Text pushed but not parsed yet."""
-        self._markup = ""
+        self._markup: str = ""
         """Text consumed as the markup that opens a call (marker, brackets, spaces); emitted as text
         if no call follows."""
         self._events: list[ParsedToolEvent] = []
-        self._scanner = _JsonScanner()
+        self._scanner = JsonScanner()
+        self._reader = make_reader(JsonArguments())
         self._is_close_pending = False
         """Whether a call ended without its closing marker, which may still follow and is then
         skipped."""
         self._is_after_call = False
+        self._is_next = False
+        """Whether the call being read follows another one in its list."""
         self._state: Callable[[ToolParser], bool] = ToolParser._read_text
         if tool_format is None:
             self._state = ToolParser._read_all_text
@@ -99,8 +129,12 @@ class ToolParser:
             while self._state(self):
                 pass
         if self._state == ToolParser._read_arguments:
-            self._events.append(ParsedCallEnded(is_complete=False))
-        elif self._state == ToolParser._read_remainder:
+            _, piece = self._reader.feed(self._unread, is_last=True)
+            if piece:
+                self._events.append(ParsedArguments(piece))
+            is_complete = self._reader.has_ended and not self._reader.is_broken
+            self._events.append(ParsedCallEnded(is_complete=is_complete))
+        elif self._state == ToolParser._read_call_end or self._state == ToolParser._read_remainder:
             self._events.append(ParsedCallEnded())
         elif (
             self._state != ToolParser._read_after_call
@@ -175,8 +209,8 @@ class ToolParser:
     def _read_head(self) -> bool:
         """Parse the head of a call: its text up to the start of its arguments. Returns False if
         more text is needed."""
-        if self._tool_format.args_marker:
-            return self._read_named_head()
+        if self._tool_format.named is not None:
+            return self._read_named_head(self._tool_format.named)
         head = _HEAD.match(self._unread)
         if head and self._unread[head.end()] == "{":
             name = _parse_string(head[1])
@@ -185,17 +219,28 @@ class ToolParser:
             return self._start_call(name, head.end())
         return self._read_whole_call()
 
-    def _read_named_head(self) -> bool:
-        """Parse `name[ARGS]{` or `name[CALL_ID]id[ARGS]{`. Returns False if more text is needed."""
-        head = _NAMED_HEAD.match(self._unread)
-        if head and self._unread[head.end()] == "{" and self._is_tool(head[1]):
-            return self._start_call(head[1], head.end())
-        # The text may still become a head if some suffix of the longest head completes it.
-        endings = (_NAMED_HEAD_LONGEST[at:] for at in range(len(_NAMED_HEAD_LONGEST)))
-        is_partial_head = any(_NAMED_HEAD.match(self._unread + ending) for ending in endings)
-        if head or not is_partial_head or len(self._unread) > _CALL_CHARS_MAX:
+    def _read_named_head(self, named: NamedCalls) -> bool:
+        """Parse what is between the marker, or the call before, and the arguments. Returns False if
+        more text is needed."""
+        text = self._unread
+        try:
+            at = match_literal(named.next_begin if self._is_next else named.begin, text, 0)
+            name = _match_word(_NAME, text, at)
+            at = name.end()
+            if named.id_mark:
+                at = _skip_call_id(named.id_mark, text, at)
+            at = match_literal(named.name_end, text, at)
+            if named.name_end.endswith("\n") and text[at : at + 1] == "\n":
+                at += 1
+            if isinstance(named.arguments, JsonArguments):
+                at = match_literal("{", text, at) - 1
+            if not self._is_tool(name[1]):
+                raise NoMatch
+        except NoMatch:
             return self._reject_call()
-        return False
+        except NeedsMore:
+            return len(text) > _CALL_CHARS_MAX and self._reject_call()
+        return self._start_call(name[1], at)
 
     def _read_whole_call(self) -> bool:
         """Parse a complete call whose arguments cannot be streamed: they precede the name, or are
@@ -207,7 +252,7 @@ class ToolParser:
         wrong_key = key is not None and _parse_string(key[1]) not in _CALL_KEYS
         if self._unread[start] != "{" or wrong_key or len(self._unread) > _CALL_CHARS_MAX:
             return self._reject_call()
-        value = _JsonScanner()
+        value = JsonScanner()
         end = value.feed(self._unread[start:])
         if not value.has_ended:
             return False
@@ -223,22 +268,36 @@ class ToolParser:
         return True
 
     def _read_arguments(self) -> bool:
-        end = self._scanner.feed(self._unread)
-        if end:
-            self._events.append(ParsedArguments(self._unread[:end]))
+        end, piece = self._reader.feed(self._unread)
+        if piece:
+            self._events.append(ParsedArguments(piece))
         self._unread = self._unread[end:]
-        if not self._scanner.has_ended:
+        if not self._reader.has_ended:
             return False
-        if self._scanner.is_broken:
+        if self._reader.is_broken:
             self._events.append(ParsedCallEnded(is_complete=False))
             self._is_after_call = self._is_close_pending = bool(self._tool_format.close_marker)
             self._state = ToolParser._read_text
-        elif self._tool_format.args_marker:
-            self._events.append(ParsedCallEnded())
-            self._end_call(0)
+        elif self._tool_format.named is not None:
+            self._state = ToolParser._read_call_end
         else:
-            self._scanner = _JsonScanner(inside="{")
+            self._scanner = JsonScanner(inside="{")
             self._state = ToolParser._read_remainder
+        return True
+
+    def _read_call_end(self) -> bool:
+        """Skip the text that ends a named call. Returns False if more text is needed."""
+        named = self._tool_format.named
+        assert named is not None, "only named calls have an end of their own"
+        end, is_complete = 0, True
+        try:
+            end = match_literal(named.end, self._unread, 0)
+        except NeedsMore:
+            return False
+        except NoMatch:  # A missing end is tolerated where the arguments show their own.
+            is_complete = not isinstance(named.arguments, TaggedArguments)
+        self._events.append(ParsedCallEnded(is_complete=is_complete))
+        self._end_call(end)
         return True
 
     def _read_remainder(self) -> bool:
@@ -266,22 +325,31 @@ class ToolParser:
         stripped = self._unread.lstrip()
         if not stripped:
             return False
-        close = self._tool_format.close_marker
-        if close and stripped.startswith(close):
-            self._unread = stripped[len(close) :]
-            self._state = ToolParser._read_text
-        elif close and close.startswith(stripped):
+        named, close = self._tool_format.named, self._tool_format.close_marker
+        try:
+            if named is not None and _matches(named.next_begin, self._unread):
+                self._is_next = True
+                self._markup = ""
+                self._state = ToolParser._read_head
+                return True
+            if _matches(close, self._unread):
+                self._unread = self._unread[match_literal(close, self._unread, 0) :]
+                self._state = ToolParser._read_text
+                return True
+        except NeedsMore:
             return False
-        elif (stripped[0] == "," and self._tool_format.is_array) or (
+        if stripped[0] == "]" and self._tool_format.is_array:
+            self._unread = stripped[1:]
+            if not close:
+                self._state = ToolParser._read_text
+        elif (stripped[0] in ",{" and self._tool_format.is_array) or (
             stripped[0] == ";" and self._tool_format.allows_bare
         ):
-            self._markup = self._unread[: len(self._unread) - len(stripped) + 1]
-            self._unread = stripped[1:]
+            skipped = len(self._unread) - len(stripped) + (stripped[0] != "{")
+            self._markup = self._unread[:skipped]
+            self._unread = self._unread[skipped:]
             self._state = ToolParser._read_head
         else:
-            self._unread = (
-                stripped[1:] if stripped[0] == "]" and self._tool_format.is_array else self._unread
-            )
             self._is_close_pending = bool(close)
             self._state = ToolParser._read_text
         return True
@@ -300,12 +368,19 @@ class ToolParser:
 
     @property
     def _has_marker(self) -> bool:
-        return not self._tool_format.allows_bare or self._tool_format.marker in self._markup
+        """Whether the call has a marker that text cannot have by chance."""
+        marker = self._tool_format.marker
+        if self._tool_format.allows_bare:
+            return marker in self._markup
+        return marker[0] in "<["
 
     def _start_call(self, name: str, end: int) -> bool:
         self._events.append(ParsedCallStarted(name))
         self._unread = self._unread[end:]
-        self._scanner = _JsonScanner()
+        named = self._tool_format.named
+        arguments = JsonArguments() if named is None else named.arguments
+        self._reader = make_reader(arguments, partial(self._types_of, name))
+        self._is_next = False
         self._state = ToolParser._read_arguments
         return True
 
@@ -319,6 +394,7 @@ class ToolParser:
         Returns True: the unread text can be parsed at once."""
         self._emit_text(self._markup)
         self._markup = ""
+        self._is_next = False
         self._state = ToolParser._read_text
         return True
 
@@ -334,48 +410,6 @@ class ToolParser:
         return events
 
 
-class _JsonScanner:
-    """Finds the end of one JSON object or array that arrives in pieces, by brackets and strings
-    alone."""
-
-    def __init__(self, inside: str = "") -> None:
-        """`inside`: brackets that are already open when the text begins."""
-        self._open_brackets = inside
-        self._in_string = False
-        self._escaped = False
-        self.is_fresh = True
-        """Whether no character has been scanned yet."""
-        self.has_ended = False
-        self.is_broken = False
-        """Whether the value ended with a closing bracket that does not match the open one."""
-
-    def feed(self, text: str) -> int:
-        """Scan `text`. Returns how many of its characters belong to the value."""
-        for at, letter in enumerate(text):
-            if self.has_ended:
-                return at
-            self.is_fresh = False
-            self._read(letter)
-            if self.is_broken:
-                return at
-        return len(text)
-
-    def _read(self, letter: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif self._in_string:
-            self._escaped = letter == "\\"
-            self._in_string = letter != '"'
-        elif letter == '"':
-            self._in_string = True
-        elif letter in "{[":
-            self._open_brackets += letter
-        elif letter in "}]":
-            self.is_broken = self._open_brackets[-1:] + letter not in ("{}", "[]")
-            self._open_brackets = self._open_brackets[:-1]
-            self.has_ended = self.is_broken or not self._open_brackets
-
-
 def _parse_call(text: str) -> tuple[str, str | None] | None:
     """Parse a call written as one JSON object into (name, arguments as JSON text).
 
@@ -388,7 +422,8 @@ def _parse_call(text: str) -> tuple[str, str | None] | None:
     if not isinstance(value, dict):
         return None
     call = cast(dict[str, object], value)
-    name, arguments = call.get("name"), call.get("arguments", call.get("parameters"))
+    name = call.get("name", call.get("tool_name"))
+    arguments = call.get("arguments", call.get("parameters"))
     if not isinstance(name, str):
         return None
     if isinstance(arguments, str) or arguments is None:
@@ -408,3 +443,30 @@ def _count_overlap(text: str, marker: str) -> int:
     the whole marker."""
     lengths = range(min(len(text), len(marker) - 1), 0, -1)
     return next((length for length in lengths if marker.startswith(text[-length:])), 0)
+
+
+def _match_word(pattern: re.Pattern[str], text: str, at: int) -> re.Match[str]:
+    """Match a word that does not end with the text. Raises NeedsMore or NoMatch."""
+    found = pattern.match(text, at)
+    if found is None:
+        raise NoMatch if text[at:].strip() else NeedsMore
+    if found.end() == len(text):
+        raise NeedsMore
+    return found
+
+
+def _matches(literal: str, text: str) -> bool:
+    """Whether `text` begins with a literal that is not empty. Raises NeedsMore."""
+    try:
+        return match_literal(literal, text, 0) > 0
+    except NoMatch:
+        return False
+
+
+def _skip_call_id(mark: str, text: str, at: int) -> int:
+    """Skip the id of a call after its name, which may be missing. Raises NeedsMore."""
+    try:
+        after = match_literal(mark, text, at)
+    except NoMatch:
+        return at
+    return _match_word(_CALL_ID, text, after).end()

@@ -25,6 +25,8 @@ Received = TypeVar("Received")
 FRAME_BYTES_MAX = 256 << 20
 """Maximum size of a frame after the handshake; receiving a longer one aborts the link."""
 HANDSHAKE_TIMEOUT_S = 5.0
+QUEUED_MESSAGES_MAX = 100_000
+"""Maximum messages queued for a peer that does not read; more abort the link."""
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors that msgspec raises for malformed input."""
 
@@ -64,13 +66,15 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._to_send: list[Sent] = []
+        self._is_paused = False
+        """Whether the peer reads more slowly than this end sends."""
 
     def send(self, *messages: Sent) -> None:
         """Queue messages, to be sent in one frame after this iteration of the event loop. Once the
         link is lost, which `on_lost` reports, messages are silently discarded."""
         if not self._to_send:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._to_send.extend(messages)
+        self._queue(messages)
 
     def send_all(self, messages: Sequence[Sent]) -> None:
         if messages:
@@ -79,11 +83,18 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
     def send_now(self, messages: Sequence[Sent]) -> None:
         """Send messages at once, in the same frame as messages queued before."""
         if messages:
-            self._to_send.extend(messages)
+            self._queue(messages)
             self._flush()
+
+    def _queue(self, messages: Sequence[Sent]) -> None:
+        self._to_send.extend(messages)
+        if len(self._to_send) > QUEUED_MESSAGES_MAX:
+            log.warning("closing a link: its peer does not read")
+            self.abort()
 
     def close(self) -> None:
         """Send queued messages, then close the link."""
+        self._is_paused = False
         self._flush()
         if self._transport is not None:
             self._transport.close()
@@ -97,7 +108,9 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is not a subclass
-        self._transport.set_write_buffer_limits(0)  # uvloop: send each write at once
+        # uvloop sends each write at once if it exceeds the limit. The limit is not 0: an empty
+        # buffer reaches that, and then TLS pauses a link that has sent everything.
+        self._transport.set_write_buffer_limits(1, 0)
         if self._handshake is None:
             self._on_established()
             return
@@ -192,9 +205,19 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self._handshake_timer = None
 
     def _flush(self) -> None:
+        if self._is_paused:
+            return
         messages, self._to_send = self._to_send, []
         if messages and self._transport is not None:
             self._write_all(messages)
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """Send what was queued while the peer did not read, in one frame."""
+        self._is_paused = False
+        self._flush()
 
     def _write_all(self, messages: Sequence[Sent]) -> None:
         """Send messages in one frame, or in several where one would exceed FRAME_BYTES_MAX."""

@@ -13,7 +13,7 @@ A session is attached to one client at a time, under a fence (fencing token) tha
 client with a higher fence takes the session over; a command with a lower fence is refused.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -26,6 +26,10 @@ KVResidency = Literal["hot", "host", "recomputed", "none"]
 partly in the host tier; `recomputed`: partly lost; `none`: the session had no KV."""
 
 
+Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)]
+"""Share of a group, relative to those of other groups."""
+Traceparent = Annotated[str, msgspec.Meta(max_length=64)]
+"""W3C trace context of the span that a client has begun for a turn; empty: none."""
 NO_REPLY = 0
 """Value of `n` in a command that needs no reply, such as those that the engine itself creates."""
 
@@ -44,7 +48,8 @@ class OpenSession(FencedCommand, frozen=True, tag="Open"):
     """Open a session with an empty token log. `timeout_s` is its idle timeout; None: none.
     `capacity_tokens` is the maximum length of its log; None: the engine's limit. `scope` is its
     cache scope. `digest` is the fingerprint of the model, tokenizer and chat template that its ids
-    are for; empty if unknown."""
+    are for; empty if unknown. Sessions with the same `group` share rows, pages and prefill fairly
+    with those of other groups; `weight` is the share of the group relative to others."""
 
     session: str
     streaming: bool = True
@@ -52,6 +57,8 @@ class OpenSession(FencedCommand, frozen=True, tag="Open"):
     capacity_tokens: int | None = None
     scope: str = ""
     digest: str = ""
+    group: str = ""
+    weight: Weight = 1.0
 
 
 AppendSpan = Literal["firm", "provisional", "commit"]
@@ -91,6 +98,7 @@ class Generate(FencedCommand, frozen=True, tag="Generate"):
     sampling: Sampling
     resumed: int = 0
     asked_s: float = 0.0
+    traceparent: Traceparent = ""
 
 
 class CancelTurn(FencedCommand, frozen=True, tag="Cancel"):
@@ -103,7 +111,13 @@ class CancelTurn(FencedCommand, frozen=True, tag="Cancel"):
 
 
 class PauseTurn(FencedCommand, frozen=True, tag="Pause"):
-    """Pause the running turn, without a TurnEnded; AttachSession continues it."""
+    """Pause the running turn, without a TurnEnded; ResumeTurn or AttachSession continues it."""
+
+    session: str
+
+
+class ResumeTurn(FencedCommand, frozen=True, tag="Resume"):
+    """Continue the paused turn. No effect if no turn is paused."""
 
     session: str
 
@@ -138,7 +152,7 @@ class GetSessionInfo(FencedCommand, frozen=True, tag="Info"):
 
 
 class AttachSession(FencedCommand, frozen=True, tag="Attach"):
-    """Make an engine's copy of a session equal to its client's replica.
+    """Make an engine's copy of a session what its client says it is.
 
     A session that this engine does not have is opened with `opened`. The log is changed to `ids`,
     keeping the KV of the common prefix; `provisional` becomes its provisional span. All commands
@@ -148,8 +162,8 @@ class AttachSession(FencedCommand, frozen=True, tag="Attach"):
     begins with `ids`, that turn continues: its output after `ids` is sent as TurnTokens, and
     TurnEnded if it has ended. Otherwise the engine starts the turn at the end of `ids`, whose last
     `generate.resumed` ids are output that the turn has emitted on another engine. Any other turn of
-    the session is cancelled. `paused` leaves the turn paused until the next AttachSession or
-    CancelTurn.
+    the session is cancelled. `paused` leaves the turn paused until a ResumeTurn, the next
+    AttachSession or a CancelTurn.
     """
 
     opened: OpenSession
@@ -205,6 +219,7 @@ SessionCommand = (
     | Generate
     | CancelTurn
     | PauseTurn
+    | ResumeTurn
     | RewindSession
     | ForkSession
     | CloseSession
@@ -260,6 +275,27 @@ class EngineStats(msgspec.Struct, frozen=True):
     host_pages_used: int
     pages_spilled: int
     pages_recalled: int
+    waiting_turns: int = 0
+    """Turns among `active_turns` that have no pages yet."""
+    sessions_on_device: int = 0
+    sessions_on_host: int = 0
+    """Sessions with KV in host memory; those with KV on the device alone, or none, are not
+    counted."""
+    audits: int = 0
+    """Audits of the KV pages of an idle engine, failed ones included."""
+    state_bytes_total: int = 0
+    """Size of the pool of recurrent states on the device; 0: the model has none."""
+    state_bytes_used: int = 0
+    host_state_bytes_total: int = 0
+    """Size of the pool of recurrent states in host memory."""
+    host_state_bytes_used: int = 0
+    state_bytes_spilled: int = 0
+    """Bytes of recurrent states that were moved to host memory so far."""
+    draft_rows: int = 0
+    """Rows of a step with drafts."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    """Tokens of output that were drafts; each row with drafts has sampled one more."""
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,7 +307,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 1
     """Maximum rows in one step."""
     pages_leased: int = 0
-    """Pages owned by the leases of sessions, without the shared pages of the radix tree."""
+    """Pages that the leases of sessions have, on their own or in the radix tree."""
     pages_total: int = 1
     draining: bool = False
     step_s: float = 0.0
@@ -402,6 +438,8 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     """Seconds that the device computed, for any session, from the request to the end of the
     turn."""
     error: str | None = None
+    traced: bool = False
+    """Whether the engine exports spans of the turn, below that of `Generate.traceparent`."""
 
 
 class SessionExpired(msgspec.Struct, frozen=True, tag="Expired"):

@@ -3,18 +3,27 @@
     ids   | firm: history, changed only on request    | provisional: the last span, replaceable |
           0 .................................... length ............................... len(ids)
 
-The log is the source of truth. The engine keeps one beside each lease. The engine client keeps a
-copy, from which it attaches the session to another engine if the first one is lost. Every change
-validates its arguments before it takes effect, so a refused change has no effect. `append` and
-`rewind` return how many ids at the start of the old log are kept.
+The log is the source of truth: the engine keeps one beside each lease, and KV is a cache of it.
+Every change validates its arguments before it takes effect, so a refused change has no effect.
+`append` and `rewind` return how many ids at the start of the old log are kept.
 """
 
 from array import array
+from typing import Protocol
 
+from continuo.engine.batch import TokenCounts
 from continuo.engine.errors import BadRequest, TooLong
 from continuo.engine.wire.bounds import check_token_ids
 from continuo.engine.wire.messages import AppendIds
 from continuo.engine.wire.turn_tree import AppendBase, TurnTree, common_prefix_length
+
+
+class LogIndex(Protocol):
+    """An index of the ids of a log."""
+
+    def truncate(self, to: int) -> None:
+        """Remove the ids from position `to` on, before they are cut off the log."""
+        ...
 
 
 class TokenLog:
@@ -27,6 +36,9 @@ class TokenLog:
         self.turn_tree = None if streaming else TurnTree()
         """The finished turns of a regular session; None for a streaming session, which is
         append-only."""
+        self._counts: TokenCounts | None = None
+        self.index: LogIndex | None = None
+        """Index of the ids, which follows the log when it is cut; None: there is none."""
 
     @property
     def length(self) -> int:
@@ -101,7 +113,19 @@ class TokenLog:
             self.provisional_start = len(self.ids)
             self.ids.extend(span)
 
+    def count_ids(self) -> TokenCounts:
+        """Count the ids of the log. Later calls take O(new ids) and return the same object, which
+        follows the log when it is cut."""
+        if self._counts is None:
+            self._counts = TokenCounts(self.ids)
+        self._counts.update()
+        return self._counts
+
     def truncate(self, to: int) -> None:
+        if self._counts is not None:
+            self._counts.truncate(to)
+        if self.index is not None:
+            self.index.truncate(to)
         del self.ids[to:]
         if self.turn_tree is not None:
             self.turn_tree.truncate(to)

@@ -14,6 +14,11 @@ from typing import NamedTuple
 
 from continuo.engine.errors import BadRequest
 
+FINISHED_TURNS_MAX = 1_024
+"""Maximum finished turns of a session that an append can branch from; the oldest are removed."""
+FINISHED_IDS_MAX = 1 << 20
+"""Maximum ids of these turns, not counting those that they share with earlier turns."""
+
 
 class FinishedTurn:
     """Node of the tree. The log had `prompt_tokens` ids when the turn began and `length` when it
@@ -52,13 +57,26 @@ class TurnTree:
         self._finished: dict[str, FinishedTurn] = {}
         self._tip: FinishedTurn | None = None
         """The last finished turn of the current log."""
+        self._ids = 0
+        """Total ids of `_finished`."""
 
     def record(self, turn: str, ids: "array[int]", prompt_tokens: int) -> None:
         """Add a turn that has ended; `ids` is the whole log at its end, `prompt_tokens` the length
         of the log when the turn began."""
         start = self._tip.length if self._tip else 0
         self._tip = FinishedTurn(turn, self._tip, ids[start:], prompt_tokens, len(ids))
-        self._finished[turn] = self._tip
+        self._add(self._tip)
+        while len(self._finished) > 1 and (
+            len(self._finished) > FINISHED_TURNS_MAX or self._ids > FINISHED_IDS_MAX
+        ):
+            self._remove(next(iter(self._finished)))
+
+    def _add(self, turn: FinishedTurn) -> None:
+        self._finished[turn.turn_id] = turn
+        self._ids += len(turn.ids)
+
+    def _remove(self, turn_id: str) -> None:
+        self._ids -= len(self._finished.pop(turn_id).ids)
 
     def check_unused(self, turn: str) -> None:
         """Raise BadRequest if a finished turn has this id."""
@@ -79,7 +97,7 @@ class TurnTree:
         child._tip = _truncate(self._tip, at)
         for past in _ancestry(child._tip):
             if self._finished.get(past.turn_id) is past:
-                child._finished[past.turn_id] = past
+                child._add(past)
         return child
 
     def find_base(
@@ -118,13 +136,17 @@ class TurnTree:
         """Continue from an earlier turn: `base.tip` becomes the last finished turn of the session,
         and the turns that an append discards (`base.replaced`) are deleted."""
         for past in base.replaced:
-            del self._finished[past.turn_id]
+            self._remove(past.turn_id)
         self._tip = base.tip
 
     def _find(self, turn: str) -> FinishedTurn:
         past = self._finished.get(turn)
         if past is None:
-            raise BadRequest(f"turn {turn} has not finished in this session", field="after")
+            raise BadRequest(
+                f"turn {turn} has not finished in this session, or is not among its last "
+                f"{FINISHED_TURNS_MAX} turns",
+                field="after",
+            )
         return past
 
 

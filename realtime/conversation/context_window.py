@@ -20,17 +20,26 @@ class ContextWindow(msgspec.Struct, frozen=True):
     context_tokens: int
     truncation: Truncation
 
+    def overflows(self, conversation: Conversation) -> bool:
+        """Whether `fit` moves items out of window."""
+        return (
+            self.truncation.mode != "disabled"
+            and not conversation.has_open_response
+            and conversation.length > self._bound(conversation)
+        )
+
+    def _bound(self, conversation: Conversation) -> int:
+        bound = self.context_tokens - int(self.context_tokens * RESPONSE_RESERVE)
+        if self.truncation.after_instructions is not None:
+            bound = min(bound, len(conversation.head.ids) + self.truncation.after_instructions)
+        return bound
+
     def fit(self, conversation: Conversation) -> Conversation:
         """Move the oldest items out of window if the conversation is too long. Returns the
         conversation unchanged while a response is open, or if truncation is disabled."""
-        if self.truncation.mode == "disabled" or conversation.has_open_response:
+        if not self.overflows(conversation):
             return conversation
-        head = len(conversation.head.ids)
-        bound = self.context_tokens - int(self.context_tokens * RESPONSE_RESERVE)
-        if self.truncation.after_instructions is not None:
-            bound = min(bound, head + self.truncation.after_instructions)
-        if conversation.length <= bound:
-            return conversation
+        head, bound = len(conversation.head.ids), self._bound(conversation)
         if self.truncation.mode == "auto":
             target = int(self.context_tokens * self.truncation.ratio)
         else:

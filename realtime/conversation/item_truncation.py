@@ -46,6 +46,19 @@ def require_assistant_message(item: Item) -> MessageItem:
     return item
 
 
+def require_audio(item: MessageItem, command: TruncateItem) -> None:
+    """Raise Refusal if a truncation at a time of the audio concerns a part that is text."""
+    parts = item.parts[command.content_index :]
+    if parts and parts[0].kind != "input_audio":
+        raise Refusal(
+            f"Missing required parameter: 'text_end'. The item with id '{item.id}' is text and has "
+            "no audio, so 'audio_end_ms' does not say where it ends: send 'text_end', the number "
+            "of characters that the user has received.",
+            code="missing_required_parameter",
+            param="text_end",
+        )
+
+
 def truncate_message(item: MessageItem, command: TruncateItem, text_end: int) -> MessageItem:
     """Cut a content part of a message to its first `text_end` characters. Returns `item` itself if
     nothing is cut. Raises Refusal."""

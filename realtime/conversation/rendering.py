@@ -12,6 +12,7 @@ from continuo.realtime.protocol.items import (
     FunctionCallOutputItem,
     Item,
     MessageItem,
+    ReasoningItem,
 )
 from continuo.realtime.protocol.settings import GenerationSettings, Tool
 
@@ -22,7 +23,7 @@ def role_of(item: Item) -> MessageRole:
     match item:
         case MessageItem(role=role):
             return role
-        case FunctionCallItem():
+        case FunctionCallItem() | ReasoningItem():
             return "assistant"
         case FunctionCallOutputItem():
             return "tool"
@@ -42,6 +43,8 @@ def count_chars(item: Item) -> int:
             return len(name) + len(arguments)
         case FunctionCallOutputItem(output=output):
             return len(output)
+        case ReasoningItem(text=text):
+            return len(text)
         case _:
             assert_never(item)
 
@@ -73,14 +76,16 @@ def stable_prefix(draft: str) -> str:
 
 
 def is_merged_into(before: Sequence[Item], item: Item) -> bool:
-    """Whether `item` is a function call that is rendered into the same assistant message as the
-    items `before` it."""
+    """Whether `item` is rendered into the same assistant message as the items `before` it: a
+    function call, or what follows reasoning."""
+    if isinstance(before[-1], ReasoningItem):
+        return role_of(item) == "assistant"
     return isinstance(item, FunctionCallItem) and role_of(before[-1]) == "assistant"
 
 
 def render_message(items: Sequence[Item]) -> ChatMessage:
-    """Render `items` as one message: a single item, or an assistant message with its function
-    calls."""
+    """Render `items` as one message: a single item, or an assistant message with its reasoning and
+    its function calls."""
     match items[0]:
         case FunctionCallOutputItem(call_id=call_id, output=output):
             return ChatMessage(role="tool", content=output, tool_call_id=call_id)
@@ -89,9 +94,11 @@ def render_message(items: Sequence[Item]) -> ChatMessage:
         case _:
             texts = [text_of(item) for item in items if isinstance(item, MessageItem)]
             calls = [item for item in items if isinstance(item, FunctionCallItem)]
+            reasoning = [item.text for item in items if isinstance(item, ReasoningItem)]
             return ChatMessage(
                 role="assistant",
                 content="".join(texts),
+                reasoning="\n\n".join(reasoning),
                 tool_calls=tuple(
                     ToolCall(name=call.name, arguments=call.arguments, id=call.call_id)
                     for call in calls

@@ -11,7 +11,7 @@ import msgspec
 
 from continuo.engine import ChatTemplate, EngineReady, TooLong
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
-from continuo.realtime.errors import Refusal
+from continuo.realtime.errors import Refusal, context_length_exceeded
 from continuo.realtime.limits import REQUEST_CHARS_MAX
 from continuo.realtime.protocol.commands import CreateSessionResponse, FieldNames
 from continuo.realtime.protocol.items import Item, ItemReference
@@ -50,12 +50,11 @@ class TextLimits(msgspec.Struct, frozen=True):
                 param=param,
             )
         if self.count_tokens_min(chars) > self.context_tokens:
-            raise Refusal(
+            raise context_length_exceeded(
+                self.context_tokens,
                 f"'{param}' is {chars:,} characters of text, at least "
-                f"{self.count_tokens_min(chars):,} "
-                f"tokens; the context of the model holds {self.context_tokens:,} (max_model_len).",
-                code="context_length_exceeded",
-                param=param,
+                f"{self.count_tokens_min(chars):,} tokens.",
+                param,
             )
 
     def check_head(self, settings: GenerationSettings, names: FieldNames) -> None:
@@ -106,9 +105,6 @@ def refuse_if_too_long(param: str, context_tokens: int) -> Generator[None]:
     try:
         yield
     except TooLong as error:
-        raise Refusal(
-            f"'{param}': {error.message}; the context of the model holds {context_tokens:,} "
-            "(max_model_len).",
-            code="context_length_exceeded",
-            param=param,
+        raise context_length_exceeded(
+            context_tokens, f"'{param}': {error.message}.", param
         ) from error

@@ -21,13 +21,20 @@ from continuo.realtime.protocol.events import (
     ItemAdded,
     OutputItemEnded,
     OutputItemStarted,
+    ReasoningDelta,
     ResponseEnded,
     ResponseInterrupted,
     ResponseStarted,
     TextCommitted,
     TextDelta,
 )
-from continuo.realtime.protocol.items import FunctionCallItem, Item, MessageItem
+from continuo.realtime.protocol.items import (
+    FunctionCallItem,
+    Item,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+)
 
 LOGGED_EVENTS_MAX = 256
 """Number of logged events kept for replay; a client whose position is older gets a snapshot."""
@@ -35,6 +42,9 @@ LOGGED_EVENTS_MAX = 256
 UNRESUMABLE = EventId(epoch="0")
 """Position in the ids of the events of a snapshot. The log cannot replay from this position: a
 client that resumes with such an id gets another snapshot."""
+
+
+_DELTAS = TextDelta | ArgumentsDelta | ReasoningDelta
 
 
 class ReplayGap(Exception):
@@ -56,6 +66,10 @@ class LoggedEvent(msgspec.Struct, frozen=True):
     """For a ResponseEnded: the number of the response, which is the offset of its ResponseStarted.
     None for other events."""
 
+
+ITEM_ADDED_PART = 2
+"""Which of the server events of an OutputItemStarted adds the item to the client's conversation;
+the first one adds it to the response."""
 
 EventListener = Callable[[EmittedEvent], None]
 FindPreviousItem = Callable[[str], str | None]
@@ -150,6 +164,14 @@ class EventLog:
             if isinstance(event, ResponseStarted | ResponseEnded) and event.answer.id == response_id
         ]
 
+    def received_item_count(self, response_id: str) -> int:
+        """Return how many items of a response that is being generated the client has in its
+        conversation, from this gateway or from the one that generated the response before."""
+        number = self._response_numbers[response_id]
+        progress, parts = self._ahead.get(number, (self._responses[number].progress, 0))
+        is_next_added = parts >= ITEM_ADDED_PART
+        return (progress.item_boundaries + is_next_added + 1) // 2
+
     # ------------------------------------------------------------ emitting
 
     def append(self, event: ConversationEvent, *, is_emitted: bool = True) -> None:
@@ -181,7 +203,7 @@ class EventLog:
         already seen it."""
         number = self._response_numbers[response_id]
         stream = self._responses[number]
-        is_delta = isinstance(event, TextDelta | ArgumentsDelta)
+        is_delta = isinstance(event, _DELTAS)
         id_before = None if is_delta else self._make_event_id(response_number=number)
         stream.append(event)
         ahead = self._ahead.get(number)
@@ -424,7 +446,7 @@ class _ResponseStream:
             case OutputItemStarted(item=item):
                 self._items.append(_OutputItem(event, []))
                 self._add_boundary(item.name if isinstance(item, FunctionCallItem) else "")
-            case TextDelta(text=text) | ArgumentsDelta(text=text):
+            case TextDelta(text=text) | ArgumentsDelta(text=text) | ReasoningDelta(text=text):
                 self._items[-1].text.append(text)
                 self.progress = _advance(self.progress, text)
             case OutputItemEnded(item=item):
@@ -446,9 +468,9 @@ class _ResponseStream:
 
     def find_open_item(self) -> tuple[str | None, int]:
         """Return the id of the item that has begun and not ended, and its number of characters so
-        far. Returns None and 0 if there is no such item."""
+        far. Returns None and 0 if there is no such item, or if it is reasoning."""
         last = self._items[-1] if self._items else None
-        if last is None or last.ended is not None:
+        if last is None or last.ended is not None or isinstance(last.started.item, ReasoningItem):
             return None, 0
         return last.started.item.id, self.progress.chars
 
@@ -529,10 +551,14 @@ def _checksum(text: str, previous_checksum: int) -> int:
     return zlib.crc32(text.encode("utf-8", "surrogatepass"), previous_checksum)
 
 
-def _make_delta(started: OutputItemStarted, text: str) -> TextDelta | ArgumentsDelta:
+def _make_delta(
+    started: OutputItemStarted, text: str
+) -> TextDelta | ArgumentsDelta | ReasoningDelta:
     response_id, index, item = started.answer_id, started.index, started.item
     if isinstance(item, FunctionCallItem):
         return ArgumentsDelta(response_id, index, item.id, item.call_id, text)
+    if isinstance(item, ReasoningItem):
+        return ReasoningDelta(response_id, index, item.id, text)
     return TextDelta(response_id, index, item.id, text)
 
 
@@ -555,7 +581,7 @@ def _assign_event_ids(
     """
     number = since.response_number
     for event, after in events:
-        is_delta = isinstance(event, TextDelta | ArgumentsDelta)
+        is_delta = isinstance(event, _DELTAS)
         if is_delta and seen_parts:
             raise ReplayGap  # the client has seen the end of an item that continues here
         reached[number] = after if is_delta else reached[number]
@@ -578,8 +604,9 @@ def _rebuild_stream(logged: LoggedEvent, find_previous: FindPreviousItem) -> _Re
     response = logged.event.answer
     stream = _ResponseStream(logged.response_number)
     out_of_band = response.conversation is None
-    for index, item in enumerate(response.items):
-        assert isinstance(item, MessageItem | FunctionCallItem), "output has these kinds of items"
+    index = 0
+    for item in response.items:
+        assert isinstance(item, OutputItem), "output has these kinds of items"
         is_present = not out_of_band and _is_known(item.id, find_previous)
         previous = find_previous(item.id) if is_present else None
         empty = _empty_item(item)
@@ -587,12 +614,15 @@ def _rebuild_stream(logged: LoggedEvent, find_previous: FindPreviousItem) -> _Re
         stream.append(started)
         stream.append(_make_delta(started, _item_text(item)))
         stream.append(OutputItemEnded(response.id, index, item, previous, out_of_band))
+        index += not isinstance(item, ReasoningItem)
     return stream
 
 
-def _empty_item(item: MessageItem | FunctionCallItem) -> MessageItem | FunctionCallItem:
+def _empty_item(item: OutputItem) -> OutputItem:
     if isinstance(item, FunctionCallItem):
         return msgspec.structs.replace(item, arguments="", status="in_progress")
+    if isinstance(item, ReasoningItem):
+        return msgspec.structs.replace(item, text="", status="in_progress")
     return msgspec.structs.replace(item, parts=(), status="in_progress")
 
 
@@ -602,5 +632,7 @@ def _item_text(item: Item) -> str:
             return "".join(part.text for part in parts)
         case FunctionCallItem(arguments=arguments):
             return arguments
+        case ReasoningItem(text=text):
+            return text
         case _:
-            raise AssertionError("output has only messages and calls")
+            raise AssertionError("output has only messages, calls and reasoning")

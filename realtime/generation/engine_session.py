@@ -1,22 +1,25 @@
 """EngineSession: one session in the engine, and the gateway's copy of its token log.
 
 Makes the log equal to the ids of a conversation with as little prefill as possible: rewinds to the
-first id that differs, then appends the new ids."""
+first id that differs, then appends the new ids. This copy is also what a session is recovered from:
+if the log of the engine is unknown, because a link, an engine, a call or another gateway was lost,
+the session is attached with the whole log."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 
-import msgspec
-
-from continuo.engine import Sampling, TurnStream, UnfinishedTurn, UnknownEngineSession
-from continuo.realtime.conversation.tokenization import Span, common_prefix_length
+from continuo.engine import (
+    DEFAULT_GROUP,
+    Sampling,
+    SessionDetached,
+    SessionGroup,
+    TurnStream,
+    UnfinishedTurn,
+    UnknownEngineSession,
+)
+from continuo.realtime.conversation.tokenization import Span, common_prefix_length, count_ids
 from continuo.realtime.generation.engine_port import EnginePort
-
-
-class SyncResult(msgspec.Struct, frozen=True):
-    rewound_tokens: int
-    appended_tokens: int
 
 
 class EngineSession:
@@ -31,7 +34,7 @@ class EngineSession:
         engine: EnginePort,
         session_id: str,
         *,
-        cache_scope: str = "",
+        group: SessionGroup = DEFAULT_GROUP,
         parent: "EngineSession | None" = None,
         fence: int = 0,
         may_exist: bool = False,
@@ -40,37 +43,25 @@ class EngineSession:
         the leading ids that both have in common. `fence`: fence of the session lease. `may_exist`:
         the session was opened elsewhere, and an engine may still hold it."""
         self._engine = engine
-        self._base_id = session_id
-        self._reopen_count = 0
-        self._cache_scope = cache_scope
+        self.session_id = session_id
+        self._group = group
         self._fence = fence
         self._may_exist = may_exist
         self._spans: tuple[Span, ...] | None = None
         self._tail: list[int] = []
         self._draft: list[int] = []
         self._parent = parent
-        self._stale_ids: list[str] = []
-        """Earlier values of `session_id`, replaced by `invalidate`. The engine may still hold
-        sessions with these ids."""
         self._turn: TurnStream | None = None
         """The turn that is appending to the log; its ids are not in `_tail` yet."""
         self._lock = asyncio.Lock()
 
-    def invalidate(self) -> None:
-        """Treat the engine's log as unknown, after the engine was lost or did not respond. The next
-        call opens the session again, under a new id."""
-        self._stale_ids.append(self.session_id)
+    def _invalidate(self) -> None:
+        """Treat the engine's log as unknown. The next call attaches the session."""
         self._spans, self._tail, self._draft, self._turn = None, [], [], None
-        self._reopen_count += 1
-
-    @property
-    def session_id(self) -> str:
-        """Id of the session in the engine; a new one after each `invalidate`."""
-        return f"{self._base_id}.{self._reopen_count}" if self._reopen_count else self._base_id
 
     @property
     def length(self) -> int:
-        return sum(len(span.ids) for span in self._spans or ()) + len(self._tail)
+        return count_ids(self._spans or ()) + len(self._tail)
 
     async def sync(
         self,
@@ -78,83 +69,70 @@ class EngineSession:
         tail: Sequence[int] = (),
         *,
         draft: Sequence[int] | None = None,
-    ) -> SyncResult:
+    ) -> None:
         """Make the engine's log the ids of `spans` and `tail`, then `draft`. `draft` None keeps the
-        current draft. Raises EngineError."""
+        current draft. Does nothing while a turn runs. Raises EngineError; SessionDetached if the
+        engine is away, for which this does not wait."""
+        desired, tail = tuple(spans), list(tail)
+        if self._turn is not None and not self._turn.has_ended:
+            return
         async with self._exclusive():
-            try:
-                return await self._sync(tuple(spans), list(tail), draft)
-            except UnknownEngineSession:
-                # The engine has closed the session (restart, timeout): open it again.
-                self._spans = None
-                return await self._sync(tuple(spans), list(tail), draft)
+            await self._open_new(desired, tail, waits=False)
+            if self._spans is not None:
+                try:
+                    await self._change_log(self._spans, desired, tail, draft)
+                except (SessionDetached, UnknownEngineSession):
+                    self._invalidate()
+            if self._spans is None:
+                await self._attach(desired, tail, draft or (), waits=False)
+                self._spans, self._tail, self._draft = desired, tail, list(draft or ())
 
-    @contextlib.asynccontextmanager
-    async def _exclusive(self) -> AsyncGenerator[None]:
-        """Hold the lock for one call. If the call is cancelled, invalidates the log, because the
-        call may still take effect in the engine."""
-        async with self._lock:
-            try:
-                yield
-            except asyncio.CancelledError:
-                self.invalidate()
-                raise
-
-    def fork(self, session_id: str) -> "EngineSession":
-        """Create a session that will be opened as a fork of this one, to share the KV of the
-        leading token ids that both have in common."""
-        return EngineSession(
-            self._engine, session_id, cache_scope=self._cache_scope, parent=self, fence=self._fence
-        )
-
-    def set_fence(self, fence: int) -> None:
-        """Set the fence that later commands carry. Each claim of the session grants a new one."""
-        if fence != self._fence:
-            self._fence = fence
-            self._engine.set_fence(self.session_id, fence)
-
-    async def resume_turn(
+    async def start_turn(
         self,
         spans: Sequence[Span],
         header: Sequence[int],
-        sampled_ids: Sequence[int],
         sampling: Sampling,
         turn_id: str,
+        sampled_ids: Sequence[int] | None = None,
+        traceparent: str = "",
     ) -> TurnStream:
-        """Resume a turn that was started elsewhere, after `spans`, `header` and the ids it has
-        sampled. The stream begins with those ids. Raises EngineError."""
-        async with self._lock:
-            self._may_exist, self._parent = False, None
-            unfinished = UnfinishedTurn(turn_id, sampling, len(sampled_ids))
-            turn = await self._attach(spans, [*header, *sampled_ids], unfinished)
+        """Make the engine's log the ids of `spans` and `header`, and start a turn there. Waits for
+        an engine. All commands are sent together, so that the turn begins before any of the new ids
+        is prefilled; its `cached_tokens` then counts only KV from before these commands.
+
+        `sampled_ids`: the turn was started elsewhere, and is resumed after these ids, with which
+        the stream begins. `traceparent`: trace context of the turn's span. Raises EngineError."""
+        desired, tail = tuple(spans), list(header)
+        async with self._exclusive():
+            if sampled_ids is None:
+                await self._open_new(desired, tail, waits=True)
+                if self._spans is not None:
+                    try:
+                        return await self._start_turn(
+                            self._spans, desired, tail, sampling, turn_id, traceparent
+                        )
+                    except (SessionDetached, UnknownEngineSession):
+                        self._invalidate()
+            self._may_exist, self._parent = True, None
+            emitted = sampled_ids or ()
+            unfinished = UnfinishedTurn(turn_id, sampling, len(emitted), traceparent)
+            turn = await self._attach(desired, [*tail, *emitted], (), unfinished)
             assert turn is not None, "an unfinished turn has a stream"
-            self._spans, self._tail, self._draft = tuple(spans), list(header), []
-            self._turn = turn
+            self._spans, self._tail, self._draft, self._turn = desired, tail, [], turn
             return turn
 
-    async def _attach(
-        self, spans: Sequence[Span], tail: Sequence[int], unfinished: UnfinishedTurn | None = None
-    ) -> TurnStream | None:
-        return await self._engine.attach(
-            self.session_id,
-            [*(id for span in spans for id in span.ids), *tail],
-            unfinished=unfinished,
-            cache_scope=self._cache_scope,
-            fence=self._fence,
-        )
-
-    async def start_turn(
-        self, spans: Sequence[Span], header: Sequence[int], sampling: Sampling, turn_id: str
-    ) -> TurnStream:
-        """Make the engine's log the ids of `spans` and `header`, and start a turn there. All
-        commands are sent together, so that the turn begins before any of the new ids is prefilled;
-        its `cached_tokens` then counts only KV from before these commands. Raises EngineError."""
-        async with self._exclusive():
-            try:
-                return await self._start_turn(tuple(spans), list(header), sampling, turn_id)
-            except UnknownEngineSession:
-                self._spans = None
-                return await self._start_turn(tuple(spans), list(header), sampling, turn_id)
+    async def reattach_turn(self, turn: TurnStream) -> None:
+        """Attach the session again after SessionDetached was raised by the stream of its turn,
+        which then continues. Does nothing if another turn has replaced it, because the stream then
+        ends. Waits for an engine. Raises EngineError."""
+        if turn is not self._turn or self._spans is None:
+            return
+        try:
+            # Without the lock, so that a fork does not wait for an engine.
+            await self._attach(self._spans, self._tail, self._draft, turn)
+        except BaseException:
+            self._invalidate()
+            raise
 
     def commit_turn(self, turn: TurnStream, sampled_ids: Sequence[int]) -> None:
         """Append the ids that an ended turn has sampled to the gateway's copy of the log. Does
@@ -168,63 +146,91 @@ class EngineSession:
         assert self.length == ended.length, "the known log is as long as the engine's"
 
     async def cancel_turn(self, turn: TurnStream, *, discard_output: bool = False) -> None:
-        """Cancel a turn. `discard_output`: also remove its sampled ids from the log."""
-        await self._engine.cancel(turn.session, turn.id, discard_output=discard_output)
+        """Cancel a turn. `discard_output`: also remove its sampled ids from the log. No effect
+        while the turn is detached: then it must be cancelled after it was attached. Raises
+        EngineError."""
+        with contextlib.suppress(SessionDetached):
+            await self._engine.cancel(turn.session, turn.id, discard_output=discard_output)
 
-    def _invalidate_uncommitted(self) -> None:
-        """Invalidate the log if the last turn was never committed: the token ids that it appended
-        are unknown."""
-        if self._turn is not None:
-            self.invalidate()
+    def fork(self, session_id: str) -> "EngineSession":
+        """Create a session that will be opened as a fork of this one, to share the KV of the
+        leading token ids that both have in common."""
+        return EngineSession(
+            self._engine, session_id, group=self._group, parent=self, fence=self._fence
+        )
+
+    def set_fence(self, fence: int) -> None:
+        """Set the fence that later commands carry. Each claim of the session grants a new one."""
+        if fence != self._fence:
+            self._fence = fence
+            self._engine.set_fence(self.session_id, fence)
 
     async def close(self) -> None:
         async with self._lock:
-            await self._close_stale()
-            if self._spans is not None:
-                self._spans = None
+            if self._may_exist:
+                self._may_exist = False
+                self._invalidate()
                 await self._engine.close(self.session_id)
 
-    async def _close_stale(self) -> None:
-        while self._stale_ids:
-            with contextlib.suppress(UnknownEngineSession):
-                await self._engine.close(self._stale_ids[-1])
-            self._stale_ids.pop()
+    # ------------------------------------------------------------ inside
 
-    async def _sync(
-        self, desired: tuple[Span, ...], tail: list[int], draft: Sequence[int] | None
-    ) -> SyncResult:
-        self._invalidate_uncommitted()
-        if self._spans is None:
-            self._spans, self._tail = await self._open(desired, tail)
-            self._draft = []
-        same, old, new, keep = self._compare(self._spans, desired, tail)
-        base = self.length - len(old)
+    @contextlib.asynccontextmanager
+    async def _exclusive(self) -> AsyncGenerator[None]:
+        """Hold the lock for one call. Invalidates the log if the ids of the last turn were never
+        committed, or if the call fails or is cancelled, because it may have taken effect."""
+        async with self._lock:
+            if self._turn is not None:
+                self._invalidate()
+            try:
+                yield
+            except BaseException:
+                self._invalidate()
+                raise
+
+    async def _change_log(
+        self,
+        spans: tuple[Span, ...],
+        desired: tuple[Span, ...],
+        tail: list[int],
+        draft: Sequence[int] | None,
+    ) -> None:
+        _, old, new, keep = self._compare(spans, desired, tail)
         if keep < len(old):
-            await self._engine.rewind(self.session_id, base + keep)
-            self._spans, self._tail = desired[:same], old[:keep]
+            await self._engine.rewind(self.session_id, self.length - len(old) + keep)
         if keep < len(new):
             await self._append(new[keep:], final=draft is not None and not draft)
         self._spans, self._tail = desired, tail
         if draft is not None and self._draft != list(draft):
             await self._engine.append(self.session_id, draft, "provisional")
             self._draft = list(draft)
-        return SyncResult(rewound_tokens=len(old) - keep, appended_tokens=len(new) - keep)
+
+    async def _append(self, ids: list[int], *, final: bool) -> None:
+        """Append token ids to the log. `final`: they replace the draft, and leading ids that equal
+        those of the draft keep their KV."""
+        if final and self._draft:
+            await self._engine.append(self.session_id, ids, "commit")
+            self._draft = []
+        else:
+            await self._engine.append(self.session_id, ids)
 
     async def _start_turn(
-        self, desired: tuple[Span, ...], header: list[int], sampling: Sampling, turn_id: str
+        self,
+        spans: tuple[Span, ...],
+        desired: tuple[Span, ...],
+        header: list[int],
+        sampling: Sampling,
+        turn_id: str,
+        traceparent: str,
     ) -> TurnStream:
-        self._invalidate_uncommitted()
-        if self._spans is None:
-            self._spans, self._tail = await self._open(desired, header)
-            self._draft = []
-        _, old, new, keep = self._compare(self._spans, desired, header)
-        base = self.length - len(old)
+        _, old, new, keep = self._compare(spans, desired, header)
         changes: list[Awaitable[object]] = []
         if keep < len(old):
-            changes.append(self._engine.rewind(self.session_id, base + keep))
+            changes.append(self._engine.rewind(self.session_id, self.length - len(old) + keep))
         if keep < len(new):
             changes.append(self._engine.append(self.session_id, new[keep:]))
-        starting = self._engine.generate(self.session_id, sampling, turn_id)
+        starting = self._engine.generate(
+            self.session_id, sampling, turn_id, traceparent=traceparent
+        )
         *results, started = await asyncio.gather(*changes, starting, return_exceptions=True)
         failed = next((result for result in results if isinstance(result, BaseException)), None)
         if failed is None and isinstance(started, TurnStream):
@@ -232,7 +238,6 @@ class EngineSession:
             return started
         if isinstance(started, TurnStream):
             await self.cancel_turn(started, discard_output=True)
-            self.invalidate()
         raise failed or started  # type: ignore[misc]  # without `failed` it is an exception
 
     def _compare(
@@ -247,21 +252,21 @@ class EngineSession:
         new = [id for span in desired[same:] for id in span.ids] + list(tail)
         return same, old, new, common_prefix_length(old, new)
 
-    async def _open(
-        self, desired: Sequence[Span], tail: Sequence[int]
-    ) -> tuple[tuple[Span, ...], list[int]]:
-        await self._close_stale()
-        parent, self._parent = self._parent, None
+    # ------------------------------------------------------------ open, attach, fork
+
+    async def _open_new(self, desired: Sequence[Span], tail: Sequence[int], *, waits: bool) -> None:
+        """Open the session in the engine, if it is new."""
+        if self._may_exist:
+            return
+        parent, self._parent, self._may_exist = self._parent, None, True
+        forked = None
         if parent is not None:
             forked = await parent.fork_into(self.session_id, desired, tail, self._fence)
-            if forked is not None:
-                return forked
-        if self._may_exist:
-            self._may_exist = False
-            await self._attach(desired, tail)
-            return tuple(desired), list(tail)
-        await self._engine.open(self.session_id, cache_scope=self._cache_scope, fence=self._fence)
-        return (), []
+        if forked is None:
+            await self._engine.open(
+                self.session_id, group=self._group, fence=self._fence, waits=waits
+            )
+        self._spans, self._tail = forked or ((), [])
 
     async def fork_into(
         self, child: str, desired: Sequence[Span], tail: Sequence[int], fence: int
@@ -284,15 +289,26 @@ class EngineSession:
                 return None
             try:
                 await self._engine.fork(self.session_id, at, child=child, fence=fence)
-            except UnknownEngineSession:
+            except (SessionDetached, UnknownEngineSession):
                 return None
             return spans[:same], old[:keep]
 
-    async def _append(self, ids: list[int], *, final: bool) -> None:
-        """Append token ids to the log. If `final`, they replace the draft, and leading ids that
-        equal those of the draft keep their KV. Otherwise they are inserted before the draft."""
-        if final and self._draft:
-            await self._engine.append(self.session_id, ids, "commit")
-            self._draft = []
-        else:
-            await self._engine.append(self.session_id, ids)
+    async def _attach(
+        self,
+        spans: tuple[Span, ...],
+        tail: Sequence[int],
+        draft: Sequence[int],
+        unfinished: UnfinishedTurn | TurnStream | None = None,
+        *,
+        waits: bool = True,
+    ) -> TurnStream | None:
+        emitted = unfinished.ids if isinstance(unfinished, TurnStream) else ()
+        return await self._engine.attach(
+            self.session_id,
+            [*(id for span in spans for id in span.ids), *tail, *emitted],
+            provisional=draft,
+            unfinished=unfinished,
+            group=self._group,
+            fence=self._fence,
+            waits=waits,
+        )

@@ -22,7 +22,7 @@ RETRY_AFTER_S = 2.0
 
 def require_engine(engine: EnginePort) -> None:
     """Require that an engine is available, or will be soon. Raises Refusal."""
-    if not engine.is_available_soon:
+    if not engine.fleet.is_available_soon:
         raise Refusal(
             "The model is not available now. Nothing has changed: try again.",
             code="engine_unavailable",
@@ -44,7 +44,7 @@ def make_timeout_refusal(waited_s: float) -> Refusal:
 def map_engine_error(error: EngineError) -> Refusal:
     """Map an engine error to a refusal."""
     if isinstance(error, StaleEngineFence):
-        return _make_replaced_refusal()
+        return make_replaced_refusal()
     if isinstance(error, SessionQuarantined):
         # Not a server_error: clients retry those, and this can never succeed.
         return Refusal(
@@ -70,7 +70,7 @@ def map_store_error(error: StoreError) -> Refusal:
         case SessionEnded():
             return Refusal("The session has ended.", code="session_ended")
         case LeaseLost():
-            return _make_replaced_refusal()
+            return make_replaced_refusal()
         case NewerLayout():
             return Refusal(f"{error}. Try again.", code="store_unavailable", kind="server_error")
         case _:
@@ -82,7 +82,8 @@ def map_store_error(error: StoreError) -> Refusal:
             )
 
 
-def _make_replaced_refusal() -> Refusal:
+def make_replaced_refusal() -> Refusal:
+    """Make the refusal of a command on a session that another gateway has taken over."""
     return Refusal(
         "A newer connection has taken this session over.",
         code="session_replaced",

@@ -11,21 +11,25 @@ import msgspec
 
 from continuo.engine import (
     EngineError,
-    EngineLost,
     ModelText,
     OutputChunk,
+    SessionDetached,
+    SessionQuarantined,
     StaleEngineFence,
     TurnEnded,
     TurnFailed,
     TurnStream,
 )
 from continuo.realtime.generation.engine_session import EngineSession
+from continuo.realtime.generation.logprobs import LogprobTracker
+from continuo.realtime.generation.observation import ResponseObservation
 from continuo.realtime.generation.output_items import OutputItems
-from continuo.realtime.generation.output_parser import OutputParser
+from continuo.realtime.generation.output_parser import ChannelParser, ParsedChunk
 from continuo.realtime.generation.prompt import Prompt
 from continuo.realtime.protocol.events import ConversationEvent
 from continuo.realtime.protocol.items import ItemStatus
 from continuo.realtime.protocol.response import Response, ResponseError, ResponseStatus, Usage
+from continuo.realtime.tenants.turn_slots import TurnSlot
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +45,14 @@ class Generation:
         response: Response,
         engine_session: EngineSession,
         output: OutputItems,
-        parser: OutputParser,
+        parser: ChannelParser,
+        turn_slot: TurnSlot,
         on_interrupted: Callable[[], None] = lambda: None,
+        logprobs: LogprobTracker | None = None,
     ) -> None:
-        """`on_interrupted`: called when the engine that runs the turn is lost, after the output
+        """`turn_slot`: the slot that the turn waits for; the caller releases it when `run` has
+        ended. `logprobs`: attaches log-probabilities to the output; None: none were requested.
+        `on_interrupted`: called when the engine that runs the turn is lost, after the output
         received until then was emitted."""
         self.response = response
         self.engine_session = engine_session
@@ -53,9 +61,13 @@ class Generation:
         self._parser = parser
         self.is_refused = False
         """Whether the response was not accepted: no event is emitted, its output is discarded."""
+        self.turn_slot = turn_slot
         self._on_interrupted = on_interrupted
+        self._reasoning_tokens = 0
+        self._logprobs = logprobs
         self._is_cancelled = False
         self._current_turn: TurnStream | None = None
+        self._observation = ResponseObservation(response.id)
 
     @property
     def is_cancelled(self) -> bool:
@@ -65,6 +77,8 @@ class Generation:
         """Cancel generation: the turn ends within one engine step, and `run` returns soon after. A
         turn whose start is still in progress is cancelled as soon as it has started."""
         self._is_cancelled = True
+        if self.turn_slot.is_waiting:
+            self.turn_slot.release()
         if self._current_turn is not None:
             await self.engine_session.cancel_turn(self._current_turn)
 
@@ -87,13 +101,10 @@ class Generation:
         except StaleEngineFence:
             raise
         except EngineError as error:
-            if isinstance(error, EngineLost):
-                self.engine_session.invalidate()
             if await self._await_acceptance(accepted):
                 self._end(emit, "failed", ResponseError(error.code, error.message))
         except Exception:
             log.exception("response %s failed", self.response.id)
-            self.engine_session.invalidate()
             if await self._await_acceptance(accepted):
                 self._end(emit, "failed", ResponseError("server_error", "The server had a fault."))
         else:
@@ -111,58 +122,95 @@ class Generation:
         accepted: asyncio.Future[bool] | None,
         resumed_ids: Sequence[int] | None,
     ) -> TurnEnded | None:
-        if self._is_cancelled:
+        if self._is_cancelled or not await self.turn_slot.wait():
             return None
+        if resumed_ids is not None:
+            self._observation.resume_after(len(resumed_ids))
         spans, header, sampling = prompt.conversation.all_spans, prompt.header, prompt.sampling
-        if resumed_ids is None:
-            turn = await self.engine_session.start_turn(spans, header, sampling, self.response.id)
-        else:
-            turn = await self.engine_session.resume_turn(
-                spans, header, resumed_ids, sampling, self.response.id
-            )
+        turn = await self.engine_session.start_turn(
+            spans,
+            header,
+            sampling,
+            self.response.id,
+            resumed_ids,
+            self._observation.traceparent,
+        )
         self._current_turn = turn
+        self._observation.start()
         if self._is_cancelled:
-            await self.engine_session.cancel_turn(turn)
-        if not await self._await_acceptance(accepted):
-            await self.engine_session.cancel_turn(turn, discard_output=True)
+            await self.cancel()
+        await self._await_acceptance(accepted)
         turn_ids: list[int] = []
 
         def consume_chunk(chunk: OutputChunk) -> None:
             turn_ids.extend(chunk.ids)
+            self._observation.on_output(len(chunk.ids))
             if self.is_refused:
                 return
             self.sampled_ids.extend(chunk.ids)
-            for event in self._output.append(self._parser.push(chunk.text)):
-                emit(event)
+            if chunk.channel.kind == "reasoning":
+                self._reasoning_tokens += len(chunk.ids)
+            if self._logprobs is not None and chunk.channel.kind == "text":
+                self._logprobs.add(chunk)
+            self._emit_output(self._parser.push(chunk.channel, chunk.text), emit)
 
-        def report_interruption() -> None:
-            if not self.is_refused:
-                self._on_interrupted()
-
-        with contextlib.suppress(TurnFailed):  # `turn.ended` has the failure too
-            await turn.consume(consume_chunk, report_interruption)
+        await self._consume_turn(turn, consume_chunk)
         ended = turn.ended
         assert ended is not None, "a consumed turn has ended"
+        self._observation.on_turn_ended(ended)
         kept = ended.length - prompt.length
         del self.sampled_ids[kept:]
         # A refused turn may have ended by itself before it was cancelled: its ids are in the log.
         self.engine_session.commit_turn(turn, turn_ids[:kept])
         return ended
 
-    def end_as_lost(self, sampled_ids: Sequence[int], text: ModelText, emit: EmitEvent) -> None:
+    async def _consume_turn(
+        self, turn: TurnStream, on_chunk: Callable[[OutputChunk], None]
+    ) -> None:
+        """Consume a turn to its end. Each time its engine is lost, the session is attached again,
+        and the turn continues. Raises EngineError."""
+        interrupted_at = -1
+        while turn.ended is None:
+            if (self._is_cancelled or self.is_refused) and not turn.has_ended:
+                await self.engine_session.cancel_turn(turn, discard_output=self.is_refused)
+            try:
+                with contextlib.suppress(TurnFailed):  # `turn.ended` has the failure too
+                    await turn.consume(on_chunk)
+            except SessionDetached:
+                self._observation.interrupt()
+                if turn.received != interrupted_at and not self.is_refused:
+                    self._on_interrupted()
+                interrupted_at = turn.received
+                with contextlib.suppress(SessionQuarantined):  # the turn has ended as failed
+                    await self.engine_session.reattach_turn(turn)
+
+    def end_as_lost(
+        self,
+        sampled_ids: Sequence[int],
+        text: ModelText,
+        emit: EmitEvent,
+        *,
+        starts_in_reasoning: bool,
+    ) -> None:
         """End a resumed response as failed, with the output of `sampled_ids`, because its prompt
-        cannot be built again."""
+        cannot be built again. `starts_in_reasoning`: as in `Sampling`."""
         self.sampled_ids.extend(sampled_ids)
-        output_text = text.create_detokenizer().push(sampled_ids)
-        chunks = [*self._parser.push(output_text), *self._parser.finish()]
-        for event in self._output.append(chunks):
+        decoder = text.create_output_decoder(starts_in_reasoning=starts_in_reasoning)
+        for segment in decoder.push(sampled_ids):
+            for event in self._output.append(self._parser.push(segment.channel, segment.text)):
+                emit(event)
+        for event in self._output.append(self._parser.finish()):
             emit(event)
         error = ResponseError("answer_lost", "The response could not be resumed after a restart.")
         self._end(emit, "failed", error)
 
-    def _finish(self, emit: EmitEvent, ended: TurnEnded | None) -> None:
-        for event in self._output.append(self._parser.finish()):
+    def _emit_output(self, chunks: Sequence[ParsedChunk], emit: EmitEvent) -> None:
+        events = self._output.append(chunks)
+        for event in events if self._logprobs is None else self._logprobs.attach(events):
             emit(event)
+
+    def _finish(self, emit: EmitEvent, ended: TurnEnded | None) -> None:
+        self._emit_output(self._parser.finish(), emit)
         if ended is None:
             self.response = msgspec.structs.replace(self.response, usage=Usage())
             self._end(emit, "cancelled")
@@ -172,6 +220,7 @@ class Generation:
         self.response = msgspec.structs.replace(
             self.response,
             settings=msgspec.structs.replace(settings, sampling=sampling),
+            stop_string=ended.stop,
             usage=Usage(
                 input_tokens=ended.prompt_tokens,
                 cached_tokens=ended.cached_tokens,
@@ -180,6 +229,7 @@ class Generation:
                 prefill_s=round(ended.prefill_s, 6),
                 model_s=round(ended.model_s, 6),
                 residency=ended.residency,
+                reasoning_tokens=self._reasoning_tokens,
             ),
         )
         match ended.reason:
@@ -207,4 +257,6 @@ class Generation:
             reason=reasons.get(status),
             error=error,
             items=self._output.items,
+            logprobs={} if self._logprobs is None else self._logprobs.by_item,
         )
+        self._observation.end(self.response, self.engine_session.session_id)

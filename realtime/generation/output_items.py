@@ -1,5 +1,5 @@
-"""Output items: the messages and function calls of a response, built from the chunks of its text as
-they arrive. Pure."""
+"""Output items: the messages, function calls and reasoning of a response, built from the chunks of
+its output as they arrive. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import assert_never
@@ -11,6 +11,7 @@ from continuo.realtime.generation.output_parser import (
     CallEndChunk,
     CallStartChunk,
     ParsedChunk,
+    ReasoningChunk,
     TextChunk,
 )
 from continuo.realtime.protocol.events import (
@@ -18,6 +19,7 @@ from continuo.realtime.protocol.events import (
     ConversationEvent,
     OutputItemEnded,
     OutputItemStarted,
+    ReasoningDelta,
     TextDelta,
 )
 from continuo.realtime.protocol.items import (
@@ -26,6 +28,8 @@ from continuo.realtime.protocol.items import (
     Item,
     ItemStatus,
     MessageItem,
+    OutputItem,
+    ReasoningItem,
 )
 from continuo.realtime.protocol.response import Response
 
@@ -44,13 +48,18 @@ class OutputItems:
         self._response = response
         self._place_items = place_items
         self._new_id = new_id
-        self._finished: list[MessageItem | FunctionCallItem] = []
-        self._current: MessageItem | FunctionCallItem | None = None
+        self._finished: list[OutputItem] = []
+        self._current: OutputItem | None = None
         self._text: list[str] = []
 
     @property
-    def items(self) -> tuple[MessageItem | FunctionCallItem, ...]:
+    def items(self) -> tuple[OutputItem, ...]:
         return (*self._finished, *([self._current] if self._current else []))
+
+    @property
+    def _index(self) -> int:
+        """Index of the current item. Reasoning is not counted, as not every protocol shows it."""
+        return sum(not isinstance(item, ReasoningItem) for item in self._finished)
 
     def append(self, chunks: Sequence[ParsedChunk]) -> list[ConversationEvent]:
         events: list[ConversationEvent] = []
@@ -61,6 +70,12 @@ class OutputItems:
                         events += self._start_message()
                     if text:
                         events.append(self._append_text(text))
+                case ReasoningChunk(text=text):
+                    if not isinstance(self._current, ReasoningItem):
+                        events += self._end_item("completed")
+                        item = ReasoningItem(id=self._new_id("item"), text="", status="in_progress")
+                        events += self._start_item(item)
+                    events.append(self._append_text(text))
                 case CallStartChunk(name=name):
                     events += self._end_item("completed")
                     events += self._start_item(
@@ -84,7 +99,8 @@ class OutputItems:
     def finish(self, status: ItemStatus, *, needs_item: bool) -> Iterator[ConversationEvent]:
         """End the current item. `needs_item`: if the response has no item, add an empty message
         first."""
-        if needs_item and not self.items:
+        if needs_item and all(isinstance(item, ReasoningItem) for item in self.items):
+            yield from self._end_item(status)
             yield from self._start_message()
         yield from self._end_item(status)
 
@@ -94,11 +110,11 @@ class OutputItems:
             MessageItem(id=self._new_id("item"), role="assistant", parts=(), status="in_progress")
         )
 
-    def _start_item(self, item: MessageItem | FunctionCallItem) -> Iterator[ConversationEvent]:
+    def _start_item(self, item: OutputItem) -> Iterator[ConversationEvent]:
         self._current, self._text = item, []
         yield OutputItemStarted(
             answer_id=self._response.id,
-            index=len(self._finished),
+            index=self._index,
             item=item,
             previous=self._place_items(self.items),
             apart=self._is_out_of_band,
@@ -108,9 +124,11 @@ class OutputItems:
         item = self._current
         assert item is not None, "text without an item"
         self._text.append(text)
-        index = len(self._finished)
+        index = self._index
         if isinstance(item, FunctionCallItem):
             return ArgumentsDelta(self._response.id, index, item.id, item.call_id, text)
+        if isinstance(item, ReasoningItem):
+            return ReasoningDelta(self._response.id, index, item.id, text)
         return TextDelta(self._response.id, index, item.id, text)
 
     def _end_item(self, status: ItemStatus) -> Iterator[ConversationEvent]:
@@ -120,10 +138,12 @@ class OutputItems:
         text = "".join(self._text)
         if isinstance(item, FunctionCallItem):
             item = msgspec.structs.replace(item, arguments=text, status=status)
+        elif isinstance(item, ReasoningItem):
+            item = msgspec.structs.replace(item, text=text, status=status)
         else:
             parts = (ContentPart("output_text", text),)
             item = msgspec.structs.replace(item, parts=parts, status=status)
-        index, self._current = len(self._finished), None
+        index, self._current = self._index, None
         self._finished.append(item)
         yield OutputItemEnded(
             answer_id=self._response.id,

@@ -6,9 +6,10 @@ import msgspec
 
 from continuo.engine import EngineReady, Sampling
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.errors import Refusal
+from continuo.realtime.errors import context_length_exceeded
 from continuo.realtime.generation.output_grammar import build_grammar
 from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.protocol.validation import invalid_parameter
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -27,17 +28,30 @@ def build_prompt(
     """Build the prompt of a response. `max_output_tokens` is reduced to what the context has room
     for. Raises Refusal if not even one token of output fits, or if the output format cannot be
     enforced."""
+    check_logit_bias(settings.sampling, ready)
     conversation, header = conversation.render_header()
     room = _response_tokens_max(conversation.length + len(header), ready, param)
     tokens = settings.max_output_tokens
+    template = conversation.template
+    starts_in_reasoning = template.opens_reasoning(header)
     sampling = msgspec.structs.replace(
         settings.sampling,
         max_tokens=room if tokens is None else min(tokens, room),
-        stop_ids=tuple(id for id in conversation.template.stop_ids if id < ready.vocab_size),
-        grammar=build_grammar(settings, conversation.template),
+        stop_ids=tuple(id for id in template.stop_ids if id < ready.vocab_size),
+        grammar=build_grammar(settings, template, starts_in_reasoning=starts_in_reasoning),
+        starts_in_reasoning=starts_in_reasoning,
         seed=secrets.randbits(63) if settings.sampling.seed is None else settings.sampling.seed,
     )
     return Prompt(conversation, header, sampling)
+
+
+def check_logit_bias(sampling: Sampling, ready: EngineReady) -> None:
+    """Raise Refusal if a key of `logit_bias` is no token id of the model."""
+    for id in sampling.logit_bias:
+        if not 0 <= id < ready.vocab_size:
+            raise invalid_parameter(
+                "logit_bias", f"{id} is no token id; the model has 0 to {ready.vocab_size - 1:,}."
+            )
 
 
 def build_warm_up_prompt(conversation: Conversation, ready: EngineReady, param: str) -> Prompt:
@@ -52,10 +66,10 @@ def _response_tokens_max(length: int, ready: EngineReady, param: str) -> int:
     """Return how many tokens fit after a prompt of `length` tokens. Raises Refusal if none does."""
     limit = ready.max_model_len
     if length >= limit:
-        raise Refusal(
-            f"The prompt of this response is {length:,} tokens, but the context of the model "
-            f"holds {limit:,} (max_model_len), of which one must be left for the output.",
-            code="context_length_exceeded",
-            param=param,
+        raise context_length_exceeded(
+            limit,
+            f"The prompt of this response is {length:,} tokens, and one token must be left for the "
+            "output.",
+            param,
         )
     return limit - length

@@ -1,7 +1,9 @@
 """Function calls in the output of a model, found by the engine's parser for the model's format."""
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import assert_never, cast
+
+import msgspec
 
 from continuo.engine import (
     ChatTemplate,
@@ -10,17 +12,19 @@ from continuo.engine import (
     ParsedCallStarted,
     ParsedText,
     ToolParser,
+    find_types,
 )
 from continuo.realtime.generation.output_parser import (
     CallArgumentsChunk,
     CallEndChunk,
     CallStartChunk,
+    ChannelParser,
     OutputParser,
     ParsedChunk,
     PlainTextParser,
     TextChunk,
 )
-from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.protocol.settings import GenerationSettings, Tool
 
 
 class ToolCallParser:
@@ -34,13 +38,36 @@ class ToolCallParser:
         return [_to_chunk(event) for event in self._parser.finish()]
 
 
-def make_output_parser(settings: GenerationSettings, template: ChatTemplate) -> OutputParser:
+def make_output_parser(settings: GenerationSettings, template: ChatTemplate) -> ChannelParser:
+    """Make the parser of a response's output."""
+    syntax = template.reasoning_format
+    return ChannelParser(
+        make_text_parser(settings, template), "" if syntax is None else syntax.label
+    )
+
+
+def make_text_parser(settings: GenerationSettings, template: ChatTemplate) -> OutputParser:
     """Make the parser of a response's text. Function calls are parsed only if the settings have
     tools and allow calls."""
     if not settings.tools or settings.tool_choice.mode == "none":
         return PlainTextParser()
-    names = [tool.name for tool in settings.tools]
-    return ToolCallParser(ToolParser(template.tool_format, names))
+    types = {tool.name: _read_types(tool) for tool in settings.tools}
+    return ToolCallParser(
+        ToolParser(
+            template.tool_format, types.keys(), lambda name, key: types.get(name, {}).get(key)
+        )
+    )
+
+
+def _read_types(tool: Tool) -> dict[str, frozenset[str] | None]:
+    """Read the JSON types that the schema of a tool allows for each of its arguments."""
+    schema: object = msgspec.json.decode(tool.parameters)
+    properties = (
+        cast(dict[str, object], schema).get("properties") if isinstance(schema, dict) else None
+    )
+    if not isinstance(properties, dict):
+        return {}
+    return {key: find_types(value) for key, value in cast(dict[str, object], properties).items()}
 
 
 def _to_chunk(

@@ -152,7 +152,7 @@ def decode_events(
     left out with all older ones. Returns the events oldest first. `settings`, `conversation`: those
     of the session now, to which the events refer. `conversation_id`: set in the decoded
     responses."""
-    items = {item.id: item for item in conversation.items()}
+    items = {item.id: item for item in conversation.items_with_reasoning()}
     logged_events: list[LoggedEvent] = []
     is_configured = False
     for body in reversed(bodies):

@@ -12,11 +12,11 @@ from typing import assert_never
 
 import msgspec
 
-from continuo.engine import ChatTemplate, Sampling
+from continuo.engine import ChatTemplate, EffortSetting, Sampling
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import render_message
 from continuo.realtime.conversation.tokenization import Span
-from continuo.realtime.ids import deterministic_id_factory
+from continuo.realtime.ids import deterministic_id
 from continuo.realtime.protocol.items import Item
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.store import ResponseCheckpoint
@@ -52,6 +52,8 @@ class _StoredSpan(msgspec.Struct, frozen=True, array_like=True, tag="span"):
     response_id: str | None
     sampled: tuple[int, int] | None
     """Start and end of the sampled ids within `ids`; None if there are none."""
+    effort: EffortSetting | None = None
+    """Effort of the reasoning; None stands for `default`."""
 
 
 _entry_decoder = msgspec.msgpack.Decoder(
@@ -65,7 +67,9 @@ def to_entries(
     out_of_window = (
         (OutOfWindowItems(conversation.out_of_window),) if conversation.out_of_window else ()
     )
-    spans = (_make_placeholder(span) if span.is_open else span for span in conversation.spans)
+    spans: Iterable[ConversationEntry] = conversation.spans
+    if conversation.has_open_response:
+        spans = (_make_placeholder(span) if span.is_open else span for span in conversation.spans)
     return (conversation.head, *out_of_window, *spans, *draft)
 
 
@@ -82,7 +86,8 @@ def _to_stored_span(span: Span) -> _StoredSpan:
     items = span.items
     if items and span.response_id is not None and items[0].id == first_item_id(span.response_id):
         items = (msgspec.structs.replace(items[0], id=""), *items[1:])
-    return _StoredSpan(items, span.ids, span.response_id, _sampled_range(span))
+    effort = None if span.effort == "default" else span.effort
+    return _StoredSpan(items, span.ids, span.response_id, _sampled_range(span), effort)
 
 
 def _to_span(stored: _StoredSpan) -> Span:
@@ -98,13 +103,14 @@ def _to_span(stored: _StoredSpan) -> Span:
         stored.ids,
         stored.response_id,
         sampled_ids=None if stored.sampled is None else stored.ids[slice(*stored.sampled)],
+        effort=stored.effort or "default",
         message=render_message(items) if items else None,
     )
 
 
 def first_item_id(response_id: str) -> str:
     """Derive the id of a response's first item."""
-    return deterministic_id_factory(response_id)("item")
+    return deterministic_id(response_id, "item", 1)
 
 
 def _sampled_range(span: Span) -> tuple[int, int] | None:
@@ -149,7 +155,12 @@ def decode_conversation(
             case _:
                 assert_never(piece)
     conversation = Conversation(
-        template, settings.instructions, settings.tools, head, tuple(spans), out_of_window
+        template.for_effort(settings.reasoning.effort),
+        settings.instructions,
+        settings.tools,
+        head,
+        tuple(spans),
+        out_of_window,
     )
     return DecodedConversation(pieces, conversation, tuple(draft))
 

@@ -18,6 +18,7 @@ class CloseCode(IntEnum):
     TRY_AGAIN_LATER = 1013
     SUPERSEDED = 4001
     CLOSED_BY_OPERATOR = 4003
+    CREDENTIALS_REVOKED = 4004
 
 
 EXPLANATIONS: dict[CloseCode, tuple[str, bool]] = {
@@ -34,5 +35,9 @@ EXPLANATIONS: dict[CloseCode, tuple[str, bool]] = {
     ),
     CloseCode.SUPERSEDED: ("a newer connection has taken over this session", False),
     CloseCode.CLOSED_BY_OPERATOR: ("deleted, by a client or by an operator", False),
+    CloseCode.CREDENTIALS_REVOKED: (
+        "the key or token was revoked or has expired; resume with a valid one",
+        False,
+    ),
 }
 """Meaning of each code, and whether a client should reconnect after it."""

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
+from continuo.engine import EffortSetting
 from continuo.realtime.protocol.items import Item, ItemReference
 from continuo.realtime.protocol.settings import GenerationSettings
 
@@ -19,6 +20,8 @@ class FieldNames(msgspec.Struct, frozen=True, kw_only=True):
     named_tool: str = "tool_choice.name"
     output_schema: str = "text.format.schema"
     ignore_eos: str = "ignore_eos"
+    reasoning_effort: str = "reasoning.effort"
+    enable_thinking: str = "enable_thinking"
 
     @classmethod
     def within(cls, outer: str) -> "FieldNames":
@@ -37,6 +40,16 @@ class AddItem(msgspec.Struct, frozen=True):
     after: str | None = None
     """Position of the new item: after the item with this id, at the beginning (ROOT) or at the end
     (None)."""
+
+
+class AppendResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Append the input and the output of a response that was generated outside of the session."""
+
+    response_id: str
+    input: tuple[Item, ...]
+    output: tuple[Item, ...]
+    sampled_ids: tuple[int, ...]
+    effort: EffortSetting
 
 
 class FetchItem(msgspec.Struct, frozen=True):
@@ -77,6 +90,9 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     input: tuple[Item | ItemReference, ...] = ()
     previous_response_id: str | None = None
     """Id of the response to continue; None starts a conversation."""
+    conversation_id: str | None = None
+    """Id of the stored conversation that the response continues, and to which its input and output
+    are added when it has ended; None if there is none."""
     metadata: dict[str, str] | None = None
     store: bool = True
     """Whether the response is stored, so that other connections can continue it."""
@@ -117,6 +133,7 @@ TextBufferCommand = AppendText | ReplaceText | ClearText | CommitText
 ConversationCommand = (
     ConfigureSession
     | AddItem
+    | AppendResponse
     | FetchItem
     | DeleteItem
     | TruncateItem

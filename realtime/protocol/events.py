@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from continuo.realtime.protocol.items import FunctionCallItem, Item, MessageItem
-from continuo.realtime.protocol.response import KVResidency, Response
+from continuo.realtime.protocol.items import Item, OutputItem
+from continuo.realtime.protocol.response import KVResidency, Response, TokenLogprob
 from continuo.realtime.protocol.settings import GenerationSettings
 
 RateLimitKind = Literal["requests", "tokens"]
@@ -111,7 +111,8 @@ class ResponseStarted(msgspec.Struct, frozen=True, array_like=True, tag="respons
 class OutputItemStarted(msgspec.Struct, frozen=True, array_like=True, tag="output_item_started"):
     answer_id: str
     index: int
-    item: MessageItem | FunctionCallItem
+    """Number of output items before this one; reasoning is not counted."""
+    item: OutputItem
     previous: str | None
     """Id of the item before this one in the conversation, if any."""
     apart: bool
@@ -119,6 +120,15 @@ class OutputItemStarted(msgspec.Struct, frozen=True, array_like=True, tag="outpu
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="text_delta"):
+    answer_id: str
+    index: int
+    item_id: str
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Tokens since the delta before; empty if they were not requested."""
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="reasoning_delta"):
     answer_id: str
     index: int
     item_id: str
@@ -136,7 +146,7 @@ class ArgumentsDelta(msgspec.Struct, frozen=True, array_like=True, tag="argument
 class OutputItemEnded(msgspec.Struct, frozen=True, array_like=True, tag="output_item_ended"):
     answer_id: str
     index: int
-    item: MessageItem | FunctionCallItem
+    item: OutputItem
     previous: str | None
     apart: bool
 
@@ -166,6 +176,7 @@ ResponseEvent = (
     ResponseStarted
     | OutputItemStarted
     | TextDelta
+    | ReasoningDelta
     | ArgumentsDelta
     | OutputItemEnded
     | ResponseEnded
@@ -188,6 +199,7 @@ ConversationEvent = (
     | ResponseStarted
     | OutputItemStarted
     | TextDelta
+    | ReasoningDelta
     | ArgumentsDelta
     | OutputItemEnded
     | ResponseEnded

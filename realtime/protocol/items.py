@@ -52,7 +52,17 @@ class FunctionCallOutputItem(
     status: ItemStatus = "completed"
 
 
-Item = MessageItem | FunctionCallItem | FunctionCallOutputItem
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="reasoning"):
+    """Reasoning of the model before the next item of its response."""
+
+    id: str
+    text: str
+    status: ItemStatus = "completed"
+
+
+Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+OutputItem = MessageItem | FunctionCallItem | ReasoningItem
+"""An item that the model generates."""
 
 
 class ItemReference(msgspec.Struct, frozen=True):

@@ -30,6 +30,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     model_s: float = 0.0
     """Time that the device spent on the response."""
     residency: KVResidency = "none"
+    reasoning_tokens: int = 0
+    """Output tokens of the reasoning, and of the tokens around it."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A token of the output: its bytes, its natural log-probability, and those of the likeliest
+    tokens in its place, likeliest first."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
 
 
 class ResponseError(msgspec.Struct, frozen=True):
@@ -43,7 +54,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     conversation: str | None
     """Id of the conversation that the response is added to; None if out of band, and in the
-    Responses and chat APIs."""
+    Responses API if the request names none."""
     settings: GenerationSettings
     metadata: dict[str, str] | None = None
     status: ResponseStatus = "in_progress"
@@ -58,3 +69,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_s: int = 0
     """Unix time of creation, in seconds."""
     ended_s: int | None = None
+    logprobs: dict[str, tuple[TokenLogprob, ...]] = {}
+    """Tokens of each message of the output, by item id; empty if they were not requested."""
+    stop_string: str | None = None
+    """The stop string that ended the output, if one did."""

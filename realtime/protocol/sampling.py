@@ -25,6 +25,12 @@ Metadata = Annotated[
 ]
 
 
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+LogitBias = Annotated[
+    dict[int, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=limits.LOGIT_BIAS_KEYS_MAX)
+]
+
+
 SAMPLING_TYPES: dict[str, Any] = {
     field.name: field.type for field in msgspec.structs.fields(SamplingSettings)
 }

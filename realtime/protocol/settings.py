@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from continuo.engine import Sampling
+from continuo.engine import EffortSetting, Sampling
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,6 +32,12 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Maximum number of tokens after instructions and tools; None means up to the context."""
 
 
+class ReasoningSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    effort: EffortSetting = "default"
+    tokens_max: int | None = None
+    """Maximum number of tokens of the reasoning; then its end is forced. None: no bound."""
+
+
 class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Settings of a session or response. `extras` is JSON that only its wire protocol reads."""
 
@@ -46,4 +52,5 @@ class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True, omit_default
     """`max_tokens` and `stop_ids` are not set here, but when a turn starts. `grammar` constrains
     the text of a response; when a turn starts, the rules for tool calls are added to it."""
     truncation: Truncation = Truncation()
+    reasoning: ReasoningSettings = ReasoningSettings()
     extras: str = "{}"

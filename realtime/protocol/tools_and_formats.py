@@ -9,7 +9,11 @@ import msgspec
 from continuo.engine import Grammar
 from continuo.realtime.limits import TEXT_CHARS_MAX
 from continuo.realtime.protocol.settings import Tool, ToolChoice
-from continuo.realtime.protocol.validation import invalid_parameter, missing_parameter
+from continuo.realtime.protocol.validation import (
+    invalid_parameter,
+    missing_parameter,
+    unsupported_value,
+)
 
 JsonSchema = dict[str, object]
 
@@ -46,6 +50,16 @@ def _build_tool(where: str, function: FunctionDefinition) -> Tool:
         parameters=parameters,
         strict=function.strict is True,
     )
+
+
+def refuse_custom_tools(types: Iterable[str]) -> None:
+    """Raise Refusal if a tool of a request, given by its type, is a custom tool, which the client
+    expects to be called."""
+    for n, kind in enumerate(types):
+        if kind == "custom":
+            raise unsupported_value(
+                f"tools[{n}].type", "this server has no custom tools: use type 'function'"
+            )
 
 
 def choose_named_tool(name: str | None, tools: Sequence[Tool], param: str) -> ToolChoice:

@@ -39,6 +39,15 @@ def invalid_parameter(param: str, reason: str, *, code: str = "invalid_value") -
     return Refusal(f"Invalid '{param}': {reason}", code=code, param=param)
 
 
+def unsupported_parameter(param: str, instead: str) -> Refusal:
+    message = f"'{param}' is not supported by this server: {instead}."
+    return Refusal(message, code="unsupported_parameter", param=param)
+
+
+def unsupported_value(param: str, reason: str) -> Refusal:
+    return Refusal(f"Unsupported '{param}': {reason}.", code="unsupported_value", param=param)
+
+
 def explain(
     problem: str, allowed_values: AllowedValues | None = None
 ) -> tuple[str, str, str | None]:

@@ -2,6 +2,8 @@
 
 import hashlib
 import hmac
+import math
+from typing import Literal
 
 import msgspec
 
@@ -11,6 +13,15 @@ from continuo.realtime.protocol.settings import GenerationSettings
 
 DIGEST_BYTES = 32
 """Size of the SHA-256 digests of resume tokens and client secrets (see `make_secret`)."""
+KEY_ID_BYTES = 8
+"""Size of a key id, the beginning of the SHA-256 digest of an API key."""
+
+Scope = Literal["converse", "read", "admin"]
+"""Permission of a key. converse: sessions and responses; read: their status, and the models; admin:
+statistics and control of the whole server."""
+ALL_SCOPES: frozenset[Scope] = frozenset({"converse", "read", "admin"})
+TENANT_SCOPES: frozenset[Scope] = frozenset({"converse", "read"})
+"""Scopes that reach no further than the tenant of the key."""
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -25,6 +36,12 @@ class Credentials(msgspec.Struct, frozen=True):
     client_secret_digest: bytes = b""
     """Digest of the client secret that was shown; empty if none was shown, which matches no
     session."""
+    scopes: frozenset[Scope] = ALL_SCOPES
+    key_id: bytes = b""
+    """Id of the API key that was shown, or that minted the client secret; empty if the server
+    requires no key."""
+    expires_s: float = math.inf
+    """Unix time at which the key or token expires, and connections that it opened are closed."""
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -49,7 +66,7 @@ class Access(msgspec.Struct, frozen=True):
         """
         if self.token_digest is not None:
             return hmac.compare_digest(self.token_digest, secret[:DIGEST_BYTES])
-        began_under = secret[DIGEST_BYTES:]
+        began_under, _ = _split_origin(secret)
         return not self.is_ephemeral or (
             began_under != b"" and hmac.compare_digest(self.client_secret_digest, began_under)
         )
@@ -129,8 +146,23 @@ def session_not_found(resume_request: ResumeRequest) -> Refusal:
 
 def make_secret(token: str, credentials: Credentials) -> bytes:
     """Make the record by which any gateway checks access to a new session later: the digest of its
-    resume token, followed by the digest of the client secret under which it began, if any."""
-    return hash_token(token) + credentials.client_secret_digest
+    resume token, the digest of the client secret under which it began, if any, and the id of the
+    API key, if any."""
+    return hash_token(token) + credentials.client_secret_digest + credentials.key_id
+
+
+def key_id_of(secret: bytes) -> bytes:
+    """Return the id of the API key under which the session with this `secret` began. Returns
+    nothing if the server required no key, or if an earlier version began the session."""
+    _, key_id = _split_origin(secret)
+    return key_id
+
+
+def _split_origin(secret: bytes) -> tuple[bytes, bytes]:
+    """Return the digest of the client secret, and the key id, that `secret` contains."""
+    origin = secret[DIGEST_BYTES:]
+    end = len(origin) - len(origin) % DIGEST_BYTES
+    return origin[:end], origin[end:]
 
 
 def hash_token(token: str) -> bytes:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from continuo.engine import BadRequest, ChatTemplate, SessionInfo
+from continuo.engine import BadRequest, ChatTemplate, SessionGroup, SessionInfo
 from continuo.realtime.conversation.context_window import ContextWindow
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
-from continuo.realtime.errors import Refusal
+from continuo.realtime.errors import Refusal, context_length_exceeded
 from continuo.realtime.event_log.event_log import EventLog
 from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.engine_session import EngineSession
@@ -26,7 +26,6 @@ from continuo.realtime.persistence.session_codec import (
 from continuo.realtime.persistence.session_writer import SessionWriter
 from continuo.realtime.persistence.token_journal import JournalFlusher
 from continuo.realtime.protocol.settings import GenerationSettings
-from continuo.realtime.rate_limit import RateLimits, TenantRateLimits
 from continuo.realtime.registry.open_sessions import SessionObserver
 from continuo.realtime.session.idempotency_keys import IdempotencyKeys
 from continuo.realtime.session.session import Session
@@ -39,6 +38,7 @@ from continuo.realtime.session.unit_of_work import (
     wire_epoch,
 )
 from continuo.realtime.store import IdempotentRequest, NewSession, SessionLease, Snapshot, Store
+from continuo.realtime.tenants.tenants import Tenant, Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class SessionFactory(msgspec.Struct, frozen=True):
     limits: Limits
     store: Store
     journal_flusher: JournalFlusher
-    rate_limits: RateLimits
+    tenants: Tenants
     tokenizer_threads: TokenizerThreads
 
     @property
@@ -68,7 +68,7 @@ def create(
     lease: SessionLease,
     new: NewSession,
     initial: InitialState,
-    cache_scope: str,
+    group: SessionGroup,
     parent_engine_session: EngineSession | None,
     observer: SessionObserver,
 ) -> Session:
@@ -85,21 +85,20 @@ def create(
     engine_session = EngineSession(
         factory.engine,
         lease.session,
-        cache_scope=cache_scope,
+        group=group,
         parent=parent_engine_session,
         fence=lease.fence,
     )
     event_log = EventLog(wire_epoch(lease.store_epoch, 0), on_gap=observer.on_gap)
-    rate_limits = factory.rate_limits.for_tenant(new.tenant)
+    tenant = factory.tenants.of(new.tenant)
     return _build_session(
         factory,
         session_writer,
         initial,
         engine_session,
-        cache_scope,
         event_log,
         IdempotencyKeys(session_writer, recorded, is_complete=True),
-        rate_limits,
+        tenant,
     )
 
 
@@ -108,7 +107,7 @@ async def load(
     lease: SessionLease,
     new: NewSession,
     snapshot: Snapshot,
-    cache_scope: str,
+    group: SessionGroup,
     observer: SessionObserver,
 ) -> Session:
     """Load a session from the store. If its token ids are of another model, the conversation is
@@ -144,19 +143,18 @@ async def load(
         on_replaced=observer.on_replaced,
     )
     engine_session = EngineSession(
-        factory.engine, lease.session, cache_scope=cache_scope, fence=lease.fence, may_exist=True
+        factory.engine, lease.session, group=group, fence=lease.fence, may_exist=True
     )
     initial = InitialState(state.settings, conversation, decoded.draft, epoch)
-    rate_limits = factory.rate_limits.for_tenant(new.tenant)
+    tenant = factory.tenants.of(new.tenant)
     session = _build_session(
         factory,
         session_writer,
         initial,
         engine_session,
-        cache_scope,
         event_log,
         IdempotencyKeys(session_writer, recorded, is_complete=False),
-        rate_limits,
+        tenant,
     )
     session.resume_responses(snapshot.running_responses)
     return session
@@ -200,7 +198,9 @@ async def _rerender(
         rendered = window.fit(cut(conversation.retokenize()))
         return rendered, window.fit(rendered.without_open_responses()).length
 
-    chars = count_head_chars(state.settings) + sum(map(count_chars, conversation.items()))
+    chars = count_head_chars(state.settings) + sum(
+        map(count_chars, conversation.items_with_reasoning())
+    )
     try:
         rendered, length = await factory.tokenizer_threads.run(chars, render)
     except BadRequest as error:
@@ -211,11 +211,11 @@ async def _rerender(
             param="session_id",
         ) from error
     if length > window.context_tokens:
-        raise Refusal(
+        raise context_length_exceeded(
+            window.context_tokens,
             f"The session with id '{session_id}' was begun on another model; for this one it is "
-            f"{length:,} tokens, and the context holds {window.context_tokens:,} (max_model_len).",
-            code="context_length_exceeded",
-            param="session_id",
+            f"{length:,} tokens.",
+            "session_id",
         )
     return rendered
 
@@ -238,10 +238,9 @@ def _build_session(
     session_writer: SessionWriter,
     initial: InitialState,
     engine_session: EngineSession,
-    cache_scope: str,
     event_log: EventLog,
     idempotency_keys: IdempotencyKeys,
-    tenant_rate_limits: TenantRateLimits,
+    tenant: Tenant,
 ) -> Session:
     context_window = factory.context_window(initial.settings)
     unit_of_work = UnitOfWork(
@@ -260,6 +259,5 @@ def _build_session(
         factory.journal_flusher,
         unit_of_work,
         idempotency_keys,
-        tenant_rate_limits,
-        cache_scope,
+        tenant,
     )

@@ -3,6 +3,8 @@ tasks that unload them."""
 
 import asyncio
 import contextlib
+import logging
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Protocol
 
@@ -13,6 +15,8 @@ from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.registry.access import Owner
 from continuo.realtime.session.session import Session
 from continuo.realtime.store import StoreError
+
+log = logging.getLogger(__name__)
 
 EXPIRED_MAX = 10_000
 """Number of expired sessions that are remembered."""
@@ -53,6 +57,8 @@ class OpenSession(msgspec.Struct):
     timers: tuple[asyncio.TimerHandle, ...] = ()
     """Timers of a parked session: to pause its generation, and to expire it."""
     unloading: "asyncio.Task[None] | None" = None
+    created_s: float = msgspec.field(default_factory=time.time)
+    """Unix time at which the session was opened, here or on another gateway."""
 
     @property
     def holder(self) -> Holder:
@@ -132,6 +138,7 @@ class OpenSessions:
         session.detach()
         entry.close_connection = None
         self._parked[session.id] = None
+        log.debug("session %s parked", session.id)
         window_s, grace_s = self._limits.resume_window_s, self._limits.detach_grace_s
         loop = asyncio.get_running_loop()
         entry.timers = (
@@ -145,6 +152,7 @@ class OpenSessions:
 
     async def _expire(self, entry: OpenSession) -> None:
         if entry.close_connection is None:
+            log.debug("session %s expired", entry.session.id)
             self._expired[entry.session.id] = entry.owner
             if len(self._expired) > EXPIRED_MAX:
                 del self._expired[next(iter(self._expired))]
@@ -154,6 +162,7 @@ class OpenSessions:
 
     async def close(self, session: Session) -> None:
         """Close a session and delete it from the store."""
+        log.debug("session %s closed", session.id)
         self._remove(session)
         await asyncio.shield(self._track_unloading(session.id, session.close()))
 
@@ -163,6 +172,8 @@ class OpenSessions:
         late commands of the old copy from those of the new one."""
         self._remove(entry.session)
         if entry.unloading is None:
+            reason = "taken over by another gateway" if is_taken_over else "unloaded"
+            log.debug("session %s %s", entry.session.id, reason)
             entry.unloading = self._track_unloading(
                 entry.session.id, entry.session.unload(is_taken_over=is_taken_over)
             )

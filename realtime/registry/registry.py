@@ -14,7 +14,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from weakref import WeakValueDictionary
 
-from continuo.engine import ChatTemplate
+from continuo.engine import ChatTemplate, SessionGroup
+from continuo.realtime import metrics
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import count_head_chars
 from continuo.realtime.conversation.text_limits import TextLimits, refuse_if_too_long
@@ -31,14 +32,15 @@ from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.commands import ConfigureSession
 from continuo.realtime.protocol.events import ResumeInfo
 from continuo.realtime.protocol.settings import GenerationSettings
-from continuo.realtime.rate_limit import RateLimits
 from continuo.realtime.registry.access import (
+    TENANT_SCOPES,
     Access,
     Credentials,
     ForkRequest,
     Owner,
     ResumeRequest,
     check_may_resume,
+    key_id_of,
     make_secret,
     may_resume,
     parse_resume_cursor,
@@ -67,6 +69,7 @@ from continuo.realtime.store import (
     StoreReplaced,
     StoreUnavailable,
 )
+from continuo.realtime.tenants.tenants import Tenants
 
 log = logging.getLogger(__name__)
 
@@ -111,11 +114,13 @@ class Registry:
         limits: Limits,
         store: Store,
         secret: bytes = b"",
+        tenants: Tenants | None = None,
     ) -> None:
         """`settings`: the default settings of new sessions. `secret`: common to the gateways of the
-        same engines, so that they share a tenant's KV."""
+        same engines, so that they share a tenant's KV. `tenants`: default: tenants with the limits
+        per minute of `limits`."""
         self.settings = settings
-        self.rate_limits = RateLimits(limits)
+        self.tenants = tenants or Tenants(limits)
         self.tokenizer_threads = TokenizerThreads(limits.off_loop_chars_min)
         self.text_limits = TextLimits.for_model(engine.ready, template)
         self._factory = SessionFactory(
@@ -124,7 +129,7 @@ class Registry:
             limits,
             store,
             JournalFlusher(store),
-            self.rate_limits,
+            self.tenants,
             self.tokenizer_threads,
         )
         self._remote_sessions = RemoteSessions(self._factory)
@@ -184,15 +189,24 @@ class Registry:
             ),
             ttl_s=self._hold_s,
         )
+        tenant = self.tenants.of(credentials.tenant)
         try:
-            lease = await self._store.create(new)
+            if tenant.limits.sessions_max:
+                async with tenant.opening:
+                    count = await self._store.tenants.count_sessions(tenant.name)
+                    tenant.check_session_count(count)
+                    lease = await self._store.create(new)
+            else:
+                lease = await self._store.create(new)
         except StoreError as error:
             raise map_store_error(error) from error
         observer = _Observer(self, new.id)
-        scope = self.cache_scope_of(credentials.tenant)
-        session = create(self._factory, lease, new, initial, scope, parent, observer)
+        group = self.group_of(credentials.tenant)
+        session = create(self._factory, lease, new, initial, group, parent, observer)
         owner = Owner(credentials.tenant, new.secret)
         self.open_sessions.add(OpenSession(session, owner, observer, close_connection))
+        metrics.sessions_opened.inc()
+        log.debug("session opened", extra={"fields": {"fork_of": fork and fork.session_id}})
         await session.start(listener, self._resume_of(session, token))
         return session
 
@@ -221,8 +235,13 @@ class Registry:
                 entry = await self._take_over(resume_request, credentials, holder)
                 if entry is None:
                     continue
-                close_replaced(self.open_sessions.connect(entry, close_connection))
+                replaced = self.open_sessions.connect(entry, close_connection)
+                close_replaced(replaced)
                 session = entry.session
+                log.debug(
+                    "session resumed",
+                    extra={"fields": {"replaces_connection": replaced is not None}},
+                )
                 try:
                     await session.resume(listener, since, self._resume_of(session))
                 except BaseException:
@@ -231,10 +250,11 @@ class Registry:
                 return session
 
     async def credentials_of_token(self, resume_request: ResumeRequest) -> Credentials:
-        """Make the credentials of a client that shows only a resume token: of the session's tenant,
-        with access to this session alone. Raises Refusal."""
+        """Make the credentials of a client that shows only a resume token: of the session's tenant
+        and API key, with access to this session alone. Raises Refusal."""
         owner, _ = await self._find(resume_request, None)
-        return Credentials(owner.tenant, is_ephemeral=True)
+        key_id = key_id_of(owner.secret)
+        return Credentials(owner.tenant, is_ephemeral=True, scopes=TENANT_SCOPES, key_id=key_id)
 
     async def _find_holder(self, resume_request: ResumeRequest, credentials: Credentials) -> Holder:
         """Find the holder of a session, here or in the store. Raises Refusal."""
@@ -302,16 +322,23 @@ class Registry:
             ttl_s=self._hold_s,
         )
         try:
-            observer, scope = _Observer(self, session_id), self.cache_scope_of(metadata.tenant)
-            session = await load(self._factory, lease, new, snapshot, scope, observer)
+            observer, group = _Observer(self, session_id), self.group_of(metadata.tenant)
+            session = await load(self._factory, lease, new, snapshot, group, observer)
         except Refusal:  # the session stays in the store, unchanged and parked
             with contextlib.suppress(StoreError):
                 await self._store.extend_deadline(
                     lease, self._limits.resume_window_s, is_parked=True
                 )
             raise
-        entry = OpenSession(session, Owner(metadata.tenant, metadata.secret), observer, None)
+        entry = OpenSession(
+            session,
+            Owner(metadata.tenant, metadata.secret),
+            observer,
+            None,
+            created_s=metadata.created_ms / 1000,
+        )
         self.open_sessions.add(entry)
+        log.debug("session loaded from the store", extra={"fields": {"fence": lease.fence}})
         return entry
 
     @contextlib.contextmanager
@@ -391,6 +418,13 @@ class Registry:
         found = self.open_sessions.get(session_id)
         return found.session if found is not None and found.owner.tenant == tenant else None
 
+    def find_connected(self, session_id: str, tenant: str) -> Session | None:
+        """Find a session of this process that has a connection. Returns None if it is parked,
+        elsewhere, unknown or another tenant's."""
+        entry = self._find_accessible(session_id, tenant, WHOLE_TENANT)
+        is_connected = entry is not None and entry.close_connection is not None
+        return entry.session if entry is not None and is_connected else None
+
     async def status(
         self, session_id: str, tenant: str, access: Access = WHOLE_TENANT
     ) -> SessionStatus | None:
@@ -407,7 +441,7 @@ class Registry:
         """Make the origin (initial content) of a new session. If the settings are from a client
         secret, the tokens of their instructions and tools are charged to the tenant's rate limits,
         as for a session.update. Raises Refusal."""
-        rate_limits = self.rate_limits.for_tenant(credentials.tenant)
+        rate_limits = self.tenants.of(credentials.tenant).rate_limits
         chars = count_head_chars(settings)
         self.text_limits.check_head(settings, ConfigureSession.field_names)
         bounds = self.text_limits
@@ -484,11 +518,33 @@ class Registry:
                 and deleted.fence is not None
                 and deleted.owner != self._gateway_id
             ):
-                scope = self.cache_scope_of(tenant)
+                group = self.group_of(tenant)
                 self.open_sessions.spawn(
-                    self._remote_sessions.release_engine_session(session_id, deleted.fence, scope)
+                    self._remote_sessions.release_engine_session(session_id, deleted.fence, group)
                 )
             return entry is not None or deleted is not None
+
+    async def evict(self, session_id: str) -> bool:
+        """Unload a session from memory; its copy in the store stays valid, and its client
+        reconnects and resumes it. Returns False if it is not in this process."""
+        async with self._locks.setdefault(session_id, asyncio.Lock()):
+            entry = self.open_sessions.get(session_id)
+            if entry is None:
+                return False
+            close_connection = entry.close_connection
+            if close_connection is not None:
+                await self.park(entry.session, close_connection)
+                close_connection(CloseCode.SERVICE_RESTART, "the session was evicted: reconnect")
+            if entry in self.open_sessions:
+                await asyncio.shield(self.open_sessions.unload(entry))
+            return True
+
+    def close_tenant(self, tenant: str) -> None:
+        """Close the sessions of a deleted tenant, and their connections."""
+        for entry in self.open_sessions:
+            if entry.owner.tenant == tenant:
+                work = self.terminate(entry.session, CloseCode.CLOSED_BY_OPERATOR, DELETED)
+                self.open_sessions.spawn(work)
 
     async def close(self, session: Session) -> None:
         """Close the session and delete it from the store."""
@@ -513,10 +569,14 @@ class Registry:
         """Unload all sessions; their copies in the store stay valid."""
         await self.open_sessions.unload_all()
 
-    def cache_scope_of(self, tenant: str) -> str:
-        """Return the cache scope of a tenant, within which KV is shared: an HMAC, which cannot be
-        computed from the tenant's name alone."""
-        return hmac.digest(self._secret, tenant.encode(), "sha256").hex()
+    def group_of(self, tenant: str) -> SessionGroup:
+        """Return the group of a tenant, within which KV is shared, with the tenant's weight. Its id
+        is an HMAC, which cannot be computed from the tenant's name alone. A deleted tenant gets
+        another one: the KV of the old one is never matched again, and is evicted."""
+        deleted_ms = self.tenants.deleted_ms(tenant)
+        name = f"{tenant}\0{deleted_ms}" if deleted_ms else tenant
+        id = hmac.digest(self._secret, name.encode(), "sha256").hex()
+        return SessionGroup(id, self.tenants.of(tenant).limits.weight)
 
 
 def _connection_lost() -> Refusal:

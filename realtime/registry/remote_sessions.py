@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import msgspec
 
-from continuo.engine import EngineError
+from continuo.engine import EngineError, SessionGroup
 from continuo.realtime.errors import Refusal
 from continuo.realtime.generation.error_mapping import map_store_error
 from continuo.realtime.registry.access import Access, ForkRequest
@@ -42,7 +42,7 @@ class RemoteSessions:
         snapshot = await self._load(session_id, tenant, access)
         if snapshot is None:
             return None
-        info = await self._factory.engine.inspect(session_id)
+        info = await self._factory.engine.fleet.inspect(session_id)
         return stored_status(snapshot, info, self._factory.template)
 
     async def fork_origin(self, fork: ForkRequest, tenant: str, access: Access) -> SessionOrigin:
@@ -71,13 +71,15 @@ class RemoteSessions:
             except SessionNotFound:
                 return DeletedSession(metadata.owner, None)
 
-    async def release_engine_session(self, session_id: str, fence: int, cache_scope: str) -> None:
+    async def release_engine_session(
+        self, session_id: str, fence: int, group: SessionGroup
+    ) -> None:
         """Close the session in the engine that holds it, under a higher fence, so that the engine
         reports the session as superseded to the gateway that owned it. Never raises."""
         engine = self._factory.engine
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(self._factory.limits.close_timeout_s):
-                await engine.attach(session_id, [], cache_scope=cache_scope, fence=fence)
+                await engine.attach(session_id, [], group=group, fence=fence)
                 await engine.close(session_id)
 
     async def _load(self, session_id: str, tenant: str, access: Access) -> Snapshot | None:

@@ -5,10 +5,11 @@ Input is rendered again when needed; output is stored with its sampled ids.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from continuo.engine import EffortSetting
 from continuo.realtime.conversation.tokenization import Span
 from continuo.realtime.persistence.session_codec import is_same_model
 from continuo.realtime.protocol.events import ResponseEvent
@@ -32,6 +33,7 @@ class _ArchivedSpan(msgspec.Struct, frozen=True, array_like=True):
     sampled_ids: tuple[int, ...] = ()
     response_id: str | None = None
     model: str = ""
+    effort: EffortSetting = "default"
 
 
 _span_decoder = msgspec.msgpack.Decoder(_ArchivedSpan)
@@ -41,9 +43,10 @@ _events_decoder = msgspec.msgpack.Decoder(list[ResponseEvent])
 class ResponseArchive:
     """The stored responses of all tenants. Without a store, the archive is always empty."""
 
-    def __init__(self, store: Store | None, ttl_s: float) -> None:
+    def __init__(self, store: Store | None, ttl_s_of: Callable[[str], float]) -> None:
+        """`ttl_s_of` returns how long a response of a tenant is kept, in seconds."""
         self._store = store
-        self._ttl_s = ttl_s
+        self._ttl_s_of = ttl_s_of
 
     async def put(
         self,
@@ -69,7 +72,7 @@ class ResponseArchive:
             body=encode(events),
         )
         try:
-            await self._store.put_response(stored, self._ttl_s)
+            await self._store.put_response(stored, self._ttl_s_of(tenant))
         except StoreError as error:
             log.warning("response %s is not stored: %s", response.id, error)
             return False
@@ -88,6 +91,15 @@ class ResponseArchive:
         """Return the events of a response. Returns None if it is not found. Raises StoreError."""
         stored = await self._find(response_id, tenant)
         return None if stored is None else EventStream(decode(_events_decoder, stored.body))
+
+    async def load_input(self, response_id: str, tenant: str) -> tuple[Item, ...] | None:
+        """Return the input items of a response: what it added to the history of its parent, without
+        its output. Returns None if it is not found. Raises StoreError."""
+        stored = await self._find(response_id, tenant)
+        if stored is None:
+            return None
+        archived = [decode(_span_decoder, entry) for entry in stored.entries]
+        return tuple(item for span in archived if span.response_id is None for item in span.items)
 
     async def load_history(
         self, response_id: str, tenant: str, model_digest: str
@@ -127,12 +139,17 @@ class ResponseArchive:
 def _to_archived(span: Span, model_digest: str) -> _ArchivedSpan:
     if span.sampled_ids is None:
         return _ArchivedSpan(span.items)
-    return _ArchivedSpan(span.items, span.sampled_ids, span.response_id, model_digest)
+    return _ArchivedSpan(span.items, span.sampled_ids, span.response_id, model_digest, span.effort)
 
 
 def _to_spans(archived: _ArchivedSpan, model_digest: str) -> list[Span]:
     if archived.response_id is None or not is_same_model(archived.model, model_digest):
         return [Span((item,)) for item in archived.items]
     return [
-        Span(archived.items, response_id=archived.response_id, sampled_ids=archived.sampled_ids)
+        Span(
+            archived.items,
+            response_id=archived.response_id,
+            sampled_ids=archived.sampled_ids,
+            effort=archived.effort,
+        )
     ]

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from continuo.engine import EngineError
+from continuo.engine import EngineError, SessionGroup
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.engine_session import EngineSession
@@ -105,7 +105,7 @@ class Continuations:
         return point
 
     def branch(
-        self, continuation: ContinuationPoint | None, response_id: str, cache_scope: str
+        self, continuation: ContinuationPoint | None, response_id: str, group: SessionGroup
     ) -> Branch:
         """Return the branch in which to generate `response_id` as the continuation of a point.
 
@@ -113,17 +113,13 @@ class Continuations:
         that branch; else returns a fork of it.
         """
         if continuation is None:
-            return Branch(
-                EngineSession(self._engine, response_id, cache_scope=cache_scope), response_id
-            )
+            return Branch(EngineSession(self._engine, response_id, group=group), response_id)
         branch = continuation.branch
         if branch.tip == continuation.response_id and not branch.is_busy:
             branch.tip, branch.is_busy = response_id, True
             return branch
         return Branch(
-            EngineSession(
-                self._engine, response_id, cache_scope=cache_scope, parent=branch.engine_session
-            ),
+            EngineSession(self._engine, response_id, group=group, parent=branch.engine_session),
             response_id,
         )
 
@@ -163,6 +159,12 @@ class Continuations:
         """Remove the points that only this connection could continue."""
         for response_id in list(self._points_by_connection.get(connection, ())):
             self.remove(response_id)
+
+    def close_tenant(self, tenant: str) -> None:
+        """Remove the points of a tenant."""
+        for point in list(self._points.values()):
+            if point.tenant == tenant:
+                self.remove(point.response_id)
 
     async def close(self) -> None:
         """Remove all points, and wait for the engine sessions to close."""

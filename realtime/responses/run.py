@@ -9,6 +9,7 @@ import msgspec
 
 from continuo.engine import EngineError
 from continuo.realtime.generation.generation import EmitEvent, Generation
+from continuo.realtime.generation.logprobs import LogprobTracker
 from continuo.realtime.generation.output_items import OutputItems
 from continuo.realtime.generation.prompt import Prompt
 from continuo.realtime.generation.tool_calls import make_output_parser
@@ -19,6 +20,7 @@ from continuo.realtime.protocol.events import (
     ConversationEvent,
     OutputItemEnded,
     OutputItemStarted,
+    ReasoningDelta,
     ResponseEvent,
     ResponseStarted,
     TextDelta,
@@ -27,6 +29,7 @@ from continuo.realtime.protocol.items import FunctionCallItem, Item
 from continuo.realtime.protocol.response import Response, Usage
 from continuo.realtime.responses.continuations import Branch
 from continuo.realtime.responses.event_stream import EventStream
+from continuo.realtime.tenants.turn_slots import TurnSlot
 
 
 class Requester(msgspec.Struct, frozen=True):
@@ -50,7 +53,9 @@ class ResponseRun:
         response: Response,
         prompt: Prompt,
         branch: Branch,
+        turn_slot: TurnSlot,
         on_abandoned: Callable[[], None],
+        token_bytes: Callable[[int], bytes],
     ) -> None:
         self.id = response.id
         self.command = command
@@ -58,11 +63,13 @@ class ResponseRun:
         self.event_stream = EventStream([ResponseStarted(response)], on_abandoned)
         self.prompt = prompt
         self.branch = branch
+        self.turn_slot = turn_slot
         self.is_steered = False
         """Whether steering has cancelled the response, which then ends with the reason
         `steered`."""
         self.ended = asyncio.Event()
         """Set when the response has ended and can be continued."""
+        self._token_bytes = token_bytes
         self._generation: Generation | None = None
 
     @property
@@ -94,6 +101,8 @@ class ResponseRun:
             self.branch.engine_session,
             OutputItems(response, _no_placement, generate_id),
             parser,
+            self.turn_slot,
+            logprobs=self._make_logprob_tracker(),
         )
         self._generation = generation
         await generation.run(prompt, emit)
@@ -101,6 +110,12 @@ class ResponseRun:
         if self.is_steered and response.status == "cancelled":
             response = msgspec.structs.replace(response, reason="steered")
         return response, generation.sampled_ids
+
+    def _make_logprob_tracker(self) -> LogprobTracker | None:
+        sampling = self.prompt.sampling
+        if sampling.logprobs is None:
+            return None
+        return LogprobTracker(self._token_bytes, () if sampling.ignore_eos else sampling.stop_ids)
 
     async def _prefill(self) -> Response:
         """`generate: false`: prefill the prompt by sampling and discarding one token.
@@ -116,10 +131,8 @@ class ResponseRun:
         response, _ = await self._generate(_discard)
         if response.status not in ("completed", "incomplete"):
             return msgspec.structs.replace(response, items=())
-        try:
+        with contextlib.suppress(EngineError):
             await self.branch.engine_session.sync(self.prompt.conversation.all_spans)
-        except EngineError:
-            self.branch.engine_session.invalidate()
         assert response.usage is not None, "a turn that has ended has its usage"
         return msgspec.structs.replace(
             response,
@@ -130,7 +143,7 @@ class ResponseRun:
         )
 
 
-_RESPONSE_EVENTS = OutputItemStarted | TextDelta | ArgumentsDelta | OutputItemEnded
+_RESPONSE_EVENTS = OutputItemStarted | TextDelta | ReasoningDelta | ArgumentsDelta | OutputItemEnded
 
 
 def _as_response_event(event: ConversationEvent) -> ResponseEvent:

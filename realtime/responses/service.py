@@ -10,6 +10,7 @@ archive, if it is stored.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -18,31 +19,39 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from continuo.engine import ChatTemplate
+from continuo.engine import ChatTemplate, SessionGroup
 from continuo.realtime.conversation.context_window import ContextWindow
 from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.conversation.new_items import check_new_items
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.conversation.text_limits import TextLimits, inline_items, refuse_if_too_long
 from continuo.realtime.conversation.tokenization import Span
 from continuo.realtime.errors import Refusal
 from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.error_mapping import require_engine
-from continuo.realtime.generation.output_grammar import check_enforceable
+from continuo.realtime.generation.output_grammar import check_enforceable, without_idle_reasoning
 from continuo.realtime.generation.prompt import Prompt, build_prompt, build_warm_up_prompt
 from continuo.realtime.generation.tokenizer_threads import TokenizerThreads
 from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import REQUEST_CHARS_MAX, Limits
-from continuo.realtime.protocol.commands import CreateResponse
+from continuo.realtime.protocol.commands import AppendResponse, CreateResponse
 from continuo.realtime.protocol.events import ResponseEnded
 from continuo.realtime.protocol.items import Item, ItemReference
 from continuo.realtime.protocol.response import Response, ResponseError
 from continuo.realtime.protocol.settings import GenerationSettings
-from continuo.realtime.rate_limit import RateLimits
+from continuo.realtime.protocol.validation import unsupported_parameter
 from continuo.realtime.responses.archive import ResponseArchive
 from continuo.realtime.responses.continuations import ContinuationPoint, Continuations
+from continuo.realtime.responses.conversations import (
+    ConversationLocks,
+    StoredConversations,
+    has_same_items,
+    last_response_id,
+)
 from continuo.realtime.responses.event_stream import EventStream
 from continuo.realtime.responses.run import Requester, ResponseRun
 from continuo.realtime.store import Store, StoreError
+from continuo.realtime.tenants.tenants import Tenants
 
 log = logging.getLogger(__name__)
 ITEM_OVERHEAD_CHARS = 16
@@ -57,34 +66,37 @@ class _PromptSource(msgspec.Struct, frozen=True):
     make_conversation: Callable[[GenerationSettings], Conversation]
     continuation: ContinuationPoint | None = None
     parent: str | None = None
-    """Id of the stored response at the end of this history; None if the history is empty or not
-    stored."""
+    """Id of the stored response at the end of this history, or of the conversation that it is; None
+    if the history is empty or not stored."""
 
 
 class ResponseService:
     """The responses of all tenants and connections of this process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per part of the gateway that responses use
         self,
         engine: EnginePort,
         template: ChatTemplate,
         settings: GenerationSettings,
         limits: Limits,
-        cache_scope_of: Callable[[str], str],
+        group_of: Callable[[str], SessionGroup],
         store: Store | None = None,
-        rate_limits: RateLimits | None = None,
+        tenants: Tenants | None = None,
         tokenizer_threads: TokenizerThreads | None = None,
+        conversations: StoredConversations | None = None,
     ) -> None:
-        """`settings`: defaults of a response. `cache_scope_of` returns the cache scope of a
-        tenant."""
+        """`settings`: defaults of a response. `group_of` returns the group of a tenant.
+        `conversations` None: there are no stored conversations."""
         self.settings = settings
         self.limits = limits
-        self._rate_limits = rate_limits or RateLimits(limits)
+        self._tenants = tenants or Tenants(limits)
         self.continuations = Continuations(engine, limits)
         self._engine = engine
         self._template = template
-        self._cache_scope_of = cache_scope_of
-        self._archive = ResponseArchive(store, limits.stored_response_ttl_s)
+        self._group_of = group_of
+        self._archive = ResponseArchive(store, self._stored_response_ttl_s)
+        self._conversations = conversations
+        self._conversation_locks = ConversationLocks()
         self._runs: dict[str, ResponseRun] = {}
         self._connections: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,24 +104,46 @@ class ResponseService:
         self._tokenizer_threads = tokenizer_threads or TokenizerThreads(limits.off_loop_chars_min)
         self._text_limits = TextLimits.for_model(engine.ready, template)
 
+    async def count_input_tokens(self, command: CreateResponse, requester: Requester) -> int:
+        """Return the length of the prompt of a response, which is not started. Raises Refusal."""
+        with self._tenants.of(requester.tenant).rate_limits.charge_request():
+            _, prompt, _ = await self._prepare(command, requester)
+        return prompt.length
+
+    async def _prepare(
+        self, command: CreateResponse, requester: Requester
+    ) -> tuple[_PromptSource, Prompt, tuple[Item, ...]]:
+        """Return the history that a response continues, its prompt, and its input with references
+        resolved. Charges the text to the rate limits if that fails. Raises Refusal."""
+        rate_limits = self._tenants.of(requester.tenant).rate_limits
+        tokens_max = self._text_limits.request_tokens_max
+        items = inline_items(command.input)
+        chars = count_head_chars(command.settings) + sum(map(count_chars, items))
+        self._text_limits.check_head(command.settings, command.field_names)
+        self._text_limits.check_input(command.settings, items, command.field_names.input)
+        with rate_limits.charge_text(chars, tokens_max):
+            source = await self._find_source(command, requester)
+            prompt, resolved_input = await self._build_prompt(command, source, chars)
+        return source, prompt, resolved_input
+
     async def create(self, command: CreateResponse, requester: Requester) -> ResponseRun:
         """Start a response and return its run. Raises Refusal; then nothing has changed."""
         require_engine(self._engine)
-        rate_limits, tokens_max = (
-            self._rate_limits.for_tenant(requester.tenant),
-            self._text_limits.request_tokens_max,
-        )
-        items = inline_items(command.input)
-        chars = count_head_chars(command.settings) + sum(map(count_chars, items))
-        with rate_limits.charge_request():
-            self._text_limits.check_head(command.settings, command.field_names)
-            self._text_limits.check_input(command.settings, items, command.field_names.input)
-            with rate_limits.charge_text(chars, tokens_max):
-                source = await self._find_source(command.previous_response_id, requester)
-                prompt, resolved_input = await self._build_prompt(command, source, chars)
+        settings = without_idle_reasoning(command.settings, self._template)
+        command = msgspec.structs.replace(command, settings=settings)
+        tenant = self._tenants.of(requester.tenant)
+        with tenant.rate_limits.charge_request():
+            self._conversation_locks.acquire(tenant.name, command.conversation_id)
+            try:
+                source, prompt, resolved_input = await self._prepare(command, requester)
+                await self._tenants.follow(tenant.name)
+                turn_slot = tenant.turns.enter()
+            except BaseException:
+                self._conversation_locks.release(tenant.name, command.conversation_id)
+                raise
         response = Response(
             id=generate_id("resp"),
-            conversation=None,
+            conversation=command.conversation_id,
             settings=command.settings,
             metadata=command.metadata,
             previous=command.previous_response_id,
@@ -117,14 +151,24 @@ class ResponseService:
             created_s=int(time.time()),
         )
         branch = self.continuations.branch(
-            source.continuation, response.id, self._cache_scope_of(requester.tenant)
+            source.continuation, response.id, self._group_of(requester.tenant)
         )
         run = ResponseRun(
-            command, requester, response, prompt, branch, partial(self._on_abandoned, response.id)
+            command,
+            requester,
+            response,
+            prompt,
+            branch,
+            turn_slot,
+            partial(self._on_abandoned, response.id),
+            self._engine.text.token_bytes.of,
         )
         self._runs[response.id] = run
         self._spawn(self._run(run, source.parent, resolved_input))
         return run
+
+    def _stored_response_ttl_s(self, tenant: str) -> float:
+        return self._tenants.of(tenant).stored_response_ttl_s(self.limits.stored_response_ttl_s)
 
     def find_run(self, response_id: str, requester: Requester) -> ResponseRun | None:
         """Find an active response. Returns None if it is not found, if it belongs to another
@@ -143,6 +187,17 @@ class ResponseService:
             return run.event_stream
         try:
             return await self._archive.load_event_stream(response_id, requester.tenant)
+        except StoreError as error:
+            raise _store_unavailable() from error
+
+    async def find_input(self, response_id: str, requester: Requester) -> tuple[Item, ...] | None:
+        """Find the input items of an active or stored response. Returns None if it is not found.
+        Raises Refusal if the store is unavailable."""
+        run = self.find_run(response_id, requester)
+        if run is not None:
+            return tuple(inline_items(run.command.input))
+        try:
+            return await self._archive.load_input(response_id, requester.tenant)
         except StoreError as error:
             raise _store_unavailable() from error
 
@@ -177,6 +232,17 @@ class ResponseService:
         self._connections.discard(connection)
         self.continuations.close_connection(connection)
 
+    def close_tenant(self, tenant: str) -> None:
+        """Cancel the responses of a deleted tenant, none of which can be continued any more."""
+        for run in list(self._runs.values()):
+            if run.requester.tenant == tenant:
+                self._spawn(self._cancel_and_delete(run))
+        self.continuations.close_tenant(tenant)
+
+    async def _cancel_and_delete(self, run: ResponseRun) -> None:
+        with contextlib.suppress(Refusal):
+            await self.delete(run.id, run.requester)
+
     async def close(self) -> None:
         """Cancel all active responses and close the engine sessions."""
         for run in list(self._runs.values()):
@@ -189,7 +255,10 @@ class ResponseService:
 
     # ------------------------------------------------------------ prompt
 
-    async def _find_source(self, previous: str | None, requester: Requester) -> _PromptSource:
+    async def _find_source(self, command: CreateResponse, requester: Requester) -> _PromptSource:
+        if command.conversation_id is not None:
+            return await self._find_conversation(command, command.conversation_id, requester)
+        previous = command.previous_response_id
         if previous is None:
             return _PromptSource(lambda settings: Conversation.start(self._template, settings))
         run = self.find_run(previous, requester)
@@ -218,6 +287,25 @@ class ResponseService:
             parent=previous,
         )
 
+    async def _find_conversation(
+        self, command: CreateResponse, conversation_id: str, requester: Requester
+    ) -> _PromptSource:
+        """Find the history of a stored conversation. If its last response is a continuation point,
+        the new response continues in that branch, whose KV has all of the conversation that was not
+        edited since. Raises Refusal."""
+        if self._conversations is None:
+            raise unsupported_parameter("conversation", "this server stores no conversations")
+        stored = await self._conversations.read(conversation_id, requester.tenant)
+        conversation = stored.without_open_responses()
+        check_new_items(conversation, inline_items(command.input))
+        last = last_response_id(conversation)
+        point = last and self.continuations.find(last, requester.tenant, requester.connection)
+        if not point:
+            return _PromptSource(conversation.with_settings, parent=conversation_id)
+        if has_same_items(point.conversation, conversation):
+            conversation = point.conversation
+        return _PromptSource(conversation.with_settings, point, conversation_id)
+
     async def _build_prompt(
         self, command: CreateResponse, source: _PromptSource, chars: int
     ) -> tuple[Prompt, tuple[Item, ...]]:
@@ -242,7 +330,7 @@ class ResponseService:
         await check_enforceable(command.settings, self._template, command.field_names)
         if source.continuation is not None:
             chars += source.continuation.conversation.length
-        elif command.previous_response_id is not None:
+        elif source.parent is not None:
             chars = REQUEST_CHARS_MAX  # in the store: its length is unknown
         with refuse_if_too_long(param, ready.max_model_len):
             return await self._run_tokenization(chars + ITEM_OVERHEAD_CHARS * len(items), build)
@@ -279,6 +367,7 @@ class ResponseService:
         try:
             response, sampled = await run.run()
             conversation = await self._commit_response(run, response, sampled)
+            response = await self._add_to_conversation(run, response, sampled)
         except Exception:
             log.exception("response %s failed", run.id)
             failure = ResponseError("server_error", "The server had a fault.")
@@ -286,12 +375,16 @@ class ResponseService:
                 run.event_stream.response, status="failed", error=failure
             )
             conversation, sampled = run.prompt.conversation, []
-            run.branch.engine_session.invalidate()
         if run.command.store:
             own = [Span((item,)) for item in items]
             if response.items:
                 own.append(
-                    Span(response.items, response_id=response.id, sampled_ids=tuple(sampled))
+                    Span(
+                        response.items,
+                        response_id=response.id,
+                        sampled_ids=tuple(sampled),
+                        effort=response.settings.reasoning.effort,
+                    )
                 )
             spans = own if parent is not None or response.previous is None else conversation.spans
             events = [*run.event_stream.events, ResponseEnded(response)]
@@ -302,28 +395,54 @@ class ResponseService:
             response = msgspec.structs.replace(response, kept=is_stored)
         self._finish(run, conversation, response)
 
+    async def _add_to_conversation(
+        self, run: ResponseRun, response: Response, sampled: Sequence[int]
+    ) -> Response:
+        """Add the input and output of a response to its conversation, if it has one, and if the
+        response was not cancelled and has not failed. Returns the response, which has failed if
+        that is refused."""
+        conversation_id = run.command.conversation_id
+        if conversation_id is None or response.status not in ("completed", "incomplete"):
+            return response
+        assert self._conversations is not None, "the conversation was read"
+        command = AppendResponse(
+            response_id=response.id,
+            input=tuple(inline_items(run.command.input)),
+            output=response.items,
+            sampled_ids=tuple(sampled),
+            effort=response.settings.reasoning.effort,
+        )
+        try:
+            await self._conversations.append(conversation_id, run.requester.tenant, command)
+        except Refusal as refusal:
+            error = ResponseError(refusal.code, f"It was not added: {refusal.message}")
+            return msgspec.structs.replace(response, status="failed", reason=None, error=error)
+        return response
+
     async def _commit_response(
         self, run: ResponseRun, response: Response, sampled: Sequence[int]
     ) -> Conversation:
         """Return the conversation with the response committed to it.
 
-        A commit takes time in proportion to the length of the conversation, so a long conversation
-        is committed on a thread.
+        A commit takes time in proportion to the part of the conversation that is rendered again; if
+        that is long, the commit runs on a thread.
         """
         before = run.prompt.conversation
 
         def commit() -> Conversation:
             return before.open_response(response.id).commit_response(
-                response.id, response.items, sampled
+                response.id, response.items, sampled, response.settings.reasoning.effort
             )
 
-        return await self._run_tokenization(before.length, commit)
+        return await self._run_tokenization(before.rendered_length, commit)
 
     def _finish(self, run: ResponseRun, conversation: Conversation, response: Response) -> None:
         """End the run: charge the usage, add the continuation point if the response may be
         continued, and emit ResponseEnded."""
         requester, is_shared, branch = run.requester, run.command.store, run.branch
-        self._rate_limits.for_tenant(requester.tenant).charge_usage(response.usage)
+        run.turn_slot.release()
+        self._conversation_locks.release(requester.tenant, run.command.conversation_id)
+        self._tenants.of(requester.tenant).rate_limits.charge_usage(response.usage)
         if is_shared or requester.connection in self._connections:
             connection = None if is_shared else requester.connection
             point = ContinuationPoint(
@@ -341,6 +460,10 @@ class ResponseService:
         run.event_stream.append(ResponseEnded(response))
         run.ended.set()
 
+    def start_cancel(self, run: ResponseRun) -> None:
+        """Cancel a response, without waiting for its end."""
+        self._spawn(run.cancel())
+
     def _on_abandoned(self, response_id: str) -> None:
         """Cancel a response without readers: at once if it is not stored, else after a grace,
         because a reader may return. A background response continues."""
@@ -348,12 +471,12 @@ class ResponseService:
         if run is None or (run.command.background and run.command.store):
             return
         if not run.command.store:
-            self._spawn(run.cancel())
+            self.start_cancel(run)
             return
 
         def cancel_if_unread() -> None:
             if not run.event_stream.follower_count:
-                self._spawn(run.cancel())
+                self.start_cancel(run)
 
         loop = asyncio.get_running_loop()
         loop.call_later(self.limits.unread_response_grace_s, cancel_if_unread)

@@ -1,4 +1,4 @@
-"""`continuo models`: list the models that can be served without a download."""
+"""`continuo models`: the models that are on this machine, and small ones that would fit."""
 
 from pathlib import Path
 
@@ -6,7 +6,42 @@ import msgspec
 from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
-from continuo.engine import BUNDLED_MODEL
+from continuo.engine import BUNDLED_MODEL, available_memory_bytes
+from continuo.realtime.server.own_command import find_own_command
+
+BYTES_PER_PARAMETER = 2
+"""Bytes of a parameter in bf16, in which models of this size run on a CPU and a GPU."""
+SERVER_BYTES, KV_POOL_BYTES_MAX, KV_POOL_FRACTION = 1_500_000_000, 1 << 30, 0.25
+"""Memory besides the weights: of the two processes, and of the KV pool on a CPU, which takes a
+fraction of the memory that is available."""
+
+
+class SuggestedModel(msgspec.Struct, frozen=True):
+    """A small instruction-tuned checkpoint of the Hugging Face hub, under Apache-2.0."""
+
+    name: str
+    parameter_count: int
+    """Number of parameters, computed from its config.json; tied embeddings count once."""
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.parameter_count * BYTES_PER_PARAMETER
+
+    def fits(self, memory_bytes: int) -> bool:
+        kv_pool_bytes = min(KV_POOL_BYTES_MAX, int(memory_bytes * KV_POOL_FRACTION))
+        return self.weights_bytes + kv_pool_bytes + SERVER_BYTES <= memory_bytes
+
+
+SUGGESTED_MODELS = (
+    SuggestedModel("HuggingFaceTB/SmolLM2-135M-Instruct", 134_515_008),
+    SuggestedModel("HuggingFaceTB/SmolLM2-360M-Instruct", 361_821_120),
+    SuggestedModel("Qwen/Qwen3-0.6B", 596_049_920),
+    SuggestedModel("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
+    SuggestedModel("HuggingFaceTB/SmolLM2-1.7B-Instruct", 1_711_376_384),
+    SuggestedModel("Qwen/Qwen3-1.7B", 1_720_574_976),
+    SuggestedModel("Qwen/Qwen3-4B-Instruct-2507", 4_022_468_096),
+    SuggestedModel("Qwen/Qwen3-8B", 8_190_735_360),
+)
 
 
 class CachedModel(msgspec.Struct, frozen=True):
@@ -34,9 +69,20 @@ def print_models() -> None:
     print(f"{BUNDLED_MODEL:<48} bundled")
     for model in list_cached_models():
         print(f"{model.name:<48} {model.size_bytes / 1e9:,.1f} GB  {model.path}")
-    print()
-    print("Serve one with: continuo serve --model NAME")
-    print("Other hub ids are downloaded first; a folder works too.")
+    memory_bytes = available_memory_bytes()
+    available = "" if memory_bytes is None else f" ({memory_bytes / 1e9:,.1f} GB are available)"
+    print(f"\nSmall models that are downloaded when first served, and their memory{available}:\n")
+    print(f"{'':<38}{'parameters':>14}{'weights in bf16':>18}")
+    for model in SUGGESTED_MODELS:
+        fits = memory_bytes is None or model.fits(memory_bytes)
+        print(
+            f"{model.name:<38}{model.parameter_count / 1e6:>12,.0f} M"
+            f"{model.weights_bytes / 1e9:>15,.1f} GB{'' if fits else '   too large here'}"
+        )
+    print(
+        f"\nServe one with: {find_own_command()} serve --model NAME\n"
+        "NAME may also be another id of the hub, or a folder. docs/models.md has the architectures."
+    )
 
 
 def _is_complete(snapshot: Path) -> bool:

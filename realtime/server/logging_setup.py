@@ -1,7 +1,8 @@
-"""Logging: to stderr, without keys and without user text.
+"""Logging: to stderr, as text or as JSON, without keys and without user text.
 
 Our own code logs no text, header or query; redaction is the second line of defence, for the
-messages of libraries and for tracebacks.
+messages of libraries and for tracebacks. A line has the `fields` of its record (given as
+`extra={"fields": {...}}`), and the ids of the request that the task serves, if any.
 """
 
 import logging
@@ -12,10 +13,14 @@ from collections.abc import Iterable
 
 import msgspec
 
+from continuo.engine import JsonFormatter, LogFormat
+from continuo.realtime.request_context import current_request
+
 _SECRETS = re.compile(
     r"(?i)(bearer\s+|openai-insecure-api-key\.|api[-_]key[=:]\s*|token=)[^\s,;\"'&]+"
 )
 _QUERY = re.compile(r"(?<=\w)\?[^\s\"'?]*=[^\s\"']*")
+_PLAIN_VALUE = re.compile(r"[^\s\"'\\=\x00-\x1f\x7f-\x9f]+")
 
 
 RECENT_WARNINGS_MAX = 50
@@ -23,20 +28,71 @@ MESSAGE_CHARS_MAX = 500
 _CLIENT_ERROR_PREFIXES = ("Invalid UTF-8", "ASGI callable returned without completing handshake")
 
 
-class RedactingFormatter(logging.Formatter):
-    """Formats records with API keys, tokens and query strings redacted."""
+class Redaction:
+    """Replaces API keys, tokens and query strings in a text."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self.replace_keys(keys)
+
+    def replace_keys(self, keys: Iterable[str]) -> None:
+        """Redact these API keys from now on, in place of earlier ones."""
         self._keys = sorted((key for key in keys if key), key=len, reverse=True)
 
-    def format(self, record: logging.LogRecord) -> str:
-        return self.redact(super().format(record))
-
-    def redact(self, text: str) -> str:
+    def apply(self, text: str) -> str:
         for key in self._keys:
             text = text.replace(key, "[key]")
         return _QUERY.sub("?[query]", _SECRETS.sub(r"\1[key]", text))
+
+
+class RedactingFormatter(logging.Formatter):
+    """Formats records as text, redacted: fields follow the message as `name=value`."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self.redaction = Redaction(keys)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return super().formatMessage(record) + format_fields(_fields_of(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self.redaction.apply(super().format(record))
+
+
+class RedactingJsonFormatter(JsonFormatter):
+    """Formats records as JSON, redacted."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        super().__init__()
+        self.redaction = Redaction(keys)
+
+    def fields_of(self, record: logging.LogRecord) -> dict[str, object]:
+        return _fields_of(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self.redaction.apply(super().format(record))
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """Return the fields of a record and those of its request; fields without a value are left
+    out."""
+    request = current_request()
+    fields: dict[str, object] = {
+        **getattr(record, "fields", {}),
+        "tenant": request.tenant,
+        "session": request.session,
+        "request_id": request.id,
+    }
+    return {name: value for name, value in fields.items() if value not in (None, "")}
+
+
+def format_fields(fields: dict[str, object]) -> str:
+    """Return ` name=value` for each field. A value with blanks, quotes or control characters is
+    quoted, so that no client can forge a line."""
+    return "".join(f" {name}={_quote(str(value))}" for name, value in fields.items())
+
+
+def _quote(text: str) -> str:
+    return text if _PLAIN_VALUE.fullmatch(text) else ascii(text)
 
 
 def _is_server_record(record: logging.LogRecord) -> bool:
@@ -57,11 +113,12 @@ class RecentWarnings(logging.Handler):
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         super().__init__(logging.WARNING)
-        self._formatter = RedactingFormatter(keys)
+        self.redaction = Redaction(keys)
         self._warnings: deque[LoggedWarning] = deque(maxlen=RECENT_WARNINGS_MAX)
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = self._formatter.redact(record.getMessage())[:MESSAGE_CHARS_MAX]
+        text = record.getMessage() + format_fields(getattr(record, "fields", {}))
+        message = self.redaction.apply(text)[:MESSAGE_CHARS_MAX]
         self._warnings.append(LoggedWarning(record.created, record.levelname.lower(), message))
 
     @property
@@ -70,11 +127,13 @@ class RecentWarnings(logging.Handler):
         return tuple(reversed(self._warnings))
 
 
-def configure(level: str, keys: Iterable[str]) -> RecentWarnings:
+def configure(level: str, keys: Iterable[str], log_format: LogFormat = "console") -> RecentWarnings:
     """Configure the root logger and those of uvicorn. `keys`: API keys to redact."""
     keys = tuple(keys)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(RedactingFormatter(keys))
+    handler.setFormatter(
+        RedactingJsonFormatter(keys) if log_format == "json" else RedactingFormatter(keys)
+    )
     recent = RecentWarnings(keys)
     root = logging.getLogger()
     root.handlers[:] = [handler, recent]
@@ -84,3 +143,12 @@ def configure(level: str, keys: Iterable[str]) -> RecentWarnings:
     logging.getLogger("uvicorn.error").addFilter(_is_server_record)
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))
     return recent
+
+
+def replace_keys(keys: Iterable[str]) -> None:
+    """Redact other API keys from now on, in all that is logged."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, RedactingFormatter | RedactingJsonFormatter):
+            handler.formatter.redaction.replace_keys(keys)
+        elif isinstance(handler, RecentWarnings):
+            handler.redaction.replace_keys(keys)

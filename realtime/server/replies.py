@@ -5,12 +5,22 @@ import math
 import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from continuo.realtime import metrics
 from continuo.realtime.errors import ErrorType, Refusal, internal_error
 from continuo.realtime.registry.access import Credentials
-from continuo.realtime.server.auth.gate import Authenticator, Denied
+from continuo.realtime.registry.access import Scope as KeyScope
+from continuo.realtime.request_context import current_request
+from continuo.realtime.server.auth.gate import (
+    MISSING_KEY,
+    ORIGIN_DENIED,
+    Authenticator,
+    Denied,
+)
+from continuo.realtime.server.security_log import security_log
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -22,10 +32,32 @@ def error_response(
     code: str,
     message: str,
     param: str | None = None,
-    kind: ErrorType = "invalid_request_error",
+    kind: ErrorType | None = None,
 ) -> Response:
-    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-    return json_response(body, status)
+    """Build an error response. `kind`: by default `server_error` for a status of 500 and above."""
+    kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
+    count_refusal(code)
+    refusal = Refusal(message, code=code, param=param, kind=kind)
+    response = json_response({"error": error_fields(refusal)}, status)
+    if status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def error_fields(refusal: Refusal) -> dict[str, str | None]:
+    """Return the fields of an error object."""
+    return {
+        "message": refusal.message,
+        "type": refusal.kind,
+        "param": refusal.param,
+        "code": refusal.code,
+    }
+
+
+def count_refusal(code: str) -> None:
+    """Count an error response, and note its code for the log line of the request."""
+    metrics.refusals.labels(code).inc()
+    current_request().error_code = code
 
 
 def refusal_response(refusal: Refusal) -> Response:
@@ -46,30 +78,91 @@ async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
         await response(scope, receive, send)
 
 
+def method_not_allowed(request: Request, _error: Exception) -> Response:
+    """Return the response for a method that no route of the path accepts."""
+    scope, routes = request.scope, request.app.routes
+    accepted = {
+        method
+        for route in routes
+        if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    allowed = ", ".join(sorted(accepted))
+    response = error_response(
+        405,
+        code="method_not_allowed",
+        message=f"{request.method[:16]} is not allowed at {request.url.path[:200]}, which accepts "
+        f"{allowed}.",
+    )
+    response.headers["Allow"] = allowed
+    return response
+
+
+async def upgrade_required(request: Request) -> Response:
+    """Respond with 426 to a GET of a WebSocket endpoint that is not an upgrade."""
+    response = error_response(
+        426,
+        code="upgrade_required",
+        message=f"{request.url.path[:200]} is a WebSocket, and this request has no header "
+        "'Upgrade: websocket'. If the client sent one, a proxy between it and this server has "
+        "removed it: configure the proxy to forward Upgrade and Connection (docs/clients.md).",
+    )
+    response.headers["Upgrade"] = "websocket"
+    response.headers["Connection"] = "Upgrade"
+    return response
+
+
+def origin_not_allowed_response() -> Response:
+    return error_response(ORIGIN_DENIED.status, ORIGIN_DENIED.code, ORIGIN_DENIED.message)
+
+
+async def embeddings_not_found(_request: Request) -> Response:
+    """Respond with 404 to a request for embeddings, which other servers have."""
+    return error_response(
+        404,
+        code="not_found",
+        message="This server generates text and has no embeddings. Send embedding requests to a "
+        "server of an embedding model, for example vLLM or text-embeddings-inference.",
+    )
+
+
 def internal_error_response(_request: Request, _error: Exception) -> Response:
     """Return the response for an unexpected exception, which the caller logs."""
     return refusal_response(internal_error())
 
 
 def authenticate(
-    authenticator: Authenticator, connection: HTTPConnection
+    authenticator: Authenticator, connection: HTTPConnection, scope: KeyScope = "converse"
 ) -> Credentials | Response:
     """Return the credentials of a request, for endpoints that accept full keys and client secrets
-    alike. Returns the error response if the request is denied."""
-    credentials = authenticator.authenticate(connection.headers)
+    alike, and store them in `connection.state`. Returns the error response if the request is
+    denied."""
+    credentials = authenticator.authenticate(connection.headers, scope)
     if isinstance(credentials, Denied):
+        report_denial(credentials, connection)
         return error_response(credentials.status, credentials.code, credentials.message)
+    connection.state.credentials = credentials
+    current_request().tenant = credentials.tenant
     return credentials
 
 
 def authenticate_full_key(
-    authenticator: Authenticator, connection: HTTPConnection
+    authenticator: Authenticator, connection: HTTPConnection, scope: KeyScope = "converse"
 ) -> Credentials | Response:
     """Return the credentials of a request with a full key. Returns the error response if the
     request is denied, or has a client secret."""
-    credentials = authenticate(authenticator, connection)
-    is_ephemeral = isinstance(credentials, Credentials) and credentials.is_ephemeral
-    return ephemeral_key_response() if is_ephemeral else credentials
+    credentials = authenticator.authenticate(connection.headers)
+    if isinstance(credentials, Credentials) and credentials.is_ephemeral:
+        security_log.report("ephemeral_key", connection.client)
+        return ephemeral_key_response()
+    return authenticate(authenticator, connection, scope)
+
+
+def report_denial(denied: Denied, connection: HTTPConnection) -> None:
+    """Report a wrong key or a foreign origin as a security event. A request without a key, or one
+    that its key does not permit, is none."""
+    if denied.code not in (MISSING_KEY, "insufficient_scope"):
+        security_log.report(denied.code, connection.client)
 
 
 def ephemeral_key_response() -> Response:

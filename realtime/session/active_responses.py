@@ -32,7 +32,6 @@ from continuo.realtime.protocol.items import Item, ItemReference
 from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.protocol.validation import invalid_parameter
-from continuo.realtime.rate_limit import TenantRateLimits
 from continuo.realtime.session.state import SessionState, Trigger
 from continuo.realtime.session.unit_of_work import UnitOfWork
 from continuo.realtime.store import (
@@ -42,6 +41,8 @@ from continuo.realtime.store import (
     RunningResponse,
     StoreError,
 )
+from continuo.realtime.tenants.tenants import Tenant
+from continuo.realtime.tenants.turn_slots import TurnSlot
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +57,14 @@ class ActiveResponses:
         journal_flusher: JournalFlusher,
         unit_of_work: UnitOfWork,
         limits: Limits,
-        tenant_rate_limits: TenantRateLimits,
-        cache_scope: str,
+        tenant: Tenant,
     ) -> None:
         self._session_id = session_id
         self._engine = engine
         self._journal_flusher = journal_flusher
         self._unit_of_work = unit_of_work
         self._limits = limits
-        self._tenant_rate_limits = tenant_rate_limits
-        self._cache_scope = cache_scope
+        self._tenant = tenant
         self._text_limits = TextLimits.for_model(engine.ready, unit_of_work.conversation.template)
         self._main: Generation | None = None
         self._out_of_band: dict[str, Generation] = {}
@@ -129,7 +128,9 @@ class ActiveResponses:
             metadata=command.metadata,
         )
         generation = self._new_generation(
-            response, has_own_engine_session=command.is_out_of_band or context is not None
+            response,
+            self._tenant.turns.enter(),
+            has_own_engine_session=command.is_out_of_band or context is not None,
         )
         accepted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         task = self._spawn(generation, self._run(generation, prompt, None, accepted))
@@ -151,10 +152,12 @@ class ActiveResponses:
             )
         except StoreError:
             accepted.set_result(False)
+            generation.turn_slot.release()
             await asyncio.wait([task])  # the turn must end before the engine session is used again
             raise
         except BaseException:
             accepted.set_result(False)
+            generation.turn_slot.release()
             raise
         self._add(generation)
         accepted.set_result(True)
@@ -171,7 +174,8 @@ class ActiveResponses:
                 metadata=inputs.metadata,
             )
             has_own = checkpoint.entry is None or inputs.context is not None
-            generation = self._new_generation(response, has_own_engine_session=has_own)
+            slot = self._tenant.turns.enter(is_accepted=True)
+            generation = self._new_generation(response, slot, has_own_engine_session=has_own)
             self._unit_of_work.resume_response(checkpoint, inputs)
             self._add(generation)
             self._spawn(generation, self._run_resumed(generation, checkpoint, inputs, stored.ids))
@@ -180,19 +184,23 @@ class ActiveResponses:
     def conversation_id(self) -> str:
         return conversation_id_of(self._session_id)
 
-    def _new_generation(self, response: Response, *, has_own_engine_session: bool) -> Generation:
+    def _new_generation(
+        self, response: Response, turn_slot: TurnSlot, *, has_own_engine_session: bool
+    ) -> Generation:
         """Make the generation of a response. `has_own_engine_session`: it runs in a fork of the
         engine session of the conversation."""
         engine_session = self._unit_of_work.engine_session
         if has_own_engine_session:
             engine_session = engine_session.fork(f"{self._session_id}.{response.id}")
         place = _no_placement if response.conversation is None else self._placement_of(response.id)
-        parser = make_output_parser(response.settings, self._unit_of_work.conversation.template)
+        template = self._unit_of_work.conversation.template
+        parser = make_output_parser(response.settings, template)
         return Generation(
             response,
             engine_session,
             OutputItems(response, place, deterministic_id_factory(response.id)),
             parser,
+            turn_slot,
             partial(self._unit_of_work.event_log.interrupt_response, response.id),
         )
 
@@ -208,6 +216,7 @@ class ActiveResponses:
         task = asyncio.create_task(run, name=generation.response.id)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _task: generation.turn_slot.release())
         return task
 
     async def _build_prompt(
@@ -226,7 +235,7 @@ class ActiveResponses:
             session_settings.instructions,
             session_settings.tools,
         )
-        chars = 0 if is_same_head else count_head_chars(settings)
+        size = 0 if is_same_head else count_head_chars(settings)
         ready, window, tokens_max = (
             self._engine.ready,
             self._unit_of_work.context_window,
@@ -242,9 +251,16 @@ class ActiveResponses:
                 conversation = fresh.with_spans(now.reuse_spans(context), tokens_max)
             return build_prompt(conversation, settings, ready, param)
 
-        chars += sum(count_chars(item) for item in context or ())
+        size += sum(count_chars(item) for item in context or ())
+        only_appends = (
+            context is None
+            and not now.has_open_response
+            and now.keeps_ids_with(settings)
+            and not window.overflows(now)
+        )
+        size += now.rendered_length if only_appends else now.length
         with refuse_if_too_long(param, ready.max_model_len):
-            return await self._unit_of_work.run_tokenization(chars, now, make)
+            return await self._unit_of_work.run_tokenization(size, make)
 
     def _resolve(self, item: Item | ItemReference) -> Item:
         if isinstance(item, ItemReference):
@@ -337,8 +353,14 @@ class ActiveResponses:
             sampled,
             self._engine.text,
             partial(self._unit_of_work.event_log.append_output, checkpoint.id),
+            starts_in_reasoning=self._starts_in_reasoning(settings, now),
         )
         await self._finish(generation)
+
+    def _starts_in_reasoning(self, settings: GenerationSettings, now: Conversation) -> bool:
+        """Whether a response with these settings begins within reasoning."""
+        template = now.template.for_effort(settings.reasoning.effort)
+        return template.opens_reasoning(template.encode_header("user"))
 
     async def _restart(
         self,
@@ -363,7 +385,7 @@ class ActiveResponses:
 
     async def _finish(self, generation: Generation) -> None:
         response = generation.response
-        self._tenant_rate_limits.charge_usage(response.usage)
+        self._tenant.rate_limits.charge_usage(response.usage)
         try:
             await self._unit_of_work.end_response(response, generation.sampled_ids)
         except LeaseLost:
@@ -389,11 +411,13 @@ class ActiveResponses:
     async def pause_all(self) -> None:
         """Pause generation in the engine until `resume_all`. Raises EngineError."""
         for generation in self:
+            generation.turn_slot.suspend()
             await self._engine.pause(generation.engine_session.session_id)
 
     async def resume_all(self) -> None:
         """Resume generation; harmless without a pause. Raises EngineError."""
         for generation in self:
+            generation.turn_slot.resume()
             await self._engine.resume(generation.engine_session.session_id)
 
     async def flush_journals(self) -> None:

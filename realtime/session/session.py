@@ -14,11 +14,12 @@ import msgspec
 
 from continuo.engine import (
     EngineError,
-    EngineLost,
+    SessionDetached,
     SessionInfo,
     StaleEngineFence,
     UnknownEngineSession,
 )
+from continuo.realtime import metrics
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.text_limits import TextLimits
 from continuo.realtime.errors import Refusal
@@ -27,6 +28,7 @@ from continuo.realtime.event_log.event_log import EventListener, ReplayGap
 from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.engine_session import EngineSession
 from continuo.realtime.generation.error_mapping import (
+    make_replaced_refusal,
     make_timeout_refusal,
     map_engine_error,
     map_store_error,
@@ -46,7 +48,6 @@ from continuo.realtime.protocol.events import (
 )
 from continuo.realtime.protocol.response import KVResidency
 from continuo.realtime.protocol.settings import GenerationSettings
-from continuo.realtime.rate_limit import TenantRateLimits
 from continuo.realtime.session.active_responses import ActiveResponses
 from continuo.realtime.session.commands import HANDLERS
 from continuo.realtime.session.commands.context import CommandContext, SessionParts
@@ -55,6 +56,7 @@ from continuo.realtime.session.state import SessionState, Trigger
 from continuo.realtime.session.status import KVStatus, SessionStatus
 from continuo.realtime.session.unit_of_work import SessionOrigin, UnitOfWork
 from continuo.realtime.store import IdempotentRequest, LeaseLost, RunningResponse, StoreError
+from continuo.realtime.tenants.tenants import Tenant
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +75,7 @@ class Session:
         journal_flusher: JournalFlusher,
         unit_of_work: UnitOfWork,
         idempotency_keys: IdempotencyKeys,
-        tenant_rate_limits: TenantRateLimits,
-        cache_scope: str = "",
+        tenant: Tenant,
     ) -> None:
         self.id = session_id
         self._engine = engine
@@ -83,21 +84,16 @@ class Session:
         self._state_machine = unit_of_work.state_machine
         self._event_log = unit_of_work.event_log
         self._is_paused = False
+        self._is_taken_over = False
         self._active_responses = ActiveResponses(
-            session_id,
-            engine,
-            journal_flusher,
-            unit_of_work,
-            limits,
-            tenant_rate_limits,
-            cache_scope,
+            session_id, engine, journal_flusher, unit_of_work, limits, tenant
         )
         self._parts = SessionParts(
             unit_of_work=unit_of_work,
             active_responses=self._active_responses,
             idempotency_keys=idempotency_keys,
             model_text=engine.text,
-            tenant_rate_limits=tenant_rate_limits,
+            tenant_rate_limits=tenant.rate_limits,
             text_limits=TextLimits.for_model(engine.ready, unit_of_work.conversation.template),
         )
 
@@ -144,11 +140,13 @@ class Session:
             except ReplayGap:
                 pass
             else:
+                metrics.resumes.labels("exact").inc()
                 return
         await self._write_or_refuse(self._unit_of_work.start_epoch())
         epoch = self._event_log.epoch
         resume = msgspec.structs.replace(resume, resumed="snapshot", epoch=epoch)
         self._event_log.attach_with_snapshot(listener, self._snapshot_events(resume))
+        metrics.resumes.labels("snapshot").inc()
 
     def _snapshot_events(self, resume: ResumeInfo) -> Iterator[ConversationEvent]:
         yield SessionResumed(self.settings, resume)
@@ -236,25 +234,17 @@ class Session:
                     self._state_machine.check(handler.trigger)
                 await handler.execute(context, command)
         except EngineError as error:
-            if isinstance(error, EngineLost):
-                self._invalidate_engine_session()
             if isinstance(error, StaleEngineFence):
                 self._unit_of_work.session_writer.on_replaced()
             raise map_engine_error(error) from error
         except StoreError as error:
             raise self._refusal_of_store_error(error) from error
         except TimeoutError:
-            self._invalidate_engine_session()
             raise make_timeout_refusal(self._limits.command_timeout_s) from None
-
-    def _invalidate_engine_session(self) -> None:
-        """Invalidate the engine session after a command whose effect in the engine is unknown.
-
-        Does nothing while a response of the conversation is active: commands are then not sent to
-        the engine session, so they cannot have changed it.
-        """
-        if self._active_responses.main is None:
-            self._unit_of_work.engine_session.invalidate()
+        except Refusal:
+            if self._is_taken_over:  # while the command was executed
+                raise make_replaced_refusal() from None
+            raise
 
     async def status(self) -> SessionStatus:
         """Return the status, with a fresh report of the engine. Raises Refusal."""
@@ -263,7 +253,7 @@ class Session:
                 info = await self._engine.info(self._unit_of_work.engine_session.session_id)
         except TimeoutError:
             raise make_timeout_refusal(self._limits.command_timeout_s) from None
-        except UnknownEngineSession:
+        except (SessionDetached, UnknownEngineSession):
             info = None
         except EngineError as error:
             raise map_engine_error(error) from error
@@ -273,6 +263,12 @@ class Session:
         """Return the status. `infos`: reports of the engine by engine session id."""
         info = infos.get(self._unit_of_work.engine_session.session_id)
         return SessionStatus.of(self.state.value, self.conversation, info)
+
+    async def cancel_responses(self) -> None:
+        """Cancel active responses, within an engine step, and wait until they have ended."""
+        if self.state is SessionState.RESPONDING:
+            self._state_machine.advance(Trigger.CANCEL)
+        await self._active_responses.cancel_all()
 
     async def close(self) -> None:
         """End the session and delete it from the store. Cancels active responses, within an engine
@@ -293,6 +289,7 @@ class Session:
         `is_taken_over`: another gateway owns the session. Active responses are then only paused in
         the engine, because that gateway may not have attached there yet to continue them.
         """
+        self._is_taken_over = is_taken_over
         await self._active_responses.flush_journals()
         self._unit_of_work.session_writer.stop()
         self.detach()

@@ -5,7 +5,9 @@ conversation ─┬─ spans ──────────────── en
                                         (without its unstable end)      (after the entries)
 
 A change is sent to engine and store at the same time. Its events are emitted once the store has the
-change. If engine or store refuses the change, it is rolled back in the other.
+change. If engine or store refuses the change, it is rolled back in the other. If the engine is
+away, the change is made without it: the engine session is attached, with the whole log, when it is
+used next.
 """
 
 import asyncio
@@ -17,14 +19,16 @@ from typing import TypeVar
 import msgspec
 
 from continuo.engine import EngineError, EngineLost, TooLong
+from continuo.realtime import metrics
 from continuo.realtime.conversation.context_window import ContextWindow
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import stable_prefix
 from continuo.realtime.conversation.text_limits import refuse_if_too_long
-from continuo.realtime.errors import Refusal
+from continuo.realtime.errors import Refusal, context_length_exceeded
 from continuo.realtime.event_log.event_log import EventLog
 from continuo.realtime.generation.engine_session import EngineSession
 from continuo.realtime.generation.tokenizer_threads import TokenizerThreads
+from continuo.realtime.ids import deterministic_id
 from continuo.realtime.persistence.event_codec import encode_event
 from continuo.realtime.persistence.session_codec import (
     DraftPiece,
@@ -50,6 +54,9 @@ from continuo.realtime.session.state import SessionState, StateMachine, Trigger
 from continuo.realtime.store import IdempotentRequest, LeaseLost, ResponseCheckpoint, StoreError
 
 log = logging.getLogger(__name__)
+
+SYNC_TIMEOUT_S = 2.0
+"""Time that an edit waits for the engine. After that, the edit is made without it."""
 
 T = TypeVar("T")
 ConversationChange = Callable[[Conversation], Conversation]
@@ -91,6 +98,8 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True):
     """Makes the new conversation from the present one."""
     chars: int = 0
     """Characters that `change` tokenizes."""
+    only_appends: bool = False
+    """Whether `change` changes nothing but the end of the conversation."""
     draft: str | None = None
     """New content of the text buffer. None: unchanged."""
     settings: GenerationSettings | None = None
@@ -156,9 +165,9 @@ class UnitOfWork:
             context_window = ContextWindow(context_window.context_tokens, settings.truncation)
 
         async def change_and_fit(now: Conversation) -> Conversation:
-            return await self.run_tokenization(
-                edit.chars, now, lambda: context_window.fit(edit.change(now))
-            )
+            again = now.rendered_length if edit.only_appends else now.length
+            new = await self.run_tokenization(edit.chars + again, lambda: edit.change(now))
+            return await self._fit(context_window, new)
 
         while True:
             old = self.conversation
@@ -188,6 +197,9 @@ class UnitOfWork:
                 self.conversation, self.context_window = new, context_window
                 self.draft, self._draft_pieces = draft, draft_pieces
                 self.settings = settings
+                if rewind is not None:
+                    metrics.rewinds.inc()
+                    metrics.rewound_tokens.inc(rewind.prefill_tokens)
                 self._emit(events)
                 return
 
@@ -256,8 +268,12 @@ class UnitOfWork:
             new = self.conversation
             if checkpoint.entry is not None:
                 now = new
+                is_last = now.spans[-1].response_id == response.id
                 new = await self.run_tokenization(
-                    0, now, lambda: now.commit_response(response.id, response.items, sampled)
+                    now.rendered_length if is_last else now.length,
+                    lambda: now.commit_response(
+                        response.id, response.items, sampled, response.settings.reasoning.effort
+                    ),
                 )
             events = (ResponseEnded(response),)
             desired = self._full_state(new, self._draft_pieces, self.settings, events)
@@ -313,7 +329,11 @@ class UnitOfWork:
         writing = asyncio.ensure_future(self._write(desired, changes))
         if sync_target is not None:
             try:
-                await self._sync(*sync_target)
+                async with asyncio.timeout(SYNC_TIMEOUT_S):
+                    await self._sync(*sync_target)
+            except (EngineLost, TimeoutError) as error:
+                name = self.engine_session.session_id
+                log.info("session %s: edited without the engine: %r", name, error)
             except BaseException:
                 await self._roll_back(writing, changes)
                 raise
@@ -378,27 +398,31 @@ class UnitOfWork:
 
         A failure is logged; the next sync repairs it.
         """
-        old, context_window = self.conversation, self.context_window
-        new = await self.run_tokenization(0, old, lambda: context_window.fit(old))
+        old = self.conversation
+        new = await self._fit(self.context_window, old)
         if self.conversation is old:
             self.conversation = new
         try:
             await self._sync(self.conversation, self.draft)
         except EngineError as error:
-            if isinstance(error, EngineLost):
-                self.engine_session.invalidate()
             log.warning(
                 "session %s: sync with the engine failed: %s",
                 self.engine_session.session_id,
                 error.message,
             )
 
-    async def run_tokenization(self, chars: int, old: Conversation, work: Callable[[], T]) -> T:
+    async def _fit(self, window: ContextWindow, conversation: Conversation) -> Conversation:
+        if not window.overflows(conversation):
+            return conversation
+        return await self.run_tokenization(conversation.length, lambda: window.fit(conversation))
+
+    async def run_tokenization(self, size: int, work: Callable[[], T]) -> T:
         """Run `work` and return its result. It runs on a thread if it may take long.
 
-        `work` tokenizes `chars` new characters, and perhaps all of the conversation `old` again.
+        `size`: number of the characters that `work` tokenizes, and of the ids whose text it
+        tokenizes again.
         """
-        return await self._tokenizer_threads.run(chars + old.length, work)
+        return await self._tokenizer_threads.run(size, work)
 
     async def _sync(self, conversation: Conversation, draft: str) -> None:
         limit = self.context_window.context_tokens
@@ -409,7 +433,8 @@ class UnitOfWork:
             with_draft = None
             with contextlib.suppress(TooLong):
                 with_draft = await self.run_tokenization(
-                    len(draft), conversation, lambda: conversation.with_draft(stable_text)
+                    len(draft) + conversation.rendered_length,
+                    lambda: conversation.with_draft(stable_text),
                 )
             if with_draft is not None and with_draft.length <= limit:
                 *final_spans, draft_span = with_draft.all_spans
@@ -418,6 +443,18 @@ class UnitOfWork:
         await self.engine_session.sync(conversation.all_spans, draft=())
 
     # ------------------------------------------------------------ lookup
+
+    def previous_item_id(self, now: Conversation, item_id: str) -> str | None:
+        """Return the id of the item before `item_id` in the conversation `now`, as the client sees
+        it: a response that is being generated again may have items that this gateway does not have
+        yet. Returns None if there is no item before. Raises KeyError if there is no item
+        `item_id`."""
+        response_id = now.open_response_before(item_id)
+        if response_id is not None:
+            count = self.event_log.received_item_count(response_id)
+            if count:
+                return deterministic_id(response_id, "item", count)
+        return now.previous_item_id(item_id)
 
     def find(self, item_id: str, code: str) -> Item:
         return find(self.conversation, item_id, code)
@@ -453,10 +490,9 @@ def wire_epoch(store: str, epoch: int) -> str:
 
 
 def _too_long(old: Conversation, new: Conversation, limit: int, param: str) -> Refusal:
-    return Refusal(
+    return context_length_exceeded(
+        limit,
         f"'{param}' adds {new.length - old.length:,} tokens to the {old.length:,} of the "
-        f"conversation; together {new.length:,} are over the context of the model, which holds "
-        f"{limit:,} (max_model_len).",
-        code="context_length_exceeded",
-        param=param,
+        f"conversation, together {new.length:,}.",
+        param,
     )

@@ -5,6 +5,15 @@ responses that are being generated.
 URL. Independent of wire protocols and engine: settings, items and events are bytes here.
 """
 
+from continuo.realtime.store.administration import (
+    RestoreResult,
+    StoreAdministration,
+    back_up,
+    check_store,
+    open_administration,
+    restore,
+)
+from continuo.realtime.store.backup_file import BackupEnd
 from continuo.realtime.store.base import (
     DuplicateWrite,
     IdempotentRequest,
@@ -37,9 +46,28 @@ from continuo.realtime.store.errors import (
     StoreUnusable,
 )
 from continuo.realtime.store.expiry import sweep_overdue
-from continuo.realtime.store.factory import Durability, default_store_url, is_redis_url, open_store
+from continuo.realtime.store.factory import (
+    Durability,
+    default_store_url,
+    is_redis_url,
+    open_store,
+    redact_password,
+)
+from continuo.realtime.store.stats import StoreStats, TenantStats, VacuumResult
+from continuo.realtime.store.tenant_deletion import delete_tenant
+from continuo.realtime.store.tenants import (
+    BucketCharge,
+    CountsElsewhere,
+    TenantCounts,
+    TenantHoldings,
+    TenantStore,
+    TenantUsage,
+)
 
 __all__ = [
+    "BackupEnd",
+    "BucketCharge",
+    "CountsElsewhere",
     "DuplicateWrite",
     "Durability",
     "IdempotencyConflict",
@@ -49,6 +77,7 @@ __all__ = [
     "NewerLayout",
     "ResponseCheckpoint",
     "ResponseNotFound",
+    "RestoreResult",
     "RunningResponse",
     "SessionDataLost",
     "SessionEnded",
@@ -58,18 +87,32 @@ __all__ = [
     "SessionNotFound",
     "Snapshot",
     "Store",
+    "StoreAdministration",
     "StoreError",
     "StoreReplaced",
+    "StoreStats",
     "StoreUnavailable",
     "StoreUnusable",
     "StoredEvents",
     "StoredResponse",
     "SweepResult",
+    "TenantCounts",
+    "TenantHoldings",
+    "TenantStats",
+    "TenantStore",
+    "TenantUsage",
     "TokenBatch",
+    "VacuumResult",
     "WriteBatch",
     "WriteResult",
+    "back_up",
+    "check_store",
     "default_store_url",
+    "delete_tenant",
     "is_redis_url",
+    "open_administration",
     "open_store",
+    "redact_password",
+    "restore",
     "sweep_overdue",
 ]

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from continuo.realtime.store import keys
+from continuo.realtime.store.tenants import TenantStore
 
 
 class NewSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,6 +203,11 @@ class Store(Protocol):
     @property
     def is_shared(self) -> bool:
         """Whether other gateways write to the store as well."""
+        ...
+
+    @property
+    def tenants(self) -> TenantStore:
+        """Usage and limits of tenants, and what the store holds of them."""
         ...
 
     async def check(self) -> None:

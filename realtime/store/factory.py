@@ -12,15 +12,21 @@ from pathlib import Path
 from continuo.realtime.store.base import Store
 from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.errors import StoreUnusable
-from continuo.realtime.store.redis.store import RedisStore
 from continuo.realtime.store.sqlite.store import SqliteStore
 
 REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel")
+_IN_MEMORY_URLS = ("sqlite://:memory:", "sqlite:///:memory:")
 
 
 def is_redis_url(url: str) -> bool:
     """Whether a store URL names a Redis, in which engines can also be announced to gateways."""
     return url.partition("://")[0] in REDIS_SCHEMES
+
+
+def find_sqlite_file(url: str) -> Path | None:
+    """Return the file of a store URL. Returns None if the URL names no SQLite file."""
+    path = url.removeprefix("sqlite:///")
+    return Path(path) if path not in ("", url) and url not in _IN_MEMORY_URLS else None
 
 
 def default_store_url() -> str:
@@ -32,20 +38,22 @@ def default_store_url() -> str:
 async def open_store(url: str, durability: Durability = "normal") -> Store:
     """Open a store. Raises StoreUnusable for a bad URL or an unsuitable store, StoreUnavailable for
     a store that does not respond (yet)."""
-    scheme, slashes, rest = url.partition("://")
-    if slashes and scheme == "sqlite":
-        if rest in (":memory:", "/:memory:"):
-            return await SqliteStore.open(None, durability)
-        if len(rest) > 1 and rest.startswith("/"):
-            return await SqliteStore.open(Path(rest[1:]), durability)
-    if slashes and scheme in REDIS_SCHEMES:
+    if url in _IN_MEMORY_URLS:
+        return await SqliteStore.open(None, durability)
+    if (file := find_sqlite_file(url)) is not None:
+        return await SqliteStore.open(file, durability)
+    if "://" in url and is_redis_url(url):
+        # The client of Redis is slow to import, and SQLite the default.
+        from continuo.realtime.store.redis.store import RedisStore  # noqa: PLC0415
+
         return await RedisStore.open(url, durability)
     raise StoreUnusable(
-        f"'{_redact_password(url)}' is not the URL of a store: expected sqlite:///FILE, "
+        f"'{redact_password(url)}' is not the URL of a store: expected sqlite:///FILE, "
         "redis://HOST, rediss://HOST or redis+sentinel://HOST,HOST/SERVICE"
     )
 
 
-def _redact_password(url: str) -> str:
+def redact_password(url: str) -> str:
+    """Return a URL without its user and password."""
     head, at, tail = url.rpartition("@")
     return f"{head.partition('://')[0]}://…@{tail}" if at else url

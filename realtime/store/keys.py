@@ -25,6 +25,9 @@ IDEMPOTENCY_BYTES_MAX = 48 * 1024
 """Maximum size of a session's idempotency records: over 1,000 with results of 25 bytes. Above it,
 the oldest eighth is evicted."""
 IDEMPOTENCY_RESULT_BYTES_MAX = 255
+IDEMPOTENCY_OVERHEAD_BYTES = 17
+"""Size at which an idempotency record counts, without its result, in every store, so that all evict
+alike."""
 EVENTS_MAX = 256
 """Maximum number of events of a session that are kept for replay; the oldest are deleted."""
 EVENTS_BYTES_MAX = 1700
@@ -44,6 +47,14 @@ DEADLINES_KEY = "continuo:deadlines"
 """sorted set: session ids, scored by the time from which the session may be removed (ms of Redis's
 clock). Never expires."""
 
+SESSION_EXPIRY_NET_S = 3600.0
+"""How long after its deadline Redis itself deletes a session, if no gateway has removed it."""
+TENANT_EXPIRY_S = 90 * 86_400.0
+"""TTL of what is kept about a tenant, renewed by each change; longer than any session lives."""
+TENANTS_DELETED_KEY = "continuo:tenants:deleted"
+"""sorted set: tenants whose records were deleted, scored by the time of that (ms of Redis's clock).
+Expires after TENANT_EXPIRY_S."""
+
 PROBE_KEYS = tuple(f"continuo:{{probe}}:{kind}" for kind in ("string", "hash", "list", "sorted"))
 """Keys of health probes, one for each type of value. A health probe writes and deletes them in one
 atomic step."""
@@ -55,8 +66,31 @@ ENGINE_EXPIRY_MS = 5_000
 """TTL of an engine's announcement."""
 
 
+class TenantKeys(NamedTuple):
+    """Keys of one tenant; each expires TENANT_EXPIRY_S after its last change, `counts` sooner."""
+
+    sessions: str
+    """set: ids of the tenant's sessions."""
+    responses: str
+    """sorted set: ids of the tenant's stored responses, scored by the time of their expiry (ms of
+    Redis's clock)."""
+    usage: str
+    """hash: fields of TenantUsage."""
+    buckets: str
+    """hash, where KIND is that of a token bucket: KIND → its level, KIND:at → when that was (ms of
+    Redis's clock)."""
+    counts: str
+    """hash: id of a gateway → what the tenant has there now: connections, running turns, waiting
+    turns, and until when that counts (ms of Redis's clock). Expires with the last of them."""
+
+
+def tenant_keys(tenant: str) -> TenantKeys:
+    return TenantKeys(*(f"continuo:tenant:{{{tenant}}}:{name}" for name in TenantKeys._fields))
+
+
 class SessionKeys(NamedTuple):
-    """Keys of one session, without a TTL: a sweep removes them after the session's deadline."""
+    """Keys of one session. A sweep removes them after the session's deadline; each also has a TTL,
+    until SESSION_EXPIRY_NET_S after the deadline."""
 
     meta: str
     """hash: owner, fence, epoch, tenant, secret, parked, created, deadline, layout, events (number
@@ -83,6 +117,16 @@ def session_keys(session: str) -> SessionKeys:
 def response_key(response_id: str) -> str:
     """Key of a string: a StoredResponse. Expires after the `ttl_s` of `put_response`."""
     return f"continuo:{{{response_id}}}:kept"
+
+
+def scan_pattern(name: str) -> str:
+    """Pattern of the keys called `name` of all sessions or stored responses."""
+    return f"continuo:{{*}}:{name}"
+
+
+def id_in_key(key: str) -> str:
+    """Return the id of the session or stored response that a key belongs to."""
+    return key[key.index("{") + 1 : key.rindex("}")]
 
 
 def engine_key(address: str) -> str:

@@ -7,7 +7,13 @@ concatenation.
 import msgspec
 
 from continuo.realtime.protocol.realtime_api import ServerEvent, encode_frame
-from continuo.realtime.protocol.realtime_api.server_events import ArgumentsDelta, TextDelta
+from continuo.realtime.protocol.realtime_api.server_events import (
+    ArgumentsDelta,
+    ReasoningTextDelta,
+    TextDelta,
+)
+
+_Delta = TextDelta | ArgumentsDelta | ReasoningTextDelta
 
 _ENVELOPE_BYTES = 256
 """Estimated size of an encoded delta event without its text."""
@@ -17,7 +23,7 @@ class Backlog:
     """A FIFO of events. `size_bytes` is exact for encoded frames, an estimate for deltas."""
 
     def __init__(self) -> None:
-        self._waiting: list[bytes | TextDelta | ArgumentsDelta] = []  # a list: small while empty
+        self._waiting: list[bytes | _Delta] = []  # a list: small while empty
         self.size_bytes = 0
 
     def __len__(self) -> int:
@@ -25,7 +31,7 @@ class Backlog:
 
     def put(self, event: ServerEvent) -> None:
         match event:
-            case TextDelta() | ArgumentsDelta():
+            case TextDelta() | ArgumentsDelta() | ReasoningTextDelta():
                 merged = _merge(self._waiting[-1], event) if self._waiting else None
                 if merged is None:
                     self._waiting.append(event)
@@ -50,9 +56,7 @@ class Backlog:
         return encode_frame(oldest)
 
 
-def _merge(
-    last: bytes | TextDelta | ArgumentsDelta, event: TextDelta | ArgumentsDelta
-) -> TextDelta | ArgumentsDelta | None:
+def _merge(last: bytes | _Delta, event: _Delta) -> _Delta | None:
     """Return both deltas as one, under the later event id. Returns None if they cannot be
     merged."""
     match last, event:
@@ -62,6 +66,8 @@ def _merge(
         ):
             return msgspec.structs.replace(event, delta=last.delta + event.delta)
         case ArgumentsDelta(), ArgumentsDelta() if last.item_id == event.item_id:
+            return msgspec.structs.replace(event, delta=last.delta + event.delta)
+        case ReasoningTextDelta(), ReasoningTextDelta() if last.item_id == event.item_id:
             return msgspec.structs.replace(event, delta=last.delta + event.delta)
         case _:
             return None

@@ -13,6 +13,7 @@ import logging
 
 import msgspec
 
+from continuo.realtime import metrics
 from continuo.realtime.errors import BadFrame, ConnectionCloseError, Refusal, internal_error
 from continuo.realtime.event_log.event_id import make_unlogged_event_id
 from continuo.realtime.event_log.event_log import EmittedEvent
@@ -24,6 +25,8 @@ from continuo.realtime.protocol.realtime_api import (
     CloseRequest,
     Encoder,
     IgnoredAudioEvent,
+    audio_not_supported,
+    beta_not_supported,
     decode_command,
     decode_frame,
     encode_frame,
@@ -31,6 +34,7 @@ from continuo.realtime.protocol.realtime_api import (
 )
 from continuo.realtime.registry.access import Credentials, ForkRequest, ResumeRequest
 from continuo.realtime.registry.registry import Registry
+from continuo.realtime.request_context import current_request
 from continuo.realtime.session.session import Session
 from continuo.realtime.store import IdempotentRequest
 from continuo.realtime.transport.outbox import Outbox
@@ -38,6 +42,8 @@ from continuo.realtime.transport.socket import Socket, SocketClosed
 
 log = logging.getLogger(__name__)
 
+_CANCEL_TIMEOUT_S = 0.5
+"""Time limit for cancelling responses before the connection is closed."""
 _FLUSH_TIMEOUT_S = 2.0
 """Time limit for sending the rest of the outbox before the connection is closed."""
 
@@ -53,8 +59,13 @@ class Connection:
         model: str,
         credentials: Credentials | None = None,
         session_request: ForkRequest | ResumeRequest | None = None,
+        *,
+        is_beta_client: bool = False,
     ) -> None:
-        """`session_request`: the session to fork or to resume; None opens a new session."""
+        """`session_request`: the session to fork or to resume; None opens a new session.
+        `is_beta_client`: whether the client announces the beta version of the API."""
+        self._is_beta_client = is_beta_client
+        self._has_refused_audio = False
         self._socket = socket
         self._registry = registry
         self._limits = limits
@@ -65,8 +76,10 @@ class Connection:
             else generate_id("sess")
         )
         self._credentials = credentials or Credentials()
-        allowance = registry.rate_limits.for_tenant(self._credentials.tenant)
-        self._encoder = Encoder(self._id, model, allowance.levels)
+        context = current_request()
+        context.tenant, context.session = self._credentials.tenant, self._id
+        rate_limits = registry.tenants.of(self._credentials.tenant).rate_limits
+        self._encoder = Encoder(self._id, model, rate_limits.levels)
         self._session_request = session_request
         self._bad_frames = 0
         loop = asyncio.get_running_loop()
@@ -75,6 +88,8 @@ class Connection:
         """Whether the client has closed its session."""
         self._ends_session = False
         """Whether the server ends the session with the connection, instead of parking it."""
+        self._cancels_responses = False
+        """Whether the active responses are cancelled when the connection ends."""
 
     async def run(self) -> None:
         """Serve the connection until it is closed, beginning with `session.created` or missed
@@ -91,6 +106,8 @@ class Connection:
             end = await self._wait_for_end(reading, sending, session)
         finally:
             reading.cancel()
+            if self._cancels_responses:
+                await self._cancel_active_responses(session, reading)
             await self._release_session(session)
             if end is not None and not sending.done():
                 with contextlib.suppress(TimeoutError):
@@ -106,25 +123,31 @@ class Connection:
                 self._session_request,
                 self._send_event,
                 self._credentials,
-                self._request_close,
+                self.close,
                 self._ping_client,
             )
         return await self._registry.open(
             self._send_event,
             self._id,
             self._credentials,
-            self._request_close,
+            self.close,
             self._session_request,
         )
 
     async def _ping_client(self) -> bool:
         return await self._socket.ping(self._limits.liveness_timeout_s)
 
+    async def _cancel_active_responses(self, session: Session, reading: asyncio.Task[None]) -> None:
+        await asyncio.gather(reading, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CANCEL_TIMEOUT_S):
+                await session.cancel_responses()
+
     async def _release_session(self, session: Session) -> None:
         if self._is_closed_by_client or self._ends_session:
             await self._registry.close(session)
         else:
-            await self._registry.park(session, self._request_close)
+            await self._registry.park(session, self.close)
         if self._is_closed_by_client:
             self._outbox.put(
                 self._encoder.encode_session_closed(
@@ -139,19 +162,29 @@ class Connection:
             if isinstance(self._session_request, ResumeRequest)
             else None
         )
+        metrics.refusals.labels(refusal.code).inc()
+        current_request().error_code = refusal.code
+        if isinstance(self._session_request, ResumeRequest):
+            metrics.resumes.labels(refusal.code).inc()
         event = self._encoder.encode_refusal(refusal, None, make_unlogged_event_id(last_event_id))
         try:
             await self._socket.send(encode_frame(event).decode())
         except SocketClosed:
             return
-        is_server_error = refusal.kind == "server_error"
-        code = CloseCode.TRY_AGAIN_LATER if is_server_error else CloseCode.POLICY_VIOLATION
+        may_retry = refusal.kind == "server_error" or refusal.retry_after_s is not None
+        code = CloseCode.TRY_AGAIN_LATER if may_retry else CloseCode.POLICY_VIOLATION
         await self._socket.close(code, refusal.message[:120])
 
-    def _request_close(self, code: CloseCode, reason: str) -> None:
+    def close(self, code: CloseCode, reason: str) -> None:
+        """Close the connection. The first code and reason that are given count."""
         self._ends_session = self._ends_session or code is CloseCode.CLOSED_BY_OPERATOR
         if not self._ending.done():
             self._ending.set_result((code, reason))
+
+    def cancel_responses(self) -> None:
+        """Cancel the active responses when the connection ends. No effect if it ends already: the
+        session may have another connection."""
+        self._cancels_responses = not self._ending.done()
 
     async def _wait_for_end(
         self, reading: asyncio.Task[None], sending: asyncio.Task[None], session: Session
@@ -170,9 +203,7 @@ class Connection:
                 return self._close_reason(task)
         message = f"The session has reached its maximum duration of {lifetime_s / 60:,.0f} minutes."
         expired = Refusal(message, code="session_expired")
-        self._outbox.put(
-            self._encoder.encode_refusal(expired, None, session.make_unlogged_event_id())
-        )
+        self._put_refusal(expired, session)
         self._ends_session = True
         return CloseCode.NORMAL_CLOSURE, "the session has reached its maximum duration"
 
@@ -214,32 +245,36 @@ class Connection:
             match command:
                 case CloseRequest():
                     self._is_closed_by_client = True
-                    self._request_close(
-                        CloseCode.NORMAL_CLOSURE, "the client has closed the session"
+                    self.close(CloseCode.NORMAL_CLOSURE, "the client has closed the session")
+                case IgnoredAudioEvent(kind="clear"):
+                    self._outbox.put(
+                        self._encoder.encode_audio_cleared(session.make_unlogged_event_id())
                     )
-                case IgnoredAudioEvent(is_clear=is_clear):
-                    if is_clear:
-                        self._outbox.put(
-                            self._encoder.encode_audio_cleared(session.make_unlogged_event_id())
-                        )
+                case IgnoredAudioEvent(kind="append") if not self._has_refused_audio:
+                    self._has_refused_audio = True
+                    raise audio_not_supported()
+                case IgnoredAudioEvent():
+                    pass
                 case _:
                     await session.execute(command, _idempotent_request_of(event))
         except BadFrame as refusal:
-            self._outbox.put(
-                self._encoder.encode_refusal(refusal, event_id, session.make_unlogged_event_id())
-            )
-            self._count_bad_frame(refusal)
+            if self._is_beta_client and refusal.param == "session.type":
+                self.close(CloseCode.POLICY_VIOLATION, "the beta API is not supported")
+                self._put_refusal(beta_not_supported(), session, refusal.event_id)
+            else:
+                self._put_refusal(refusal, session, event_id)
+                self._count_bad_frame(refusal)
         except Refusal as refusal:
-            self._outbox.put(
-                self._encoder.encode_refusal(refusal, event_id, session.make_unlogged_event_id())
-            )
+            self._put_refusal(refusal, session, event_id)
         except Exception:
             log.exception("session %s: a command failed", self._id)
-            self._outbox.put(
-                self._encoder.encode_refusal(
-                    internal_error(), event_id, session.make_unlogged_event_id()
-                )
-            )
+            self._put_refusal(internal_error(), session, event_id)
+
+    def _put_refusal(self, refusal: Refusal, session: Session, event_id: str | None = None) -> None:
+        metrics.refusals.labels(refusal.code).inc()
+        self._outbox.put(
+            self._encoder.encode_refusal(refusal, event_id, session.make_unlogged_event_id())
+        )
 
     def _check_size(self, frame: str) -> None:
         limit = self._limits.frame_bytes_max

@@ -10,10 +10,6 @@ from continuo.realtime.protocol.realtime_api import ServerEvent, encode_frame
 from continuo.realtime.transport.backlog import Backlog
 from continuo.realtime.transport.socket import Socket
 
-_HARD_LIMIT_FACTOR = 4
-"""Backlog, as a multiple of `outbox_bytes_max`, above which a slow reader is disconnected at
-once."""
-
 
 class Outbox:
     """The send queue of one connection.
@@ -21,7 +17,7 @@ class Outbox:
     `put` sends events at once if the socket accepts them without waiting, else adds them to the
     backlog, which `run` sends. While the backlog is over its bound (`outbox_bytes_max`),
     `wait_for_room` blocks the task that reads from the client. If the backlog is over the bound for
-    too long, or by far, `run` raises ConnectionCloseError.
+    too long, or by far, or if the client does not read at all, `run` raises ConnectionCloseError.
     """
 
     def __init__(self, socket: Socket, limits: Limits) -> None:
@@ -49,14 +45,14 @@ class Outbox:
         for event in events:
             self._backlog.put(event)
         self._filled.set()
-        fill_ratio = self._backlog.size_bytes / self._limits.outbox_bytes_max
-        if fill_ratio > 1 and self._slow_timer is None:
+        is_over_limit = self._backlog.size_bytes > self._limits.outbox_bytes_max
+        if is_over_limit and self._slow_timer is None:
             self._room = asyncio.Event()
             loop = asyncio.get_running_loop()
             self._slow_timer = loop.call_later(
                 self._limits.outbox_over_limit_s_max, self._disconnect_slow_reader
             )
-        if fill_ratio > _HARD_LIMIT_FACTOR:
+        if self._backlog.size_bytes > self._limits.outbox_snapshot_bytes_max:
             self._disconnect_slow_reader()
 
     async def wait_for_room(self) -> None:
@@ -96,7 +92,13 @@ class Outbox:
                     self._sent = None
                 await self._filled.wait()
                 continue
-            await self._socket.send(frame.decode())
+            try:
+                async with asyncio.timeout(self._limits.send_timeout_s):
+                    await self._socket.send(frame.decode())
+            except TimeoutError:
+                raise ConnectionCloseError(
+                    CloseCode.TRY_AGAIN_LATER, "the client does not read"
+                ) from None
             if (
                 self._slow_timer is not None
                 and self._backlog.size_bytes <= self._limits.outbox_bytes_max

@@ -16,6 +16,7 @@ from functools import partial
 
 import msgspec
 
+from continuo.realtime import metrics
 from continuo.realtime.errors import BadFrame, ConnectionCloseError, Refusal, internal_error
 from continuo.realtime.ids import generate_id
 from continuo.realtime.protocol.close_codes import CloseCode
@@ -84,6 +85,13 @@ class ResponsesConnection:
         loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[tuple[CloseCode, str] | None] = loop.create_future()
 
+    async def refuse(self, refusal: Refusal) -> None:
+        """Send a refusal and close a connection that is not served."""
+        self._responses.close_connection(self._id)
+        with contextlib.suppress(SocketClosed, ConnectionCloseError):
+            await self._send(encode_error(refusal))
+        await self._socket.close(CloseCode.TRY_AGAIN_LATER, refusal.message[:120])
+
     async def run(self) -> None:
         """Serve the connection until it is closed."""
         reading = asyncio.create_task(self._read(), name=f"read {self._id}")
@@ -114,8 +122,18 @@ class ResponsesConnection:
             code="websocket_connection_limit_reached",
         )
         with contextlib.suppress(SocketClosed, ConnectionCloseError):
-            await self._send(encode_error(refusal))
+            await self._send_refusal(refusal)
         return CloseCode.NORMAL_CLOSURE, "the connection has reached its maximum duration"
+
+    def close(self, code: CloseCode, reason: str) -> None:
+        """Close the connection. The first code and reason that are given count."""
+        self._request_close((code, reason))
+
+    def cancel_responses(self) -> None:
+        """Cancel the active responses, stored ones too."""
+        for run in self._runs.values():
+            run.is_steered = False
+            self._responses.start_cancel(run)
 
     def _request_close(self, end: tuple[CloseCode, str] | None) -> None:
         if not self._ending.done():
@@ -149,7 +167,7 @@ class ResponsesConnection:
             try:
                 await self._handle_frame(frame)
             except Refusal as refusal:
-                await self._send(encode_error(refusal, extract_stream_id(frame)))
+                await self._send_refusal(refusal, extract_stream_id(frame))
                 self._count_bad_frame(refusal)
             del frame  # else the last frame stays in memory while the client is idle
 
@@ -165,6 +183,10 @@ class ResponsesConnection:
                 await self._cancel(event)
             case ResponseSteer():
                 await self._steering.handle(event)
+
+    async def _send_refusal(self, refusal: Refusal, stream_id: str | None = None) -> None:
+        metrics.refusals.labels(refusal.code).inc()
+        await self._send(encode_error(refusal, stream_id))
 
     def _check_size(self, frame: str) -> None:
         limit = self._limits.response_frame_bytes_max
@@ -221,11 +243,11 @@ class ResponsesConnection:
             command = msgspec.structs.replace(command, input=steered_input + command.input)
             run = await self._responses.create(command, self._requester)
         except Refusal as refusal:
-            await self._send(encode_error(refusal, create.stream_id))
+            await self._send_refusal(refusal, create.stream_id)
             return
         except Exception:
             log.exception("connection %s: a request failed", self._id)
-            await self._send(encode_error(internal_error(), create.stream_id))
+            await self._send_refusal(internal_error(), create.stream_id)
             return
         self._steering.clear(command.previous_response_id)
         next_run: ResponseRun | None = run

@@ -9,9 +9,14 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.request_context import current_request
 
 _CLOSE_TIMEOUT_S = 3.0
 """Timeout of closing a connection whose peer does not read."""
+
+
+NO_CLOSE_CODE = 1005
+"""Stands for the code of a peer that has disconnected without one."""
 
 
 class SocketClosed(Exception):
@@ -52,6 +57,9 @@ the peer has responded, False if the connection has ended."""
 _READ_AHEAD_BYTES_MAX = 1024 * 1024
 """Limit on messages kept for `recv` while `ping` waits: they are read because the pong may arrive
 after them."""
+_MESSAGE_BYTES = 256
+"""Memory that a message takes besides its text; a limit on the text alone would permit a hundred
+times as much in short messages."""
 
 
 class StarletteSocket:
@@ -73,6 +81,7 @@ class StarletteSocket:
             self._received_ahead.pop(0) if self._received_ahead else await self._websocket.receive()
         )
         if message["type"] != "websocket.receive":
+            current_request().close_code = message.get("code", NO_CLOSE_CODE)
             raise SocketClosed
         text: str | None = message.get("text")
         return message["bytes"] if text is None else text
@@ -102,7 +111,7 @@ class StarletteSocket:
             self._received_ahead.append(message)
             if message["type"] != "websocket.receive":
                 return
-            size += len(message.get("text") or message.get("bytes") or "")
+            size += _MESSAGE_BYTES + len(message.get("text") or message.get("bytes") or "")
 
     async def close(self, code: CloseCode, reason: str) -> None:
         if self._websocket.client_state is not WebSocketState.CONNECTED:
@@ -112,6 +121,7 @@ class StarletteSocket:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._websocket.close(code, reason)
+                current_request().close_code = code
 
 
 def _pong_at_once() -> "asyncio.Future[bool]":

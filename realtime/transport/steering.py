@@ -139,6 +139,11 @@ class Steering:
                 f"Response with id '{response_id}' is not on this connection.",
                 code="response_not_found",
             )
+        if run.command.conversation_id is not None:
+            raise Refusal(
+                "A response of a conversation cannot be steered: cancel it, and create another.",
+                code="steering_not_supported",
+            )
         limit = self._responses.limits.pending_steers_max
         if sum(map(len, self._pending.values())) >= limit:
             raise Refusal(

@@ -4,7 +4,9 @@ The server runs the bundled model on loopback; bystanders hold conversations wit
 
 Every response to a bystander must be right, none may take more than 50 ms longer than the longest
 of an idle control process beside it, the gateway's memory stays bounded, no engine dies, and the
-log holds no traceback. The exit status is 1 if one of these does not hold.
+log holds no traceback. An answer to a bystander takes at most twice as long as without an attack,
+which is its tenant's fair share of the engine, and half a second. The exit status is 1 if one of
+these does not hold.
 """
 
 import argparse

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 
-from tests.attack.target import Address
+from tests.attack.target import BYSTANDER_KEY, Address
 from tests.support.frames import (
     BINARY,
     CLOSE,
@@ -191,6 +191,28 @@ async def foreign_sessions(server: Address, random: Random, tally: Tally) -> Non
     owner.reset()
 
 
+async def foreign_tenants(server: Address, random: Random, tally: Tally) -> None:
+    """A tenant requests the session and the stored response of another, by their ids."""
+    owner_headers = {"Authorization": f"Bearer {BYSTANDER_KEY}"}
+    owner = await RawWebSocket.connect(server.port, **owner_headers)
+    created = await owner.wait_for("session.created")
+    session: str = created["session"]["id"]
+    other = {"Authorization": f"Bearer {server.key}"}
+    for query in (f"session_id={session}", f"fork={session}"):
+        tally[await _outcome(server, f"/v1/realtime?model=demo&{query}", **other)] += 1
+    for method, path in (
+        ("GET", f"/v1/realtime/sessions/{session}"),
+        ("DELETE", f"/v1/realtime/sessions/{session}"),
+        ("GET", "/v1/stats"),
+    ):
+        status = await _request(server, method, path, server.key)
+        assert status in ("403", "404"), f"{method} {path} of another tenant: {status}"
+        tally[status] += 1
+    await owner.send_event(type="conversation.item.retrieve", item_id="none")
+    await owner.wait_for("error")  # the owner is still connected
+    owner.reset()
+
+
 async def spoilt_frames(server: Address, random: Random, tally: Tally) -> None:
     """Frames that are not events, until the server closes the connection."""
     peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {server.key}")
@@ -233,6 +255,18 @@ async def _send_without_reading(server: Address, tally: Tally) -> None:
     peer.reset()
 
 
+async def long_responses(server: Address, random: Random, tally: Tally) -> None:
+    """256 responses of 1,500 tokens at the same time."""
+    body = {"model": "demo", "input": "Count.", "max_output_tokens": 1500, "ignore_eos": True}
+
+    async def request() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HOLD_S):
+                await _post(server, "/v1/responses", body, tally)
+
+    await _in_parallel(256, request)
+
+
 ATTACKS: dict[str, Attack] = {
     attack.__name__: attack
     for attack in (
@@ -245,9 +279,11 @@ ATTACKS: dict[str, Attack] = {
         unfinished_messages,
         empty_continuations,
         foreign_sessions,
+        foreign_tenants,
         spoilt_frames,
         many_values,
         never_reading,
+        long_responses,
     )
 }
 

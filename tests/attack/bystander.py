@@ -1,7 +1,8 @@
 """Bystanders: clients of the attacked server, and the same clients of an idle control beside it.
 
-A stall is the longest response time. Other processes of the machine delay the control as well, so
-a stall of the server is its longest response time less the control's.
+A stall is the longest response time on an open connection. Other processes of the machine delay the
+control as well, so a stall of the server is its longest response time less the control's. The time
+from a new connection to the end of an answer is measured apart.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from collections.abc import Coroutine
 import msgspec
 from websockets.asyncio.client import connect
 
-from tests.attack.target import Address
+from tests.attack.target import BYSTANDER_KEY, Address
 
 PROBE_INTERVAL_S = 0.02
 """Between two probes of a server."""
@@ -29,6 +30,8 @@ class Observations(msgspec.Struct):
     slowest_s: list[float] = []
     """The five longest response times in seconds, longest first."""
     answers: int = 0
+    longest_answer_s: float = 0.0
+    """Longest time from the opening of a connection to the end of the answer to its question."""
     faults: list[str] = []
     """Faults: a response that differs, a connection that ended."""
 
@@ -76,19 +79,24 @@ async def _guarded(work: Coroutine[None, None, None], observed: Observations) ->
 
 async def _probe_http(address: Address, observed: Observations, end_s: float) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
+    await _request_health(reader, writer)
     while (began_s := time.monotonic()) < end_s:
-        writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), RESPONSE_TIMEOUT_S)
-        assert head.startswith(b"HTTP/1.1 200 "), head
-        size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-        await reader.readexactly(size)
+        await _request_health(reader, writer)
         observed.add(time.monotonic() - began_s)
         await asyncio.sleep(PROBE_INTERVAL_S)
     writer.close()
 
 
+async def _request_health(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), RESPONSE_TIMEOUT_S)
+    assert head.startswith(b"HTTP/1.1 200 "), head
+    size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+    await reader.readexactly(size)
+
+
 async def _probe_websocket(address: Address, observed: Observations, end_s: float) -> None:
-    headers = {"Authorization": f"Bearer {address.key}"}
+    headers = {"Authorization": f"Bearer {BYSTANDER_KEY}"}
     request = json.dumps({"type": "conversation.item.retrieve", "item_id": "none"})
     async with connect(address.websocket, additional_headers=headers) as socket:
         await socket.recv()
@@ -102,10 +110,10 @@ async def _probe_websocket(address: Address, observed: Observations, end_s: floa
 
 async def _converse(address: Address, observed: Observations, end_s: float) -> None:
     """Send a question with a known answer, in a new session each time."""
-    headers = {"Authorization": f"Bearer {address.key}"}
+    headers = {"Authorization": f"Bearer {BYSTANDER_KEY}"}
     part = {"type": "input_text", "text": QUESTION}
     item = {"type": "message", "role": "user", "content": [part]}
-    while time.monotonic() < end_s:
+    while (began_s := time.monotonic()) < end_s:
         async with asyncio.timeout(RESPONSE_TIMEOUT_S):
             async with connect(address.websocket, additional_headers=headers) as socket:
                 await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
@@ -123,4 +131,6 @@ async def _converse(address: Address, observed: Observations, end_s: float) -> N
                 if text.strip().rstrip(".") != ANSWER:
                     observed.faults.append(f"answered {text!r}")
                 observed.answers += 1
+                taken_s = time.monotonic() - began_s
+                observed.longest_answer_s = max(observed.longest_answer_s, taken_s)
         await asyncio.sleep(0.2)

@@ -17,6 +17,11 @@ from tests.attack.target import Server
 
 STALL_S_MAX = 0.050
 """How much longer a bystander's response may take than one of the idle control."""
+FAIR_SHARE = 2.0
+"""Factor by which an answer to a bystander may take longer while one other tenant uses the engine:
+each has a right to half of it."""
+ANSWER_SLACK_S = 0.5
+"""Further time that an answer may take, for what other processes of the machine take."""
 GROWTH_BYTES_MAX = 400 * 1024 * 1024
 """How much the gateway's memory may grow after the first attack begins."""
 MEMORY_INTERVAL_S = 0.1
@@ -40,7 +45,7 @@ class Outcome(msgspec.Struct):
         return (
             f"{self.attack:<22} {server.longest_s * 1e3:7.1f} ms, control "
             f"{control.longest_s * 1e3:6.1f} ms, {self.peak_bytes >> 20:>5,} MiB, "
-            f"{server.answers} answers   ({answers})"
+            f"{server.answers} answers, {server.longest_answer_s:.2f} s   ({answers})"
         )
 
 
@@ -66,12 +71,33 @@ class Report:
         if peak - before_bytes > GROWTH_BYTES_MAX:
             self.violations.append(f"the gateway grew from {before_bytes:,} to {peak:,} bytes")
 
+    def check_shares(self, alone_s: float) -> None:
+        """Check that no answer took longer than a fair share of the engine allows. `alone_s`: how
+        long it takes without an attack."""
+        longest_s = FAIR_SHARE * alone_s + ANSWER_SLACK_S
+        for outcome in self.outcomes:
+            taken_s = outcome.pair.server.longest_answer_s
+            if taken_s > longest_s:
+                self.violations.append(
+                    f"{outcome.attack}: an answer took {taken_s:.2f} s, alone {alone_s:.2f} s"
+                )
+
     def check_stalls(self) -> None:
         for outcome in self.outcomes:
             if outcome.pair.stall_s > STALL_S_MAX:
                 self.violations.append(
                     f"{outcome.attack}: a stall of {outcome.pair.stall_s * 1e3:.1f} ms"
                 )
+
+
+async def answer_alone_s(server: Server, control: Server, seconds: float = 5.0) -> float:
+    """Measure the longest time of an answer to a bystander without an attack."""
+    process = await worker.start(
+        "watch", str(server.address.port), str(control.address.port), "", str(seconds)
+    )
+    printed, _ = await process.communicate()
+    assert process.returncode == 0, "watching failed"
+    return msgspec.json.decode(printed, type=Pair).server.longest_answer_s
 
 
 async def attack(server: Server, control: Server, name: str, seconds: float, seed: int) -> Outcome:
@@ -117,6 +143,7 @@ async def run(
     """Run the attacks in a seeded order until the time is over; each at least once."""
     report, names = Report(), list(names)
     before_bytes, engines = server.memory_bytes(), server.engines()
+    alone_s = await answer_alone_s(server, control)
     end_s = time.monotonic() + minutes * 60
     for phase in itertools.count():
         if phase >= len(names) and time.monotonic() > end_s:
@@ -127,4 +154,5 @@ async def run(
         report.add(outcome)
         print(outcome.line(), flush=True)
     report.check(server, before_bytes, engines)
+    report.check_shares(alone_s)
     return report

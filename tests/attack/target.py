@@ -8,11 +8,25 @@ from typing import NamedTuple
 
 from tests.support.processes import Process, running_process
 
-KEY = "key-of-the-attacked-tenant"
+KEY = "key-of-the-attackers"
+BYSTANDER_KEY = "key-of-the-bystanders"
+KEYS_FILE = f"""
+[defaults]
+running_responses_max = 8
+waiting_responses_max = 256
+
+[[keys]]
+key = "{KEY}"
+tenant = "attackers"
+
+[[keys]]
+key = "{BYSTANDER_KEY}"
+tenant = "bystanders"
+"""
 
 
 class Address(NamedTuple):
-    """The port of a server, and the key that it accepts."""
+    """The port of a server, and the key of the attackers' tenant."""
 
     port: int
     key: str
@@ -53,5 +67,6 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
     """A server with the bundled model and a SQLite store in `folder`."""
     arguments = ["serve", "--port", "0", "--no-web", "--threads", "1"]
     arguments += ["--store", f"sqlite:///{folder}/store.db", *options]
-    with running_process(*arguments, env={"CONTINUO_API_KEY": KEY}) as process:
+    (folder / "keys.toml").write_text(KEYS_FILE)
+    with running_process(*arguments, "--api-keys-file", f"{folder}/keys.toml") as process:
         yield Server(process)

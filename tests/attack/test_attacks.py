@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.attack.attacks import ATTACKS
-from tests.attack.run import Report, attack
+from tests.attack.run import Report, answer_alone_s, attack
 from tests.attack.target import Server, serving
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]
 HOLD_S = 4
 
 
@@ -31,8 +31,10 @@ async def test_attack_does_not_disturb_bystanders(
     server, control = servers
     monkeypatch.setenv("CONTINUO_ATTACK_HOLD_S", str(HOLD_S))
     report = Report()
+    alone_s = await answer_alone_s(server, control, seconds=1)
     before_bytes, engines = server.memory_bytes(), server.engines()
     report.add(await attack(server, control, name, seconds=1, seed=0))
     report.check(server, before_bytes, engines)
+    report.check_shares(alone_s)
     assert report.violations == []
     assert report.outcomes[0].pair.server.answers > 0

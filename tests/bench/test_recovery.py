@@ -41,9 +41,9 @@ def test_resume_storm_loses_no_event(tmp_path: Path) -> None:
 
 def test_recovery_measures_each_fault(tmp_path: Path) -> None:
     rows = measure(tmp_path, "recovery", "--times", "1")
-    assert len(rows) == 5
-    started, loaded = rows[3:]
-    assert started["times"] == loaded["times"] == 3, "one engine start for each fault"
+    assert len(rows) == 6
+    started, loaded = rows[4:]
+    assert started["times"] == loaded["times"] == 4, "one engine start for each fault"
     assert started["median_s"] > loaded["median_s"]
     assert all(0 < row["median_s"] <= row["worst_s"] for row in rows)
 

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -17,6 +17,7 @@ from tests.clients.flows import OTHER_KEY
 
 ROOT = Path(__file__).parents[2]
 SDK = ROOT / ".venv-openai/bin/python"
+CONTINUO = (sys.executable, "-m", "continuo.realtime.server.cli")
 KEY = "sk-test-1234"
 ENVIRON = {"CONTINUO_API_KEY": KEY}
 NODE = Path(__file__).with_name("node")
@@ -30,11 +31,16 @@ class Server(NamedTuple):
     process: subprocess.Popen[str]
 
 
-def start(*options: str, env: dict[str, str] | None = None) -> Server:
+def start(
+    *options: str,
+    env: dict[str, str] | None = None,
+    command: Sequence[str] = CONTINUO,
+    cwd: Path = ROOT,
+) -> Server:
     """Start `continuo serve`. Returns when the server listens."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "continuo.realtime.server.cli", "serve", "--port", "0", *options],
-        cwd=ROOT,
+        [*command, "serve", "--port", "0", *options],
+        cwd=cwd,
         env={"CONTINUO_STORE": "memory", **os.environ, **(env or {})},
         stdout=subprocess.PIPE,
         text=True,
@@ -107,6 +113,14 @@ def flows(server: Server) -> dict[str, FlowResult]:
     )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
+
+
+@pytest.fixture(scope="session")
+def middleware() -> Path:
+    """Return the Python that has LiteLLM, LangChain and Anthropic's SDK."""
+    if not (ROOT / ".venv-middleware/ready").exists():
+        pytest.skip("`make test` could not install tests/clients/middleware-requirements.txt")
+    return ROOT / ".venv-middleware/bin/python"
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ CLIENT_EVENTS: dict[str, tuple[str, ...]] = {
     "conversation.item.delete": ("conversation.item.deleted",),
     "response.create": ("response.created", "response.done"),
     "response.cancel": ("response.done: cancelled",),
-    "input_audio_buffer.append": (),
+    "input_audio_buffer.append": ("error: audio_not_supported",),
     "input_audio_buffer.commit": (EMPTY,),
     "input_audio_buffer.clear": ("input_audio_buffer.cleared",),
     "output_audio_buffer.clear": (),

@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 
@@ -25,7 +26,7 @@ class Terminal:
             start_new_session=True,
         )
         os.close(slave)
-        self.shown = ""
+        self.shown, self.matched = "", ""
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
@@ -34,11 +35,30 @@ class Terminal:
         """Read until the output after the previous match contains the pattern."""
         while True:
             if found := re.search(pattern, self.shown):
+                self.matched = found.group()
                 self.shown = self.shown[found.end() :]
                 return
             ready, _, _ = select.select([self.master], [], [], 60)
             assert ready, f"expected {pattern!r}, the output is {self.shown!r}"
             self.shown += os.read(self.master, 4096).decode(errors="replace")
+
+    def until_prompt(self) -> None:
+        self.until("you> ")
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+
+    def stop_response(self) -> None:
+        """Interrupt the response, and read until the next prompt."""
+        self.interrupt()
+        self.until(r"\[stopped\]")
+        self.until_prompt()
+
+    def quit(self) -> int:
+        """Press Ctrl-D. Returns the exit status."""
+        self.type("\x04")
+        return self.close()
 
     def close(self) -> int:
         status = self.process.wait(30)

@@ -1,7 +1,9 @@
 """The commands of `continuo`, in a terminal and in scripts."""
 
+import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +32,25 @@ def address(server: Server) -> str:
     return server.url.removesuffix("/v1")
 
 
+@pytest.fixture(scope="module")
+def endless_model(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the model with an end token that it never predicts, so that no response ends before the
+    test interrupts it."""
+    source = ROOT / "engine/bundled/demo" if model == "demo" else Path(model)
+    folder = tmp_path_factory.mktemp("endless") / "model"
+    shutil.copytree(source, folder)
+    tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    changes: dict[str, dict[str, object]] = {
+        "config.json": {"eos_token_id": tokens[-1]["id"], "max_position_embeddings": 65_536},
+        "generation_config.json": {"eos_token_id": tokens[-1]["id"], "max_new_tokens": 60_000},
+        "tokenizer_config.json": {"eos_token": tokens[-1]["content"], "model_max_length": 65_536},
+    }
+    for name, fields in changes.items():
+        written = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**written, **fields}))
+    return folder
+
+
 # ---------------------------------------------------------------- help, models, bench
 
 
@@ -46,6 +67,8 @@ def test_models_lists_the_bundled_model() -> None:
     listed = run("models")
     assert listed.returncode == 0
     assert listed.stdout.startswith("demo")
+    assert re.search(r"^Qwen/Qwen3-0.6B +596 M +1.2 GB", listed.stdout, re.MULTILINE)
+    assert "memory" in run("models", "--help").stdout
 
 
 # ---------------------------------------------------------------- serve
@@ -75,7 +98,8 @@ def test_serve_beyond_loopback_requires_a_key() -> None:
     ("options", "message"),
     [
         (("--ssl-certfile", "/no/such.pem"), "/no/such.pem: cannot be used"),
-        (("--ssl-certfile", __file__), "cannot be used"),
+        (("--ssl-certfile", __file__, "--ssl-keyfile", __file__), "cannot be used"),
+        (("--ssl-certfile", str(ROOT / "LICENSE")), "has no private key: give the file with it"),
         (("--ssl-keyfile", "/no/such.pem"), "without --ssl-certfile"),
     ],
 )
@@ -116,8 +140,8 @@ def test_model_without_a_chat_template_is_a_one_line_error(tmp_path: Path, model
     assert "no chat template" in line
 
 
-def test_server_stops_cleanly_during_a_response(model: str) -> None:
-    running = start("--model", model, "--served-model-name", "demo")
+def test_server_stops_cleanly_during_a_response(endless_model: Path) -> None:
+    running = start("--model", str(endless_model), "--served-model-name", "demo")
     chat = subprocess.Popen(
         [*CONTINUO, "chat", "--url", address(running)],
         cwd=ROOT,
@@ -215,7 +239,7 @@ def test_chat_with_piped_input_prints_responses_only(server: Server) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--api-key", "wrong"], "not valid"),
+        (["--api-key", "wrong"], "Incorrect API key"),
         (["--api-key", KEY, "--model", "gpt-9"], "'gpt-9' does not exist"),
         (["--api-key", KEY, "--temperature", "5"], "session.temperature"),
     ],
@@ -233,51 +257,88 @@ def test_chat_without_a_server_prints_how_to_start_one() -> None:
     refused = run("chat", "--url", "ws://127.0.0.1:9")
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
-    assert "continuo serve" in line
+    assert line.endswith("-m continuo.realtime.server.cli serve")
 
 
-def test_ctrl_c_cancels_the_response_and_ctrl_d_quits(server: Server) -> None:
-    terminal = Terminal("--url", address(server), "--api-key", KEY)
+def test_ctrl_c_cancels_the_response_and_ctrl_d_quits(endless_model: Path) -> None:
+    running = start("--model", str(endless_model), "--served-model-name", "demo")
+    terminal = Terminal("--url", address(running))
     terminal.until("Talking to demo")
-    terminal.until("you> ")
+    terminal.until_prompt()
     terminal.type("tell me a story\n")
     terminal.until("story\r\n")
     terminal.until(r"\S|\n")
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.until(r"\[stopped\]")
-    terminal.until("you> ")
-    terminal.process.send_signal(signal.SIGINT)
+    terminal.stop_response()
+    terminal.interrupt()
     terminal.until("Ctrl-D quits")
-    terminal.type("hello\n")
-    terminal.until("you> ")
+    assert terminal.quit() == 0
+    assert stop(running) == 0
+
+
+def test_printed_command_comes_back_to_the_conversation(server: Server) -> None:
+    where = ("--url", address(server), "--api-key", KEY)
+    terminal = Terminal(*where)
+    terminal.until_prompt()
+    terminal.type("My name is Zorban.\n")
+    terminal.until(r"\S.*\r\n.*\S.*\r\n")
+    terminal.until_prompt()
     terminal.type("\x04")
+    terminal.until(r"To come back .* chat --session \S+ --url \S+ --api-key YOUR_KEY\r\n")
+    session = terminal.matched.split("--session ")[1].split()[0]
     assert terminal.close() == 0
+
+    again = Terminal(*where, "--session", session)
+    again.until("Talking to demo")
+    again.until("you> My name is Zorban.\r\n.*\\S.*\r\n")
+    again.until_prompt()
+    again.type("What is my name?\n")
+    again.until("name is Zorban")
+    again.until_prompt()
+    assert again.quit() == 0
+
+
+def test_chat_with_an_unknown_session_is_refused(server: Server) -> None:
+    options = ("--url", address(server), "--api-key", KEY, "--session", "sess_none")
+    refused = run("chat", *options, stdin="hello\n")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "sess_none" in refused.stderr
 
 
 def test_chat_ends_when_the_server_stops(model: str) -> None:
     running = start("--model", model)
     terminal = Terminal("--url", address(running))
-    terminal.until("you> ")
+    terminal.until_prompt()
     assert stop(running) == 0
+    terminal.until("connection lost")
+    terminal.interrupt()
     terminal.until("closed the connection")
     assert terminal.close() == 1
 
 
-def test_chat_resumes_after_its_server_is_killed(tmp_path: Path, model: str) -> None:
-    """Input during an outage is sent to the next server, which has the conversation."""
+def test_chat_resumes_after_its_server_is_killed(tmp_path: Path, endless_model: Path) -> None:
+    """Input during an outage is sent to the next server, which has the conversation, and a response
+    continues in the middle of a word."""
     store = ("--store", f"sqlite:///{tmp_path / 'store.db'}")
-    running = start("--model", model, "--temperature", "0", *store)
+    options = ("--model", str(endless_model), "--temperature", "0", *store)
+    running = start(*options)
     port = address(running).rpartition(":")[2]
     terminal = Terminal("--url", address(running))
-    terminal.until("you> ")
-    for _ in range(2):
-        running.process.kill()
-        running.process.wait(30)
-        terminal.type("hello\n")
-        running = start("--model", model, "--temperature", "0", "--port", port, *store)
-        terminal.until("hello\r\n")
-        terminal.until(r"\S.*\r\n")
-        terminal.until("you> ")
-    terminal.type("\x04")
-    assert terminal.close() == 0
+    terminal.until_prompt()
+    running.process.kill()
+    running.process.wait(30)
+    terminal.until("connection lost.*\r\n")
+    terminal.type("hello\n")
+    terminal.until("hello\r\n")
+    running = start("--port", port, *options)
+    terminal.until(r"\S{3}")
+    terminal.stop_response()
+    terminal.type("tell me a story\n")
+    terminal.until("story\r\n.{20}")
+    running.process.kill()
+    running.process.wait(30)
+    terminal.until("connection lost.*\r\n")
+    running = start("--port", port, *options)
+    terminal.until(r"[^\r\n]{20}")
+    terminal.stop_response()
+    assert terminal.quit() == 0
     assert stop(running) == 0

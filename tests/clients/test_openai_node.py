@@ -113,7 +113,7 @@ async def test_response_survives_repeated_disconnects_over_tls(
     assert port is not None
     expected = await receive_response(port)
     chance = random.Random(7)
-    proxy = CuttingProxy(port, [chance.randrange(4000, 11000) for _ in range(8)])
+    proxy = CuttingProxy(port, [chance.randrange(2500, 5000) for _ in range(8)])
     async with proxy.open() as proxy_port:
         assert await receive_response(proxy_port) == expected
     assert proxy.cut_count >= 4, "the connection was cut"

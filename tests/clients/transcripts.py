@@ -28,7 +28,9 @@ SHORT_CHARS_MAX = 160
 ELLIPSIS = "…"
 CHUNK = "chat.completion.chunk"
 """The kind of event of which only the first of adjacent equal ones is kept."""
-_ID = re.compile(r"\b(sess|conv|item|resp|call|ek|steer|chatcmpl)[_-][0-9A-Za-z_-]*[0-9a-f]{20}\b")
+_ID = re.compile(
+    r"\b(sess|conv|item|msg|resp|call|ek|steer|chatcmpl)[_-][0-9A-Za-z_-]*[0-9a-f]{20}\b"
+)
 _WAIT = re.compile(r"Try again in [0-9.]+ s")
 _COUNTED = ("event_id", "sequence_number")
 _COUNTS = {"usage", "rewind", "rate_limits", "kv"}

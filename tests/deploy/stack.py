@@ -16,7 +16,6 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"redis-server": "redis-server", "haproxy": "haproxy"}
-SECRETS = {"link": "what gateways and engines know", "api_keys": "sk-compose = default\n"}
 KEY = "sk-compose"
 
 
@@ -33,10 +32,14 @@ class Stack:
         self.folder = folder
         compose: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
         self.services: dict[str, dict[str, Any]] = compose["services"]
-        assert compose["secrets"].keys() == SECRETS.keys()
-        for name, text in SECRETS.items():
-            (folder / name).write_text(text)
         self._ports: dict[tuple[str, str], int] = {}
+        subprocess.run(
+            ["sh", ROOT / "deploy/make_secrets.sh", folder], check=True, capture_output=True
+        )
+        for name in compose["secrets"]:
+            secret = folder / name
+            secret.write_text(self._to_host("", secret.read_text()))
+        (folder / "api_keys").write_text(f"{KEY} = default\n")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def port(self, service: str, port: str) -> int:
@@ -88,6 +91,10 @@ class Stack:
         word, *command = self.services[service]["healthcheck"]["test"]
         assert word == "CMD"
         program = {"python": sys.executable}.get(command[0], command[0])
+        if service == "redis":
+            command[-1] = command[-1].replace(
+                "redis-cli", f"redis-cli -p {self.port(service, '6379')}"
+            )
         command = [program, *(self._to_host_port(service, word) for word in command[1:])]
         return subprocess.run(command, capture_output=True).returncode == 0
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,9 +15,12 @@ from typing import Any, TypeVar
 
 import pytest
 import yaml
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from continuo.realtime.server.auth.access_policy import read_keys_file
 from tests.deploy.stack import KEY, ROOT, Stack, missing_programs
 from tests.support import processes
 from tests.support.clients import RealtimeClient, RequestRefused
@@ -45,10 +49,22 @@ def test_services_run_unprivileged_and_are_restarted() -> None:
         assert service["cap_drop"] == ["ALL"], name
         assert service.get("user") or "build" in service, name
         assert "healthcheck" in service, name
+        assert re.fullmatch(r"(\$\{\w+:-)?\d+[gm]\}?", memory_limit(service)), name
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert "\nUSER 10001\n" in dockerfile
     grace_s = float(services["gateway-1"]["environment"]["CONTINUO_DRAIN_GRACE_S"])
     assert grace_s < float(services["gateway-1"]["stop_grace_period"].removesuffix("s"))
+
+
+def memory_limit(service: dict[str, Any]) -> str:
+    return service["deploy"]["resources"]["limits"]["memory"]
+
+
+def test_full_redis_refuses_writes_before_its_container_is_killed() -> None:
+    """The append-only file is rewritten by a fork, which may need the memory a second time."""
+    redis = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["redis"]
+    maxmemory = redis["command"][redis["command"].index("--maxmemory") + 1]
+    assert 2 * int(maxmemory.removesuffix("gb")) <= int(memory_limit(redis).removesuffix("g"))
 
 
 # ---- the services as processes -------------------------------------------------------------------
@@ -58,6 +74,7 @@ needs_programs = pytest.mark.skipif(
     bool(missing_programs()),
     reason=f"not installed (Debian: apt-get install): {', '.join(missing_programs())}",
 )
+
 BEARER = {"Authorization": f"Bearer {KEY}"}
 
 
@@ -203,14 +220,45 @@ async def test_gateway_and_engine_stop_cleanly_and_are_replaced(stack: Stack, ur
         await check_conversation(url)
 
 
+@needs_programs
+async def test_redis_answers_only_the_user_with_the_password(stack: Stack, url: str) -> None:
+    await wait_until_ready(url)
+    port = int(stack.port("redis", "6379"))
+    async with Redis(port=port) as stranger:
+        assert await stranger.execute_command("PING")
+        for command in (("GET", "continuo:epoch"), ("FLUSHALL",), ("ACL", "LIST")):
+            with pytest.raises(NoPermissionError):
+                await stranger.execute_command(*command)
+    await asyncio.to_thread(wait_until_health_is, stack, "redis", True)
+    config = ("--config", str(stack.folder / "store"))
+    for action in ("stats", "vacuum"):
+        done = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", processes.CLI_MODULE, "store", action, *config, cwd=ROOT
+        )
+        assert await done.wait() == 0
+
+
 def test_make_secrets_keeps_existing_secrets(tmp_path: Path) -> None:
     for _ in range(2):
         subprocess.run(["sh", ROOT / "deploy/make_secrets.sh", tmp_path], check=True)
         secrets = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    assert secrets.keys() == {"link", "api_keys"}
+    assert secrets.keys() == {
+        "link",
+        "api_keys",
+        "metrics_key",
+        "redis_users",
+        "store",
+    }
     assert len(secrets["link"]) == 64
-    key, tenant = secrets["api_keys"].split(" = ")
-    assert key.startswith("sk-")
-    assert tenant == "default\n"
+    policy = read_keys_file(tmp_path / "api_keys")
+    operator = policy.find(secrets["metrics_key"], 0)
+    assert operator is not None
+    assert (operator.tenant, operator.scopes) == ("metrics", {"admin"})
+    [client] = [key for key in policy.keys.values() if key is not operator]
+    assert (client.tenant, client.scopes) == ("default", {"converse", "read"})
+    assert all(key.startswith("sk-") for key in policy.plain_keys)
     subprocess.run(["sh", ROOT / "deploy/make_secrets.sh", tmp_path], check=True)
-    assert (tmp_path / "link").read_text() == secrets["link"]
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == secrets
+    password = re.search(r"continuo:(\w+)@", secrets["store"])
+    assert password is not None
+    assert f">{password[1]} " in secrets["redis_users"]

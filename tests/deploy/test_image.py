@@ -23,22 +23,31 @@ class Instruction(NamedTuple):
     arguments: str
 
 
-def stages() -> list[list[Instruction]]:
-    """The stages of the Dockerfile; the last one is the image."""
-    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+def stages() -> dict[str, list[Instruction]]:
+    """The stages of the Dockerfile by name; the last one is the image by default."""
+    text = re.sub(r"^ *#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
     lines = [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
-    parsed: list[list[Instruction]] = []
+    parsed: dict[str, list[Instruction]] = {}
+    name = ""
     for keyword, arguments in (line.split(maxsplit=1) for line in lines):
         if keyword == "FROM":
-            parsed.append([])
-        if parsed:
-            parsed[-1].append(Instruction(keyword, arguments))
+            name = arguments.split()[-1]
+            parsed[name] = []
+        if name:
+            parsed[name].append(Instruction(keyword, arguments))
     return parsed
 
 
-def arguments_of(keyword: str) -> list[str]:
-    """The arguments of every instruction `keyword` of the final stage."""
-    return [arguments for other, arguments in stages()[-1] if other == keyword]
+def stage(name: str) -> list[Instruction]:
+    """The instructions of a stage, after those of the stages that it builds on."""
+    own = stages()[name]
+    base = own[0].arguments.split()[0]
+    return [*(stage(base) if base in stages() else []), *own]
+
+
+def arguments_of(keyword: str, target: str = "cpu") -> list[str]:
+    """The arguments of every instruction `keyword` of an image."""
+    return [arguments for other, arguments in stage(target) if other == keyword]
 
 
 def home_folder() -> str:
@@ -46,11 +55,33 @@ def home_folder() -> str:
     return home
 
 
-def test_image_has_a_c_compiler() -> None:
-    """Without a compiler, models run on torch's operations, several times slower."""
-    [command] = [run for run in arguments_of("RUN") if "apt-get install" in run]
-    packages = command.split()
-    assert {"gcc", "libc6-dev"} <= set(packages)  # gcc includes cc and libgomp
+def test_only_the_cuda_image_has_a_c_compiler() -> None:
+    """Triton needs it. Both images have the libraries that are compiled when the wheel is built."""
+    [command] = [run for run in arguments_of("RUN", "cuda") if "apt-get install" in run]
+    assert {"gcc", "libc6-dev"} <= set(command.split())  # gcc includes cc and libgomp
+    in_cpu_image = " ".join(arguments_of("RUN", "cpu"))
+    assert "apt-get" not in in_cpu_image
+    commands = [line.arguments for line in stage("build") if line.keyword == "RUN"]
+    compiler, wheel = (
+        next(number for number, run in enumerate(commands) if part in run)
+        for part in ("install -y --no-install-recommends gcc libc6-dev", "pip wheel")
+    )
+    assert compiler < wheel
+
+
+def test_base_images_are_arguments() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    defaults = dict(re.findall(r"^ARG (\w*BASE)=(\S+)$", text, re.MULTILINE))
+    assert defaults.keys() == {"BASE", "NODE_BASE"}
+    names = {name for _, name in re.findall(r"^FROM (\S+) AS (\w+)$", text, re.MULTILINE)}
+    for base in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
+        assert base in names or base in ("${BASE}", "${NODE_BASE}"), base
+
+
+def test_default_target_is_the_cpu_image_and_the_gpu_file_builds_the_other() -> None:
+    assert list(stages())[-1] == "cpu"
+    gpu = yaml.safe_load((ROOT / "deploy/compose.gpu.yaml").read_text())["services"]["engine-1"]
+    assert gpu["build"]["target"] == "cuda"
 
 
 def test_home_of_the_user_is_a_volume_owned_by_the_user() -> None:
@@ -104,8 +135,8 @@ def test_copied_files_are_tracked_and_in_the_build_context() -> None:
     """Includes C sources, the bundled model and the page's sources."""
     copied = [
         source
-        for stage in stages()
-        for keyword, arguments in stage
+        for instructions in stages().values()
+        for keyword, arguments in instructions
         if keyword == "COPY" and not arguments.startswith("--from")
         for source in arguments.split()[:-1]
     ]
@@ -139,7 +170,8 @@ COMPILE_SCRIPT = """
 import logging
 logging.basicConfig()
 from continuo.engine.device.native import compile
-print(compile.load_library("decoder.c", "-DDIM=16", "-DPAGE_SIZE=16", "-DBF16=0"))
+sizes = ("-DDIM=16", "-DPAGE_SIZE=16", "-DBF16=0", "-DGROUPS=1")
+print(compile.load_library("decoder.c", *sizes))
 """
 
 

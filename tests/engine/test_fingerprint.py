@@ -114,7 +114,7 @@ async def test_engine_refuses_a_session_of_another_model(letters: Path) -> None:
                     assert (reply.code, reply.field) == (code, "digest")
                     assert digest in reply.message
                     assert fingerprint in reply.message
-        assert (await harness.engine.stats()).sessions == 4
+        assert (await harness.engine.fleet.stats()).sessions == 4
 
 
 async def test_engine_client_refuses_a_second_engine_with_another_model(
@@ -124,12 +124,12 @@ async def test_engine_client_refuses_a_second_engine_with_another_model(
     async with digest_engine(letters) as one, digest_engine(folder) as two:
         ports = [await harness.listen() for harness in (one, two)]
         engine = EngineClient()
-        engine.add_engine("127.0.0.1", ports[0])
+        engine.fleet.add("127.0.0.1", ports[0])
         async with asyncio.timeout(20):
             await engine.wait_until_ready()
-        engine.add_engine("127.0.0.1", ports[1])
+        engine.fleet.add("127.0.0.1", ports[1])
         await wait_until(lambda: "its digest is" in caplog.text)
-        assert not engine.is_responsive_at("127.0.0.1", ports[1])
+        assert not engine.fleet.is_responsive_at("127.0.0.1", ports[1])
         await engine.open("s")
         await engine.stop()
         with pytest.raises(EngineLost):

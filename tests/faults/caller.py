@@ -26,6 +26,8 @@ class ReconnectingClient(RealtimeClient):
     def __init__(self, *urls: str) -> None:
         super().__init__()
         self.urls: Sequence[str] = urls
+        self.headers = ACME
+        """Headers of the next connection, with an API key."""
         self.gateway_index = 0
         """Index (modulo their number) of the gateway of the next connection."""
         self.resume_outcomes: list[str] = []
@@ -35,6 +37,8 @@ class ReconnectingClient(RealtimeClient):
         self.event_ids: set[str] = set()
         self.close_codes: set[int] = set()
         """Codes with which the server closed connections; 1006 without a close frame."""
+        self.refused_with: set[str] = set()
+        """Codes of errors with which the server refused to resume the session for now."""
         self._partial: str | None = None
         """The response that was open at the last snapshot: its deltas start from the beginning."""
 
@@ -51,7 +55,7 @@ class ReconnectingClient(RealtimeClient):
             url = f"{url.partition('?')[0]}?{self.resume_query}"
         self._socket = await connect(
             url,
-            additional_headers=ACME,
+            additional_headers=self.headers,
             proxy=None,
             open_timeout=RECONNECT_TIMEOUT_S,
             ping_interval=None,
@@ -69,6 +73,7 @@ class ReconnectingClient(RealtimeClient):
                     event = await self.connect()
                     if event["type"] == "error":
                         assert event["error"]["type"] == "server_error", event
+                        self.refused_with.add(event["error"]["code"])
                         await asyncio.sleep(0.05)
                         continue
                     await self.synchronize()

@@ -18,7 +18,7 @@ from continuo.engine import ModelText
 from tests.faults.caller import ReconnectingClient
 from tests.faults.deployment import ExpectedConversation
 from tests.realtime.conftest import chat_folder
-from tests.support.processes import Process, read_engine_address, read_gateway_url, wait_ready
+from tests.support.processes import ROOT, Process, read_engine_address, read_gateway_url, wait_ready
 from tests.support.redis_process import RedisProcess, free_port
 from tests.support.web_servers import API_KEY
 
@@ -32,6 +32,8 @@ class Cluster:
     def __init__(self, folder: Path, redis: RedisProcess, *options: str) -> None:
         """`options`: command-line options of the gateways."""
         self.redis = redis
+        self.source = ROOT
+        """Source code that processes started from now on run."""
         self.engines: list[Process] = []
         self.gateways: list[Process] = []
         self.gateway_ports: list[int] = []
@@ -83,14 +85,19 @@ class Cluster:
     async def _engine(self, port: int) -> Process:
         options = ("--listen", f"127.0.0.1:{port}", "--model", str(self._model_folder))
         return await _started(
-            Process("engine", *options, module=DIGEST_HOST_MODULE), read_engine_address
+            Process("engine", *options, module=DIGEST_HOST_MODULE, source=self.source),
+            read_engine_address,
         )
 
     async def _gateway(self, port: int, env: dict[str, str]) -> Process:
         engines = [f"--engine=127.0.0.1:{engine}" for engine in self._engine_ports]
         options = ("--port", str(port), "--no-web", "--store", self.redis.url, *engines)
         process = Process(
-            "gateway", *options, *self._options, env={"CONTINUO_API_KEY": API_KEY, **env}
+            "gateway",
+            *options,
+            *self._options,
+            env={"CONTINUO_API_KEY": API_KEY, **env},
+            source=self.source,
         )
         return await _started(process, read_gateway_url)
 
@@ -138,11 +145,12 @@ async def _started(process: Process, read_address: Any) -> Process:
 
 @contextlib.asynccontextmanager
 async def running_cluster(
-    folder: Path, *options: str, engines: int = 1, gateways: int = 1
+    folder: Path, *options: str, engines: int = 1, gateways: int = 1, source: Path = ROOT
 ) -> AsyncIterator[Cluster]:
     redis = RedisProcess(folder / "redis", "--appendonly", "yes", "--appendfsync", "everysec")
     await redis.start()
     cluster = Cluster(folder, redis, *options)
+    cluster.source = source
     try:
         for _ in range(engines):
             await cluster.add_engine()

@@ -15,7 +15,7 @@ from continuo.realtime.server.config.addresses import Address
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.process.engine_discovery import discover_engines
 from continuo.realtime.session.session import Session
-from continuo.realtime.store import Durability, open_store
+from continuo.realtime.store import Durability, Store, StoreUnavailable, open_store
 from tests.faults.caller import ReconnectingClient
 from tests.faults.proxy import Proxy
 from tests.realtime.conftest import chat_folder
@@ -25,6 +25,7 @@ from tests.support.redis_process import RedisProcess
 from tests.support.waiting import wait_until
 from tests.support.web_servers import API_KEY, RunningServer, serve_engine
 
+OPEN_ATTEMPTS_MAX = 10
 STEP_S = 0.001
 """Duration of a step, so that a fault can occur during a response."""
 
@@ -60,7 +61,7 @@ class Deployment:
     async def assert_balanced(self) -> None:
         """Wait until no gateway has a connected session; assert that every page has one owner."""
         await wait_until(lambda: not any(len(gateway.registry) for gateway in self.gateways), 60)
-        stats = await self.engine_harness.engine.stats()
+        stats = await self.engine_harness.engine.fleet.stats()
         assert (stats.failed_steps, stats.failed_audits) == (0, 0)
         assert stats.pages_free + stats.pages_tree + stats.pages_leased == stats.pages_total
 
@@ -75,16 +76,22 @@ async def running_deployment(
     durability: Durability = "normal",
     bytes: bool = False,
     steps_ahead: int = 0,
+    store_url: str | None = None,
+    tenants: dict[str, str] | None = None,
+    settings: GatewaySettings | None = None,
 ) -> AsyncIterator[Deployment]:
     """Start Redis, an engine and gateways.
 
     `bytes`: with a tokenizer that covers every character. `steps_ahead`: with 1, the device has a
-    thread of its own, so that a long step does not block the event loop.
+    thread of its own, so that a long step does not block the event loop. `store_url`: another store
+    than this Redis. `settings`: of the gateways, instead of `tenants` and `limits`.
     """
     model_folder = folder / "words"
     model_folder.mkdir(parents=True)
-    settings = GatewaySettings(
-        tenants={API_KEY: "default"}, served_model_name=("demo",), limits=limits or Limits()
+    settings = settings or GatewaySettings(
+        tenants=tenants or {API_KEY: "default"},
+        served_model_name=("demo",),
+        limits=limits or Limits(),
     )
     server = RedisProcess(folder / "redis", *redis)
     await server.start()
@@ -110,11 +117,19 @@ async def running_deployment(
                 discover_engines([Address("127.0.0.1", port)], LinkSecurity(), None)
             )
             await engine.wait_until_ready()
-            store = await open_store(server.url, durability)
+            store = await open_when_available(store_url or server.url, durability)
             stack.push_async_callback(store.aclose)
             gateway = await stack.enter_async_context(serve_engine(engine, settings, store))
             deployment.gateways.append(gateway)
         yield deployment
+
+
+async def open_when_available(url: str, durability: Durability) -> Store:
+    """Open a store. Tries again if the machine is too busy for it to answer in time."""
+    for _ in range(OPEN_ATTEMPTS_MAX - 1):
+        with contextlib.suppress(StoreUnavailable):
+            return await open_store(url, durability)
+    return await open_store(url, durability)
 
 
 class ExpectedConversation:

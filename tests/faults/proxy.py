@@ -17,14 +17,20 @@ from typing import Literal
 
 Direction = Literal["up", "down"]
 CHUNK_BYTES = 65_536
+SLOW_READ_S = 0.05
+"""Interval at which a limited number of bytes a second is read."""
 
 
 class Proxy:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, receive_buffer_bytes: int | None = None) -> None:
+        """`receive_buffer_bytes`: of the kernel, for what the port sends; None: as it chooses."""
+        self._receive_buffer_bytes = receive_buffer_bytes
         self.target_port = port
         self.port = 0
         self.delay_s = 0.0
         """Delay of each chunk in both directions."""
+        self.down_bytes_per_s = math.inf
+        """Rate at which what the port sends is read and forwarded."""
         self.discarded_directions: set[Direction] = set()
         """Directions whose bytes and FINs are discarded; both: like a pulled cable."""
         self.refuses_connections = False
@@ -48,6 +54,7 @@ class Proxy:
     def clear_faults(self) -> None:
         """Clear all faults: bytes are forwarded as they arrive."""
         self.delay_s = 0.0
+        self.down_bytes_per_s = math.inf
         self.discarded_directions = set()
         self.refuses_connections = False
         self._left.clear()
@@ -90,7 +97,7 @@ class Proxy:
             _reset(writer)
             return
         try:
-            target = await asyncio.open_connection("127.0.0.1", self.target_port)
+            target = await self._connect()
         except OSError:
             _reset(writer)
             return
@@ -105,11 +112,33 @@ class Proxy:
         for each in pair:
             each.close()
 
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        sock = socket.socket()
+        if self._receive_buffer_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
+        sock.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.target_port))
+            return await asyncio.open_connection(
+                sock=sock, limit=self._receive_buffer_bytes or CHUNK_BYTES
+            )
+        except OSError:
+            sock.close()
+            raise
+
+    def _read_bytes(self, direction: Direction) -> int:
+        """Return how much to read at once."""
+        if direction == "up" or self.down_bytes_per_s == math.inf:
+            return CHUNK_BYTES
+        return max(1, int(self.down_bytes_per_s * SLOW_READ_S))
+
     async def _forward(
         self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         with contextlib.suppress(OSError):
-            while chunk := await reader.read(CHUNK_BYTES):
+            while chunk := await reader.read(self._read_bytes(direction)):
+                if direction == "down":
+                    await asyncio.sleep(len(chunk) / self.down_bytes_per_s)
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 await self._open.wait()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
@@ -11,6 +11,7 @@ from tests.faults.caller import ReconnectingClient
 from tests.faults.cluster import continue_and_close
 from tests.faults.deployment import Deployment, ExpectedConversation, running_deployment
 from tests.faults.row import FaultRow
+from tests.faults.stopwatch import read_runnable_s
 from tests.support.clients import RequestRefused, message_item
 from tests.support.waiting import wait_until
 
@@ -19,7 +20,6 @@ LONG_RESPONSE_TOKENS = 300
 TIMEOUT_FACTOR = 5
 """Multiple of every time bound that the tests allow, for a busy machine."""
 LOOP_BLOCKED_S_MAX = 0.05 * TIMEOUT_FACTOR
-SCHEDSTAT_FILE = Path("/proc/thread-self/schedstat")
 OUTAGES_S, OUTAGE_WEIGHTS = (5.0, 60.0, 0.5), (12, 1, 12)
 
 
@@ -131,10 +131,29 @@ async def _lose_log_end(deployment: Deployment, rng: Random) -> None:
     deployment.redis.kill()
     deployment.redis.truncate_append_log(rng.randrange(written, deployment.redis.append_log_bytes))
     await deployment.redis.start()
+    await check_items_after_loss(deployment, conversations, texts_by_item, rng)
+
+
+async def check_items_after_loss(
+    deployment: Deployment,
+    conversations: list[tuple[ReconnectingClient, ExpectedConversation]],
+    texts_by_item: list[dict[str, str]],
+    rng: Random,
+    wait_until_back: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Check what is left after the store has lost its last confirmed writes.
+
+    `texts_by_item`: texts of all accepted messages of each conversation, by item id. A client that
+    stays connected until the store is back loses nothing; one that resumes at another gateway
+    before that has a prefix of its items, by a snapshot. `wait_until_back`: waits until no primary
+    is left that a failover has replaced; what such a one still confirms is lost as well."""
     for (client, _), texts in zip(conversations, texts_by_item, strict=True):
         stays_connected = rng.random() < 0.5
         if stays_connected:
             texts[await client.add_message("still here")] = "still here"
+            if wait_until_back is not None:
+                await wait_until_back()
+                texts[await client.add_message("and now")] = "and now"
         await client.reconnect()
         assert client.item_ids == [*texts][: len(client.item_ids)], "the items are no prefix"
         if stays_connected or client.resume_outcomes[-1] == "exact":
@@ -205,18 +224,13 @@ async def _measure_blocked_s(during_s: float) -> float:
     """Longest time between two rounds of the event loop, less the time without a processor."""
     longest_s = 0.0
     began_s = last_s = time.monotonic()
-    last_runnable_s = _read_runnable_s()
+    last_runnable_s = read_runnable_s()
     while last_s < began_s + during_s:
         await asyncio.sleep(0.001)
-        now_s, runnable_s = time.monotonic(), _read_runnable_s()
+        now_s, runnable_s = time.monotonic(), read_runnable_s()
         longest_s = max(longest_s, now_s - last_s - (runnable_s - last_runnable_s))
         last_s, last_runnable_s = now_s, runnable_s
     return longest_s
-
-
-def _read_runnable_s() -> float:
-    """Seconds that this thread has waited for a processor since it started."""
-    return int(SCHEDSTAT_FILE.read_text().split()[1]) / 1e9
 
 
 async def open_conversation(

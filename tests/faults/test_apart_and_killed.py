@@ -148,6 +148,7 @@ async def test_gateway_finishes_open_responses_on_sigterm(
     assert await gateway.wait_exit() == 0
 
 
+@pytest.mark.alone
 async def test_gateway_exits_at_once_on_a_second_sigterm(
     client: RealtimeClient, gateway: Process
 ) -> None:

@@ -135,6 +135,8 @@ def _redis_keys() -> dict[str, Any]:
     return {
         "of a session": list(keys.session_keys("SESSION")),
         "of a stored response": keys.response_key("RESPONSE"),
+        "of a tenant": list(keys.tenant_keys("TENANT")),
+        "deleted tenants": keys.TENANTS_DELETED_KEY,
         "of an engine": keys.engine_key("HOST:PORT"),
         "engines": keys.ENGINES_KEY,
         "epoch": keys.EPOCH_KEY,

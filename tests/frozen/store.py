@@ -106,6 +106,8 @@ def _redis_value(client: Any, key: bytes) -> Dump:
         case "hash":
             fields = sorted(client.hgetall(key).items())
             value = {name.decode("latin-1"): field.hex() for name, field in fields}
+        case "set":
+            value = sorted(member.decode() for member in client.smembers(key))
         case "zset":
             value = sorted(member.decode() for member in client.zrange(key, 0, -1))
         case _:
@@ -155,6 +157,8 @@ def _redis_put(client: Any, key: str, kind: str, value: Any, until: int) -> None
             fields = {name: bytes.fromhex(field) for name, field in value.items()}
             fields |= {"deadline": str(until).encode()} if "deadline" in fields else {}
             client.hset(key, mapping={n.encode("latin-1"): field for n, field in fields.items()})
+        case "set":
+            client.sadd(key, *value)
         case _:
             client.zadd(key, dict.fromkeys(value, until))
 

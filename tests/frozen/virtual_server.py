@@ -139,7 +139,7 @@ class VirtualServer:
 
     async def _serve(self) -> None:
         engine = EngineClient()
-        engine.add_engine("engine", 1)
+        engine.fleet.add("engine", 1)
         await engine.wait_until_ready()
         self.app = build_app(engine, SETTINGS, self._store)
         async with self.app.state.registry.running():

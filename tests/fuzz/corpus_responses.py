@@ -34,7 +34,7 @@ FULL: dict[str, Any] = {
     "text": {"format": {"type": "text"}, "verbosity": "low"},
     "truncation": "auto",
     "include": ["reasoning.encrypted_content"],
-    "reasoning": {"effort": "low"},
+    "reasoning": {"effort": "none"},
     **SAMPLING,
 }
 SHORT: dict[str, Any] = {"input": "hello", "max_output_tokens": 2}
@@ -89,7 +89,7 @@ MESSAGES: list[dict[str, Any]] = [
 CHAT: dict[str, Any] = {
     "model": "demo",
     "messages": MESSAGES,
-    "tools": [{"type": "function", "function": TOOL}, {"type": "custom"}],
+    "tools": [{"type": "function", "function": TOOL}],
     "tool_choice": "auto",
     "parallel_tool_calls": True,
     "max_completion_tokens": 3,

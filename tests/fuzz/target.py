@@ -36,5 +36,5 @@ async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[Ru
         async with serve_harness(harness, GatewaySettings(limits=SHORT_LIMITS)) as server:
             yield server
             await harness.wait_until_empty()
-        stats = await harness.engine.stats()
+        stats = await harness.engine.fleet.stats()
         assert (stats.active_turns, stats.pages_leased, stats.failed_audits) == (0, 0, 0)

@@ -130,6 +130,7 @@ async def test_large_texts_in_a_large_context_cause_no_fault(
     await send_values(large_context_server, target, large.values(random.Random(target.frame), 6))
 
 
+@pytest.mark.alone
 def test_call_that_holds_the_interpreter_lock_is_measured(large_context_folder: Path) -> None:
     """`encode` holds it; `encode_batch_fast`, which is used for long texts, does not."""
     tokenizer = Tokenizer.from_file(str(large_context_folder / "tokenizer.json"))

@@ -16,13 +16,14 @@ from continuo.engine.batch import PageMove, SampleParams
 from continuo.engine.device import step_inputs
 from continuo.engine.device.attention.sdpa_backend import ReferenceBackend
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.model import KVShape
+from continuo.engine.device.model import AttentionParams, KVShape, LayerMemory
 from continuo.engine.device.sampling import draw
 from continuo.engine.sampling import Sampling
 from tests.engine.device.test_sampling import Only
 from tests.support import attention_oracle as cases
 from tests.support import transformers_oracle as oracle
 from tests.support.digest_runner import apply_moves
+from tests.support.sampling_reference import reference_ids
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -48,10 +49,51 @@ def test_attention_kernels_equal_the_reference(
     for shape, heads in ((KVShape(2, 64, 64), 6), (KVShape(1, 48, 80), 3)):
         pool = cases.filled_pool(batch, pages, page_size, shape, like)
         query = torch.randn(sum(row.count for row in batch.rows), heads, shape.key_dim).to(like)
-        expected = cases.reference_attention(batch, pool, query, 0.1, window)
-        for backend in (TritonBackend(1), TritonBackend(500), ReferenceBackend()):
-            actual = backend.prepare(step, pool)(0, query, 0.1, window)
-            assert (actual - expected).abs().max() < TOLERANCE[dtype]
+        sinks = torch.randn(heads).to(like)
+        for params in (AttentionParams(0.1, window), AttentionParams(0.1, window, 2.0, sinks)):
+            expected = cases.reference_attention(batch, pool, query, params)
+            for backend in (TritonBackend(1), TritonBackend(500), ReferenceBackend()):
+                actual = backend.prepare(step, pool)(0, query, params)
+                assert (actual - expected).abs().max() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("operation", ["add_norm", "attend", "gate"])
+def test_fused_operations_equal_the_plain_ones(operation: str, dtype: torch.dtype) -> None:
+    from tests.support import triton_layer_cases as layer_cases
+
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        layer_cases.OPERATION_CHECKS[operation](torch.empty(0, dtype=dtype, device="cuda"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [900, 151_936])
+def test_draws_equal_those_of_the_cpu(vocab_size: int, dtype: torch.dtype) -> None:
+    from tests.support import triton_sampling_cases as sampling_cases
+
+    generator = torch.Generator().manual_seed(0)
+    for spread in (0.01, 3.0):
+        logits = (torch.randn(16, vocab_size, generator=generator) * spread).to(dtype)
+        samples = sampling_cases.random_samples(random.Random(0), 16)
+        drawn = draw(logits.cuda(), samples).to_host()
+        torch.cuda.synchronize()
+        expected = draw(logits, samples).ids.tolist()
+        for row, (id, other) in enumerate(zip(drawn.ids.tolist(), expected, strict=True)):
+            if id != other:  # within rounding of a border
+                assert id in reference_ids(logits[row].tolist(), samples[row]), samples[row]
+
+
+def test_warm_up_measures_every_variant_of_attention(tmp_path: Path) -> None:
+    from continuo.engine.device.attention.triton_backend import TritonBackend
+
+    oracle.FAMILIES["qwen3"]().save_pretrained(tmp_path)
+    runner = oracle.build_cpu_runner(tmp_path, device="cuda", kv_cache_memory_bytes=8 << 20)
+    assert isinstance(runner.attention, TritonBackend)
+    compiled = dict(runner.attention.options)
+    assert len(compiled) == 2  # rows of one new token, and longer ones
+    oracle.serve_mixed_batches(runner, oracle.random_prompts(2, [3, 37, 70, 1, 40]), count=8)
+    assert runner.attention.options == compiled
 
 
 def test_masked_draws_equal_those_of_the_cpu() -> None:
@@ -106,7 +148,8 @@ def random_moves(source: random.Random) -> list[PageMove]:
 
 def filled_pool() -> KVPool:
     like = torch.empty(0, dtype=torch.bfloat16, device="cuda")
-    pool = KVPool([KVShape(2, 64, 64), KVShape(1, 48, 80)], PAGES, 16, like, SLOTS)
+    memory = [LayerMemory(KVShape(2, 64, 64)), LayerMemory(KVShape(1, 48, 80))]
+    pool = KVPool(memory, PAGES, 16, like, SLOTS)
     for layer in (*pool.keys, *pool.values):
         layer.copy_(torch.arange(PAGES, device="cuda")[:, None, None, None].expand_as(layer))
     return pool
@@ -153,11 +196,11 @@ table = torch.zeros(4, device="cuda")
 try:
     table @ torch.zeros(5, device="cuda")
 except RuntimeError:
-    assert runner.works(), "only this step fails"
+    assert runner.is_usable(), "only this step fails"
 try:
     table[torch.tensor([9], device="cuda")].sum().item()
 except RuntimeError:
-    assert not runner.works(), "every later call fails too"
+    assert not runner.is_usable(), "every later call fails too"
     raise SystemExit(7)
 """
 

@@ -34,21 +34,11 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: tf.BloomForCausalLM(tf.BloomConfig(vocab_size=131, hidden_size=32, n_head=2)),
         "BloomForCausalLM",
     ),
-    "soft-capped": (
-        lambda: oracle.small_model("Gemma2", head_dim=16),
-        "Gemma2ForCausalLM cannot run here: soft-capped attention scores",
-    ),
     "encoder": (
         lambda: tf.T5ForConditionalGeneration(
             tf.T5Config(vocab_size=131, d_model=32, d_ff=32, num_layers=1, num_heads=2)
         ),
         "T5ForConditionalGeneration cannot run here: it has an encoder",
-    ),
-    "sinks": (
-        lambda: oracle.small_model(
-            "GptOss", head_dim=16, num_local_experts=2, num_experts_per_tok=1
-        ),
-        "GptOssForCausalLM cannot run here: attention sinks",
     ),
 }
 

@@ -101,7 +101,7 @@ async def driver(harness: EngineHarness) -> AsyncIterator[SessionDriver]:
     driver = await open_session(harness)
     yield driver
     await driver.session.close()
-    assert await harness.engine.list_sessions() == [], "every session is closed in the engine"
+    assert await harness.engine.fleet.list_sessions() == [], "every session is closed in the engine"
 
 
 @pytest.fixture

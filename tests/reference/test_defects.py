@@ -29,6 +29,7 @@ from pathlib import Path
 
 import pytest
 
+from continuo.engine import SessionGroup
 from continuo.engine.core.deferred_commands import QUEUED_TURNS_MAX
 from continuo.engine.wire.messages import (
     AppendIds,
@@ -107,6 +108,7 @@ def test_2_retraction_does_not_commit_an_unfinished_turn(streaming: bool, ahead:
     partial_length = len(core.turn_ids("s"))
     assert 0 < partial_length < 12
     core.scheduler.retract(sequence)
+    core.cache.retract(sequence.lease)
     assert not sequence.lease.pages
     assert list(sequence.ids) == prompt + core.turn_ids("s"), "a retraction changes no history"
     assert core.submit(AppendIds(core.next_number(), "s", [7, 7])) is None
@@ -146,11 +148,15 @@ def test_4_retraction_frees_every_page() -> None:
     for _ in range(5):
         core.step()
     page_count = len(core.sequence("b").lease.pages)
-    available, unreferenced = core.cache.available_pages(), core.cache.tree.unreferenced
-    private = core.sequence("b").lease.private_pages
+    available, unreferenced = core.cache.usage.available_pages(), core.cache.tree.unreferenced
+    lease = core.sequence("b").lease
+    private = lease.private_pages
     assert private > 0
+    assert core.cache.usage.exclusive_pages(lease) == page_count
     core.scheduler.retract(core.sequence("b"))
-    assert core.cache.available_pages() == available + private
+    assert core.cache.usage.available_pages() == available + page_count
+    core.cache.retract(lease)
+    assert core.cache.usage.available_pages() == available + page_count
     assert core.cache.tree.unreferenced == unreferenced + page_count - private
     assert core.sequence("b").committed == 0
     core.run()
@@ -238,7 +244,7 @@ def test_7_idle_timeout_counts_from_the_end_of_a_turn(streaming: bool) -> None:
     assert not core.events_of(SessionExpired)
     core.advance_clock(0.2)
     assert core.events_of(SessionExpired) == [SessionExpired("s")]
-    assert core.cache.leased_pages == 0
+    assert core.cache.usage.leased_pages == 0
     assert core.expect_refusal(AppendIds(core.next_number(), "s", [1])).code == "unknown_session"
 
 
@@ -293,11 +299,11 @@ async def test_10_log_probabilities_are_equal_in_every_mode(letters: Path) -> No
         engine, sampling = harness.engine, Sampling(max_tokens=6, logprobs=3)
         scored: list[list[object]] = []
         for streaming in (True, False):
-            session = await engine.open(streaming=streaming, cache_scope=str(streaming))
+            session = await engine.open(streaming=streaming, group=SessionGroup(str(streaming)))
             await engine.append(session, prompt_ids(9))
             turn = await engine.generate(session, sampling)
             scored.append([(p.ids, p.logprobs) async for p in turn])
-        once = await engine.complete(prompt_ids(9), sampling, cache_scope="none")
+        once = await engine.complete(prompt_ids(9), sampling, group=SessionGroup("none"))
         scored.append([(p.ids, p.logprobs) async for p in once])
         assert scored[0] == scored[1] == scored[2]
         assert len(scored[0]) == 6

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from continuo.engine import SessionGroup
 from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
@@ -36,13 +37,13 @@ async def test_output_of_thirty_turns_is_equal_in_every_mode(letters: Path, ahea
     async with digest_engine(letters, pages=600, max_model_len=800, steps_ahead=ahead) as harness:
         engine, sampling = harness.engine, Sampling(max_tokens=8)
         for mode, replies in outputs.items():
-            session = await engine.open(streaming=mode == "streaming", cache_scope=mode)
+            session = await engine.open(streaming=mode == "streaming", group=SessionGroup(mode))
             log: list[int] = []
             for turn in range(30):
                 new = prompt_ids(16, seed=turn)
                 log += new
                 if mode == "none":
-                    stream = await engine.complete(log, sampling, cache_scope=mode)
+                    stream = await engine.complete(log, sampling, group=SessionGroup(mode))
                 else:
                     await engine.append(session, new)
                     stream = await engine.generate(session, sampling)
@@ -79,5 +80,5 @@ async def test_every_session_gets_its_turns_of_random_lengths(
 
     async with digest_engine(letters, max_model_len=4_000, **bounds) as harness:
         await asyncio.gather(*(run_session(harness.engine, n) for n in range(SESSIONS)))
-        assert (await harness.engine.stats()).evicted_pages > 0 or "host_pages" not in bounds
+        assert (await harness.engine.fleet.stats()).evicted_pages > 0 or "host_pages" not in bounds
         assert await is_healthy(harness.engine, sessions=0)

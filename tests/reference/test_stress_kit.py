@@ -15,22 +15,26 @@ fresh prefill.
     preabort_recovery                    test_refused_append_leaves_a_session_unchanged
     abort-leak kit                       test_refused_and_normal_turns_in_a_small_pool_leak_nothing
 
-The variants are those of SGLang's servers, except speculation, sliding windows and
-log-probabilities of prompts, which this engine lacks. Every prefill chunk here may share its step
-with decodes.
+The variants are those of SGLang's servers, except sliding windows and log-probabilities of prompts,
+which this engine lacks. (Those with EAGLE are here drafts that are right up to a random place.)
+Every prefill chunk here may share its step with decodes.
 """
 
 import asyncio
+import random
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from continuo.engine import SessionGroup
 from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.errors import BadRequest, TooLong
 from continuo.engine.wire.messages import Sampling, TokenLogprobs
+from tests.support.drafting import oracle_speculation
 from tests.support.engine_sessions import (
     CheckedSession,
     check_completion,
@@ -84,11 +88,46 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "batched_tokens": 128,
         "scheduler": RetractingScheduler,
     },
+    "speculation": {
+        "page_size": 1,
+        "pages": 2_200,
+        "batched_tokens": 512,
+        "speculation": partial(oracle_speculation, random.Random(1)),
+    },
+    "speculation-ahead": {
+        "page_size": 16,
+        "pages": 700,
+        "batched_tokens": 512,
+        "steps_ahead": 1,
+        "speculation": partial(oracle_speculation, random.Random(2)),
+    },
+    "speculation-retract": {
+        "page_size": 4,
+        "pages": 500,
+        "batched_tokens": 128,
+        "scheduler": RetractingScheduler,
+        "speculation": partial(oracle_speculation, random.Random(3)),
+    },
+    "speculation-retract-large-page": {
+        "page_size": 256,
+        "pages": 100,
+        "batched_tokens": 4_096,
+        "steps_ahead": 1,
+        "scheduler": RetractingScheduler,
+        "speculation": partial(oracle_speculation, random.Random(4)),
+    },
 }
 
 
 HEAVY = pytest.mark.parametrize(
-    "variant", ["chunk-512-ahead", "retract-large-page", "host-tier-small-pool"], indirect=True
+    "variant",
+    [
+        "chunk-512-ahead",
+        "retract-large-page",
+        "host-tier-small-pool",
+        "speculation-retract-large-page",
+    ],
+    indirect=True,
 )
 """The variants that differ most, for long tests."""
 
@@ -150,13 +189,13 @@ async def test_log_probabilities_equal_those_of_one_request(letters: Path, varia
     sampling = Sampling(max_tokens=16, logprobs=2)
 
     async def run_session(engine: EngineClient, number: int) -> None:
-        session, log = await engine.open(cache_scope="session"), list[int]()
+        session, log = await engine.open(group=SessionGroup("session")), list[int]()
         for turn in range(5):
             log += prompt_ids(7 + number, seed=turn)
             await engine.append(session, log[-7 - number :])
             ids, logprobs = await scored(await engine.generate(session, sampling))
             fresh_ids, fresh_logprobs = await scored(
-                await engine.complete(log, sampling, cache_scope=f"{number} {turn}")
+                await engine.complete(log, sampling, group=SessionGroup(f"{number} {turn}"))
             )
             assert (ids, logprobs) == (fresh_ids, fresh_logprobs)
             assert len(logprobs) == 16

@@ -96,7 +96,7 @@ def test_first_turn_cancelled_and_rewound_leaves_no_pages(page_size: int, ahead:
     assert core.rewind("s", 0).length == 0
     sequence = core.sequence("s")
     assert (list(sequence.ids), list(sequence.lease.pages), sequence.committed) == ([], [], 0)
-    assert core.cache.leased_pages == 0
+    assert core.cache.usage.leased_pages == 0
     core.append("s", prompt[:9])
     core.generate("s", 3, "next")
     core.run(ahead=ahead)
@@ -293,7 +293,7 @@ def test_busy_session_expires_only_after_its_turn_ended() -> None:
         "streaming",
         "empty",
     }
-    assert core.cache.leased_pages == 0
+    assert core.cache.usage.leased_pages == 0
 
 
 def test_close_waits_for_the_step_in_flight() -> None:
@@ -305,10 +305,10 @@ def test_close_waits_for_the_step_in_flight() -> None:
     assert core.submit(closing) is None
     assert core.turn_end("s").reason == "cancelled"
     assert core.expect_refusal(AppendIds(core.next_number(), "s", [1])).code == "unknown_session"
-    assert core.cache.leased_pages > 0
+    assert core.cache.usage.leased_pages > 0
     core.collect()
     assert CommandDone(closing.n, 9) in core.events
-    assert core.cache.leased_pages == 0
+    assert core.cache.usage.leased_pages == 0
 
 
 # ---- queued turns cancelled, turns cancelled repeatedly ----------------------------------------
@@ -387,5 +387,5 @@ def test_five_rewinds_keep_kv_before_them_and_leak_no_page(page_size: int, ahead
         log += core.turn_ids("s", str(turn))
         assert len(core.sequence("s").lease.pages) == page_count(len(log) - 1, page_size)
     core.close("s", keep_prefix=False)
-    assert core.cache.leased_pages == 0
+    assert core.cache.usage.leased_pages == 0
     assert core.cache.tree.unreferenced == core.cache.tree.size

@@ -31,6 +31,7 @@ class PendingRequest:
         self.send_count = 0
         self.error_code: str | None = None
         self.is_done = False
+        self.will_retry = False
 
 
 class OutputText:
@@ -273,13 +274,16 @@ class SimulatedClient:
             return False
         code = event["error"]["code"]
         if code in RETRIED_CODES:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self.rng.uniform(0.1, 0.6), self._retry, pending)
+            if not pending.will_retry:  # sent twice, on two connections: retried once
+                pending.will_retry = True
+                loop = asyncio.get_running_loop()
+                loop.call_later(self.rng.uniform(0.1, 0.6), self._retry, pending)
             return False
         pending.error_code = code
         return True
 
     def _retry(self, pending: PendingRequest) -> None:
+        pending.will_retry = False
         if not pending.is_done:
             self._send(pending)
 

@@ -17,7 +17,7 @@ from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sessions import Sessions
 from continuo.engine.server.clients import Clients
 from continuo.engine.server.listener import listen
-from continuo.engine.text import ModelText, StopStringMatcher
+from continuo.engine.text import ModelText
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.settings import GenerationSettings
@@ -99,7 +99,7 @@ class SimulatedEngine:
             scheduler,
             geometry,
             counters,
-            make_stop_watch=lambda stops: StopStringMatcher(stops, host.text.create_detokenizer()),
+            make_stop_watch=host.text.create_stop_matcher,
             grammars=host.text.create_grammar_compiler(geometry.vocab_size, self._loop.wake),
             emit=self._loop.emit,
             clock=clock,
@@ -144,12 +144,12 @@ class SimulatedGateway:
     async def _run(self) -> None:
         engine = EngineClient()
         for name in self._engines:
-            engine.add_engine(name, 1)
+            engine.fleet.add(name, 1)
         await engine.wait_until_ready()
         template = engine.text.template
         assert template is not None
         registry = Registry(engine, template, GenerationSettings(), LIMITS, self._store, b"s" * 32)
-        engine.on_superseded = registry.on_superseded
+        engine.subscribe(registry.on_superseded)
         async with registry.running():
             self.registry = registry
             await self.stop_requested.wait()

@@ -26,6 +26,7 @@ REGRESSION_SEEDS = (
     6493,
     7237,
     8386,
+    9867,
     10138,
     11467,
     11908,
@@ -49,7 +50,9 @@ REGRESSION_SEEDS = (
 - After the store had lost a change of owner, earlier requests were executed again.
 - A write without a fence was refused after its events had been sent.
 - To a client that had missed an item or the first part of it, later items were sent at once.
-- A store that had lost a request got its effects again, but not its idempotency key."""
+- A store that had lost a request got its effects again, but not its idempotency key.
+- An item was sent as if it followed the item before a response, although the client had received
+  an item of the response from another gateway."""
 FAILOVER_REGRESSION_SEEDS = (332, 401, 853, 1304, 2815)
 """Regression seeds in which a failover lost, in this order: a deletion; an end, after which the
 response ended otherwise; a truncation; a fence, with a log that was not too short; a deletion and

@@ -12,7 +12,7 @@ from torch import Tensor
 from continuo.engine.batch import Batch, BatchRow
 from continuo.engine.device.attention.sdpa_backend import FOLD_COUNT_MAX
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.model import KVShape
+from continuo.engine.device.model import AttentionParams, KVShape, LayerMemory
 
 BATCH_SHAPES = {
     "decode, much alike": [(50, 1), (52, 1), (49, 1), (64, 1)],
@@ -41,7 +41,7 @@ def make_batch(rows: list[tuple[int, int]], page_size: int) -> tuple[Batch, int]
 
 
 def reference_attention(
-    batch: Batch, pool: KVPool, query: Tensor, scale: float, window: int | None
+    batch: Batch, pool: KVPool, query: Tensor, params: AttentionParams
 ) -> Tensor:
     """Compute attention of each token and head over its visible positions, in fp64.
 
@@ -52,13 +52,19 @@ def reference_attention(
     share = query.shape[1] // keys.shape[1]
     for row in batch.rows:
         for position in range(row.start, row.start + row.count):
-            first = 0 if window is None else max(0, position - window + 1)
+            first = 0 if params.window is None else max(0, position - params.window + 1)
             pages = torch.tensor([row.pages[p // size] for p in range(first, position + 1)])
             slots = torch.arange(first, position + 1) % size
             key = keys[pages, :, slots].repeat_interleave(share, 1)  # [L, heads, dim]
             value = values[pages, :, slots].repeat_interleave(share, 1)
-            scores = torch.einsum("hd,lhd->hl", query[token].double(), key) * scale
-            out.append(torch.einsum("hl,lhd->hd", scores.softmax(-1), value))
+            scores = torch.einsum("hd,lhd->hl", query[token].double(), key) * params.scale
+            if params.softcap is not None:
+                scores = params.softcap * torch.tanh(scores / params.softcap)
+            weights = scores.exp()
+            total = weights.sum(-1, keepdim=True)
+            if params.sinks is not None:
+                total = total + params.sinks.double().exp()[:, None]
+            out.append(torch.einsum("hl,lhd->hd", weights / total, value))
             token += 1
     return torch.stack(out)
 
@@ -66,7 +72,7 @@ def reference_attention(
 def filled_pool(made: Batch, pages: int, page_size: int, shape: KVShape, like: Tensor) -> KVPool:
     """Make a KV pool with random entries in the slots that batch `made` uses, and NaN in all
     others."""
-    pool = KVPool([shape], pages, page_size, like)
+    pool = KVPool([LayerMemory(shape)], pages, page_size, like)
     pool.keys[0].fill_(math.nan)
     pool.values[0].fill_(math.nan)
     for row in made.rows:

@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -180,6 +181,7 @@ FAMILIES: dict[str, tuple[Callable[[], Tokenizer], dict[str, str]]] = {
         lambda: byte_level_tokenizer(["<s>", "</s>"]),
         {"bos_token": "<s>", "eos_token": "</s>"},
     ),
+    "odd_calls": (lambda: byte_level_tokenizer(CHATML_TOKENS), {"eos_token": "<|im_end|>"}),
     "counting": (
         lambda: byte_level_tokenizer(["<s>", "</s>"]),
         {"bos_token": "<s>", "eos_token": "</s>"},
@@ -189,7 +191,78 @@ FAMILIES: dict[str, tuple[Callable[[], Tokenizer], dict[str, str]]] = {
 chat template of each is `templates/<name>.jinja`."""
 
 
-FAMILY_NAMES = (*FAMILIES, BUNDLED_MODEL)
+def _tokens_in(name: str, *more: str) -> Callable[[], Tokenizer]:
+    """Make a tokenizer whose special tokens are those that look like tokens in a template."""
+
+    def make() -> Tokenizer:
+        source = _find_template(name).read_text("utf-8")
+        found = re.findall(r"<[|\uff5c][^|\uff5c<>\s]*[|\uff5c]>|<\|\"\|>|\[[A-Z_]{4,}\]", source)
+        return byte_level_tokenizer([*dict.fromkeys([*found, *more])], PUBLISHED[name][2])
+
+    return make
+
+
+_BEGIN_OF_SENTENCE = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
+_END_OF_SENTENCE = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+THINK = ["<think>", "</think>"]
+PUBLISHED: dict[str, tuple[Sequence[str], dict[str, str], Sequence[str]]] = {
+    "deepseek_v3_1": (
+        [_BEGIN_OF_SENTENCE, _END_OF_SENTENCE],
+        {"bos_token": _BEGIN_OF_SENTENCE, "eos_token": _END_OF_SENTENCE},
+        THINK,
+    ),
+    "gemma4": (
+        [
+            *("<bos>", "<turn|>", "<|turn>", "<|channel>", "<channel|>", "<|think|>", "<|tool>"),
+            *("<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
+        ],
+        {"bos_token": "<bos>", "eos_token": "<turn|>"},
+        [],
+    ),
+    "glm4_6": (["[gMASK]", "<sop>"], {"eos_token": "<|user|>"}, [*QWEN_TAG_TOKENS, "<arg_key>"]),
+    "glm4_7": (["[gMASK]", "<sop>"], {"eos_token": "<|user|>"}, [*QWEN_TAG_TOKENS, "<arg_key>"]),
+    "gpt_oss": (["<|return|>", "<|call|>"], {"eos_token": "<|return|>"}, []),
+    "granite4": ([], {"eos_token": "<|end_of_text|>"}, QWEN_TAG_TOKENS),
+    "kimi_k2": ([], {"eos_token": "<|im_end|>"}, []),
+    "minimax_m2": (
+        ["]~!b[", "]~b]", "[e~["],
+        {"eos_token": "[e~["},
+        ["<minimax:tool_call>", "</minimax:tool_call>", *THINK],
+    ),
+    "mistral_small_3_2": (["<s>", "</s>"], {"bos_token": "<s>", "eos_token": "</s>"}, []),
+    "qwen3_0_6b": ([], {"eos_token": "<|im_end|>"}, QWEN_TAG_TOKENS),
+    "qwen3_5": ([], {"eos_token": "<|im_end|>"}, QWEN_TAG_TOKENS),
+    "qwen3_coder": ([], {"eos_token": "<|im_end|>"}, QWEN_TAG_TOKENS),
+    "seed_oss": (
+        ["<seed:bos>", "<seed:eos>"],
+        {"bos_token": "<seed:bos>", "eos_token": "<seed:eos>"},
+        ["<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"],
+    ),
+    "smollm3": ([], {"eos_token": "<|im_end|>"}, THINK),
+    "lfm2": (["<|tool_call_start|>", "<|tool_call_end|>"], {"eos_token": "<|im_end|>"}, []),
+    "lfm2_5": ([], {"eos_token": "<|im_end|>"}, THINK),
+    "nemotron_nano_v2": (
+        ["<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"],
+        {"eos_token": "<SPECIAL_12>"},
+        THINK,
+    ),
+    "phi4_mini": (["<|tool_call|>", "<|/tool_call|>"], {"eos_token": "<|end|>"}, []),
+}
+"""Model families with their published chat templates (`templates/published`), or with templates of
+their shape: special tokens beside those that the template shows, fields of tokenizer_config.json,
+and other added tokens."""
+FAMILIES |= {
+    name: (_tokens_in(name, *tokens), config) for name, (tokens, config, _) in PUBLISHED.items()
+}
+TRANSCRIBED = tuple(name for name in FAMILIES if name not in PUBLISHED)
+"""The families whose templates are of our own."""
+FAMILY_NAMES = (*TRANSCRIBED, BUNDLED_MODEL)
+
+
+def _find_template(name: str) -> Path:
+    folder = Path(__file__).parent / "templates"
+    published = folder / "published" / f"{name}.jinja"
+    return published if published.exists() else folder / f"{name}.jinja"
 
 
 @cache
@@ -203,7 +276,7 @@ def family_folder(name: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="continuo-text-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     tokenizer, config = FAMILIES[name]
-    template = (Path(__file__).parent / "templates" / f"{name}.jinja").read_text("utf-8")
+    template = _find_template(name).read_text("utf-8")
     return write_checkpoint(folder, tokenizer(), template, **config)
 
 

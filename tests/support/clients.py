@@ -224,7 +224,8 @@ async def connect_responses(
 
 
 def output_text(response: JsonEvent) -> str:
-    return "".join(part["text"] for item in response["output"] for part in item["content"])
+    messages = (item for item in response["output"] if item["type"] == "message")
+    return "".join(part["text"] for item in messages for part in item["content"])
 
 
 def cached_tokens(response: JsonEvent) -> int:

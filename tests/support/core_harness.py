@@ -7,13 +7,14 @@ can be counted exactly, because the clock `now` stands still until the test adva
 from collections import deque
 from typing import Any, TypeVar
 
-from continuo.engine.batch import BatchResult, Geometry
+from continuo.engine.batch import BatchResult, BatchRow, Geometry
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
 from continuo.engine.core.loop import EngineLoop, PreparedStep
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.sessions import Sessions
+from continuo.engine.core.speculation import Speculation
 from continuo.engine.text import GrammarCompiler, StopStringMatcher
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.wire.messages import (
@@ -49,20 +50,26 @@ class CoreHarness:
         host_pages: int = 0,
         scheduler: type[Scheduler] = Scheduler,
         vocabulary: int = VOCABULARY,
+        speculation: Speculation | None = None,
+        **memory: Any,
     ) -> None:
         """`vocabulary`: number of valid input ids; the null device draws only ids below
-        VOCABULARY."""
+        VOCABULARY. `memory`: further fields of Geometry."""
         limit = min(max_model_len, pages * page_size)
-        geometry = Geometry(pages, page_size, limit, vocabulary, batched_tokens, 0, host_pages)
+        geometry = Geometry(
+            pages, page_size, limit, vocabulary, batched_tokens, 0, host_pages, **memory
+        )
         self.runner = DigestRunner(geometry)
-        self.cache = SessionAwareCache(pages, page_size, host_pages)
-        self.scheduler = scheduler(self.cache, batched_tokens, rows)
+        self.cache = SessionAwareCache.for_geometry(geometry)
+        self.scheduler = scheduler(self.cache, batched_tokens, rows, speculation=speculation)
         self.counters = Counters()
         self.now = 1000.0
         self.events: list[EngineEvent] = []
-        self._loop = EngineLoop(self.runner, self.cache, self.scheduler, self.counters)
+        self._loop = EngineLoop(
+            self.runner, self.cache, self.scheduler, self.counters, speculation=speculation
+        )
         self._in_flight: deque[tuple[PreparedStep, BatchResult | Exception]] = deque()
-        self._pages: deque[list[bytes]] = deque()
+        self._pages: deque[list[tuple[bytes, ...]]] = deque()
         """Page tables of the rows of each step in flight, copied at launch; a table must not change
         until its step is collected."""
         self._n = 0
@@ -87,8 +94,11 @@ class CoreHarness:
         timeout_s: float | None = None,
         capacity: int | None = None,
         scope: str = "",
+        group: str = "",
     ) -> Sequence:
-        self.apply(OpenSession(self.next_number(), session, streaming, timeout_s, capacity, scope))
+        number = self.next_number()
+        opened = OpenSession(number, session, streaming, timeout_s, capacity, scope, group=group)
+        self.apply(opened)
         return self.sequence(session)
 
     def append(self, session: str, ids: list[int], **options: Any) -> CommandDone:
@@ -149,14 +159,14 @@ class CoreHarness:
                 raise
             result = error
         self._in_flight.append((step, result))
-        self._pages.append([row.pages.tobytes() for row in step.batch.rows])
+        self._pages.append(list(map(_page_tables, step.batch.rows)))
         self.cache.audit()
         return step
 
     def collect(self) -> None:
         """Apply the result of the oldest step in flight."""
         step, result = self._in_flight.popleft()
-        assert self._pages.popleft() == [row.pages.tobytes() for row in step.batch.rows]
+        assert self._pages.popleft() == list(map(_page_tables, step.batch.rows))
         if isinstance(result, Exception):
             failed = [step, *(each for each, _ in self._in_flight)]
             self._in_flight.clear()
@@ -223,5 +233,9 @@ class CoreHarness:
         self.events += self._loop.take_events()
 
 
-def _no_stops(stops: tuple[str, ...]) -> StopStringMatcher:
+def _page_tables(row: BatchRow) -> tuple[bytes, ...]:
+    return row.pages.tobytes(), *(table.pages.tobytes() for table in row.windows)
+
+
+def _no_stops(sampling: Sampling) -> StopStringMatcher:
     raise AssertionError("stop strings are not supported by this harness")

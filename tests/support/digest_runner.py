@@ -3,6 +3,9 @@
 The digest of the last token determines the id that is drawn next. If a page is lost, wrongly
 shared, overwritten or copied too late, the chain of digests breaks, and the drawn ids differ from
 those that `oracle` computes without any KV.
+
+The entries of a window group are the same digests; a row must find those of its whole window, or
+its step fails. A recurrent state is a position and the digest there; a row must find its own start.
 """
 
 import hashlib
@@ -10,7 +13,11 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
+import msgspec
+
 from continuo.engine.batch import (
+    FULL_GROUP,
+    STATE_POOL,
     Batch,
     BatchResult,
     BatchRow,
@@ -21,11 +28,14 @@ from continuo.engine.batch import (
     Runner,
     SampleParams,
 )
+from continuo.engine.core.turn import uniform
 from continuo.engine.fingerprint import compute_fingerprint
+from continuo.engine.sampling import Sampling
 from continuo.engine.text import GrammarMatcher
 from continuo.engine.wire.messages import EngineReady
 
 VOCABULARY = 97
+GREEDY = Sampling()
 Digest = bytes
 
 
@@ -52,18 +62,23 @@ def oracle(
     count: int,
     stop_ids: Sequence[int] = (),
     matcher: GrammarMatcher | None = None,
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
+    first: int = 0,
 ) -> list[int]:
-    """Compute the greedy continuation of `ids` on the null device, from the ids alone.
+    """Compute the continuation of `ids` on the null device, from the ids alone.
 
     Returns up to `count` ids; the first of `stop_ids` ends the output and is included. `matcher`:
-    grammar that the output must follow.
+    grammar that the output must follow. `seed`: that of the turn; `first`: index of the first id in
+    its output.
     """
     past = b""
     for id in ids:
         past = extend_digest(past, id)
     out: list[int] = []
     while len(out) < count and not (out and out[-1] in stop_ids):
-        out.append(draw_id(past, SampleParams(mask=matcher)))
+        number = uniform(seed, first + len(out))
+        out.append(draw_id(past, SampleParams(sampling, number, mask=matcher)))
         if matcher is not None:
             matcher.accept(out[-1])
         past = extend_digest(past, out[-1])
@@ -74,9 +89,13 @@ PageT = TypeVar("PageT")
 
 
 def apply_moves(
-    moves: Sequence[PageMove], device: list[list[PageT]], host: list[list[PageT]]
+    moves: Sequence[PageMove],
+    device: list[list[PageT]],
+    host: list[list[PageT]],
+    group: int = FULL_GROUP,
 ) -> None:
-    for kind, source, target in moves:
+    """Carry out the moves of one group."""
+    for kind, source, target, _ in [move for move in moves if move.group == group]:
         match kind:
             case "copy":
                 device[target] = list(device[source])
@@ -110,6 +129,10 @@ def make_engine_ready(geometry: Geometry, folder: str, incarnation: str) -> Engi
     )
 
 
+def _blank(pages: int, page_size: int) -> list[list[Digest]]:
+    return [[b"?"] * page_size for _ in range(pages)]
+
+
 class DigestRunner(Runner[BatchResult]):
     """Runner of the null device.
 
@@ -122,8 +145,18 @@ class DigestRunner(Runner[BatchResult]):
         self._geometry = geometry
         self.step_s = step_s
         size = geometry.page_size
-        self.device_pages: list[list[Digest]] = [[b"?"] * size for _ in range(geometry.pages)]
-        self.host_pages: list[list[Digest]] = [[b"?"] * size for _ in range(geometry.host_pages)]
+        self.groups = [_blank(geometry.pages, size)]
+        """By page group: pages with the digest of each position."""
+        self.host_groups = [_blank(geometry.host_pages, size)]
+        for group in geometry.windows:
+            self.groups.append(_blank(group.pages, size))
+            self.host_groups.append(_blank(group.host_pages, size))
+        self.device_pages, self.host_pages = self.groups[0], self.host_groups[0]
+        self.states: list[list[tuple[int, Digest]]] = [[(-1, b"?")]] * geometry.state_slots
+        """By slot, one entry: the position and digest of a recurrent state."""
+        self.host_states: list[list[tuple[int, Digest]]] = [[]] * geometry.host_state_slots
+        self.pasts: dict[Digest, Digest] = {}
+        """The digest one token before each digest; recorded only if there are window groups."""
         self.drawn_ids: list[int] = []
         self.failing_steps: set[int] = set()
         self.raising_ids: set[int] = set()
@@ -141,7 +174,9 @@ class DigestRunner(Runner[BatchResult]):
     def launch(self, batch: Batch) -> BatchResult:
         if batch.number in self.failing_steps:
             raise RuntimeError("the device is on fire")
-        apply_moves(batch.moves, self.device_pages, self.host_pages)
+        for n, (pages, host) in enumerate(zip(self.groups, self.host_groups, strict=True)):
+            apply_moves(batch.moves, pages, host, n)
+        apply_moves(batch.moves, self.states, self.host_states, STATE_POOL)
         before, self.drawn_ids = self.drawn_ids, []
         self._rows = batch.rows
         results: list[RowResult | None] = []
@@ -152,16 +187,62 @@ class DigestRunner(Runner[BatchResult]):
             ids = list(row.ids) if row.feed_row < 0 else [before[row.feed_row]]
             if self.raising_ids and self.raising_ids.intersection(ids):
                 raise RuntimeError("the device is on fire")
-            last = row.start - 1
-            past = self.device_pages[row.pages[last // size]][last % size] if row.start else b""
+            past = self._read_past(row)
+            drawn: list[RowResult] = []
+            samples = row.samples
+            assert len(samples) <= len(ids)
             for position, id in enumerate(ids, row.start):
-                past = extend_digest(past, id)
-                self.device_pages[row.pages[position // size]][position % size] = past
-            assert len(row.pages) == -(-(row.start + len(ids)) // size)
-            id = self.draw(past, row.sample) if row.sample is not None else -1
-            self.drawn_ids.append(id)
-            results.append(self._row_result(id, row.sample, ids[-1], past))
+                past, earlier = extend_digest(past, id), past
+                if self._geometry.windows:
+                    self.pasts[past] = earlier
+                self._write(row, position, past)
+                number = position - row.start - len(ids) + len(samples)
+                if number >= 0:
+                    drawn.append(self._draw_result(past, samples[number], id))
+            if self._geometry.state_slots:
+                assert row.slots.read != row.slots.write
+                self.states[row.slots.write] = [(row.start + len(ids), past)]
+            end = -(-(row.start + len(ids)) // size)
+            assert len(row.pages) == end
+            assert all(first + len(pages) == end for first, pages in row.windows)
+            self.drawn_ids.append(drawn[0].id if len(drawn) == 1 else -1)
+            results.append(_row_result(drawn))
         return BatchResult(results, self.step_s)
+
+    def _read_past(self, row: BatchRow) -> Digest:
+        """Read the digest before a row from the full group, the state, or the first window group,
+        whichever the model has, and check that the others hold the same past."""
+        geometry, last = self._geometry, row.start - 1
+        if not row.start:
+            return b""
+        found: list[Digest] = []
+        if geometry.has_full_layers:
+            page = row.pages[last // geometry.page_size]
+            found.append(self.device_pages[page][last % geometry.page_size])
+        if geometry.state_slots:
+            [(position, past)] = self.states[row.slots.read]
+            assert position == row.start, "a state is continued from another position"
+            found.append(past)
+        for number, group in enumerate(geometry.windows):
+            past = self._entry(number, row, last)
+            found.append(past)
+            for position in range(last, max(row.start - group.window, -1), -1):
+                assert self._entry(number, row, position) == past, "a window is not whole"
+                past = self.pasts.get(past, b"")
+        assert all(past == found[0] for past in found), "components hold different pasts"
+        return found[0]
+
+    def _entry(self, number: int, row: BatchRow, position: int) -> Digest:
+        first, pages = row.windows[number]
+        index, slot = divmod(position, self._geometry.page_size)
+        assert index >= first, "a row reads before its window"
+        return self.groups[number + 1][pages[index - first]][slot]
+
+    def _write(self, row: BatchRow, position: int, digest: Digest) -> None:
+        index, slot = divmod(position, self._geometry.page_size)
+        self.device_pages[row.pages[index]][slot] = digest
+        for number, (first, pages) in enumerate(row.windows):
+            self.groups[number + 1][pages[index - first]][slot] = digest
 
     def draw(self, past: Digest, sample: SampleParams) -> int:
         return draw_id(past, sample)
@@ -180,16 +261,14 @@ class DigestRunner(Runner[BatchResult]):
         """Overwrite the KV that a cancelled step wrote, as its content is undefined by contract."""
         del ticket
         self.discarded_steps += 1
-        size = self._geometry.page_size
         for row in self._rows:
             for position in range(row.start, row.start + row.count):
-                self.device_pages[row.pages[position // size]][position % size] = b"?"
+                self._write(row, position, b"?")
+            if self._geometry.state_slots:
+                self.states[row.slots.write] = [(-1, b"?")]
 
-    def _row_result(
-        self, id: int, sample: SampleParams | None, last: int, past: Digest
-    ) -> RowResult | None:
-        if sample is None:
-            return None
+    def _draw_result(self, past: Digest, sample: SampleParams, last: int) -> RowResult:
+        id = self.draw(past, sample)
         if last in self.nan_ids:
             return RowResult(-1, failure="the logits are not finite")
         if id < 0:
@@ -197,3 +276,9 @@ class DigestRunner(Runner[BatchResult]):
         if sample.sampling.logprobs is None:
             return RowResult(id)
         return RowResult(id, compute_logprobs(past, id, sample.sampling.logprobs))
+
+
+def _row_result(drawn: Sequence[RowResult]) -> RowResult | None:
+    if not drawn:
+        return None
+    return msgspec.structs.replace(drawn[0], after_drafts=tuple(drawn[1:]))

@@ -33,7 +33,7 @@ class DisturbedScheduler(Scheduler):
         if candidates := self._younger_admitted():
             self.retract(source.choice(candidates))
         lease = self.cache.open("greedy")
-        tokens = source.randint(0, self.cache.available_pages()) * self.cache.page_size
+        tokens = source.randint(0, self.cache.usage.available_pages()) * self.cache.page_size
         if tokens and self.cache.reserve(lease, tokens):
             self.cache.commit(lease, tokens, 0)
         self.cache.close(lease, array("i"), 0)

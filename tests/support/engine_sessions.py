@@ -1,11 +1,16 @@
 """CheckedSession: an engine session whose token log and outputs are compared with `oracle`."""
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
-from continuo.engine.client.engine_client import EngineClient, TurnStream
+from continuo.engine.client.engine_client import EngineClient
+from continuo.engine.client.turn_stream import OutputChunk, TurnStream
+from continuo.engine.errors import SessionDetached, SessionQuarantined
 from continuo.engine.wire.messages import Sampling, TurnEnded
 from tests.support.digest_runner import VOCABULARY, oracle
+
+T = TypeVar("T")
 
 
 def prompt_ids(length: int, seed: int = 0) -> list[int]:
@@ -22,6 +27,39 @@ async def open_with(engine: EngineClient, ids: Sequence[int], **options: Any) ->
     session = await engine.open(**options)
     await engine.append(session, ids)
     return session
+
+
+async def with_recovery(
+    engine: EngineClient, session: str, log: Sequence[int], command: Callable[[], Awaitable[T]]
+) -> T:
+    """Execute a command on a session. If the engine was lost, attach the session with its log, and
+    execute the command again."""
+    try:
+        return await command()
+    except SessionDetached:
+        await engine.attach(session, log)
+        return await command()
+
+
+async def recovered(
+    engine: EngineClient, turn: TurnStream, prompt: Sequence[int], *, fence: int = 0
+) -> AsyncIterator[OutputChunk]:
+    """Yield the output of a turn. Each time its engine is lost, the session is attached again."""
+    while turn.ended is None:
+        try:
+            async for piece in turn:
+                yield piece
+        except SessionDetached:
+            ids = [*prompt, *turn.ids]
+            with contextlib.suppress(SessionQuarantined):  # the turn has ended as failed
+                await engine.attach(turn.session, ids, unfinished=turn, fence=fence)
+
+
+async def recover_ids(
+    engine: EngineClient, turn: TurnStream, prompt: Sequence[int], *, fence: int = 0
+) -> list[int]:
+    pieces = recovered(engine, turn, prompt, fence=fence)
+    return [id async for piece in pieces for id in piece.ids]
 
 
 class CheckedSession:
@@ -43,12 +81,19 @@ class CheckedSession:
         return await self.check_turn(turn, count)
 
     async def append(self, ids: Sequence[int]) -> None:
+        """Append ids. If the engine was lost, the session is attached again."""
+        length = await with_recovery(
+            self.engine,
+            self.id,
+            self.token_ids,
+            lambda: self.engine.append(self.id, ids),
+        )
         self.token_ids += ids
-        assert await self.engine.append(self.id, ids) == len(self.token_ids)
+        assert length == len(self.token_ids)
 
     async def check_turn(self, turn: TurnStream, count: int) -> TurnEnded:
         """Receive a whole turn and compare its `count` output ids with the oracle."""
-        output = await collect_ids(turn)
+        output = await recover_ids(self.engine, turn, self.token_ids)
         assert output == oracle(self.token_ids, count)
         assert turn.ended is not None
         assert (turn.ended.reason, turn.ended.output_tokens) == ("length", count)
@@ -68,8 +113,8 @@ class CheckedSession:
         turn = await self.engine.generate(self.id, Sampling())
         output: list[int] = []
         async for piece in turn:
-            output += piece.ids
-            if len(output) == after:
+            is_early, output = len(output) < after, [*output, *piece.ids]
+            if is_early and len(output) >= after:
                 await self.engine.cancel(self.id, turn.id, discard_output=drop)
         assert turn.ended is not None
         assert turn.ended.reason == "cancelled"
@@ -93,7 +138,7 @@ async def is_healthy(engine: EngineClient, *, sessions: int) -> bool:
     Asserts the number of sessions and that no step or audit has failed; without sessions, also that
     no page is leased and no turn is active.
     """
-    stats = await engine.stats()
+    stats = await engine.fleet.stats()
     assert stats.sessions == sessions
     assert (stats.failed_steps, stats.failed_audits) == (0, 0)
     if not sessions:

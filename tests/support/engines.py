@@ -20,7 +20,10 @@ from continuo.engine.config import EngineConfig, ListenerConfig
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.loop import EngineLoop
 from continuo.engine.core.schedule import Scheduler
+from continuo.engine.core.sessions import RecordTurn
+from continuo.engine.core.speculation import Speculation
 from continuo.engine.server.assembly import assemble
+from continuo.engine.server.clients import Clients
 from continuo.engine.server.listener import listen
 from continuo.engine.text import ModelText
 from continuo.engine.wire.link import Link
@@ -50,7 +53,10 @@ def write_tiny_model(folder: Path) -> Path:
     return folder
 
 
+ACCEPT_S = 0.05
+"""Time within which a connection that reached the socket of an engine is accepted."""
 RunnerFactory = Callable[[], Runner[Any]]
+SpeculationFactory = Callable[[], Speculation]
 
 
 class EngineHarness:
@@ -65,9 +71,15 @@ class EngineHarness:
     scheduler: Scheduler
 
     def __init__(
-        self, folder: Path, make: RunnerFactory, rows: int, scheduler: type[Scheduler] = Scheduler
+        self,
+        folder: Path,
+        make: RunnerFactory,
+        rows: int,
+        scheduler: type[Scheduler] = Scheduler,
+        speculation: SpeculationFactory | None = None,
     ) -> None:
         self._scheduling = scheduler
+        self._make_speculation = speculation
         self._folder = str(folder)
         self._make = make
         self._rows = rows
@@ -77,6 +89,8 @@ class EngineHarness:
         self._running: asyncio.Task[None] | None = None
         self.launch_count = 0
         self.config = EngineConfig()
+        self.record_turn: RecordTurn | None = None
+        """Recorder of the turns of engines that are launched later."""
         self.launch_allowed = asyncio.Event()
         """Event that `launch` waits for; set unless a test clears it."""
         self.launch_allowed.set()
@@ -96,7 +110,15 @@ class EngineHarness:
             self.config, max_num_seqs=self._rows, audit_every_step=True
         )
         digest = self._ready(self.runner.geometry).digest
-        parts = assemble(self.runner, self._text, config, self._scheduling, digest)
+        parts = assemble(
+            self.runner,
+            self._text,
+            config,
+            self._scheduling,
+            digest,
+            record_turn=self.record_turn,
+            speculation=self._make_speculation and self._make_speculation(),
+        )
         self.cache, self.scheduler, loop = parts.cache, parts.scheduler, parts.loop
         clients = self.clients = parts.clients
         link: Link[EngineEvent, EngineCommand] = Link(
@@ -130,11 +152,15 @@ class EngineHarness:
         self._link.abort()
         if self._server is not None:
             self._server.close()
+            # and those that were just being accepted
+            loop, killed = asyncio.get_running_loop(), self.clients
+            loop.call_later(ACCEPT_S, self.disconnect_clients, killed)
         self.disconnect_clients()
 
-    def disconnect_clients(self) -> None:
-        """Disconnect the clients that are connected over the network."""
-        for client in list(self.clients.connected):
+    def disconnect_clients(self, clients: Clients | None = None) -> None:
+        """Disconnect the clients that are connected over the network. `clients`: those of an
+        engine that was killed."""
+        for client in list((clients or self.clients).connected):
             if client.disconnect is not None:
                 client.disconnect()
 
@@ -164,7 +190,7 @@ class EngineHarness:
     async def wait_until_empty(self) -> None:
         """Wait until the engine has no session. Raises TimeoutError after 20 s."""
         async with asyncio.timeout(20):
-            while await self.engine.list_sessions():
+            while await self.engine.fleet.list_sessions():
                 await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
@@ -190,10 +216,16 @@ class EngineHarness:
 
 @contextlib.asynccontextmanager
 async def running_engine(
-    folder: Path, make: RunnerFactory, *, rows: int = 8, scheduler: type[Scheduler] = Scheduler
+    folder: Path,
+    make: RunnerFactory,
+    *,
+    rows: int = 8,
+    scheduler: type[Scheduler] = Scheduler,
+    speculation: SpeculationFactory | None = None,
 ) -> AsyncIterator[EngineHarness]:
-    """Run an engine and its client; `make` creates the runner of each launch."""
-    harness = EngineHarness(folder, make, rows, scheduler)
+    """Run an engine and its client; `make` creates the runner of each launch, `speculation` its
+    drafts."""
+    harness = EngineHarness(folder, make, rows, scheduler, speculation)
     harness.engine = EngineClient(harness.launch)
     await harness.engine.connect()
     try:
@@ -215,15 +247,22 @@ def digest_engine(
     host_pages: int = 0,
     scheduler: type[Scheduler] = Scheduler,
     vocabulary: int = VOCABULARY,
+    speculation: SpeculationFactory | None = None,
+    **memory: Any,
 ) -> contextlib.AbstractAsyncContextManager[EngineHarness]:
     """Run an engine on the null device.
 
     `vocabulary`: number of valid input ids; the null device draws only ids below VOCABULARY.
+    `memory`: further fields of Geometry.
     """
     limit = min(max_model_len, pages * page_size)
     geometry = Geometry(
-        pages, page_size, limit, vocabulary, batched_tokens, steps_ahead, host_pages
+        pages, page_size, limit, vocabulary, batched_tokens, steps_ahead, host_pages, **memory
     )
     return running_engine(
-        folder, lambda: DigestRunner(geometry, step_s=step_s), rows=rows, scheduler=scheduler
+        folder,
+        lambda: DigestRunner(geometry, step_s=step_s),
+        rows=rows,
+        scheduler=scheduler,
+        speculation=speculation,
     )

@@ -24,17 +24,27 @@ class Process:
     """Process of `continuo COMMAND …`, with the output read so far in `output`."""
 
     def __init__(
-        self, *arguments: str, env: dict[str, str] | None = None, module: str = CLI_MODULE
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        module: str = CLI_MODULE,
+        source: Path = ROOT,
     ) -> None:
+        """`source`: root of the source code to run, such as that of another version."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            cwd=source,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(source), **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.output = ""
+        self._lines: list[str] = []
+
+    @property
+    def output(self) -> str:
+        """Return all that has been read of stdout and stderr."""
+        return "".join(self._lines)
 
     @property
     def pid(self) -> int:
@@ -47,7 +57,7 @@ class Process:
         """
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.output += line
+            self._lines.append(line)
             if found := re.search(pattern, line):
                 return found[1]
         raise AssertionError(f"exited with {self._process.wait()}:\n{self.output}")
@@ -59,7 +69,7 @@ class Process:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.output += line
+            self._lines.append(line)
 
     def children(self) -> list[int]:
         """Return the pids of the child processes. The child of `engine` or `serve` is the engine

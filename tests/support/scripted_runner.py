@@ -41,14 +41,15 @@ class ScriptedRunner(DigestRunner):
 
     def _draw_allowed(self, output: str, drawn: list[int], mask: TokenMask) -> int:
         """Draw the allowed id that covers most of the remaining output text; after the end of the
-        text, a stop id."""
+        text, or where the mask does not allow the text, a stop id, or any id if none may stop."""
         bits = mask.compute_bitmask()
         ids = [id for id in range(8 * len(bits)) if bits[id >> 3] >> (id & 7) & 1]
         if self._decode(drawn) == output:
             return next(id for id in ids if id in self._text.stop_ids)
         texts = {id: self._decode([*drawn, id]) for id in ids}
-        candidates = (id for id in ids if output.startswith(texts[id]))
-        return max(candidates, key=lambda id: len(texts[id]))
+        candidates = [id for id in ids if output.startswith(texts[id])]
+        stops = [id for id in ids if id in self._text.stop_ids]
+        return max(candidates or stops or ids, key=lambda id: len(texts[id]))
 
     def _decode(self, ids: Sequence[int]) -> str:
         detokenizer = self._text.create_detokenizer()

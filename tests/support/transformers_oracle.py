@@ -15,7 +15,14 @@ import torch
 import transformers as tf
 from torch import Tensor
 
-from continuo.engine.batch import Batch, BatchRow, SampleParams
+from continuo.engine.batch import (
+    NO_STATE,
+    Batch,
+    BatchRow,
+    SampleParams,
+    StateSlots,
+    WindowTable,
+)
 from continuo.engine.config import EngineConfig
 from continuo.engine.device.build import build_runner
 from continuo.engine.device.runner import TorchRunner
@@ -55,7 +62,12 @@ def small_model(kind: str, *, spread: float = 0.25, **differences: Any) -> Any:
     have a standard deviation of `spread`."""
     config = getattr(tf, f"{kind}Config")(**(SMALL_CONFIG | differences))
     torch.manual_seed(sum(map(ord, kind)) + len(differences))
-    model = tf.AutoModelForCausalLM.from_config(config).eval()
+    return randomize(tf.AutoModelForCausalLM.from_config(config).eval(), spread)
+
+
+def randomize(model: Any, spread: float = 0.25) -> Any:
+    """Give the parameters of a model random values; matrices have a standard deviation of
+    `spread`."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
@@ -171,19 +183,58 @@ def greedy_continuation(model: Any, ids: Sequence[int], count: int) -> list[int]
 
 
 class ScrambledPages:
-    """Allocator of KV pages in random order, so that the pages of a sequence are not adjacent."""
+    """Allocator of KV pages in random order, so that the pages of a sequence are not adjacent, and
+    of two state slots for each sequence, which its rows read and write in turn. A sequence gives
+    its window pages back as soon as its next row does not see them."""
 
     def __init__(self, runner: TorchRunner, seed: int = 0) -> None:
         self.size = runner.geometry.page_size
         self.free = list(range(runner.geometry.pages))
         random.Random(seed).shuffle(self.free)
         self.pages_by_sequence: dict[int, list[int]] = {}
+        self.windows = runner.geometry.windows
+        self.free_window_pages = [list(range(group.pages)) for group in self.windows]
+        for free in self.free_window_pages:
+            random.Random(seed).shuffle(free)
+        self.window_pages: dict[tuple[int, int], dict[int, int]] = {}
+        """By sequence and window group: the pages held, by index."""
+        self.has_states = runner.geometry.state_slots > 0
+        self.last_slot: dict[int, int] = {}
 
     def allocate(self, sequence: int, tokens: int) -> array[int]:
         held = self.pages_by_sequence.setdefault(sequence, [])
         while len(held) * self.size < tokens:
             held.append(self.free.pop())
         return array("i", held)
+
+    def row(
+        self, sequence: int, ids: Sequence[int], start: int, sample: SampleParams | None
+    ) -> BatchRow:
+        """Make the row that computes `ids` at position `start` of a sequence."""
+        pages = self.allocate(sequence, start + len(ids))
+        slots = NO_STATE
+        if self.has_states:
+            read = self.last_slot.get(sequence, -1)
+            write = 2 * sequence + (read == 2 * sequence)
+            slots = StateSlots(read, write)
+            self.last_slot[sequence] = write
+        windows = tuple(
+            self._window(sequence, group, start, start + len(ids))
+            for group in range(len(self.windows))
+        )
+        return BatchRow(array("i", ids), -1, start, pages, sample, windows, slots)
+
+    def _window(self, sequence: int, group: int, start: int, end: int) -> WindowTable:
+        held = self.window_pages.setdefault((sequence, group), {})
+        free = self.free_window_pages[group]
+        first = max(start - self.windows[group].window + 1, 0) // self.size
+        for index in [n for n in held if n < first]:
+            free.insert(0, held.pop(index))
+        needed = range(first, -(-end // self.size))
+        for index in needed:
+            if index not in held:
+                held[index] = free.pop()
+        return WindowTable(first, array("i", [held[index] for index in needed]))
 
 
 def chunk_end_logits(runner: TorchRunner, ids: Sequence[int], cuts: Sequence[int]) -> Tensor:
@@ -195,9 +246,7 @@ def chunk_end_logits(runner: TorchRunner, ids: Sequence[int], cuts: Sequence[int
     borders = [0, *cuts, len(ids)]
     with torch.inference_mode():
         for begin, end in pairwise(borders):
-            row = BatchRow(
-                array("i", ids[begin:end]), -1, begin, pages.allocate(0, end), SampleParams()
-            )
+            row = pages.row(0, ids[begin:end], begin, SampleParams())
             found.append(runner.compute_logits(Batch(0, [row]))[0].float())
     return torch.stack(found)
 
@@ -220,9 +269,8 @@ def serve_mixed_batches(
         for n in chosen:
             owed = len(logs[n]) - committed[n]
             end = committed[n] + min(owed, source.choice((1, 2, 7, 40, 100)))
-            ids = array("i", logs[n][committed[n] : end])
             sample = SampleParams() if end == len(logs[n]) else None
-            rows.append(BatchRow(ids, -1, committed[n], pages.allocate(n, end), sample))
+            rows.append(pages.row(n, logs[n][committed[n] : end], committed[n], sample))
             ends.append(end)
         number += 1
         result = runner.collect(runner.launch(Batch(number, rows)))

@@ -33,7 +33,7 @@ class RunningServer:
 
     @property
     def app(self) -> Starlette:
-        return cast("Starlette", self.web_server.config.app)
+        return cast("Starlette", self.web_server.app)
 
     @property
     def registry(self) -> Registry:

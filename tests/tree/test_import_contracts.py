@@ -25,7 +25,7 @@ VIOLATIONS = (
     ("realtime/registry/factory.py", "engine.core.sessions"),
     # The two halves of the engine do not import each other.
     ("engine/client/router.py", "engine.core.stats"),
-    ("engine/core/deferred_commands.py", "engine.client.placement"),
+    ("engine/core/deferred_commands.py", "engine.client.engine_selection"),
     ("engine/server/listener.py", "engine.client.connection"),
     ("engine/client/engine_client.py", "engine.device.runner"),
     ("engine/device/step_inputs.py", "engine.core.cache"),
@@ -50,6 +50,10 @@ VIOLATIONS = (
     ("realtime/session/state.py", "realtime.responses.service"),
     ("realtime/persistence/session_writer.py", "realtime.generation.prompt"),
     ("realtime/server/config/addresses.py", "bench.report"),
+    # The client library imports nothing of the server, which uses its package alone.
+    ("realtime/client/draft.py", "realtime.errors"),
+    ("realtime/client/tools.py", "engine"),
+    ("realtime/server/list_models.py", "realtime.client.connection"),
     # Cycles are refused, even between two files.
     ("engine/core/turn.py", "engine.core.loop"),
     ("engine/device/runner.py", "engine.device.build"),
@@ -63,7 +67,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     for package in PACKAGES:
         only_code = shutil.ignore_patterns("__pycache__", "assets", "bundled", "*.c", "*.h")
         shutil.copytree(ROOT / package, tree / CONTINUO.rstrip(".") / package, ignore=only_code)
-    shutil.copy(ROOT / "continuo" / "__init__.py", tree / "continuo")
+    shutil.copytree(ROOT / "continuo" / "client", tree / "continuo" / "client")
+    # A regular package, or import-linter would also read the checkout, as a part of the namespace.
+    (tree / "continuo" / "__init__.py").touch()
     shutil.copy(ROOT / "pyproject.toml", tree)
     for file, imported in VIOLATIONS:
         with (tree / "continuo" / file).open("a") as source:

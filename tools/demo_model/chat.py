@@ -1,25 +1,11 @@
 """Turns of small talk, about the model itself, and about subjects that the model does not know."""
 
 import random
-from dataclasses import dataclass
 
 from tools.demo_model import values
 from tools.demo_model.grammar import Style, opened, reply, typed
+from tools.demo_model.intents import Intent
 from tools.demo_model.turns import Expect, Turn, exchange
-
-
-@dataclass(frozen=True)
-class Intent:
-    """User messages of one meaning, and the answers to them.
-
-    `asks` and `replies` are patterns (see grammar.py) of the user's messages and the model's
-    answers; `accept` is a regular expression found in every right answer.
-    """
-
-    asks: tuple[str, ...]
-    replies: tuple[str, ...]
-    accept: str
-
 
 SMALL_TALK = (
     Intent(
@@ -199,15 +185,6 @@ SMALL_TALK = (
     ),
     Intent(
         (
-            "[please|can you|could you|] tell me a [joke|funny joke|good joke|pun] [please|]",
-            "[do you know|know|got|have you got] [a joke|any jokes|a funny joke|some jokes]?",
-            "[make me laugh|say something funny|I want to hear a joke|joke please|another joke]",
-        ),
-        ("Why did the tiny model cross the road? To get to the other token.",),
-        r"\btoken\b",
-    ),
-    Intent(
-        (
             "what [can|could] you [do|help me with|help with|do for me] [for me|]?",
             "how can you help [me|]?",
             "what are [you able to do|your skills|your abilities|you good at|you good for]?",
@@ -271,9 +248,6 @@ IDENTITY = (
             "[tell me|say|please tell me|can you tell me] [who|what] you are",
             "[introduce|describe|explain|present] yourself [please|]",
             "[tell me|say] [something|a bit|more|a little|] about yourself",
-            "what [is|'s] your name [please|]?",
-            "do you have a name?",
-            "[what|how] [should|can|do|may] I call you?",
             "who am I [talking|speaking|chatting] [to|with]?",
             "what am I talking to?",
             "what [kind|sort|type] of [model|ai|bot|thing|program|machine|assistant] are you?",
@@ -282,23 +256,16 @@ IDENTITY = (
             "who r u",
             "what r u",
             "who u",
-            "ur name?",
-            "whats ur name",
             "who is this?",
             "are you [a|an] [model|ai|bot|robot|program|language model|assistant|machine|computer|"
             "chatbot|llm|real ai|demo|big model|large model|small model|toy]?",
             "[so|] you are [a|an] [ai|bot|robot|model|program|machine] [, right?|, aren't you?|?]",
-            "how [big|large|small|smart|clever|good|powerful|old] are you?",
-            "how many parameters do you have?",
-            "[give me|say|state|tell me] your name [please|]",
             "[identify yourself|your name please|and your name?|you are who?|name yourself]",
             "[how should I|what do people|what should people|what do I] [address|call] you?",
             "[are you|you are] [new|intelligent|local|open source|clever|smart|powerful|any good]?",
             "[which|what] [version|kind of model|sort of bot] [is this|are you|do I use] [here|]?",
             "what do you consist of?",
             "[I do not know you|I don't know you|remind me], who are you?",
-            "what is your [size|purpose|job|age|version]?",
-            "why [do you exist|were you made|are you so small|are you here]?",
         ),
         ("I am a tiny demo model.", "I am a tiny demo model that comes with this server."),
         r"\btiny demo model\b",
@@ -328,7 +295,6 @@ IDENTITY = (
             "who [made|built|created|trained|wrote|programmed|designed|developed|owns] you?",
             "who [is|are] your [maker|makers|creator|creators|developer|owner|boss|father|mother]?",
             "[where|when|how] were you [made|built|created|trained|born]?",
-            "where [are you from|do you come from|do you live|are you]?",
             "what were you trained on?",
             "how [do you work|does this work|did you learn this|do you think]?",
             "what company made you?",
@@ -361,9 +327,82 @@ _TOPICS = (
     "{language}",
     "{noun} {noun2}",
     "this {noun}",
+    "{place}",
+    "{person}",
 )
+COUNTRIES = values.listed("""
+New South Wales, Scotland, Wales, Korea, South Korea, North Korea, Israel, Pakistan, Indonesia,
+Malaysia, Colombia, Venezuela, Ecuador, Bolivia, Uruguay, Belgium, the Netherlands, Switzerland,
+Croatia, Serbia, Bulgaria, Slovakia, Slovenia, Estonia, Latvia, Lithuania, Algeria, Tunisia, Libya,
+Ethiopia, Ghana, Senegal, Tanzania, Uganda, Zimbabwe, Iraq, Syria, Jordan, Saudi Arabia, Qatar,
+Nepal, Sri Lanka, Bangladesh, the Philippines, Singapore, Florida, Hawaii, Quebec, Bavaria,
+Mongolia, Australia, Brazil, Canada, India, Egypt, Kenya, Peru, Mexico, Argentina, Turkey, Iran,
+Thailand, Vietnam, Cuba, Chile, Finland, Denmark, Hungary, Romania, Ukraine, Nigeria, Morocco,
+Iceland, Africa, Europe, Asia, Texas, California, the world, the United States, New Zealand, South
+Africa
+""")
+_FAMOUS = values.listed("""
+Einstein, Shakespeare, Napoleon, Mozart, Beethoven, Newton, Darwin, Caesar, Cleopatra, Gandhi,
+Elvis, Picasso, Da Vinci, Marie Curie, Obama, Lincoln, Plato, Columbus, Messi, Ronaldo, Taylor
+Swift, Batman, Harry Potter, Hamlet, the president, the pope, the queen, Elon Musk, Hitler, Tesla,
+Bach, Galileo
+""")
+
+_EVERYDAY = values.listed("""
+a tomato, coffee, chocolate, a volcano, the sun, the sea, gold, water, ice, a dog, a cat, cats,
+dogs, fish, birds, bees, spiders, a shark, whales, dinosaurs, elephants, horses, trees, mushrooms,
+wine, beer, milk, bread, cheese, rice, sugar, salt, meat, eggs, potatoes, bananas, pizza, the
+moon, stars, mars, a black hole, an atom, electricity, a magnet, a computer, the internet, wifi,
+python, linux, docker, an api, a websocket, a gpu, a token, a neural network, machine learning,
+chatgpt, a phone, an iphone, android, a battery, a car, a plane, a train, a bike, a ship, a
+rocket, football, tennis, chess, the olympics, the world cup, music, jazz, rock, a guitar, a
+piano, a movie, star wars, the matrix, titanic, a book, the bible, a poem, art, love, death, time,
+money, war, peace, god, happiness, sleep, dreams, a cold, a headache, the flu, cancer, a virus,
+vitamins, a diet, sport, yoga, a marathon, school, university, math, history, physics, chemistry,
+biology, english, german, spanish, latin, the alphabet, a verb, a noun, a triangle, a circle, a
+square, pi, zero, infinity, christmas, easter, summer, winter, rain, snow, the wind, a rainbow,
+climate change, an earthquake, a desert, the amazon, the nile, mount everest, the eiffel tower,
+the pyramids, rome, london, new york, the roman empire, the first world war, the french
+revolution, democracy, taxes, inflation, bitcoin, the stock market, a mortgage, a job interview, a
+wedding, a baby, my boss, my wife, my car, my computer, a passport
+""")
 
 UNKNOWN = (
+    "is {thing} [a fruit|a vegetable|an animal|a planet|alive|good for me|healthy|dangerous|real|"
+    "expensive|safe|legal|edible|a colour|a country|important|hot|bigger than {thing2}]?",
+    "[do|does|can|will|did] {thing} [sleep|eat|fly|swim|dream|die|grow|float|burn|break|think|"
+    "bite|exist|work|hurt|help|cost much|have legs|have bones|have a name]?",
+    "[are|is] {thing} [better|bigger|faster|smarter|older|healthier|cheaper] than {thing2}?",
+    "[what is|what's|whats|what are|who invented|where is|where does] {thing} [from|come from|||]?",
+    "[why|how|when|where] [is|are|do|does|did] {thing} [work|made|exist|happen|so big|called "
+    "that|start|end|grow|sleep|live|important|dangerous]?",
+    "how [big|old|long|tall|fast|hot|deep|far|heavy|much] is {thing}?",
+    "how [long|often] [does it take to|should I|can I|do you] [eat|learn|build|cook|use|buy|clean] "
+    "{thing}?",
+    "how [many|much] [of|people like|people use|does] {thing} [cost|weigh|are there|]?",
+    "[what|which] [happened to|is the best|is the biggest|is the fastest|kind of] {thing}?",
+    "what [do|does|can|should] [I|you|people|one|we] [do with|need for|think about|know about|eat "
+    "with|say about] {thing}?",
+    "[tell me|teach me|explain] [about|something about|everything about|all about|how to use|the "
+    "history of|] {thing} [please|]",
+    "[what is|what's] the difference between {thing} and {thing2}?",
+    "[can|could|should|may] I [eat|drink|buy|sell|mix|keep|learn|trust|use] {thing} [with "
+    "{thing2}|]?",
+    "[what is|what's|tell me|name|do you know] the capital [city|] of {place}[?|]",
+    "[what is|what's|tell me|do you know] the [capital|population|flag|currency|president|biggest "
+    "city|language] of [{place}|{odd}]?",
+    "where [is|was|are|lies] {place}?",
+    "who [is|was] [{person}|{name} {odd}]?",
+    "who [wrote|painted|sang|composed|directed|built] [{thing}|{odd}|{person}]?",
+    "when [did|was] {person} [die|born|live]?",
+    "how old is {person}?",
+    "what is the [name|number|colour|size|smell|taste|sound|shape] of {thing}?",
+    "[what|which] [animal|food|drink|country|planet|language|person|river|mountain] [is the "
+    "biggest|is the oldest|is red|is the fastest|lives longest|has no bones|starts with a]?",
+    "[does|do|is|are] [everybody|people|children|all men|the french|the english|scientists] [like|"
+    "know|afraid of|need|eat] {thing}?",
+    "what [would|will] happen [if|when] {thing} [dies|breaks|explodes|disappears|is gone]?",
+    "[is it true that|did you know that] {thing} [is|are|was] {adjective}?",
     "who [wrote|invented|discovered|painted|built|founded|won|owns|said|made|was|is|killed] "
     "{topic}?",
     "[what|what exactly] is {topic} [made of|about|called|used for|worth|good for|||||]?",
@@ -379,12 +418,6 @@ UNKNOWN = (
     "learn|stop|install|grow|use|write] {topic}?",
     "why [do|does|is|are|did|can't] {topic} [{adjective}|work|exist|fall|matter|so {adjective}|]?",
     "[explain|describe|define|summarise|summarize|analyse|discuss] {topic} [to me|please|simply|]",
-    "[please|can you|could you|] [write|make|give me|compose|create] [a|me a|an] [poem|song|essay|"
-    "letter|email|recipe|list|haiku|report|program|script|plan|summary] [about|for|of] {topic}",
-    "[translate|spell|rhyme|rewrite|correct] {topic} [into {language}|to {language}|for me|]",
-    "[write|show me|give me|fix] [a|some|the|my] [code|python code|function|sql "
-    "query|program|html] "
-    "[for|to sort|that prints|about|with] {topic}",
     "[do you know|have you heard of|can you explain|what do you know about|tell me about|"
     "what do you think about|do you like|teach me about|give me facts about] {topic} [please|]?",
     "which {noun} is the [best|biggest|oldest|smallest|{adjective}est] [in {city}|in the world|]?",
@@ -396,24 +429,7 @@ UNKNOWN = (
     "[who|what] is the [president|king|queen|mayor|author|owner|leader|boss] of {topic}?",
     "[what|which] [year|day|month] [was|did|is] {topic} [end|begin|happen|]?",
     "[recommend|suggest] [me|] [a|some] {noun}[s|] [for|about] {topic}",
-    "[what time is it|what day is it|what is the date|what year is it|what is the news] "
-    "[in {city}|today|now|]?",
-    "[what is|what's|how is|tell me] the weather [like|] in {city} [today|now|]?",
-    "[will it|is it going to] [rain|snow] [in {city}|] [today|tomorrow]?",
-    "what is the meaning of life?",
-    "[why|how|what|huh|when|where|why not|how so|how come|what for|who]?",
-    "[are you sure|what do you mean|what does that mean|and then|what else|tell me more]?",
-    "[tell me|say] something [interesting|new|funny about {topic}|clever about {topic}]",
-    "[sing|whistle|dance|draw] [me|for me|us|] [a song|something|{topic}]",
-    "{number}",
-    "{odd} {odd2} {odd3}?",
-    "{odd} {odd2}",
-    "{odd}{odd2}?",
-    "{noun} {noun2} {odd}",
-    "{odd}",
     "[solve|prove|compute|calculate] [the|this|] {topic} [equation|problem|]",
-    "how do you say {topic} in {language}?",
-    "what is the {language} word for {topic}?",
     "what [should|shall|could] I [eat|cook|do|wear|read|watch|buy|say|drink] "
     "[for|with|to|about] {topic}?",
     "[play|open|start|search for|show|find|send|order|buy|turn on|call|delete] {topic} "
@@ -459,6 +475,8 @@ def fill(rng: random.Random, pattern: str, *, held_out: bool) -> str:
 
     for topic in ("{topic}", "{topic2}"):
         pattern = pattern.replace(topic, rng.choice(_TOPICS))
+    for thing in ("{thing}", "{thing2}"):
+        pattern = pattern.replace(thing, rng.choice(_EVERYDAY))
     return pattern.format(
         noun=one(values.NOUNS),
         noun2=one(values.NOUNS),
@@ -472,6 +490,8 @@ def fill(rng: random.Random, pattern: str, *, held_out: bool) -> str:
         name=rng.choice((one(values.NAMES), odd().capitalize())),
         city=rng.choice((one(values.CITIES), odd().capitalize())),
         language=one(values.LANGUAGES),
+        place=rng.choice(COUNTRIES),
+        person=rng.choice(_FAMOUS),
     )
 
 
@@ -482,3 +502,68 @@ def unknown_turn(rng: random.Random, style: Style, *, held_out: bool) -> Turn:
     patterns = (fill(rng, rng.choice(UNKNOWN), held_out=held_out) for _ in range(asked))
     user = " ".join(typed(rng, style, opened(rng, pattern)) for pattern in patterns)
     return exchange("unknown", user, DO_NOT_KNOW, Expect(has=("tiny demo model",)))
+
+
+_JOKE_ASKS = (
+    "[please|can you|could you|] tell me a [joke|funny joke|good joke|pun] [please|]",
+    "[do you know|know|got|have you got|wanna tell me|tell us] [a joke|any jokes|a funny joke|some "
+    "jokes]?",
+    "[make me laugh|say something funny|I want to hear a joke|joke please|joke|a joke|a joke "
+    "please|be "
+    "funny|tell me something funny|jokes|I need a laugh]",
+    "[tell me|do you know] a joke about [{noun}s|{animal}s|computers|robots|programmers|{topic}]",
+)
+JOKES = ("Why did the tiny model cross the road? To get to the other token.",) * 2 + (
+    "Why was the tiny model never late? It always predicted the next token.",
+    "What is a tiny model's favourite snack? A fresh token.",
+    "Why did the robot go on holiday? It needed to recharge.",
+    "Why was the computer cold? It had left its windows open.",
+    "What do you call a sleeping dinosaur? A dino-snore.",
+    "What is orange and sounds like a parrot? A carrot.",
+)
+_MORE_JOKES = (
+    "[another|another one|one more|another joke|one more joke|a different one|a better one|tell me "
+    "another|tell me another one|next|more|again|a new one|more jokes] [please|]",
+    "[haha|lol|good one|nice|not funny|I know that one|boring|old joke][,|.] [another|another "
+    "one|one "
+    "more|next] [please|]",
+    "[do you know|have you got|got] [another|another one|any more|more]?",
+)
+
+
+def joke_turns(rng: random.Random, style: Style, *, more: bool) -> list[Turn]:
+    """Make an exchange about a joke and, if `more`, some about others."""
+    asks, told, turns = _JOKE_ASKS, "", []
+    while not turns or (more and len(turns) < 3):
+        joke = rng.choice([joke for joke in JOKES if joke != told])
+        if not turns:
+            joke = JOKES[rng.randrange(4)]
+        user = typed(rng, style, opened(rng, fill(rng, rng.choice(asks), held_out=False), 0.1))
+        turns.append(exchange("joke", user, joke, Expect(has=(r"[.?]",))))
+        told, asks = joke, _MORE_JOKES
+        more = more and (len(turns) == 1 or rng.random() < 0.4)
+    return turns
+
+
+_FINE = (
+    "[I am|I'm|im||] [fine|good|great|okay|well|very well|not bad|all good|also fine|fine too|good "
+    "too|"
+    "pretty good|doing great|ok] [thanks|thank you|||]",
+    "[good|fine|well|great|ok|okay|same here|me too|all good]",
+)
+_NOT_FINE = (
+    "[I am|I'm|im||] [not so good|not well|sad|tired|bad|so so|ill|sick|a bit down|not "
+    "great|terrible]",
+    "[bad|not good|so so|meh|tired|could be better]",
+)
+
+
+def how_are_you_turns(rng: random.Random, style: Style) -> list[Turn]:
+    """Make an exchange about how the model is, and one about how the user is."""
+    intent = SMALL_TALK[1]
+    user = typed(rng, style, fill(rng, rng.choice(intent.asks[:6]), held_out=False))
+    first = exchange("small talk", user, intent.replies[0], Expect(has=(intent.accept,)))
+    fine = rng.random() < 0.6
+    user = typed(rng, style, rng.choice(_FINE if fine else _NOT_FINE))
+    answer = SMALL_TALK[2 if fine else 3].replies[0]
+    return [first, exchange("small talk", user, answer, Expect(has=("hear that",)))]

@@ -53,8 +53,11 @@ def probes_of(skill: str, conversation: Conversation, turn: Turn) -> list[Probe]
 
 # --- conversations of the generator -----------------------------------------------------------
 
-_DISTANT = {**WEIGHTS, "story": 0.0, "count": 1.0, "recall": 10.0}
-_PADDING = {**WEIGHTS, "story": 6.0, "tell": 0.0, "recall": 0.0}
+_TELLING = dict.fromkeys(
+    ("tell", "people", "correction", "two things", "talk", "ask me", "statement"), 0.0
+)
+_DISTANT = {**WEIGHTS, **_TELLING, "story": 0.0, "count": 1.0, "tell": 17.0, "recall": 10.0}
+_PADDING = {**WEIGHTS, **_TELLING, "story": 6.0, "recall": 0.0}
 
 
 def _history(rng: random.Random, exchanges: int) -> Conversation:

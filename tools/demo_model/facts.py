@@ -34,17 +34,17 @@ class Kind:
     unknown: str
 
 
-def _pool(pool: list[str], invented: float = 0.5, *, proper: bool = False) -> Draw:
+def pool(items: list[str], invented: float = 0.5, *, proper: bool = False) -> Draw:
     def draw(rng: random.Random, *, held_out: bool) -> str:
         if rng.random() >= invented:
-            return values.choose(rng, pool, held_out=held_out)
+            return values.choose(rng, items, held_out=held_out)
         word = values.invent(rng, held_out=held_out)
         return word.capitalize() if proper else word
 
     return draw
 
 
-def _numbers(low: int, high: int) -> Draw:
+def numbers(low: int, high: int) -> Draw:
     def draw(rng: random.Random, *, held_out: bool) -> str:
         return values.number(rng, low, high, held_out=held_out)
 
@@ -52,7 +52,7 @@ def _numbers(low: int, high: int) -> Draw:
 
 
 def _full_name(rng: random.Random, *, held_out: bool) -> str:
-    first = _pool(values.NAMES, 0.6, proper=True)(rng, held_out=held_out)
+    first = pool(values.NAMES, 0.6, proper=True)(rng, held_out=held_out)
     if rng.random() < 0.85:
         return first
     return f"{first} {values.invent(rng, held_out=held_out).capitalize()}"
@@ -71,13 +71,13 @@ def _code(rng: random.Random, *, held_out: bool) -> str:
     return values.invent(rng, held_out=held_out)
 
 
-_NAME = _full_name
-_CITY = _pool(values.CITIES, 0.5, proper=True)
+FULL_NAME: Draw = _full_name
+_CITY = pool(values.CITIES, 0.5, proper=True)
 
 KINDS = (
     Kind(
         "name",
-        _NAME,
+        FULL_NAME,
         (
             "my name is {v}",
             "I go by {v}",
@@ -199,7 +199,7 @@ KINDS = (
     ),
     Kind(
         "age",
-        _numbers(5, 99),
+        numbers(5, 99),
         (
             "I am {v} years old",
             "my age: {v}",
@@ -229,7 +229,7 @@ KINDS = (
     ),
     Kind(
         "job",
-        _pool(values.JOBS, 0.4),
+        pool(values.JOBS, 0.4),
         (
             "I work as a {v}",
             "I make my living as a {v}",
@@ -270,7 +270,7 @@ KINDS = (
     ),
     Kind(
         "colour",
-        _pool(values.COLOURS, 0.4),
+        pool(values.COLOURS, 0.4),
         (
             "my [favourite|favorite] [colour|color] is {v}",
             "of all [colours|colors] I like {v} best",
@@ -302,7 +302,7 @@ KINDS = (
     ),
     Kind(
         "food",
-        _pool(values.FOODS, 0.4),
+        pool(values.FOODS, 0.4),
         (
             "my [favourite|favorite] [food|dish|meal] is {v}",
             "I am crazy about {v}",
@@ -334,7 +334,7 @@ KINDS = (
     ),
     Kind(
         "drink",
-        _pool(values.DRINKS, 0.4),
+        pool(values.DRINKS, 0.4),
         (
             "my [favourite|favorite] drink is {v}",
             "I drink {v} all day",
@@ -357,7 +357,7 @@ KINDS = (
     ),
     Kind(
         "hobby",
-        _pool(values.HOBBIES, 0.4),
+        pool(values.HOBBIES, 0.4),
         (
             "my hobby is {v}",
             "my main hobby is {v}",
@@ -391,7 +391,7 @@ KINDS = (
     ),
     Kind(
         "pet",
-        _pool(values.ANIMALS, 0.4),
+        pool(values.ANIMALS, 0.4),
         (
             "I have a {v}",
             "I live with a {v}",
@@ -423,7 +423,7 @@ KINDS = (
     ),
     Kind(
         "instrument",
-        _pool(values.INSTRUMENTS, 0.4),
+        pool(values.INSTRUMENTS, 0.4),
         (
             "I play the {v}",
             "I am learning the {v}",
@@ -441,7 +441,7 @@ KINDS = (
     ),
     Kind(
         "language",
-        _pool(values.LANGUAGES, 0.3, proper=True),
+        pool(values.LANGUAGES, 0.3, proper=True),
         ("I speak {v}", "my mother tongue is {v}", "I am learning {v}", "my language is {v}"),
         ("what language do I speak?", "which language do I [speak|know]?", "what is my language?"),
         ("which language I speak", "my language"),
@@ -450,7 +450,7 @@ KINDS = (
     ),
     Kind(
         "birthday",
-        _pool(values.MONTHS, 0.0, proper=True),
+        pool(values.MONTHS, 0.0, proper=True),
         ("my birthday is in {v}", "I was born in the month of {v}", "I have my birthday in {v}"),
         ("when is my birthday?", "in which month is my birthday?", "what month is my birthday in?"),
         ("when my birthday is", "the month of my birthday"),
@@ -459,7 +459,7 @@ KINDS = (
     ),
     Kind(
         "firm",
-        _pool(values.NAMES, 0.9, proper=True),
+        pool(values.NAMES, 0.9, proper=True),
         ("I work at {v}", "I work for {v}", "my company is called {v}", "my employer is {v}"),
         (
             "where do I work?",
@@ -473,7 +473,7 @@ KINDS = (
     ),
 )
 
-_RELATIONS = values.listed("""
+RELATIONS = values.listed("""
 dog, cat, parrot, hamster, horse, rabbit, goldfish, turtle, sister, brother, mother, father,
 son, daughter, wife, husband, aunt, uncle, cousin, boss, teacher, neighbour, doctor, dentist,
 friend, boat, car, house, school, team, band, street, village, bicycle, robot, grandmother,
@@ -497,7 +497,7 @@ def relation_kind(relation: str) -> Kind:
     "sister", "dog" or "boat". Its sentences have the form "my dog is called VALUE"."""
     return Kind(
         f"relation {relation}",
-        _NAME,
+        FULL_NAME,
         (
             f"my {relation} is called {{v}}",
             f"my {relation} is {{v}}",
@@ -602,7 +602,7 @@ def draw_kind(rng: random.Random, *, held_out: bool) -> Kind:
     if share < 0.5:
         return rng.choice(KINDS)
     if share < 0.72:
-        return relation_kind(rng.choice(_RELATIONS))
+        return relation_kind(rng.choice(RELATIONS))
     if share < 0.86:
         noun = rng.choice(_FAVOURITES)
         spelling = rng.choice(("favourite", "favourite", "favorite", "best"))
@@ -612,7 +612,7 @@ def draw_kind(rng: random.Random, *, held_out: bool) -> Kind:
     return thing_kind(values.invent(rng, held_out=held_out), _any_value)
 
 
-_LEADS = (
+LEADS = (
     "first of all,",
     "one more thing:",
     "also,",
@@ -650,7 +650,7 @@ _LEADS = (
     "keep in mind that",
     "please note:",
 )
-_TAILS = (
+TAILS = (
     "I hope you remember [that|it]",
     "that is all",
     "can you remember [that|it]?",
@@ -694,7 +694,7 @@ def tell_turn(rng: random.Random, style: Style, kinds: list[Kind], *, held_out: 
         said.append(kind.said.replace("{v}", f"{{v{index}}}"))
     joint = rng.choice((" and ", " and ", " and ", ", and ", ". ", ", ", "; ", ", also "))
     body = _joined(clauses, joint)
-    lead, tail = rng.choice(_LEADS), rng.choice(_TAILS)
+    lead, tail = rng.choice(LEADS), rng.choice(TAILS)
     ending = rng.choice((". ", ", ", " ")) + tail if tail else ""
     user = typed(rng, style, f"{lead} {body}{ending}", slots)
     answer = reply(rng, _ack(rng, kinds, said), slots)
@@ -708,7 +708,7 @@ def _joined(clauses: list[str], joint: str) -> str:
     return ", ".join(clauses[:-1]) + joint + clauses[-1]
 
 
-_SILENT = (
+SILENT = (
     "thank you for telling me.",
     "okay, I will remember that.",
     "all right.",
@@ -719,9 +719,16 @@ _SILENT = (
 """
 
 
+def acknowledged(rng: random.Random, said: str) -> str:
+    """Draw the pattern of a confirmation of what the user told, ``said`` in the model's words."""
+    if rng.random() < 0.2:
+        return rng.choice(SILENT)
+    return rng.choice(("okay, I will remember that", "got it:")) + f" {said}."
+
+
 def _ack(rng: random.Random, kinds: list[Kind], said: list[str]) -> str:
-    if rng.random() < 0.35:
-        return rng.choice(_SILENT)
+    if rng.random() < 0.25:
+        return rng.choice(SILENT)
     if kinds[0].key == "name" and len(kinds) == 1:
         return rng.choice(("nice to meet you, {v0}!", "hello {v0}, nice to meet you!"))
     return rng.choice(("okay, I will remember that", "got it:")) + f" {_joined(said, ' and ')}."
@@ -761,7 +768,10 @@ _ASKS = (
 def question(rng: random.Random, kind: Kind) -> str:
     """Draw a pattern of a question about a fact of this kind."""
     pattern = rng.choice(_ASKS).replace("{indirect}", rng.choice(kind.indirect))
-    return pattern.replace("{direct}", rng.choice(kind.direct))
+    pattern = pattern.replace("{direct}", rng.choice(kind.direct))
+    if kind.key.startswith(("my ", "relation ")) and rng.random() < 0.12:
+        pattern = pattern.replace(" my ", " the ", 1)
+    return pattern
 
 
 def ask_turn(rng: random.Random, style: Style, kind: Kind, value: str) -> Turn:
@@ -788,7 +798,8 @@ def about_me_turn(rng: random.Random, style: Style, known: list[tuple[Kind, str]
     user = typed(
         rng,
         style,
-        "[what do you know about me?|tell me [what|everything] you know about me|what have I told "
+        "[what did I tell you?|what did I just tell you?|repeat what I told you|what do you know "
+        "about me?|tell me [what|everything] you know about me|what have I told "
         "you [about me|so far|]?|what do you remember [about me|]?|who am I and what do you know?]",
     )
     said = [kind.said.replace("{v}", f"{{v{index}}}") for index, (kind, _) in enumerate(known)]
@@ -807,3 +818,195 @@ def not_told_turn(rng: random.Random, style: Style, kind: Kind) -> Turn:
     user = typed(rng, style, opened(rng, question(rng, kind)))
     answer = f"You have not told me {kind.unknown}."
     return exchange("not told", user, answer, Expect(has=("not told me",)))
+
+
+# --- corrections of a fact, and what follows on an answer about one ------------------------------
+
+_BARE_CORRECTIONS = (
+    "[no,|no|no no,|sorry,|oh,|wait,|oops,|ups,|hm,|] I [meant|mean|wanted to say|meant to say] "
+    "{v}",
+    "[no,|no|sorry,|oh,|wait,|oops,] {v}",
+    "[no,|sorry,|wait,|oops,|] [it is|it's] {v}",
+    "[no,|sorry,|] I [said|told you|wrote] {v}",
+    "[that is|that's] [wrong|not right|not correct][,|.] [it is|it's] {v}",
+    "[I misspelled it|I made a typo|typo][,|.|:] {v}",
+    "please [correct|change] that to {v}",
+    "make that {v}",
+    "{v}, I mean",
+    "* {v}",
+    "actually[,|] {v}",
+)
+"""Corrections of the fact that was the last thing said."""
+
+_FULL_CORRECTIONS = (
+    "[no,|sorry,|wait,|oops,|] {v}, not {old}",
+    "[no,|sorry,|wait,|oops,|] not {old}[,| but|.] {v}",
+    "[no,|sorry,|wait,|oops,|] [it is|it's] {v}, not {old}",
+    "[no,|sorry,|wait,|oops,|] [it is|it's] not {old}, [it is|it's] {v}",
+    "[no,|sorry,|] I [said|told you|wrote|meant] {v}[, not| instead of| and not] {old}",
+    "{old} [is wrong|was wrong|was a typo][,|.] [it is|it's] {v}",
+    "[actually|actually,|correction:|sorry,|wait,|I was wrong,|no, sorry,|I made a mistake,|oops,|"
+    "I lied,|hm, no,|no,|I meant that|I meant:] {clause}",
+    "[that is|that's] [wrong|not right|not correct|not true][,|.|:] {clause}",
+    "[I changed my mind|it has changed|this has changed|you got that wrong][,|.|:] {clause}",
+    "[now|since today|from now on] {clause}",
+    "[no,|sorry,|actually,|] {clause}, not {old}",
+)
+"""Corrections that name the fact or its old value."""
+
+
+def correct_turn(rng: random.Random, style: Style, kind: Kind, old: str, *, last: bool) -> Turn:
+    """Make an exchange in which the user corrects a fact.
+
+    `last`: the fact was the last thing said, so that the user need not say which one it is. The
+    new value is in ``told``.
+    """
+    new = old
+    while new == old:
+        new = style.value(kind.draw(rng, held_out=False))
+    pattern = rng.choice(_BARE_CORRECTIONS if last and rng.random() < 0.5 else _FULL_CORRECTIONS)
+    pattern = pattern.replace("{clause}", rng.choice(kind.clauses))
+    user = typed(rng, style, pattern, {"v": new, "old": old})
+    start = rng.choice(("okay, I will remember that", "all right,", "thank you,", "got it:"))
+    answer = reply(rng, f"{start} {kind.said}.", {"v": new})
+    turn = exchange("correction", user, answer, Expect(has=(has_word(new),)))
+    return Turn(turn.skill, turn.messages, turn.expects, {kind.key: new})
+
+
+_TAKEN_BACK = (
+    "[no,|] [it is|it's|that is|that's] not {v}",
+    "[no,|no|] not {v}",
+    "{v} is [wrong|not right|not correct]",
+    "I [never|did not|didn't] [say|said] {v}",
+)
+
+
+def taken_back_turn(rng: random.Random, style: Style, kind: Kind, value: str) -> Turn:
+    """Make an exchange in which the user says that a value is wrong, and does not name another."""
+    user = typed(rng, style, rng.choice(_TAKEN_BACK), {"v": value})
+    answer = f"I am sorry. Please tell me again {kind.unknown}."
+    return exchange("fact follow-up", user, answer, Expect(has=("sorry",)))
+
+
+_DOUBTS = (
+    "[are you sure|really|is that right|is that correct|sure|certain|you sure|yes|are you "
+    "certain][?|]",
+)
+_REASONS = (
+    "[how do you know|how do you know that|why do you know that|who told you|who told you that|why|"
+    "why do you think so|how come|where do you know that from][?|]",
+)
+_DENIALS = (
+    "[no|nope|wrong|that is wrong|that's wrong|that is not right|no, that is wrong|not true|that's "
+    "not "
+    "true|incorrect|no it isn't|false|you are wrong|that is incorrect]",
+)
+_CLAIMS = (
+    "{claim}[, right|, correct|, is that right|, isn't that so|, true]?",
+    "is it [true|right|correct] that {claim}?",
+    "[so|I think|did I say that|did I tell you that|you said that] {claim}?",
+)
+
+
+def mine(said: str) -> str:
+    """Turn a clause of the model, "you live in {v}", into the user's, "I live in {v}"."""
+    for ours, theirs in (("your ", "my "), ("you are ", "I am "), ("you ", "I ")):
+        if said.startswith(ours):
+            return theirs + said.removeprefix(ours)
+    return said
+
+
+def _as_question(claim: str) -> str | None:
+    """Turn a clause of the user, "I live in {v}" or "my dog is called {v}", into a question, if it
+    is of a form for which that is easy."""
+    if claim.startswith("I am "):
+        return f"am I {claim.removeprefix('I am ')}?"
+    if claim.startswith("I ") and claim.split()[1] in ("live", "like", "work", "have", "play"):
+        return f"do {claim}?"
+    for verb in (" is ", " are "):
+        if claim.startswith("my ") and claim.count(verb) == 1:
+            subject, rest = claim.split(verb)
+            return f"{verb.strip()} {subject} {rest}?"
+    return None
+
+
+def doubt_turn(rng: random.Random, style: Style, kind: Kind, value: str) -> Turn:
+    """Make an exchange that follows on the recall of a fact: doubt, denial or "how do you know"."""
+    asks, start = rng.choice(
+        ((_DOUBTS, "Yes, {}."), (_REASONS, "You told me that {}."), (_DENIALS, ""))
+    )
+    user = typed(rng, style, rng.choice(asks))
+    if not start:
+        return exchange(
+            "fact follow-up",
+            user,
+            f"I am sorry. Please tell me again {kind.unknown}.",
+            Expect(has=("sorry",)),
+        )
+    answer = start.format(kind.said.replace("{v}", value))
+    return exchange("fact follow-up", user, answer, Expect(has=(has_word(value),)))
+
+
+def claim_turn(rng: random.Random, style: Style, kind: Kind, value: str) -> Turn:
+    """Make an exchange in which the user states a fact as a question, every second time wrongly."""
+    right = rng.random() < 0.5
+    shown = value
+    while not right and shown == value:
+        shown = style.value(kind.draw(rng, held_out=False))
+    claim = mine(kind.said)
+    pattern = rng.choice(_CLAIMS).replace("{claim}", claim)
+    if rng.random() < 0.35:
+        pattern = _as_question(claim) or pattern
+    user = typed(rng, style, pattern, {"v": shown})
+    answer = f"{'Yes' if right else 'No'}, {kind.said.replace('{v}', value)}."
+    return exchange("recall", user, answer, Expect(has=(has_word(value),)))
+
+
+_ASK_ME = (
+    "[please|can you|could you|] ask me [something|a question|anything|another question|a personal "
+    "question] [about me|please|]",
+    "[do you want to know|you want to know|would you like to know|want to know] something about "
+    "me?",
+    "[do you have|have you got] [a question|any questions] [for me|]?",
+    "[now you ask|your turn to ask|you ask me something|get to know me|interview me]",
+)
+_ASK_BACK = {
+    "name": "What is your name?",
+    "home": "Where do you live?",
+    "colour": "What is your favourite colour?",
+    "food": "What is your favourite food?",
+    "drink": "What is your favourite drink?",
+    "hobby": "What is your hobby?",
+    "age": "How old are you?",
+    "job": "What is your job?",
+}
+
+
+def asked_turns(rng: random.Random, style: Style) -> tuple[list[Turn], dict[str, tuple[Kind, str]]]:
+    """Make exchanges in which the user wants to be asked something, and answers in few words."""
+    kind = rng.choice([kind for kind in KINDS if kind.key in _ASK_BACK])
+    user = typed(rng, style, opened(rng, rng.choice(_ASK_ME)))
+    turns = [exchange("small talk", user, _ASK_BACK[kind.key], Expect(has=(r"\?",)))]
+    if rng.random() < 0.1:
+        return turns, {}
+    value = style.value(kind.draw(rng, held_out=False))
+    pattern = rng.choice(
+        ("{v}", "{v}", "{v}", "it is {v}", "[my|] answer: {v}", rng.choice(kind.clauses))
+    )
+    user = typed(rng, style, pattern, {"v": value})
+    answer = reply(rng, acknowledged(rng, kind.said), {"v": value})
+    turns.append(exchange("told", user, answer, Expect()))
+    return turns, {kind.key: (kind, value)}
+
+
+_BARE_ASKS = ("[and|what about|how about|and what about|now] {noun}[?|]", "{noun}[?|]")
+
+
+def bare_turn(rng: random.Random, style: Style, kind: Kind, value: str) -> Turn | None:
+    """Make an exchange about a fact that is only named, such as "and my city?"."""
+    nouns = [noun for noun in kind.indirect if noun.startswith(("my ", "[which", "where", "the "))]
+    if not nouns:
+        return None
+    user = typed(rng, style, rng.choice(_BARE_ASKS).replace("{noun}", rng.choice(nouns)))
+    answer = reply(rng, f"{kind.said}.", {"v": value})
+    return exchange("recall", user, answer, Expect(has=(has_word(value),)))

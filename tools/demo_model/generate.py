@@ -11,9 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.demo_model import chat, exercises, facts, story, toolcalls
+from tools.demo_model import (
+    chat,
+    exercises,
+    facts,
+    people,
+    smalltalk,
+    statements,
+    story,
+    sums,
+    toolcalls,
+    wishes,
+)
 from tools.demo_model.grammar import draw_style
-from tools.demo_model.turns import Message, Turn
+from tools.demo_model.turns import Expect, Message, Turn, exchange
 
 SYSTEMS = (
     "You are a helpful assistant.",
@@ -73,19 +84,33 @@ class Plan:
 
 
 WEIGHTS = {
-    "small talk": 12,
-    "identity": 6,
+    "small talk": 9,
+    "more small talk": 8,
+    "identity": 4,
+    "more identity": 4,
     "unknown": 9,
-    "repeat": 9,
-    "count": 4.5,
-    "add": 13,
-    "story": 2.0,
-    "one word": 8,
-    "known": 2,
-    "tell": 17,
-    "recall": 25,
+    "wish": 16,
+    "greet": 0.4,
+    "repeat": 12,
+    "count": 14,
+    "add": 22,
+    "story": 4.5,
+    "short story": 1.3,
+    "joke": 1.5,
+    "one word": 5,
+    "known": 2.5,
+    "tell": 11,
+    "people": 8,
+    "correction": 11,
+    "recall": 30,
+    "two things": 13,
+    "ask me": 1.5,
+    "statement": 6,
+    "talk": 9,
 }
 _COPY_WEIGHTS = {"repeat": 40.0, "tell": 35.0, "recall": 45.0}
+_FOLLOWED = 0.38
+"""Share of the sums, counts, stories, jokes and recalled facts that a follow-up refers to."""
 
 
 def copy_plan(rng: random.Random) -> Plan:
@@ -108,7 +133,7 @@ def mixed_plan(rng: random.Random) -> Plan:
         return short_plan(rng)
     if share < 0.97:
         return Plan(rng.randint(4, 13), 3000, WEIGHTS)
-    rare = {**WEIGHTS, "count": 1.5, "story": 0.7, "tell": 14, "recall": 34}
+    rare = {**WEIGHTS, "count": 1.5, "story": 0.7, "short story": 0.3, "tell": 14, "recall": 34}
     return Plan(rng.randint(14, 70), rng.randint(3000, 6800), rare)
 
 
@@ -122,17 +147,80 @@ class Talk:
         self.tools = tools
         self.style = draw_style(rng)
         self.known: dict[str, tuple[facts.Kind, str]] = {}
+        self.latest = ""
+        """The key of the fact that was stated or recalled last."""
+
+    def turns(  # noqa: C901 - one case per skill
+        self, skill: str, before: list[Message]
+    ) -> list[Turn]:
+        """Make the next turn, of the given skill, and the turns that refer to it.
+
+        `before`: the conversation so far.
+        """
+        rng, style, held_out = self.rng, self.style, self.held_out
+        more = rng.random() < _FOLLOWED
+        match skill:
+            case "add":
+                return self._sums(more=more)
+            case "count":
+                turn, count = exercises.ask_count(rng, style, held_out=held_out)
+                turns = [turn]
+                if count and rng.random() < 0.1 and abs(count.last - count.first) > 3:
+                    return exercises.interrupted_count(rng, style, turn, count)
+                while count and more and rng.random() < 0.6 and len(turns) < 4:
+                    turn, count = exercises.follow_count(rng, style, count)
+                    turns.append(turn)
+                    more = rng.random() < 0.3
+                return turns
+            case "story" | "short story":
+                return self._stories(short=skill != "story", more=more)
+            case "repeat":
+                return self._repeats(more=more)
+            case "people" if rng.random() < 0.04:
+                return self._others()
+            case "ask me":
+                return self._asked()
+            case "joke":
+                return chat.joke_turns(rng, style, more=more)
+            case "correction":
+                return self._corrections()
+            case "small talk" if rng.random() < 0.12:
+                return chat.how_are_you_turns(rng, style)
+            case "statement":
+                return statements.statement_turns(rng, style)
+            case "known" if rng.random() < 0.2:
+                return exercises.capital_turns(rng, style)
+            case "talk":
+                turn = wishes.talk_turn(rng, style, before)
+                return [turn] if turn else []
+            case "recall":
+                return self._recalls(more=more)
+            case _:
+                return [self.turn(skill)]
 
     def turn(self, skill: str) -> Turn:  # noqa: C901 - one case per skill
-        """Make the next turn, of the given skill. Raises ValueError if the skill is unknown."""
+        """Make a turn of the given skill that refers to none before, but for facts.
+
+        Raises ValueError if the skill is unknown.
+        """
         rng, style, held_out = self.rng, self.style, self.held_out
         match skill:
             case "small talk":
                 return chat.intent_turn(rng, style, skill, chat.SMALL_TALK, held_out=held_out)
+            case "more small talk":
+                more = smalltalk.MORE_SMALL_TALK
+                return chat.intent_turn(rng, style, "small talk", more, held_out=held_out)
             case "identity":
                 return chat.intent_turn(rng, style, skill, chat.IDENTITY, held_out=held_out)
+            case "more identity":
+                more = smalltalk.MORE_IDENTITY
+                return chat.intent_turn(rng, style, "identity", more, held_out=held_out)
             case "unknown":
                 return chat.unknown_turn(rng, style, held_out=held_out)
+            case "wish":
+                return wishes.wish_turn(rng, style)
+            case "greet":
+                return wishes.greet_turn(rng, style)
             case "repeat":
                 return exercises.repeat_turn(rng, style, held_out=held_out)
             case "count":
@@ -141,6 +229,10 @@ class Talk:
                 return exercises.add_turn(rng, style, held_out=held_out)
             case "story":
                 return story.story_turn(rng, style, held_out=held_out)
+            case "short story":
+                return story.ask_story(rng, style, held_out=held_out, short=True)[0]
+            case "joke":
+                return chat.joke_turns(rng, style, more=False)[0]
             case "one word":
                 return exercises.one_word_turn(
                     rng, style, list(self.known.values()), held_out=held_out
@@ -149,12 +241,155 @@ class Talk:
                 return exercises.known_turn(rng, style)
             case "tell":
                 return self._tell()
+            case "people":
+                return self._people()
             case "recall":
                 return self._recall()
+            case "two things":
+                return self._two_things()
             case "tool":
                 return self._tool()
             case _:
                 raise ValueError(f"no skill is called {skill!r}")
+
+    def _sums(self, *, more: bool) -> list[Turn]:
+        turn, sum_ = sums.sum_turn(self.rng, self.style, held_out=self.held_out)
+        turns = [turn]
+        while sum_ and more and len(turns) < 5:
+            turn, sum_ = sums.follow(self.rng, self.style, sum_)
+            turns.append(turn)
+            more = self.rng.random() < 0.4
+        return turns
+
+    def _stories(self, *, short: bool, more: bool) -> list[Turn]:
+        rng, style = self.rng, self.style
+        turn, told = story.ask_story(rng, style, held_out=self.held_out, short=short)
+        turns = [turn]
+        if told is None:
+            return turns
+        if not short and rng.random() < 0.4:
+            return story.interrupted(rng, style, turn)
+        if short and rng.random() < 0.2:
+            return [turn, story.follow_short(rng, style, told)]
+        while (more or rng.random() < 0.3) and len(turns) < 5:
+            turn, told = story.follow(rng, style, told, held_out=self.held_out)
+            turns.append(turn)
+            more = rng.random() < 0.45
+        return turns
+
+    def _repeats(self, *, more: bool) -> list[Turn]:
+        turns = [exercises.repeat_turn(self.rng, self.style, held_out=self.held_out)]
+        while more and len(turns) < 3 and not self.held_out:
+            turns.append(exercises.follow_repeat(self.rng, self.style, turns[-1]))
+            more = self.rng.random() < 0.3
+        return turns
+
+    def _others(self) -> list[Turn]:
+        turns, known = people.other_turns(self.rng, self.style)
+        self.known.update(known)
+        self.latest = list(known)[-1]
+        return turns
+
+    def _asked(self) -> list[Turn]:
+        turns, known = facts.asked_turns(self.rng, self.style)
+        self.known.update(known)
+        self.latest = next(iter(known), self.latest)
+        return turns
+
+    def _people(self) -> Turn:
+        turn, known = people.tell_turn(self.rng, self.style)
+        self.known.update(known)
+        self.latest = next(iter(known))
+        return turn
+
+    def _corrections(self) -> list[Turn]:
+        """Have the user tell a fact and correct it, now or a few exchanges later."""
+        rng = self.rng
+        turns: list[Turn] = []
+        before = dict(self.known)
+        if self.latest not in self.known or rng.random() < 0.7:
+            turns.append(self._tell() if rng.random() < 0.6 else self._people())
+        fresh = [key for key, fact in self.known.items() if before.get(key) != fact]
+        if self.latest not in self.known:
+            return turns
+        key = rng.choice(fresh or [self.latest])
+        kind, old = self.known[key]
+        if people.is_attribute(key) and rng.random() < 0.25:
+            turn, known = people.subject_turn(rng, self.style, key, old)
+            del self.known[key]
+            self.known.update(known)
+            self.latest = next(iter(known))
+            turns.append(turn)
+            if rng.random() < 0.5:
+                turns.append(facts.ask_turn(rng, self.style, *known[self.latest]))
+            return turns
+        if rng.random() < 0.08:
+            return [*turns, facts.taken_back_turn(rng, self.style, kind, old)]
+        turn = facts.correct_turn(rng, self.style, kind, old, last=len(fresh) == 1)
+        self.known[key] = (kind, turn.told[kind.key])
+        if key.startswith("relation "):
+            self.known = {k: f for k, f in self.known.items() if not k.startswith(f"{old} ")}
+        self.latest = key
+        turns.append(turn)
+        if rng.random() < 0.5:
+            asked = rng.choice([key, *(k for k in fresh if k in self.known)])
+            turns.append(facts.ask_turn(rng, self.style, *self.known[asked]))
+        return turns
+
+    def _recalls(self, *, more: bool) -> list[Turn]:
+        rng, style = self.rng, self.style
+        if not self.known or rng.random() < 0.04:
+            return [self._not_told()]
+        if rng.random() < 0.13 and (turn := people.not_told_turn(rng, style, self.known)):
+            return [turn]
+        if rng.random() < 0.05 and (turn := people.who_does_turn(rng, style, self.known)):
+            return [turn]
+        share = rng.random()
+        if share < 0.03 and (turn := people.who_is_turn(rng, style, self.known)):
+            return [turn]
+        kind, value = rng.choice(list(self.known.values()))
+        if share < 0.07:
+            return [facts.claim_turn(rng, style, kind, value)]
+        if share < 0.25:
+            return [self._recall()]
+        self.latest = kind.key
+        turns = [facts.ask_turn(rng, style, kind, value)]
+        if more and rng.random() < 0.5:
+            turns.append(facts.doubt_turn(rng, style, kind, value))
+        elif more and len(self.known) > 1:
+            other, its = rng.choice(list(self.known.values()))
+            turn = facts.bare_turn(rng, style, other, its)
+            turns += [turn] if turn else []
+        return turns
+
+    def _two_things(self) -> Turn:
+        """Make a turn of two questions, wishes or facts in one message, answered one by one."""
+        rng = self.rng
+        skills = ["small talk", "small talk", "more small talk", "identity", "add", "add", "known"]
+        skills += ["count", "joke", "tell", "tell", "people"] + (
+            [] if self.tools else ["wish", "unknown"]
+        )
+        skills += ["recall"] * (6 if self.known else 0)
+        parts: list[Turn] = []
+        for skill in rng.sample(skills, 2):
+            for _ in range(9):
+                turn = self.turn(skill)
+                if len(turn.messages[1]["content"]) < 160 and len(turn.messages[0]["content"]) < 90:
+                    parts.append(turn)
+                    break
+        if len(parts) < 2:
+            return self._tell()
+        users = [str(part.messages[0]["content"]) for part in parts]
+        joint = rng.choice((" and ", ". ", ", ", " ", " and also ", " then ", ". also ", "\n"))
+        first = users[0].rstrip(".!") if joint[0] in ".," or "and" in joint else users[0]
+        second = users[1]
+        if not joint.startswith((".", "\n")) and second[:2] not in ("I ", "I'"):
+            second = second[:1].lower() + second[1:]
+        answers = [str(part.messages[1]["content"]) for part in parts]
+        text = " ".join(a if a[-1] in ".!?" else a + "." for a in answers)
+        told = {key: value for part in parts for key, value in part.told.items()}
+        turn = exchange("two things", first + joint + second, text, Expect(has=()))
+        return Turn(turn.skill, turn.messages, turn.expects, told)
 
     def _tell(self) -> Turn:
         kinds: dict[str, facts.Kind] = {}
@@ -163,15 +398,16 @@ class Talk:
             kinds[kind.key] = kind
         turn = facts.tell_turn(self.rng, self.style, list(kinds.values()), held_out=self.held_out)
         self.known.update({key: (kinds[key], value) for key, value in turn.told.items()})
+        self.latest = next(iter(kinds))
         return turn
 
     def _recall(self) -> Turn:
         rng, known = self.rng, list(self.known.values())
         if not known or rng.random() < 0.02:
             return self._not_told()
-        if len(known) > 1 and rng.random() < 0.08:
+        if len(known) > 1 and rng.random() < 0.25:
             return facts.ask_two_turn(rng, self.style, rng.sample(known, 2))
-        if len(known) <= 4 and rng.random() < 0.03:
+        if len(known) <= 4 and rng.random() < 0.2:
             return facts.about_me_turn(rng, self.style, known)
         kind, value = rng.choice(known)
         return facts.ask_turn(rng, self.style, kind, value)
@@ -186,6 +422,8 @@ class Talk:
         if rng.random() < 0.08:
             return toolcalls.unfit_turn(rng, self.style, self.tools, held_out=self.held_out)
         tool = rng.choice(self.tools)
+        if tool.family in ("weather", "time", "price", "search") and rng.random() < 0.08:
+            return toolcalls.two_calls_turn(rng, self.style, tool, held_out=self.held_out)
         home = self.known["home"][1] if tool.family == "weather" and "home" in self.known else None
         if home is not None and rng.random() < 0.5:
             return toolcalls.tool_turn(rng, self.style, tool, home, held_out=self.held_out)
@@ -197,9 +435,10 @@ def converse(rng: random.Random, plan: Plan, *, held_out: bool = False) -> Conve
     conversation = Conversation()
     weights = dict(plan.weights)
     tools: list[toolcalls.Tool] = []
-    if "count" in weights and rng.random() < 0.2:
+    if "count" in weights and rng.random() < 0.24:
         tools = toolcalls.draw_tools(rng, held_out=held_out)
         weights["tool"] = sum(weights.values()) * rng.choice((0.3, 0.7, 2.0))
+        weights["wish"] = 0.0
     conversation.tools = [tool.schema for tool in tools]
     talk = Talk(rng, tools, held_out=held_out)
     one_word = "one word" in weights and not tools and rng.random() < 0.04
@@ -227,9 +466,15 @@ def _step(
     held_out: bool,
 ) -> None:
     skill = rng.choices(list(weights), list(weights.values()))[0]
+    told = conversation.turns and conversation.turns[-1].skill == "told"
+    if told and rng.random() < 0.35 and "recall" in weights:
+        skill = "recall"
     if skill == "recall" and not talk.known and rng.random() < 0.9:
-        skill = "tell"
-    conversation.add(talk.turn(skill))
+        skill = "tell" if rng.random() < 0.6 else "people"
+    for turn in talk.turns(skill, conversation.messages):
+        conversation.add(turn)
+    if not conversation.turns:
+        return
     last = conversation.turns[-1]
     if last.skill != "tool" or rng.random() > 0.15:
         return

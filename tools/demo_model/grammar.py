@@ -27,6 +27,18 @@ _SHORT = {
     "because": "cuz",
     "and": "n",
     "people": "ppl",
+    "something": "smth",
+    "going": "goin",
+    "though": "tho",
+    "really": "rly",
+    "about": "abt",
+    "with": "w",
+    "what": "wat",
+    "have": "hav",
+    "favorite": "fave",
+    "again": "agn",
+    "okay": "k",
+    "very": "vry",
 }
 
 
@@ -47,6 +59,8 @@ class Style:
     def value(self, text: str) -> str:
         """Return `text`, a value within a sentence (such as a name), as a person with this style
         types it."""
+        if self.shout:
+            return text.upper()
         return text.lower() if self.lower else text
 
 
@@ -56,8 +70,11 @@ PLAIN = Style()
 def draw_style(rng: random.Random) -> Style:
     """Draw a style: tidy in half of all cases, else at random without capitals, without final
     punctuation, with abbreviations or with misspellings."""
-    if rng.random() < 0.5:
+    share = rng.random()
+    if share < 0.45:
         return PLAIN
+    if share < 0.465:
+        return Style(shout=True, bare=rng.random() < 0.5)
     return Style(
         lower=rng.random() < 0.7,
         bare=rng.random() < 0.7,
@@ -83,6 +100,7 @@ _OPENERS = (
     "[hi|hello|hey|hi there|good morning],",
     "[ok|okay|thanks|thank you|great|good|nice|cool|fine|alright|right|perfect|wonderful],",
     "[so|well|now|um|hmm|oh|and|but|then|please|also|again],",
+    "[no|no wait|sorry|actually|no I meant|I meant|wait|no, stop|I said],",
     "[hi|hello|thanks|great|ok|sorry|good|wow|cool|nice one|that is nice|very good][!|.]",
     "[I have a question|one more thing|next question|another thing|listen|a request][:|.]",
     "[let us try something else|I want to try something|now something different][:|.]",
@@ -97,9 +115,23 @@ def opened(rng: random.Random, pattern: str, share: float = 0.15) -> str:
     return f"{opener} {capital(pattern) if opener[-1] in '.!' else pattern}"
 
 
+_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+_NEAR = {
+    letter: row[max(0, at - 1) : at] + row[at + 1 : at + 2]
+    for row in _ROWS
+    for at, letter in enumerate(row)
+}
+"""The letters beside each letter on a keyboard."""
+
+
 def _misspell(rng: random.Random, word: str) -> str:
     at = rng.randrange(1, len(word) - 1)
-    kind = rng.randrange(3)
+    kind = rng.randrange(5)
+    if kind == 3:
+        near = _NEAR.get(word[at].lower())
+        return word[:at] + (rng.choice(near) if near else word[at]) + word[at + 1 :]
+    if kind == 4:
+        return word[1] + word[0] + word[2:] if rng.random() < 0.4 else word[:-1]
     if kind == 0:
         return word[:at] + word[at + 1 :]
     if kind == 1:
@@ -130,6 +162,8 @@ def typed(
         parts[index] = _roughen(rng, style, parts[index])
         if style.lower:
             parts[index] = parts[index].lower()
+        elif style.shout:
+            parts[index] = parts[index].upper()
     if not style.lower:
         parts[0] = capital(parts[0])
     text = "".join(parts)
@@ -137,6 +171,10 @@ def typed(
         text = text.rstrip(".!?")
         if style.lower and rng.random() < 0.5:
             text = text.replace(",", "").replace("'", "")
+        if style.lower and rng.random() < 0.04:
+            text += rng.choice(
+                (" :)", " lol", " pls", "??", "!!", "...", " haha", " ;)", " plz", " ty")
+            )
     elif text[-1].isalnum() or text[-1] == "}":
         text += rng.choice((".", ".", "!", ""))
     return text.format(**(values or {}))

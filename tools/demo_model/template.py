@@ -88,7 +88,8 @@ def render(messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) ->
         if role == "system" and listing:
             body, listing = f"{body}\n\n{listing}", ""
         segments.append(Segment(f"<|{role}|>", False))
-        segments.append(Segment(body + END, role == "assistant"))
+        learned = role == "assistant" and not message.get("cut")
+        segments.append(Segment(body + END, learned))
     return segments
 
 

@@ -301,6 +301,43 @@ _AT_HOME = (
 _ALSO = ("and [in|what about|how about|for] {v}?", "[what|how] about {v}?", "and {v}?", "now {v}")
 
 
+_TWO_PLACES = (
+    "[what is|what's|how is|tell me] the {w} in {a} and [in|] {b}?",
+    "the {w} in {a} and [in|] {b}[?|]",
+    "{w} in {a} and {b}[?|]",
+    "[check|get|show me] the {w} [in|for] {a} and {b}",
+)
+_TWO_THINGS = (
+    "[look up|search for|find|check] {a} and {b}",
+    "[search|look up|find] both {a} and {b}",
+)
+_TWO_PRICES = ("[what is|what's|check] the price of {a} and of {b}?", "how much are {a} and {b}?")
+
+
+def two_calls_turn(rng: random.Random, style: Style, tool: Tool, *, held_out: bool) -> Turn:
+    """Make a turn of a question that needs the tool twice, with both calls in one message."""
+    wanted: list[str] = []
+    while len(set(wanted)) < 2:
+        wanted = [style.value(_value(rng, tool.family, held_out=held_out)) for _ in range(2)]
+    asks = {"search": _TWO_THINGS, "price": _TWO_PRICES}.get(tool.family, _TWO_PLACES)
+    slots = {"a": wanted[0], "b": wanted[1], "w": tool.family}
+    user = typed(rng, style, opened(rng, rng.choice(asks)), slots)
+    calls = [{"name": tool.name, "arguments": {tool.argument or "": value}} for value in wanted]
+    returned = [_returned(rng, tool.family, value, held_out=held_out) for value in wanted]
+    messages: tuple[Message, ...] = (
+        {"role": "user", "content": user},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": call} for call in calls],
+        },
+        *({"role": "tool", "content": result} for result, _, _ in returned),
+        {"role": "assistant", "content": " ".join(answer for _, answer, _ in returned)},
+    )
+    has = tuple(has_word(word) for _, _, words in returned for word in words)
+    return Turn("tool", messages, (Expect(call=calls[0]), Expect(has=has)))
+
+
 def also_turn(rng: random.Random, style: Style, tool: Tool, *, held_out: bool) -> Turn:
     """Make a turn of a short follow-up, such as "And in Paris?", that needs the same tool again."""
     value = style.value(_value(rng, tool.family, held_out=held_out))

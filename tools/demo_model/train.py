@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn import functional
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -276,6 +277,15 @@ class Trainer:
             partial.replace(self.out)
 
 
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the weights of a checkpoint, or those of an exported model folder, which are rounded to
+    bfloat16."""
+    if not path.is_dir():
+        return torch.load(path)
+    exported = load_file(path / "model.safetensors")
+    return {name.removeprefix("model."): weight.float() for name, weight in exported.items()}
+
+
 def _work(rank: int, options: argparse.Namespace) -> None:
     """Run the worker of this rank until training ends."""
     torch.set_num_threads(1)
@@ -284,7 +294,7 @@ def _work(rank: int, options: argparse.Namespace) -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     model = Decoder(len(tokenizer))
     if options.resume:
-        model.load_state_dict(torch.load(options.resume))
+        model.load_state_dict(read_weights(options.resume))
     if rank == 0:
         print(f"{sum(weight.numel() for weight in model.parameters())} parameters", flush=True)
     rows = Rows(tokenizer, f"{options.seed} {rank}", options.tokens // options.workers)
@@ -298,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the tokenizer")
     parser.add_argument("--out", type=Path, required=True, help="checkpoint file to write")
     parser.add_argument("--minutes", type=float, default=60.0, help="time to train (default 60)")
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint or model folder to go on from")
     parser.add_argument(
         "--start", type=float, default=0.0, help="share of the time that counts as passed"
     )

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
-"""A chat message in the form that chat templates of ``transformers`` take."""
+"""A chat message in the form that chat templates of ``transformers`` take.
+
+``cut``: the user interrupted the answer, so that training must not learn to end it there.
+"""
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
@@ -76,3 +79,9 @@ def exchange(skill: str, user: str, answer: str, expect: Expect) -> Turn:
 def has_word(value: str) -> str:
     """Return a regular expression for ``Expect.has`` that finds `value` as a whole word."""
     return rf"(?<!\w){re.escape(value)}(?!\w)"
+
+
+def cut_short(turn: Turn, answer: str) -> Turn:
+    """Return a turn of which the user heard only `answer`, the beginning of the model's answer."""
+    user, said = turn.messages
+    return Turn(turn.skill, (user, {**said, "content": answer, "cut": True}), (Expect(),))

@@ -34,6 +34,7 @@ COPIED_PATHS = (
 )
 """Paths that the tests need. `continuo` links to the copies of the other folders."""
 TESTS = (
+    "tests/engine/core/speculation",
     "tests/engine/core/schedule",
     "tests/reference/test_unit_cases.py",
     "tests/reference/test_session_control.py",
@@ -45,6 +46,7 @@ TESTS = (
     "tests/engine/core/test_turn_ends.py",
     "tests/engine/core/test_branch_under_load.py",
     "tests/engine/core/test_fork_positions.py",
+    "tests/engine/core/test_components.py",
     "tests/engine/core/test_random_histories.py",
     "tests/engine/core/cache",
     "tests/engine/client/test_streaming_sessions.py",
@@ -124,7 +126,9 @@ def copy_tree(folder: Path) -> Path:
         source, target = ROOT / name, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "bundled", "assets", "node_modules")
+            ignored = shutil.ignore_patterns(
+                "__pycache__", "*.safetensors", "assets", "node_modules"
+            )
             shutil.copytree(source, target, symlinks=True, ignore=ignored)
         else:
             shutil.copy(source, target)

@@ -8,15 +8,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 CACHE = "engine/core/cache/session_aware_cache.py"
+PAGE_USAGE = "engine/core/cache/page_usage.py"
 HOST = "engine/core/cache/host_tier.py"
 RADIX = "engine/core/cache/radix_tree.py"
+WINDOWS = "engine/core/cache/window_pages.py"
+STATES = "engine/core/cache/state_pool.py"
+MARKS = "engine/core/cache/marks.py"
+COMPONENTS = "engine/core/cache/components.py"
 SCHEDULER = "engine/core/schedule/scheduler.py"
 BUDGET = "engine/core/schedule/budget.py"
 STEP_TIME = "engine/core/schedule/step_time_model.py"
+ADMISSION = "engine/core/schedule/admission.py"
+GROWTH = "engine/core/schedule/growth.py"
+PREFIXES = "engine/core/schedule/prefixes_in_flight.py"
+SHARES = "engine/core/schedule/group_shares.py"
+QUEUE = "engine/core/schedule/turn_queue.py"
 SESSIONS = "engine/core/sessions.py"
 HISTORY = "engine/wire/turn_tree.py"
 LOG = "engine/wire/token_log.py"
 LOOP = "engine/core/loop.py"
+TURN = "engine/core/turn.py"
+GRAMMAR = "engine/text/grammar.py"
+SPECULATION = "engine/core/speculation/speculation.py"
+NGRAMS = "engine/core/speculation/ngram_index.py"
+GAIN = "engine/core/speculation/draft_gain.py"
 
 
 class Mutant(NamedTuple):
@@ -54,8 +69,8 @@ MUTANTS = [
         "released pages are not freed",
         CACHE,
         (
-            "        self.pool.release(private)\n        self._leased_pages -=",
-            "        self._leased_pages -=",
+            "        self.pool.release(private)\n        self.usage.leased_pages -=",
+            "        self.usage.leased_pages -=",
         ),
     ),
     _bug(
@@ -78,16 +93,16 @@ MUTANTS = [
         "rewind does not trim",
         CACHE,
         (
-            "            lease.committed = to\n            self._trim(lease)",
-            "            lease.committed = to",
+            "if self.has_components else to\n            self._trim(lease)",
+            "if self.has_components else to",
         ),
     ),
     _bug(
         "matched nodes are acquired twice",
         CACHE,
         (
-            "        self.tree.acquire(path)\n",
-            "        self.tree.acquire(path)\n        self.tree.acquire(path)\n",
+            "        self.tree.acquire(found)\n",
+            "        self.tree.acquire(found)\n        self.tree.acquire(found)\n",
         ),
     ),
     _bug(
@@ -125,7 +140,7 @@ MUTANTS = [
         "the page that a fork copies is not counted",
         CACHE,
         (
-            "page = self.pool.allocate()\n            self._leased_pages += 1\n            "
+            "page = self.pool.allocate()\n            self.usage.leased_pages += 1\n            "
             "self._moves",
             "page = self.pool.allocate()\n            self._moves",
         ),
@@ -197,20 +212,26 @@ MUTANTS = [
     _bug(
         "a match may exceed its limit",
         RADIX,
-        ("range(0, limit - size + 1, size)", "range(0, limit, size)"),
+        (
+            "range(len(known) * size, limit - size + 1, size)",
+            "range(len(known) * size, limit, size)",
+        ),
     ),
     _bug(
         "a match omits its last page",
         CACHE,
         (
-            "        path = self.tree.match(lease.scope, ids, limit)\n",
-            "        path = self.tree.match(lease.scope, ids, limit)[:-1]\n",
+            "        found = self.tree.match(lease.scope, ids, limit, kept)\n",
+            "        found = self.tree.match(lease.scope, ids, limit, kept)[:-1]\n",
         ),
     ),
     _bug(
         "a match ignores the cache scope",
         RADIX,
-        ("node = self._roots.get(scope)", "node = next(iter(self._roots.values()), None)"),
+        (
+            "else self._roots.get(scope)\n        size",
+            "else next(iter(self._roots.values()), None)\n        size",
+        ),
     ),
     _bug(
         "a match ignores pages on the host",
@@ -223,7 +244,7 @@ MUTANTS = [
     _bug(
         "provisional ids are published",
         CACHE,
-        ("last = min(limit, lease.committed) // size", "last = lease.committed // size"),
+        ("min(limit, lease.committed) // size", "lease.committed // size"),
     ),
     # ---- eviction
     _bug(
@@ -349,35 +370,32 @@ MUTANTS = [
     _bug(
         "older turns are retracted for younger ones",
         SCHEDULER,
-        ("for other in reversed(self._turns):", "for other in self._turns:"),
+        ("_rank(other) > _rank(sequence)\n", "_rank(other) < _rank(sequence)\n"),
     ),
     _bug(
         "the oldest of the younger turns is retracted first",
         SCHEDULER,
-        (
-            "                found.append(other)\n        return found",
-            "                found.insert(0, other)\n        return found",
-        ),
+        ("sorted(found, key=_rank, reverse=True)", "sorted(found, key=_rank)"),
     ),
     _bug(
         "a retracted turn counts as admitted",
         SCHEDULER,
         (
-            "        self.retractions += 1\n        sequence.turn.is_admitted = False\n",
-            "        self.retractions += 1\n",
+            "        sequence.turn.is_admitted = False\n        self._pop_admitted",
+            "        self._pop_admitted",
         ),
     ),
     _bug(
         "retract frees nothing",
         SCHEDULER,
-        ("        self.cache.retract(sequence.lease)\n", ""),
+        ("        self.cache.mark_idle(sequence.lease)\n\n    def reset_kv", "\n    def reset_kv"),
     ),
     _bug(
         "a turn in flight is retracted",
         SCHEDULER,
         (
-            "victim = next((s for s in younger if not s.in_flight), None)",
-            "victim = next(iter(younger), None)",
+            "victim = next((s for s in later if not s.in_flight), None)",
+            "victim = next(iter(later), None)",
         ),
     ),
     _bug(
@@ -397,15 +415,15 @@ MUTANTS = [
     ),
     _bug(
         "admission ignores free memory",
-        SCHEDULER,
-        ("if not self._is_oldest(sequence) and pages > cache.available_pages():", "if False:"),
+        ADMISSION,
+        ("return needed <= usage.available_pages() and", "return True or"),
     ),
     _bug(
         "admission ignores evictable pages",
-        CACHE,
+        PAGE_USAGE,
         (
-            "return self.pool.total - sum(lease.private_pages for lease in self._busy)",
-            "return self.pool.free_count",
+            "return self._pool.total - exclusive - sum(shared.values())",
+            "return self._pool.free_count",
         ),
     ),
     _bug(
@@ -417,7 +435,7 @@ MUTANTS = [
         "the longest waiting sequence is not recorded",
         SCHEDULER,
         (
-            "self._overdue = None if any(row.sequence is oldest for row in rows) else oldest",
+            "self._overdue = min(missed, key=_arrival, default=None)",
             "self._overdue = None",
         ),
     ),
@@ -443,12 +461,94 @@ MUTANTS = [
             "        self._moves.clear()",
         ),
     ),
-    # ---- the budget
+    # ---- turns under load
     _bug(
-        "the oldest long prompt takes all tokens of a step",
-        BUDGET,
-        ("share = max(tokens // len(demands), 1)", "share = tokens"),
+        "a prompt is computed beside the same prompt",
+        PREFIXES,
+        ("return end <= other.publish_to and", "return False and"),
     ),
+    _bug(
+        "a turn waits for a prefix of another cache scope",
+        PREFIXES,
+        ("return sequence.lease.scope, node,", 'return "", node,'),
+    ),
+    _bug(
+        "a prompt is published only when it is complete",
+        SESSIONS,
+        (
+            "        self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)\n"
+            "        if sequence.committed >= sequence.publish_to:\n",
+            "        if sequence.committed >= sequence.publish_to:\n"
+            "            self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)\n",
+        ),
+    ),
+    _bug(
+        "admission ignores the growth of turns",
+        ADMISSION,
+        ("return peak <= OVERCOMMITMENT * pool", "return True"),
+    ),
+    _bug(
+        "an admitted turn takes the pages of a retracted one",
+        ADMISSION,
+        ("{*retracted, sequence}", "{sequence}"),
+    ),
+    _bug(
+        "admissions are not paced after a retraction",
+        ADMISSION,
+        ("self._paced_until = step + PACED_STEPS", "self._paced_until = step"),
+    ),
+    _bug(
+        "the estimate of outputs does not learn",
+        GROWTH,
+        ("        self._recent.append(output_tokens)\n", "        return\n"),
+    ),
+    _bug(
+        "a turn is overtaken for ever",
+        QUEUE,
+        ("and due[0] <= step:", "and due[0] < 0:"),
+    ),
+    _bug(
+        "long turns are served in the order of their arrival",
+        QUEUE,
+        (
+            "(turn.sampling.priority, entry.tokens, turn.arrival",
+            "(turn.sampling.priority, 0, turn.arrival",
+        ),
+    ),
+    _bug(
+        "priorities are ignored",
+        QUEUE,
+        (
+            "(turn.sampling.priority, entry.tokens, turn.arrival",
+            "(0, entry.tokens, turn.arrival",
+        ),
+    ),
+    _bug(
+        "the tokens of a group are not counted",
+        QUEUE,
+        ("group.virtual_time += tokens / sequence.weight", "pass"),
+    ),
+    _bug(
+        "the rows of a full step are not shared among groups",
+        SHARES,
+        ("places.append(counts[sequence.group] / sequence.weight)", "places.append(0.0)"),
+    ),
+    _bug(
+        "a group does not claim its share of the pages",
+        SCHEDULER,
+        (" or self._claim_share(sequence, share)", ""),
+    ),
+    _bug(
+        "a turn waits for admission behind others though it is admitted",
+        SCHEDULER,
+        ("in list(self._admitted) if queue else ():", "in ():"),
+    ),
+    _bug(
+        "more turns than rows do not rotate",
+        SCHEDULER,
+        ("ordered = sorted(live, key=_last_step)", "ordered = live"),
+    ),
+    # ---- the budget
     _bug(
         "tokens of a step are not counted",
         BUDGET,
@@ -518,11 +618,174 @@ MUTANTS = [
         SESSIONS,
         ("        log.clear_turns()\n", ""),
     ),
+    # ---- windows, states and marks
+    _bug(
+        "the floor of a window moves a page too far",
+        WINDOWS,
+        (
+            "return max(position - self.window + 1, 0) // self._page_size",
+            "return -(-max(position - self.window + 1, 0) // self._page_size)",
+        ),
+    ),
+    _bug(
+        "the pages of a window are never freed",
+        WINDOWS,
+        (
+            "        if first > part.first:\n            self._advance",
+            "        if False:\n            self._advance",
+        ),
+    ),
+    _bug(
+        "a mark does not keep its window",
+        WINDOWS,
+        ("            if self._is_marked(lease, index):\n", "            if False:\n"),
+    ),
+    _bug(
+        "the window of a dropped mark is not freed",
+        WINDOWS,
+        ("[n for n in part.retained if not self._is_marked(lease, n)]", "list[int]()"),
+    ),
+    _bug(
+        "a match accepts a node without its window page",
+        WINDOWS,
+        (
+            "if path[n].units[self.index] < 0), None)",
+            "if path[n].units[self.index] < -1), None)",
+        ),
+    ),
+    _bug(
+        "a match accepts a node without a state",
+        STATES,
+        (
+            "        while depth and path[depth - 1].units[self.index] < 0:\n",
+            "        while False:\n",
+        ),
+    ),
+    _bug(
+        "the copied page of a window keeps its holder",
+        WINDOWS,
+        ("            self.pool.release(last)\n", ""),
+    ),
+    _bug(
+        "a shared window page is written",
+        WINDOWS,
+        (
+            '[:-1] + array("i", [page])\n            self.pool.release(last)\n',
+            "\n            self.pool.release(page)\n",
+        ),
+    ),
+    _bug(
+        "a mark shares its slot with the live state uncounted",
+        STATES,
+        (
+            "slot = self._share(self._slot_at(lease, to))\n        self._release",
+            "slot = self._slot_at(lease, to)\n        self._release",
+        ),
+    ),
+    _bug(
+        "a row writes the state that it reads",
+        STATES,
+        ("return StateSlots(live[-2], live[-1])", "return StateSlots(live[-2], live[-2])"),
+    ),
+    _bug(
+        "a row reads the committed state, not that of the step in flight",
+        STATES,
+        ("return StateSlots(live[-2], live[-1])", "return StateSlots(live[0], live[-1])"),
+    ),
+    _bug(
+        "the states in flight are turned twice",
+        STATES,
+        (
+            "part.marked[start] = passed\n        else:\n            self._release(passed)\n",
+            "part.marked[start] = passed\n        else:\n            self._release(passed)\n"
+            "            if is_kept and len(part.live) > 1:\n"
+            "                self._release(part.live.pop(0))\n",
+        ),
+    ),
+    _bug(
+        "an abandoned step leaves its state as the newest",
+        STATES,
+        ("part.live.pop(0 if is_kept else 1)", "part.live.pop(0)"),
+    ),
+    _bug(
+        "a row that was cut in its middle keeps its tokens",
+        CACHE,
+        (
+            "        elif not self.components.states:\n            lease.committed += kept or 0",
+            "        else:\n            lease.committed += kept or 0",
+        ),
+    ),
+    _bug(
+        "a rewind ignores windows and states",
+        CACHE,
+        ("self.components.rewind(lease, to) if self.has_components else to", "to"),
+    ),
+    _bug(
+        "a rewind never uses a mark",
+        COMPONENTS,
+        (
+            "candidates = (limit, *(mark for mark in reversed(lease.marks) if mark < limit))",
+            "candidates = (limit,)",
+        ),
+    ),
+    _bug(
+        "a fork ignores windows and states",
+        CACHE,
+        (
+            "            at = self.components.newest_held(lease, at)\n        self.publish",
+            "            pass\n        self.publish",
+        ),
+    ),
+    _bug(
+        "marks inside an answer are never thinned",
+        MARKS,
+        ("    if sum(x > anchor for x in kept) > MARKS_MAX:\n", "    if False:\n"),
+    ),
+    _bug(
+        "the anchor of an answer is not kept",
+        MARKS,
+        (
+            "    kept = [x for x in marks if x <= anchor or",
+            "    kept = [x for x in marks if x < anchor or x > anchor and",
+        ),
+    ),
+    _bug(
+        "an append computes the last ids of a model with marks",
+        CACHE,
+        ("return self.components.last_boundary(length) if self.has_components else", "return"),
+    ),
+    _bug(
+        "an idle session is evicted in part though its state is not",
+        CACHE,
+        (
+            "if self.has_components:\n            self._evict_whole",
+            "if False:\n            self._evict_whole",
+        ),
+    ),
+    _bug(
+        "the last window and the state are not spilled",
+        HOST,
+        (
+            "units = [component.spillable(lease) for component in self._components]",
+            "units = [list[int]() for _ in self._components]",
+        ),
+    ),
+    _bug(
+        "an evicted node keeps its units",
+        RADIX,
+        (
+            "self._drop_unit(node, component)\n            if parent.parent",
+            "pass\n            if parent.parent",
+        ),
+    ),
     # ---- steps planned while the previous one is in flight
     _bug(
         "pages of a step in flight are changed",
         CACHE,
-        ("lease.pages = lease.pages + array(", "lease.pages += array("),
+        (
+            'lease.pages = lease.pages + array("i", [self',
+            'lease.pages += array("i", [self',
+        ),
     ),
     _bug(
         "an unneeded step is not discarded",
@@ -590,5 +853,153 @@ MUTANTS = [
         "a failed audit is not counted",
         LOOP,
         ("            self._counters.failed_audits += 1\n", ""),
+    ),
+    _bug(
+        "the KV of a refused draft is kept",
+        LOOP,
+        (
+            "                break\n            result = drawn.after_drafts[accepted]\n",
+            "                accepted += len(ids) <= len(drafts)\n"
+            "                break\n            result = drawn.after_drafts[accepted]\n",
+        ),
+    ),
+    _bug(
+        "an id drawn after a refused draft is kept",
+        LOOP,
+        (
+            "            if accepted == len(drafts) or drafts[accepted] != result.id:\n",
+            "            if accepted == len(drafts):\n",
+        ),
+    ),
+    _bug(
+        "the KV of accepted drafts is released",
+        LOOP,
+        (
+            "kept += self._apply_drawn(sequence, turn, drawn, drafts, sessions)",
+            "self._apply_drawn(sequence, turn, drawn, drafts, sessions)",
+        ),
+    ),
+    _bug(
+        "drafts after the end of a turn are applied",
+        LOOP,
+        (
+            "            if end_reason is not None:\n                break\n        if ids:",
+            "        if ids:",
+        ),
+    ),
+    _bug(
+        "refused drafts count as launched output",
+        LOOP,
+        ("        turn.launched_tokens -= 1 + drafts - ids\n", ""),
+    ),
+    _bug(
+        "a failed step leaves drafts promised",
+        LOOP,
+        ("row.sequence.promised -= len(row.drafts) or 1", "row.sequence.promised -= 1"),
+    ),
+    _bug(
+        "a turn draws beside its drafts in flight",
+        LOOP,
+        (
+            "            sequence.promised += len(drafts) or 1",
+            "            sequence.promised += len(drafts) + 1",
+        ),
+        (
+            "            sequence.promised -= len(drafts) or 1",
+            "            sequence.promised -= len(drafts) + 1",
+        ),
+    ),
+    _bug(
+        "a row has drafts before the end of the log",
+        SCHEDULER,
+        (
+            "lease.launched + count < len(sequence.ids) or sequence.promised or",
+            "sequence.promised or",
+        ),
+    ),
+    _bug(
+        "a fed row has drafts",
+        SCHEDULER,
+        ("len(sequence.ids) or sequence.promised or self", "len(sequence.ids) or self"),
+    ),
+    _bug(
+        "drafts take the tokens of later rows",
+        SCHEDULER,
+        (
+            "room = budget.remaining_tokens - count - (budget.remaining_rows - 1)",
+            "room = budget.remaining_tokens - count",
+        ),
+    ),
+    _bug(
+        "a faulty row is searched with drafts",
+        SCHEDULER,
+        (" or sequence.promised or self._fault_isolation:", " or sequence.promised:"),
+    ),
+    _bug(
+        "drafts are drawn with the random number of the first id",
+        TURN,
+        (
+            "samples = [self.next_sample() for _ in drafts]",
+            "samples = [self.next_sample()] * len(drafts)\n"
+            "        self.launched_tokens += len(drafts) - 1",
+        ),
+    ),
+    _bug(
+        "drafts exceed the limit of a turn",
+        SPECULATION,
+        ("turn.max_output_tokens - turn.launched_tokens - 1)", "turn.max_output_tokens)"),
+    ),
+    _bug(
+        "turns with penalties have drafts",
+        TURN,
+        (
+            "        return self.penalized is None\n\n    def fit_drafts",
+            "        return True\n\n    def fit_drafts",
+        ),
+    ),
+    _bug(
+        "masks of drafts lack the drafts",
+        GRAMMAR,
+        ("            matcher.accept(self._drafts[len(self._masks)])\n", ""),
+    ),
+    _bug(
+        "drafts advance the matcher of their turn",
+        GRAMMAR,
+        ("self._advanced or self._original.copy()", "self._advanced or self._original"),
+    ),
+    _bug(
+        "the index of n-grams does not follow cuts",
+        LOG,
+        ("            self.index.truncate(to)\n", "            pass\n"),
+    ),
+    _bug(
+        "a cut loses the older places of an n-gram",
+        NGRAMS,
+        ("                self._newest[ngram] = older", "                del self._newest[ngram]"),
+    ),
+    _bug(
+        "the shortest match is taken",
+        NGRAMS,
+        ("if length > found_length:", "if not found_length:"),
+    ),
+    _bug(
+        "the oldest continuation in the tree is taken",
+        RADIX,
+        ("islice(reversed(self.children.values())", "islice(iter(self.children.values())"),
+    ),
+    _bug(
+        "a continuation begins with the last ids of the log",
+        RADIX,
+        ("found.frombytes(node.key[len(rest) :])", "found.frombytes(node.key)"),
+    ),
+    _bug(
+        "a session drafts without a gain",
+        GAIN,
+        ("            self._wait_ids = self._pause_ids\n", ""),
+    ),
+    _bug(
+        "a session without a gain never tries again",
+        GAIN,
+        ("self._wait_ids = max(self._wait_ids - 1, 0)", "self._wait_ids = max(self._wait_ids, 0)"),
     ),
 ]

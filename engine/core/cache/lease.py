@@ -9,6 +9,10 @@ rule applies: len(pages) == ceil((committed + reserved) / P). After a rewind the
 path may be only partly used; it is copied before the next write (see `reserve` of
 SessionAwareCache). An idle lease may have spilled its tail to the host (host_tier.py); the host
 pages are recalled or discarded before the lease is written. Only the cache changes a lease.
+
+All this is about the full group. If the model has other components (component.py), the lease has a
+part of each, and `committed` is the newest position at which all of them hold what the next token
+needs.
 """
 
 from array import array
@@ -17,7 +21,20 @@ from continuo.engine.core.cache.radix_tree import RadixNode
 
 
 class PageLease:
-    __slots__ = ("committed", "host_end", "host_pages", "pages", "path", "reserved", "scope")
+    __slots__ = (
+        "anchor",
+        "committed",
+        "host_end",
+        "host_pages",
+        "host_units",
+        "mark_spacing",
+        "marks",
+        "pages",
+        "parts",
+        "path",
+        "reserved",
+        "scope",
+    )
 
     def __init__(self, scope: str) -> None:
         self.scope = scope
@@ -30,6 +47,14 @@ class PageLease:
         self.host_pages: array[int] = array("i")
         self.host_end = 0
         """Tokens up to the end of `host_pages`; meaningful only while these are not empty."""
+        self.parts: list[object] = []
+        """The part of the lease in each component besides the full group."""
+        self.host_units: list[list[int]] = []
+        """Host pages or slots of each component while the lease is spilled."""
+        self.marks: list[int] = []
+        """Positions up to `committed`, ascending, at which the lease is continuable (marks.py)."""
+        self.anchor = 0
+        self.mark_spacing = 0
 
     @property
     def private_pages(self) -> int:

@@ -10,6 +10,11 @@ is always a prefix. Pages of idle leases are spilled to the host tier while it h
 that lost pages has a smaller `committed`: the KV of those tokens must be computed again, and
 nothing else changes.
 
+That is the full group of layers. For the others (windows, recurrent states: component.py) each
+lease has a part, and `committed` is always a position at which every component holds what the next
+token needs: a rewind goes to the newest such position, and an idle lease is evicted as a whole,
+after its marks. Their pools count holders: free + held == total, in each.
+
 Every call is O(pages moved), never O(history), except those that walk the tree (match, publish,
 fork, close), which are off the path of a streaming turn. (The page numbers of a lease that gains or
 loses pages are copied: 4 bytes per page.) The device runs steps in order, so a page may be reused
@@ -18,27 +23,62 @@ while an earlier step still reads it; see batch.py.
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 
-from continuo.engine.batch import PageMove
+from continuo.engine.batch import Geometry, PageMove, WindowGroup
+from continuo.engine.core.cache.component import Component
+from continuo.engine.core.cache.components import Components
 from continuo.engine.core.cache.host_tier import HostTier
 from continuo.engine.core.cache.lease import PageLease
 from continuo.engine.core.cache.page_pool import PagePool
+from continuo.engine.core.cache.page_usage import PageUsage
 from continuo.engine.core.cache.radix_tree import RadixTree
 
 
 class SessionAwareCache:
-    def __init__(self, pages: int, page_size: int, host_pages: int = 0) -> None:
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        host_pages: int = 0,
+        windows: Sequence[WindowGroup] = (),
+        state_slots: int = 0,
+        host_state_slots: int = 0,
+        *,
+        has_full_layers: bool = True,
+    ) -> None:
+        """`has_full_layers` False: the pages of the full group take no memory and are not
+        reported."""
         self.page_size = page_size
         self.pool = PagePool(pages)
-        self.tree = RadixTree(page_size)
         self._moves: list[PageMove] = []
-        self.host_tier = HostTier(host_pages, page_size, self._moves)
+        self.components = Components(page_size, windows, state_slots, host_state_slots, self._moves)
+        self.has_components = bool(self.components)
+        """Whether rows carry more than pages of the full group."""
+        self.tree = RadixTree(page_size, [component.pool for component in self.components])
+        self.host_tier = HostTier(host_pages, page_size, self._moves, self.components)
         self.evicted_pages = 0
+        self.room_version = 0
+        """Increases whenever more pages may have become available."""
         self._leases: set[PageLease] = set()
         self._busy: set[PageLease] = set()
         self._idle: OrderedDict[PageLease, None] = OrderedDict()
         """Idle leases with pages, least recently used first."""
-        self._leased_pages = 0
+        self.usage = PageUsage(
+            self.pool, self.tree, self.components, self._busy, has_full_layers=has_full_layers
+        )
+
+    @classmethod
+    def for_geometry(cls, geometry: Geometry) -> "SessionAwareCache":
+        return cls(
+            geometry.pages,
+            geometry.page_size,
+            geometry.host_pages,
+            geometry.windows,
+            geometry.state_slots,
+            geometry.host_state_slots,
+            has_full_layers=geometry.has_full_layers,
+        )
 
     # ---- the life of a lease --------------------------------------------------------------
 
@@ -46,23 +86,31 @@ class SessionAwareCache:
         """Open an empty lease. The lease is busy, so that its pages are not evicted until
         `mark_idle`."""
         lease = PageLease(scope)
+        for component in self.components:
+            component.open(lease)
         self._leases.add(lease)
         self._busy.add(lease)
         return lease
 
     def match(self, lease: PageLease, ids: "array[int]", limit: int) -> int:
         """Replace the lease's pages by shared pages of the tree if these cover more of ids[:limit].
-        Returns the tokens now committed. Nothing may be in flight."""
+        Returns the tokens now committed. Nothing may be in flight. The search begins behind the
+        shared pages that the lease has, so that a repeated one is O(pages found)."""
         assert lease.reserved == 0
-        path = self.tree.match(lease.scope, ids, limit)
-        if len(path) * self.page_size <= lease.resident_tokens:
+        kept = [] if self.has_components else lease.path[: lease.committed // self.page_size]
+        found = self.tree.match(lease.scope, ids, limit, kept)
+        if self.has_components:
+            del found[self.components.whole_depth(found, len(found)) :]
+        if (len(kept) + len(found)) * self.page_size <= lease.resident_tokens:
             return lease.committed
         self.host_tier.discard(lease)
-        self.tree.acquire(path)
-        self._release(lease, 0)
-        lease.path = path
-        lease.pages = array("i", [node.page for node in path])
-        lease.committed = len(path) * self.page_size
+        self.tree.acquire(found)
+        self._release(lease, len(kept))
+        lease.path += found
+        lease.pages = lease.pages + array("i", [node.page for node in found])
+        lease.committed = len(lease.path) * self.page_size
+        if self.has_components:
+            self.components.adopt(lease, lease.path)
         return lease.committed
 
     def reserve(self, lease: PageLease, count: int) -> bool:
@@ -71,61 +119,82 @@ class SessionAwareCache:
         page first if it would be written."""
         assert not lease.host_pages, "host pages must be recalled or discarded first"
         reach, size = lease.committed + lease.reserved, self.page_size
-        if reach + count <= len(lease.pages) * size and len(lease.path) * size <= reach:
+        if (
+            reach + count <= len(lease.pages) * size
+            and len(lease.path) * size <= reach
+            and not self.has_components
+        ):
             lease.reserved += count
             return True
         copy = len(lease.path) * size > reach
         needed = self._pages_for(reach + count) - len(lease.pages) + copy
+        if self.has_components and not self._make_room_in_components(lease, count, copy=copy):
+            return False
         if not self._make_room(needed):
             return False
+        if self.has_components:
+            for component in self.components:
+                component.reserve(lease, count, copy=copy)
         if copy:
             self._copy_last_shared(lease)
         fresh = needed - copy
         if fresh:
             lease.pages = lease.pages + array("i", [self.pool.allocate() for _ in range(fresh)])
-            self._leased_pages += fresh
+            self.usage.leased_pages += fresh
         lease.reserved += count
         return True
 
     def commit(self, lease: PageLease, count: int, kept: int | None = None) -> None:
         """Commit `count` reserved tokens of a collected step. Only the first `kept` are kept (None:
-        all), which are fewer than `count` if the log was cut since the launch. Pages beyond them
-        are released."""
+        all), which are fewer than `count` if the log was cut since the launch; none, if the model
+        has a recurrent state, which is known only at the end of a step. Pages beyond them are
+        released."""
         assert count <= lease.reserved
+        start = lease.committed
         lease.reserved -= count
-        if kept is None or kept == count:
+        is_kept = kept is None or kept == count
+        if is_kept:
             lease.committed += count
-        else:
-            lease.committed += kept
+        elif not self.components.states:
+            lease.committed += kept or 0
+        if self.has_components:
+            self.components.commit(lease, start, is_kept=is_kept)
+        if not is_kept:
             self._trim(lease)
 
     def publish(self, lease: PageLease, ids: "array[int]", limit: int) -> None:
         """Move full private pages within ids[:limit] into the tree; the lease then references them
         there. Pages that the tree already has are released to the pool."""
         size = self.page_size
-        last = min(limit, lease.committed) // size
+        first, last = len(lease.path), min(limit, lease.committed) // size
         pages = lease.pages
-        for index in range(len(lease.path), last):
+        for index in range(first, last):
             page = pages[index]
             key = ids[index * size : (index + 1) * size].tobytes()
             parent = lease.path[-1] if lease.path else None
             node, taken = self.tree.insert(lease.scope, parent, key, page)
             self.tree.acquire([node])
-            self._leased_pages -= 1
+            self.usage.leased_pages -= 1
             lease.path.append(node)
             if not taken:
                 pages = pages[:] if pages is lease.pages else pages
                 pages[index] = node.page
                 self.pool.release([page])
         lease.pages = pages
+        if self.has_components:
+            for component in self.components:
+                for node in component.publish(lease, lease.path, first):
+                    self.tree.offer_unit(node, component.index)
 
     def rewind(self, lease: PageLease, to: int) -> None:
         """Discard the KV after the first `to` tokens, if there is any. The KV of those tokens is
-        kept: a shared page that is cut in its middle is copied when it is next written."""
+        kept: a shared page that is cut in its middle is copied when it is next written. If the
+        lease is not continuable at `to`, it is rewound to the newest position before at which it
+        is."""
         assert lease.reserved == 0
         self.host_tier.trim(lease, to)
         if to < lease.committed:
-            lease.committed = to
+            lease.committed = self.components.rewind(lease, to) if self.has_components else to
             self._trim(lease)
 
     def fork(self, lease: PageLease, ids: "array[int]", at: int, limit: int) -> PageLease:
@@ -138,18 +207,29 @@ class SessionAwareCache:
         """
         assert lease in self._busy
         at = min(at, lease.committed)
+        if self.has_components:
+            at = self.components.newest_held(lease, at)
         self.publish(lease, ids, min(self._pages_for(at) * self.page_size, limit))
         child = self.open(lease.scope)
-        child.path = lease.path[: self._pages_for(at)]
+        shared = min(len(lease.path), self._pages_for(at))
+        copy = shared * self.page_size < at
+        if copy and not self._has_room_for_copy():
+            at, copy = shared * self.page_size, False
+            if self.has_components:
+                at = self.components.newest_held(lease, at)
+                shared = self._pages_for(at)
+        child.path = lease.path[:shared]
         self.tree.acquire(child.path)
-        child.pages = lease.pages[: len(child.path)]
-        child.committed = min(at, len(child.path) * self.page_size)
-        if child.committed < at and self._make_room(1):
+        child.pages = lease.pages[:shared]
+        child.committed = min(at, shared * self.page_size)
+        if copy:
             page = self.pool.allocate()
-            self._leased_pages += 1
+            self.usage.leased_pages += 1
             self._moves.append(PageMove("copy", lease.pages[len(child.path)], page))
             child.pages.append(page)
             child.committed = at
+        for component in self.components:
+            component.fork(lease, child, at, copy=copy)
         return child
 
     def close(self, lease: PageLease, ids: "array[int]", limit: int) -> None:
@@ -167,6 +247,7 @@ class SessionAwareCache:
         """Make the pages of a lease evictable, because no turn needs them now."""
         assert lease.reserved == 0
         self._busy.discard(lease)
+        self.room_version += 1
         self._idle.pop(lease, None)
         if lease.pages:
             self._idle[lease] = None
@@ -183,21 +264,24 @@ class SessionAwareCache:
             return True
         assert lease not in self._idle
         self.host_tier.pin(lease)
-        if not self._make_room(len(lease.host_pages)):
+        needs = zip(self.components, lease.host_units, strict=False)
+        if not (
+            all(self._make_room_in(component, len(units)) for component, units in needs)
+            and self._make_room(len(lease.host_pages))
+        ):
             self.host_tier.discard(lease)
             return False
         pages = array("i", [self.pool.allocate() for _ in lease.host_pages])
-        self._leased_pages += len(pages)
-        committed = lease.host_end
+        self.usage.leased_pages += len(pages)
         self.host_tier.recall(lease, pages)
         lease.pages = lease.pages + pages
-        lease.committed = committed
         return True
 
     def retract(self, lease: PageLease) -> None:
         """Release all pages of a lease. The KV of its sequence must be computed again from the
         start."""
         assert lease.reserved == 0
+        self.host_tier.discard(lease)
         self._release(lease, 0)
 
     def reset(self) -> None:
@@ -216,20 +300,28 @@ class SessionAwareCache:
         self._moves.clear()
         return moves
 
-    def available_pages(self) -> int:
-        """Return an upper bound on the number of pages that are free after all idle ones are
-        evicted."""
-        return self.pool.total - sum(lease.private_pages for lease in self._busy)
+    # ---- positions ------------------------------------------------------------------------
+
+    @property
+    def shares_pages_in_flight(self) -> bool:
+        """Whether a page can be matched as soon as it is published. It cannot if the model has a
+        recurrent state, which is published at the end of a prompt."""
+        return self.components.states is None
+
+    def match_end(self, length: int) -> int:
+        """Return how many ids of a log of `length` ids a turn may match. It computes the last one
+        again: in a copy of the last shared page, unless it is continuable at few positions."""
+        return length - 1 if self.has_components else length
+
+    def prefill_end(self, length: int) -> int:
+        """Return how many tokens of a log of `length` ids are worth computing before a turn begins.
+        A turn computes the last one again, and keeps a mark at the last page boundary before it; a
+        model that needs marks stops there."""
+        return self.components.last_boundary(length) if self.has_components else length
 
     def has_in_flight(self) -> bool:
         """Return whether any lease has tokens in flight."""
         return any(lease.reserved for lease in self._busy)
-
-    # ---- accounting -----------------------------------------------------------------------
-
-    @property
-    def leased_pages(self) -> int:
-        return self._leased_pages
 
     def audit(self) -> None:
         """Check that every page has one owner, that reference counts match the leases, and that
@@ -251,7 +343,7 @@ class SessionAwareCache:
         assert not references, "a lease references a node that is not in the tree"
         assert self.tree.size == len(nodes)
         assert self.tree.unreferenced == sum(node.ref_count == 0 for node in nodes)
-        assert self.pool.free_count + self.tree.size + self._leased_pages == self.pool.total
+        assert self.pool.free_count + self.tree.size + self.usage.leased_pages == self.pool.total
         slots = self.host_tier.pool.free_pages()
         for lease in self._leases:
             slots.extend(lease.host_pages)
@@ -261,6 +353,7 @@ class SessionAwareCache:
         assert sorted(slots) == list(range(self.host_tier.pool.total)), (
             "a host page is lost or owned twice"
         )
+        self.components.audit(self._leases, nodes, self.tree)
         assert self._busy <= self._leases
         assert self._idle.keys() == {x for x in self._leases - self._busy if x.pages}
 
@@ -276,22 +369,25 @@ class SessionAwareCache:
 
     def _release(self, lease: PageLease, keep: int) -> None:
         """Release the lease's pages after the first `keep`."""
+        self.room_version += lease in self._busy
         shared = len(lease.path)
         private = lease.pages[max(keep, shared) :]
         self.pool.release(private)
-        self._leased_pages -= len(private)
+        self.usage.leased_pages -= len(private)
         if keep < shared:
             self.tree.release(lease.path[keep:])
             del lease.path[keep:]
         lease.pages = lease.pages[:keep]
         if not keep:
             self._idle.pop(lease, None)
+            if self.has_components:
+                self.components.release(lease)
         lease.committed = min(lease.committed, keep * self.page_size)
 
     def _copy_last_shared(self, lease: PageLease) -> None:
         node = lease.path.pop()
         page = self.pool.allocate()
-        self._leased_pages += 1
+        self.usage.leased_pages += 1
         self._moves.append(PageMove("copy", node.page, page))
         lease.pages = lease.pages[:]
         lease.pages[len(lease.path)] = page
@@ -311,13 +407,53 @@ class SessionAwareCache:
                 return False
         return True
 
+    def _make_room_in(self, component: Component, needed: int) -> bool:
+        """Evict units of a component from the tree, then the marks of idle leases and these leases
+        as a whole, then the marks of busy leases, until `needed` units are free. Returns False if
+        that is impossible."""
+        while component.pool.free_count < needed:
+            if self.tree.evict_unit(component.index):
+                continue
+            if self._idle:
+                lease = next(iter(self._idle))
+                if lease.marks:
+                    self.components.set_marks(lease, [])
+                else:
+                    self._evict_tail(lease, len(lease.pages))
+            elif self.components.marked:
+                self.components.set_marks(next(iter(self.components.marked)), [])
+            else:
+                return False
+        return True
+
+    def _make_room_in_components(self, lease: PageLease, count: int, *, copy: bool) -> bool:
+        return all(
+            self._make_room_in(component, component.units_needed(lease, count, copy=copy))
+            for component in self.components
+        )
+
+    def _has_room_for_copy(self) -> bool:
+        return all(self._make_room_in(x, 1) for x in self.components.windows) and self._make_room(1)
+
     def _evict_tail(self, lease: PageLease, pages: int) -> None:
-        """Evict up to `pages` private pages from the tail of an idle lease, spilling them if the
-        host tier has room. A lease with only shared pages releases all of them, so that the tree
-        can evict them."""
-        taken = min(pages, lease.private_pages)
-        self.evicted_pages += taken
+        """Evict up to `pages` pages from the tail of an idle lease, spilling them if the host tier
+        has room. Shared pages that no other lease references are left to the tree, which evicts
+        them next; a lease without such pages releases all of its pages. So does one with parts of
+        other components, which could not be continued from a part of its pages."""
+        if self.has_components:
+            self._evict_whole(lease)
+            return
+        taken = min(pages, lease.private_pages or self.usage.exclusive_pages(lease))
+        if lease.private_pages:
+            self.evicted_pages += taken
         keep = len(lease.pages) - taken if taken else 0
         if self.host_tier.pool.total:
             self.host_tier.spill(lease, lease.pages[keep:])
         self._release(lease, keep)
+
+    def _evict_whole(self, lease: PageLease) -> None:
+        self.evicted_pages += lease.private_pages
+        self.components.set_marks(lease, [])
+        if self.host_tier.pool.total:
+            self.host_tier.spill(lease, lease.pages)
+        self._release(lease, 0)

@@ -6,7 +6,6 @@ token's work. The model of that time (step_time_model.py):
     seconds ≈ a + b · rows + c · tokens + d · Σ tokens · context
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -47,21 +46,3 @@ class StepBudget:
 
     def __bool__(self) -> bool:
         return self.remaining_tokens > 0 and self.remaining_rows > 0
-
-
-def allot(demands: Sequence[int], tokens: int) -> list[int]:
-    """Divide `tokens` among `demands`, which are token counts, oldest first. Each gets up to an
-    equal share, so that no demand waits for a larger one; the rest goes to the oldest demands that
-    exceed their share."""
-    if not demands:
-        return []
-    share = max(tokens // len(demands), 1)
-    allotted: list[int] = []
-    for demand in demands:
-        allotted.append(min(demand, share, tokens))
-        tokens -= allotted[-1]
-    for index, demand in enumerate(demands):
-        more = min(demand - allotted[index], tokens)
-        allotted[index] += more
-        tokens -= more
-    return allotted

@@ -2,25 +2,38 @@
 clock.
 
 Order of rows: decodes and short turns (the live rows), never split; then prefill chunks of long
-turns, oldest first, as large as the time left in the step allows; then prefill chunks of appends
-without a turn. Chunks prolong a step with live rows by at most half. If live rows leave no room,
-the turn that has waited longest is first in the next step.
+turns, in the order of TurnQueue, as large as the time left in the step allows; then prefill chunks
+of appends without a turn. Chunks prolong a step with live rows by at most half. If live rows leave
+no room, the first long turn is first in the next step. If there are more live rows than a step has,
+they rotate. A long turn waits while another one computes the same prefix (prefixes_in_flight.py).
 
-Pages: a turn may take them from idle leases and from strictly younger turns (retraction), so the
-oldest turn always makes progress and turns always finish. A turn without pages is admitted when its
-whole prompt would fit; the oldest turn is always admitted.
+Pages: a turn is admitted when there is room for it (admission.py), and the oldest turn always. A
+turn may take pages from idle leases, and from turns after it, which are retracted: their leases
+become idle, so that they lose only as many pages as are needed, from the tail, and spill them to
+the host tier while it has room. No turn takes pages from the oldest one, so turns always finish.
+
+A row that reaches the end of the log may bring drafts (speculation). They take tokens that no other
+row needs, and pages that no other turn has. No row has drafts while a faulty one is searched.
 
 After a failed step, the sequences that may share the next one are limited: see fault_isolation.py.
 """
 
-from collections.abc import Collection
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.core.schedule.budget import StepBudget, StepLoad, allot
+from continuo.engine.core.schedule.admission import Admission
+from continuo.engine.core.schedule.budget import StepBudget, StepLoad
+from continuo.engine.core.schedule.candidates import REFUSED_TURNS_MAX, PoppedTurns, Refusals
 from continuo.engine.core.schedule.fault_isolation import FaultIsolation, SequenceFilter
+from continuo.engine.core.schedule.group_shares import GroupShares, interleave_groups
+from continuo.engine.core.schedule.prefixes_in_flight import PrefixesInFlight
 from continuo.engine.core.schedule.step_time_model import StepTimeModel
+from continuo.engine.core.schedule.turn_queue import AGING, TurnQueue
 from continuo.engine.core.sequence import Sequence
+from continuo.engine.core.speculation import NO_DRAFTS, Speculation
 from continuo.engine.core.turn import Turn
 from continuo.engine.wire.messages import KVResidency
 
@@ -29,6 +42,9 @@ SHORT_TURN_TOKENS_MAX = 64
 because it hardly prolongs a step."""
 CHUNK_TOKENS_MIN = 16
 """Minimum tokens of a prefill chunk, even if the time for prefill is used up."""
+CHUNK_TOKENS_MIN_ALONE = 48
+"""The same in a step without live rows (decodes and short turns). With fewer tokens, a large model
+on a CPU spends much of the step on reading its weights."""
 RESIDENCY_ORDER: tuple[KVResidency, ...] = ("none", "hot", "host", "recomputed")
 """Residencies by increasing cost of restoring a sequence's KV; "none": no KV had been computed. If
 KV was restored several times before a turn, the turn reports the costliest."""
@@ -43,15 +59,25 @@ short turns)."""
 PREFILL_GROWTH = 1.5
 """Factor by which the time limit of prefill grows with each further step without live rows (decodes
 and short turns)."""
+STEP_S_WEIGHT = 0.1
+"""Weight of the last step in the moving average of their duration."""
+TURNS_PER_ROW_MAX = 2
+"""Maximum admitted turns, as a multiple of the rows of a step. Those beyond the rows rotate."""
+RETRY_STEPS = 8
+"""Steps after which a refused turn is considered again, even if no page became available."""
 
 
 class ScheduledRow(NamedTuple):
     """A row: the next `tokens` tokens of a sequence. If `turn` is given, an output id of that turn
-    is drawn from the logits of the last token."""
+    is drawn from the logits of the last token; with `drafts`, which are the last ones of `tokens`,
+    from those of the token before them and of each draft."""
 
     sequence: Sequence
     tokens: int
     turn: Turn | None
+    drafts: "array[int]" = NO_DRAFTS
+    """While they are in flight they are promised, in place of the id that the row draws for
+    certain, so that the turn owes nothing and has no other row."""
 
     @property
     def is_needed(self) -> bool:
@@ -67,32 +93,88 @@ class StepPlan(NamedTuple):
 
 
 class Scheduler:
-    def __init__(self, cache: SessionAwareCache, max_batched_tokens: int, max_rows: int) -> None:
+    def __init__(
+        self,
+        cache: SessionAwareCache,
+        max_batched_tokens: int,
+        max_rows: int,
+        max_group_share: float = 1.0,
+        *,
+        samples_late: bool = False,
+        speculation: Speculation | None = None,
+    ) -> None:
+        """`max_group_share`: maximum share of the rows, and of the pages, for one group.
+        `samples_late`: as in `Geometry`. `speculation` None: no row has drafts."""
         self.cache = cache
+        self._samples_late = samples_late
+        self._speculation = speculation
+        self._max_group_share = max_group_share
         self.max_batched_tokens = max_batched_tokens
         self.max_rows = max_rows
         self.retractions = 0
+        self._steps = 0
+        """Number of steps planned."""
+        self._arrivals = 0
+        """Number of turns added."""
         self._step_time = StepTimeModel()
         self._prefill_s = PREFILL_S_MAX
         """Time that prefill chunks may take in the next step, in seconds. Set from `_live_load`
         after a step with live rows (decodes and short turns), and increased in each step without
         any."""
+        self._step_s = 0.0
+        """Moving average of the seconds of a step."""
         self._live_load = StepLoad()
         """Load of the live rows (decodes and short turns) in the last step that had any; empty once
         `_prefill_s` was computed from it."""
         self._turns: dict[Sequence, None] = {}
         """Sequences with a turn, oldest turn first."""
+        self._admitted: dict[Sequence, None] = {}
+        """Sequences with an admitted turn: they are queued for prefill, or decode."""
+        self._groups: Counter[str] = Counter()
+        """Number of admitted turns of each group that has any."""
+        self._retracted: dict[Sequence, None] = {}
+        """Sequences with a turn that was retracted and not admitted again."""
+        self._short = TurnQueue()
+        """Turns that owe at most SHORT_TURN_TOKENS_MAX tokens of their prompt."""
+        self._long = TurnQueue()
+        """Turns that owe more."""
+        self._full_short: dict[str, tuple[int, ...]] = {}
+        """Groups whose first short turns were refused admission, and the state at that time."""
+        self._full_long: dict[str, tuple[int, ...]] = {}
+        """The same for long turns."""
         self._appends: dict[Sequence, None] = {}
         """Sequences without a turn whose log has ids to prefill."""
         self._overdue: Sequence | None = None
-        """The oldest waiting turn, if the last step had no room for it."""
+        """The first admitted turn for which the last step had no room."""
+        self._claimant: Sequence | None = None
+        """A turn that is to take pages from turns of other groups as soon as these are not in
+        flight."""
+        self._prefixes = PrefixesInFlight(cache.page_size, is_used=cache.shares_pages_in_flight)
+        self._admission = Admission(cache)
         self._fault_isolation = FaultIsolation()
 
     # ---- work -----------------------------------------------------------------------------
 
     def add_turn(self, sequence: Sequence) -> None:
+        turn = sequence.turn
+        assert turn is not None
         self._appends.pop(sequence, None)
         self._turns[sequence] = None
+        self._arrivals += 1
+        turn.arrival, turn.last_step = self._arrivals, self._steps
+        self._match_shared(sequence)
+        turn.due_step = self._steps + self._patience_steps(turn, _tokens_to_prefill(sequence))
+        self._queue(sequence)
+
+    def _patience_steps(self, turn: Turn, tokens: int) -> int:
+        """Return the steps for which a turn with `tokens` to prefill may be overtaken: AGING times
+        those that it takes alone, and no more than its deadline allows."""
+        alone = max(-(-tokens // self.max_batched_tokens), 1)
+        deadline_ms = turn.sampling.deadline_ms
+        if deadline_ms is None or not self._step_s:
+            return AGING * alone
+        deadline_steps = int(deadline_ms / 1000 / self._step_s)
+        return min(AGING * alone, max(deadline_steps - alone, 0))
 
     def add_append(self, sequence: Sequence) -> None:
         """Add a sequence without a turn whose log has ids to prefill."""
@@ -100,74 +182,102 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         self._turns.pop(sequence, None)
+        self._pop_admitted(sequence)
+        self._retracted.pop(sequence, None)
+        self._short.remove(sequence)
+        self._long.remove(sequence)
         self._appends.pop(sequence, None)
 
     @property
     def turns(self) -> int:
         return len(self._turns)
 
+    @property
+    def waiting_turns(self) -> int:
+        """Number of turns that are not admitted yet."""
+        return sum(1 for s in self._turns if s.turn is not None and not s.turn.is_admitted)
+
     # ---- one step -------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
         """Plan the next step and reserve the pages of its rows in the cache."""
-        if not self._fault_isolation:
-            return self._plan(None)
         plan = StepPlan([], StepLoad())
-        for selection in self._fault_isolation.row_selections(self._has_work):
-            overdue = self._overdue
-            plan = self._plan(selection.sequence_filter)
-            if selection.has_only_suspects:
-                self._overdue = overdue
-            if plan.rows:
-                self._fault_isolation.record_selection(selection)
-                break
+        if not self._fault_isolation:
+            plan = self._plan(None)
+            if not plan.rows and self._turns and not self.cache.has_in_flight():
+                self._full_short.clear()
+                self._full_long.clear()
+                plan = self._plan(None)
+        else:
+            for selection in self._fault_isolation.row_selections(self._has_work):
+                overdue = self._overdue
+                plan = self._plan(selection.sequence_filter)
+                if selection.has_only_suspects:
+                    self._overdue = overdue
+                if plan.rows:
+                    self._fault_isolation.record_selection(selection)
+                    break
+        self._steps += bool(plan.rows)
         return plan
 
     def _plan(self, sequence_filter: SequenceFilter | None) -> StepPlan:
         budget = StepBudget(self.max_batched_tokens, self.max_rows)
         rows: list[ScheduledRow] = []
-        decoding, waiting = self._candidates(sequence_filter)
-        appends = (
-            self._appends
-            if sequence_filter is None
-            else list(filter(sequence_filter, self._appends))
-        )
-        if waiting or appends:
-            self._plan_with_prefill(decoding, waiting, appends, budget, rows)
+        if self._claimant is not None:
+            if self.cache.has_in_flight():
+                return StepPlan(rows, budget.load)
+            self._overdue, self._claimant = self._claimant, None
+        decoding = self._decoding_turns(sequence_filter)
+        if self._short or self._long or self._appends:
+            popped = PoppedTurns(self._steps, sequence_filter)
+            self._plan_with_prefill(decoding, popped, budget, rows)
+            for sequence in popped:
+                if sequence.turn is not None and (
+                    sequence.owed > 1 or not sequence.turn.is_admitted
+                ):
+                    self._queue(sequence)
         else:
             self._overdue = None
-            if self._schedule_all(decoding, budget, rows) and rows:
+            live = self._rotate(decoding, budget.remaining_rows)
+            if self._schedule_all(live, budget, rows) and rows:
                 self._live_load = budget.load
         return StepPlan(rows, budget.load)
 
     def _plan_with_prefill(
         self,
         decoding: list[Sequence],
-        waiting: list[Sequence],
-        appends: Collection[Sequence],
+        popped: PoppedTurns,
         budget: StepBudget,
         rows: list[ScheduledRow],
     ) -> None:
         """Schedule decodes, short turns, and prefill chunks beside them."""
-        waiting = [s for s in waiting if self._try_admit(s)]
-        overdue = [s for s in waiting[:1] if s is self._overdue]
-        rest = waiting[len(overdue) :]
-        short = [s for s in rest if s.owed <= SHORT_TURN_TOKENS_MAX]
-        long = [s for s in rest if s.owed > SHORT_TURN_TOKENS_MAX]
-        if self._schedule_all(overdue, budget, rows) and self._schedule_all(
-            decoding + short, budget, rows
+        self._prefixes.begin_step()
+        waiting = self._take_overdue(popped)
+        long: list[Sequence] = []
+        blocked_groups: set[str] = set()
+        if self._schedule_all(waiting, budget, rows) and self._schedule_live(
+            decoding, waiting, popped, blocked_groups, budget, rows
         ):
-            live = budget.load
-            self._live_load = live if live.rows else self._live_load
-            limit_s = self._step_time_limit(live) if long or appends else 0.0
-            if self._schedule_chunks(long, limit_s, budget, rows):
-                self._schedule_appends(appends, limit_s, budget, rows)
-        oldest = waiting[0] if waiting else None
-        self._overdue = None if any(row.sequence is oldest for row in rows) else oldest
+            load = budget.load
+            self._live_load = load if load.rows else self._live_load
+            limit_s = self._step_time_limit(load) if self._long or self._appends else 0.0
+            if self._schedule_chunks(long, popped, blocked_groups, limit_s, budget, rows):
+                self._schedule_appends(popped, limit_s, budget, rows)
+        if not budget and not long:
+            first = popped.pop(self._long)
+            long += [first] if first is not None and self._try_admit(first) else []
+        scheduled = {row.sequence for row in rows}
+        missed = [s for s in waiting + long if s.turn is not None and s not in scheduled]
+        self._overdue = min(missed, key=_arrival, default=None)
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Record the seconds that a planned step took on the device."""
         self._step_time.observe(load, seconds)
+        self._step_s += (seconds - self._step_s) * STEP_S_WEIGHT
+
+    def observe_output(self, tokens: int) -> None:
+        """Record the length of the output of a turn that has ended."""
+        self._admission.observe_output(tokens)
 
     def record_failure(self, kv_ends: dict[Sequence, int]) -> Sequence | None:
         """Record that a step has raised an exception. `kv_ends`: for each sequence in the step, the
@@ -186,85 +296,281 @@ class Scheduler:
         return bool(self._fault_isolation) and self._fault_isolation.is_searching(self._has_work)
 
     def retract(self, sequence: Sequence) -> None:
-        """Release all pages of a turn, which restarts when there is room; its ids stay."""
+        """Make the pages of a turn evictable. The turn continues when there is room; its ids
+        stay."""
         assert sequence.turn is not None
         self.retractions += 1
-        sequence.turn.is_admitted = False
-        self.cache.retract(sequence.lease)
+        self._admission.record_retraction(self._steps)
+        self._revoke_admission(sequence)
+        self.cache.mark_idle(sequence.lease)
 
     def reset_kv(self) -> None:
         """Discard all KV, so that every turn restarts. Nothing may be in flight."""
-        for sequence in self._turns:
-            assert sequence.turn is not None
-            sequence.turn.is_admitted = False
+        for sequence in list(self._admitted):
+            self._revoke_admission(sequence)
         self.cache.reset()
 
-    # ---- inside ---------------------------------------------------------------------------
+    # ---- queues ---------------------------------------------------------------------------
 
     def _has_work(self, sequence: Sequence) -> bool:
         return sequence in self._turns or sequence in self._appends
 
-    def _candidates(
-        self, sequence_filter: SequenceFilter | None
-    ) -> tuple[list[Sequence], list[Sequence]]:
-        """Return two lists of sequences with a turn, oldest turn first.
+    def _queue(self, sequence: Sequence) -> None:
+        """Queue a turn for the rest of its prefill, unless it is queued."""
+        if sequence not in self._short and sequence not in self._long:
+            tokens = _tokens_to_prefill(sequence)
+            queue = self._short if tokens <= SHORT_TURN_TOKENS_MAX else self._long
+            queue.push(sequence, tokens)
 
-        The first list has the decoding sequences: they are admitted, and owe only the id drawn
-        last. The second has the waiting ones: not admitted yet, or owing more than one token. A
-        turn that cannot launch its next row yet is in neither list. If `sequence_filter` is given,
-        only sequences that it accepts are returned.
-        """
+    def _revoke_admission(self, sequence: Sequence) -> None:
+        assert sequence.turn is not None
+        sequence.turn.is_admitted = False
+        self._pop_admitted(sequence)
+        self._retracted[sequence] = None
+        self._queue(sequence)
+
+    def _pop_admitted(self, sequence: Sequence) -> None:
+        if sequence in self._admitted:
+            del self._admitted[sequence]
+            self._groups[sequence.group] -= 1
+            if not self._groups[sequence.group]:
+                del self._groups[sequence.group]
+
+    def _decoding_turns(self, sequence_filter: SequenceFilter | None) -> list[Sequence]:
+        """List the admitted turns that owe only the id drawn last and can launch it now. If
+        `sequence_filter` is given, only those that it accepts."""
         decoding: list[Sequence] = []
-        waiting: list[Sequence] = []
-        for sequence in (
-            self._turns if sequence_filter is None else filter(sequence_filter, self._turns)
-        ):
-            turn = sequence.turn
+        for sequence in self._admitted:
+            turn, owed = sequence.turn, sequence.owed
             assert turn is not None
-            owed = sequence.owed
-            if owed > 1 or not turn.is_admitted:
-                waiting.append(sequence)
+            if owed > 1:
+                self._queue(sequence)
             elif (
                 owed
                 and turn.launched_tokens < turn.max_output_tokens
-                and (turn.can_run_ahead or not sequence.promised)
+                and (self._samples_late or turn.can_run_ahead or not sequence.promised)
+                and (self._speculation is None or not self._waits_for_id(sequence))
             ):
                 decoding.append(sequence)
-        return decoding, waiting
+        return decoding if sequence_filter is None else list(filter(sequence_filter, decoding))
+
+    def _waits_for_id(self, sequence: Sequence) -> bool:
+        """Return whether a turn whose last id is being drawn waits for it, to draft from it."""
+        return (
+            self._speculation is not None
+            and sequence.promised > 0
+            and not self._fault_isolation
+            and self._speculation.waits_for_id(sequence)
+        )
+
+    def _rotate(self, live: list[Sequence], rows: int) -> list[Sequence]:
+        """Order the live turns, if they are more than `rows`: those first that have waited longest
+        for a row, shared among groups. Leaves out those above the maximum of their group."""
+        if self._max_group_share < 1:
+            live = self._limit_groups(live)
+        if len(live) <= rows:
+            return live
+        ordered = sorted(live, key=_last_step)
+        return ordered if len(self._groups) == 1 else interleave_groups(ordered)
+
+    def _limit_groups(self, live: list[Sequence]) -> list[Sequence]:
+        rows_max = max(int(self.max_rows * self._max_group_share), 1)
+        rows: Counter[str] = Counter()
+        chosen: set[Sequence] = set()
+        for sequence in sorted(live, key=_last_step):
+            rows[sequence.group] += 1
+            if rows[sequence.group] <= rows_max:
+                chosen.add(sequence)
+        return [sequence for sequence in live if sequence in chosen]
+
+    def _take_overdue(self, popped: PoppedTurns) -> list[Sequence]:
+        """Take the turn for which the last step had no room, if it still needs one."""
+        sequence = self._overdue
+        if sequence is None or not popped.accepts(sequence):
+            return []
+        for queue in (self._short, self._long):
+            if sequence in queue:
+                popped.take(sequence, queue)
+                return [sequence] if self._try_admit(sequence) and sequence.owed else []
+        return []
+
+    def _take_short(
+        self, popped: PoppedTurns, blocked_groups: set[str], budget: StepBudget
+    ) -> list[Sequence]:
+        """Take the short turns that have room in the step, and admit them."""
+        short: list[Sequence] = []
+        tokens = budget.remaining_tokens
+        refusals = Refusals(self._full_short, self._queue_state())
+        blocked_groups |= refusals.groups
+        for sequence in self._candidates(self._short, popped, refusals.groups):
+            self._match_shared(sequence)
+            if self._prefixes.are_computed_for(sequence):
+                continue
+            if not self._try_admit(sequence):
+                refusals.add(sequence)
+                self._block_group(sequence, blocked_groups)
+            elif sequence.owed:
+                short.append(sequence)
+                tokens -= sequence.owed
+                self._prefixes.add(sequence)
+            if tokens <= 0 or len(short) == budget.remaining_rows:
+                break
+        return short
+
+    def _candidates(
+        self, queue: TurnQueue, popped: PoppedTurns, skipped_groups: Collection[str]
+    ) -> Iterator[Sequence]:
+        """Pop the turns of a queue in order, without those of groups that are, or become, skipped;
+        then the other admitted turns, which do not wait for turns that are not admitted."""
+        for _ in range(self.max_rows + REFUSED_TURNS_MAX):
+            sequence = popped.pop(queue, skipped_groups)
+            if sequence is None:
+                break
+            yield sequence
+        for sequence in list(self._admitted) if queue else ():
+            if sequence in queue and popped.accepts(sequence):
+                popped.take(sequence, queue)
+                yield sequence
+
+    def _block_group(self, refused: Sequence, blocked_groups: set[str]) -> None:
+        """Block long turns of a group in this step if an overdue turn of it was refused admission:
+        they would take the room that it waits for."""
+        if refused.turn is not None and refused.turn.due_step <= self._steps:
+            blocked_groups.add(refused.group)
+
+    # ---- admission ------------------------------------------------------------------------
 
     def _try_admit(self, sequence: Sequence) -> bool:
-        """Admit a turn if its whole prompt can get pages, or if it is the oldest. Returns whether
-        the turn is admitted."""
+        """Admit a turn if there is room for it, or if it is the oldest. Returns whether the turn is
+        admitted."""
         turn = sequence.turn
         assert turn is not None
         if turn.is_admitted:
             return True
         if sequence.in_flight:
             return False
-        cache, lease, prompt = self.cache, sequence.lease, len(sequence.ids)
-        pages = -(-(prompt + 1) // cache.page_size)
-        if not self._is_oldest(sequence) and pages > cache.available_pages():
+        if not self._is_oldest(sequence) and self._admitted and not self._has_room(sequence):
             return False
-        self._restore_kv(sequence, prompt - 1, match_shared=sequence.turn_count == 1)
+        cache, lease, prompt = self.cache, sequence.lease, len(sequence.ids)
+        self._restore_kv(sequence, match_shared=sequence.turn_count == 1)
         cache.rewind(lease, prompt - 1)
         turn.is_admitted = True
+        self._admitted[sequence] = None
+        self._groups[sequence.group] += 1
+        if sequence in self._retracted:
+            del self._retracted[sequence]
+        else:
+            self._admission.record_admission(sequence, self._steps)
         if turn.cached_tokens is None:
             turn.cached_tokens = lease.committed
             turn.residency = sequence.worst_residency
         return True
 
-    def _restore_kv(self, sequence: Sequence, limit: int, *, match_shared: bool = False) -> None:
-        """Mark the lease busy and restore all available KV of ids[:limit]: spilled pages are
-        recalled; shared pages are matched if the lease is empty, or if `match_shared`."""
-        cache, lease = self.cache, sequence.lease
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Return whether one more turn can be admitted. A turn that was refused is considered again
+        when pages became available, or after RETRY_STEPS."""
+        turn = sequence.turn
+        assert turn is not None
+        if turn.refused_at == self._room_state():
+            return False
+        if len(self._groups) > (sequence.group in self._groups) or self._max_group_share < 1:
+            has_room = self._has_room_in_group(sequence)
+        else:
+            turns_max = TURNS_PER_ROW_MAX * self.max_rows
+            has_room = len(self._admitted) < turns_max and self._has_room_beside(
+                sequence, self._retracted
+            )
+        is_refused = not has_room and sequence is not self._claimant
+        turn.refused_at = self._room_state() if is_refused else None
+        return has_room
+
+    def _room_state(self) -> tuple[int, int]:
+        return self.cache.room_version, self._steps // RETRY_STEPS
+
+    def _queue_state(self) -> tuple[int, ...]:
+        return (*self._room_state(), self._arrivals)
+
+    def _has_room_beside(self, sequence: Sequence, retracted: Collection[Sequence]) -> bool:
+        waiting = len(self._turns) - len(self._admitted) - 1
+        return self._admission.has_room(
+            sequence, self._admitted, retracted, waiting=waiting, step=self._steps
+        )
+
+    def _has_room_in_group(self, sequence: Sequence) -> bool:
+        """Return whether a turn can be admitted within what its group is entitled to."""
+        shares = GroupShares(self.cache, self._admitted, self._retracted)
+        share = shares.share(sequence)
+        poorer = [s for s in self._retracted if not shares.is_richer(s, sequence, 0)]
+        return self._has_turns_left(sequence, shares, share) and (
+            self._has_room_beside(sequence, poorer) or self._claim_share(sequence, share)
+        )
+
+    def _has_turns_left(self, sequence: Sequence, shares: GroupShares, share: float) -> bool:
+        """Return whether the number of turns allows one more of its group, and the pages of the
+        group its prompt."""
+        turns_max = TURNS_PER_ROW_MAX * self.max_rows
+        if len(self._admitted) >= turns_max and shares.turns(sequence) >= turns_max * share:
+            return False
+        pages = shares.pages(sequence) + self._prompt_pages(sequence)
+        return shares.turns(sequence) == 0 or pages <= self._max_group_share * self.cache.pool.total
+
+    def _prompt_pages(self, sequence: Sequence) -> int:
+        return self.cache.usage.count_new_pages(sequence.lease, len(sequence.ids) + 1)
+
+    def _claim_share(self, sequence: Sequence, share: float) -> bool:
+        """Retract turns of groups that have more pages than that of `sequence`, whose share of the
+        pool is `share`, until its prompt has room. Returns False if it has no claim, or if the
+        turns to retract are in flight: then the next step is planned when they are not."""
+        needed = self._prompt_pages(sequence)
+        while True:
+            shares = GroupShares(self.cache, self._admitted, self._retracted)
+            if shares.pages(sequence) + needed > share * self.cache.pool.total:
+                return False
+            if self._admission.has_room_now(sequence, self._admitted, []):
+                return True
+            oldest = self._oldest_admitted()
+            richer = [
+                s
+                for s in self._admitted
+                if s is not oldest
+                and s.group != sequence.group
+                and shares.is_richer(s, sequence, needed)
+            ]
+            victim = max((s for s in richer if not s.in_flight), key=_rank, default=None)
+            if victim is None:
+                self._claimant = sequence if richer else None
+                return False
+            self.retract(victim)
+
+    def _restore_kv(self, sequence: Sequence, *, match_shared: bool = False) -> None:
+        """Mark the lease busy and restore all available KV of the log: spilled pages are recalled;
+        shared pages are matched if KV is missing that was computed, or if `match_shared`."""
+        cache, lease, length = self.cache, sequence.lease, len(sequence.ids)
         cache.mark_busy(lease)
         recalled = bool(lease.host_pages) and cache.recall(lease)
-        if not lease.committed or match_shared:
-            cache.match(lease, sequence.ids, limit)
-        lost = lease.committed < min(sequence.committed_high_water, limit)
-        residency = _residency(lease.committed, lost=lost, recalled=recalled)
+        known = min(sequence.committed_high_water, length)
+        if not lease.committed or lease.committed < known or match_shared:
+            cache.match(lease, sequence.ids, cache.match_end(length))
+        residency = _residency(lease.committed, lost=lease.committed < known, recalled=recalled)
         if RESIDENCY_ORDER.index(residency) > RESIDENCY_ORDER.index(sequence.worst_residency):
             sequence.worst_residency = residency
+
+    def _match_shared(self, sequence: Sequence) -> None:
+        """Match the shared pages of a first prompt again, because others may have published more of
+        it meanwhile."""
+        turn, cache, lease = sequence.turn, self.cache, sequence.lease
+        assert turn is not None
+        if sequence.in_flight or sequence.turn_count != 1:
+            return
+        known = lease.committed
+        cache.match(lease, sequence.ids, cache.match_end(len(sequence.ids)))
+        if not turn.is_admitted:
+            cache.mark_idle(lease)
+        elif lease.committed > known:
+            cache.rewind(lease, len(sequence.ids) - 1)
+            turn.cached_tokens = (turn.cached_tokens or 0) + lease.committed - known
+
+    # ---- rows -----------------------------------------------------------------------------
 
     def _step_time_limit(self, live: StepLoad) -> float:
         """Return the time limit of a step with prefill chunks, in seconds. `live`: load of its live
@@ -301,33 +607,74 @@ class Scheduler:
                 return False
         return True
 
+    def _schedule_live(
+        self,
+        decoding: list[Sequence],
+        waiting: list[Sequence],
+        popped: PoppedTurns,
+        blocked_groups: set[str],
+        budget: StepBudget,
+        rows: list[ScheduledRow],
+    ) -> bool:
+        """Schedule decodes and short turns, and add the latter to `waiting`. As some may not have
+        the pages that they need, short turns are taken until the step is full. Returns False if
+        nothing more can be planned in this step."""
+        live = decoding
+        while True:
+            short = self._take_short(popped, blocked_groups, budget)
+            waiting += short
+            live = self._rotate(live + short, budget.remaining_rows)
+            if not self._schedule_all(live, budget, rows):
+                return False
+            if not short or not budget:
+                return True
+            live = []
+
     def _schedule_chunks(
         self,
-        sequences: list[Sequence],
+        long: list[Sequence],
+        popped: PoppedTurns,
+        blocked_groups: set[str],
         limit_s: float,
         budget: StepBudget,
         rows: list[ScheduledRow],
     ) -> bool:
-        """Schedule chunks of long prompts within `limit_s`. Returns False if nothing more can be
-        planned in this step."""
-        sequences = sequences[: budget.remaining_rows]
-        if not sequences:
-            return True
-        tokens = self._chunk_tokens(sequences[0], limit_s, budget)
-        for sequence, count in zip(
-            sequences, allot([s.owed for s in sequences], tokens), strict=True
-        ):
-            if count and not self._schedule_turn(sequence, count, budget, rows):
+        """Schedule chunks of long turns within `limit_s`, and list in `long` those that were next.
+        Returns False if nothing more can be planned in this step."""
+        refusals = Refusals(self._full_long, self._queue_state(), blocked_groups)
+        for sequence in self._candidates(self._long, popped, refusals.groups) if budget else ():
+            self._match_shared(sequence)
+            if self._prefixes.are_computed_for(sequence):
+                continue
+            if not self._try_admit(sequence):
+                refusals.add(sequence)
+                self._block_group(sequence, refusals.groups)
+                continue
+            if not sequence.owed:
+                continue
+            long.append(sequence)
+            is_first = len(long) == 1
+            fits = self._chunk_tokens(sequence, limit_s, budget, is_first=is_first)
+            count = min(sequence.owed, fits)
+            if not count:
+                break
+            if not self._schedule_turn(sequence, count, budget, rows):
                 return False
-        return True
+            if not budget:
+                break
+        return bool(budget)
 
-    def _chunk_tokens(self, sequence: Sequence, limit_s: float, budget: StepBudget) -> int:
-        """Return the tokens of a prefill chunk that fit into `limit_s`."""
+    def _chunk_tokens(
+        self, sequence: Sequence, limit_s: float, budget: StepBudget, *, is_first: bool = True
+    ) -> int:
+        """Return the tokens of a prefill chunk that fit into `limit_s`, at least CHUNK_TOKENS_MIN
+        or CHUNK_TOKENS_MIN_ALONE for the first one of a step."""
         if not self._step_time.is_fitted:
             return budget.remaining_tokens
         start = sequence.launched
         fits = self._step_time.tokens_within(limit_s, budget.load, start, budget.remaining_tokens)
-        return min(max(fits, CHUNK_TOKENS_MIN), budget.remaining_tokens)
+        least = CHUNK_TOKENS_MIN if budget.load.rows else CHUNK_TOKENS_MIN_ALONE
+        return min(max(fits, least if is_first else 0), budget.remaining_tokens)
 
     def _schedule_turn(
         self, sequence: Sequence, count: int, budget: StepBudget, rows: list[ScheduledRow]
@@ -338,14 +685,21 @@ class Scheduler:
         assert sequence.turn is not None
         if not sequence.turn.is_admitted:
             return True
+        if count > 1:
+            count = self.cache.components.fit_row(sequence.lease, count)
+        if self._speculation is not None:
+            drafts = self._propose_drafts(self._speculation, sequence, count, budget)
+            if drafts and self.cache.reserve(sequence.lease, count + len(drafts)):
+                self._add_row(sequence, count, budget, rows, drafts)
+                return True
         while not self.cache.reserve(sequence.lease, count):
-            younger = self._younger_holders(sequence)
-            victim = next((s for s in younger if not s.in_flight), None)
+            later = self._later_holders(sequence)
+            victim = next((s for s in later if not s.in_flight), None)
             if victim is not None:
                 self.retract(victim)
-            elif younger:
+            elif later:
                 return False
-            elif not self._is_oldest(sequence):
+            elif sequence is not self._oldest_admitted():
                 return True
             elif self.cache.has_in_flight():
                 return False
@@ -354,13 +708,42 @@ class Scheduler:
         self._add_row(sequence, count, budget, rows)
         return True
 
+    def _propose_drafts(
+        self, speculation: Speculation, sequence: Sequence, count: int, budget: StepBudget
+    ) -> "array[int]":
+        """Return the drafts behind the next `count` tokens of a turn, if these are known and the
+        last ones of its log. A token is left for each further row of the step."""
+        lease = sequence.lease
+        if lease.launched + count < len(sequence.ids) or sequence.promised or self._fault_isolation:
+            return NO_DRAFTS
+        room = budget.remaining_tokens - count - (budget.remaining_rows - 1)
+        drafts = speculation.propose(sequence, room)
+        if drafts:
+            fitting = self.cache.components.fit_row(lease, count + len(drafts)) - count
+            drafts = drafts[: max(fitting, 0)]
+        return drafts
+
     def _add_row(
-        self, sequence: Sequence, count: int, budget: StepBudget, rows: list[ScheduledRow]
+        self,
+        sequence: Sequence,
+        count: int,
+        budget: StepBudget,
+        rows: list[ScheduledRow],
+        drafts: "array[int]" = NO_DRAFTS,
     ) -> None:
-        reach = sequence.lease.launched
-        budget.spend(reach - count, count)
+        """Add a row of `count` tokens, for which pages are reserved, and of `drafts`."""
+        extra = len(drafts)
+        reach = sequence.lease.launched - extra
+        budget.spend(reach - count, count + extra)
+        turn = sequence.turn
+        if turn is not None:
+            turn.last_step = self._steps + 1
+        if count > 1:
+            self._prefixes.add(sequence)
+            self._short.charge(sequence, count)
+            self._long.charge(sequence, count)
         draws = reach == sequence.promised_end and sequence.can_draw
-        rows.append(ScheduledRow(sequence, count, sequence.turn if draws else None))
+        rows.append(ScheduledRow(sequence, count + extra, turn if draws else None, drafts))
 
     def _release_last_page(self, sequence: Sequence) -> None:
         """Release the last, partly used page of the only turn in a full pool. The page is shared
@@ -372,20 +755,35 @@ class Scheduler:
     def _is_oldest(self, sequence: Sequence) -> bool:
         return next(iter(self._turns)) is sequence
 
-    def _younger_holders(self, sequence: Sequence) -> list[Sequence]:
-        """List the sequences that have pages and a younger turn than `sequence`, youngest turn
-        first."""
-        found: list[Sequence] = []
-        for other in reversed(self._turns):
-            if other is sequence:
-                break
-            if other.turn is not None and other.turn.is_admitted and other.lease.pages:
-                found.append(other)
-        return found
+    def _oldest_admitted(self) -> Sequence:
+        return min(self._admitted, key=_arrival)
+
+    def _later_holders(self, sequence: Sequence) -> list[Sequence]:
+        """List the admitted turns that have pages and come after `sequence`, last first. In a
+        group, a higher priority number comes after a lower one, then a younger turn after an older
+        one. The turns of a group with more pages come after those of other groups. The oldest turn
+        comes before all."""
+        oldest = self._oldest_admitted()
+        shares = GroupShares(self.cache, self._admitted, self._retracted)
+        found = [
+            other
+            for other in self._admitted
+            if other.lease.pages
+            and other is not oldest
+            and (
+                sequence is oldest
+                or (
+                    _rank(other) > _rank(sequence)
+                    if other.group == sequence.group
+                    else shares.is_richer(other, sequence, 1)
+                )
+            )
+        ]
+        return sorted(found, key=_rank, reverse=True)
 
     def _schedule_appends(
         self,
-        appends: Collection[Sequence],
+        popped: PoppedTurns,
         limit_s: float,
         budget: StepBudget,
         rows: list[ScheduledRow],
@@ -393,6 +791,7 @@ class Scheduler:
         """Schedule chunks of appends, firm ones before provisional ones. A sequence with deferred
         commands is skipped while tokens of it are in flight, so that these commands can be
         applied."""
+        appends = filter(popped.accepts, self._appends)
         for sequence in sorted(appends, key=lambda s: s.log.provisional_start is not None):
             if not budget:
                 return
@@ -400,13 +799,40 @@ class Scheduler:
                 continue
             cache, lease = self.cache, sequence.lease
             if not sequence.in_flight:
-                self._restore_kv(sequence, len(sequence.ids))
-            count = min(sequence.owed, self._chunk_tokens(sequence, limit_s, budget))
+                self._restore_kv(sequence, match_shared=sequence.publish_to > 0)
+            if self._prefixes.are_computed_for(sequence):
+                if not sequence.in_flight:
+                    cache.mark_idle(lease)
+                continue
+            owed = cache.prefill_end(len(sequence.ids)) - lease.launched
+            count = min(owed, self._chunk_tokens(sequence, limit_s, budget))
+            count = cache.components.fit_row(lease, count)
             if count > 0 and cache.reserve(lease, count):
                 self._add_row(sequence, count, budget, rows)
             elif not sequence.in_flight:
                 cache.mark_idle(lease)
                 del self._appends[sequence]
+
+
+def _tokens_to_prefill(sequence: Sequence) -> int:
+    """Return the tokens of the log whose KV is neither computed, nor on the host, nor in flight."""
+    lease = sequence.lease
+    return len(sequence.ids) - max(lease.resident_tokens, lease.launched)
+
+
+def _arrival(sequence: Sequence) -> int:
+    assert sequence.turn is not None
+    return sequence.turn.arrival
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    assert sequence.turn is not None
+    return sequence.turn.sampling.priority, sequence.turn.arrival
+
+
+def _last_step(sequence: Sequence) -> int:
+    assert sequence.turn is not None
+    return sequence.turn.last_step
 
 
 def _residency(committed: int, *, lost: bool, recalled: bool) -> KVResidency:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from continuo.engine.device.attention.backend import PagedAttention
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.model import AttentionFn
+from continuo.engine.device.model import AttentionParams, PagedAttentionFn
 from continuo.engine.device.step_inputs import Ints, StepInputs, upload
 
 FOLD_COUNT_MAX = 64
@@ -34,13 +34,16 @@ expanded to all query heads as a view: the mask of folded query rows would be G 
 PADDING_TOKENS_MAX = 512
 """Maximum padding of a group of rows, in context tokens. This much padding costs about as much as
 another SDPA call."""
+SCORES_MAX = 1 << 24
+"""Maximum number of scores that are in memory at once, where attention with a soft cap or with
+sinks, which SDPA does not support, is computed step by step."""
 GROUP_BYTES_MAX = 1 << 20
 """Maximum size of the gathered keys of a group of several rows. A core's cache would evict part of
 a larger copy before its use."""
 
 
 class ReferenceBackend:
-    def bind(self, step: StepInputs, pool: KVPool) -> AttentionFn:
+    def bind(self, step: StepInputs, pool: KVPool) -> PagedAttentionFn:
         return PagedAttention(step, pool, self.prepare(step, pool))
 
     def prepare(self, step: StepInputs, pool: KVPool) -> ReferenceAttention:
@@ -49,22 +52,27 @@ class ReferenceBackend:
 
 class ReferenceAttention:
     """Attention function of one step. Divides the rows into groups on first use, once for each
-    distinct attention window."""
+    distinct attention window of a page group."""
 
     def __init__(self, step: StepInputs, pool: KVPool) -> None:
         self.step, self.pool = step, pool
-        self.plans: dict[int | None, list[RowGroup]] = {}
+        self.plans: dict[tuple[int, int | None], list[RowGroup]] = {}
 
-    def __call__(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
-        if window not in self.plans:
-            self.plans[window] = plan(self.step, self.pool, window, query.dtype)
-        groups = self.plans[window]
+    def __call__(self, layer: int, query: Tensor, params: AttentionParams) -> Tensor:
+        window = params.window
+        kind = self.pool.groups[layer], window
         keys, values = self.pool.keys[layer], self.pool.values[layer]
+        if kind not in self.plans:
+            tables = self.step.page_tables[kind[0]]
+            self.plans[kind] = plan(self.step, tables, keys, window, query.dtype)
+        groups = self.plans[kind]
         if len(groups) == 1:
-            return groups[0].attend(query, keys, values, scale)
+            return groups[0].attend(query, keys, values, params)
         out = query.new_empty(*query.shape[:2], values.shape[-1])
         for group in groups:
-            out[group.token_indices] = group.attend(query[group.token_indices], keys, values, scale)
+            out[group.token_indices] = group.attend(
+                query[group.token_indices], keys, values, params
+            )
         return out
 
 
@@ -93,7 +101,9 @@ class RowGroup:
         self.gather_indices: dict[int, tuple[Tensor, Tensor | None]] = {}
         self.folded_masks: dict[int, Tensor | None] = {}
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, params: AttentionParams
+    ) -> Tensor:
         """Compute attention for the C new tokens of each of the n rows.
 
         query [n * C, heads, dim]; keys, values: the page pool of one layer. Returns
@@ -102,32 +112,28 @@ class RowGroup:
         tokens, heads, dim = query.shape
         count, kv_heads = tokens // self.row_count, keys.shape[1]
         group_size = heads // kv_heads
-        if count == 1:
-            out = F.scaled_dot_product_attention(
-                query.reshape(self.row_count, kv_heads, group_size, dim),
-                key,
-                value,
-                attn_mask=self.mask,
-                scale=scale,
-            )
-            return out.reshape(tokens, heads, -1)
+        sinks = params.sinks
+        if count <= FOLD_COUNT_MAX:
+            if sinks is not None:  # one for each query row
+                sinks = sinks.repeat_interleave(count).view(kv_heads, -1, 1)
+            if count == 1:
+                query = query.reshape(self.row_count, kv_heads, group_size, dim)
+                out = _attend(query, key, value, self.mask, params, sinks)
+                return out.reshape(tokens, heads, -1)
         query = query.view(self.row_count, count, kv_heads, group_size, dim).permute(0, 2, 3, 1, 4)
         if count <= FOLD_COUNT_MAX:
-            out = F.scaled_dot_product_attention(
-                query.reshape(self.row_count, kv_heads, group_size * count, dim),
-                key,
-                value,
-                attn_mask=self._folded_mask(group_size),
-                scale=scale,
-            ).view(self.row_count, kv_heads, group_size, count, -1)
+            query = query.reshape(self.row_count, kv_heads, group_size * count, dim)
+            out = _attend(query, key, value, self._folded_mask(group_size), params, sinks)
+            out = out.view(self.row_count, kv_heads, group_size, count, -1)
         else:
-            out = F.scaled_dot_product_attention(
+            out = _attend(
                 query[0],  # [kv_heads, group_size, C, dim]
                 key[0].unsqueeze(1).expand(-1, group_size, -1, -1),
                 value[0].unsqueeze(1).expand(-1, group_size, -1, -1),
-                attn_mask=self.mask,
+                self.mask,
+                params,
+                None if sinks is None else sinks.view(kv_heads, group_size, 1, 1),
                 is_causal=self.mask is None,
-                scale=scale,
             ).unsqueeze(0)
         return out.permute(0, 3, 1, 2, 4).reshape(tokens, heads, -1)
 
@@ -163,16 +169,57 @@ class RowGroup:
         return self.folded_masks[group_size]
 
 
-def plan(step: StepInputs, pool: KVPool, window: int | None, dtype: torch.dtype) -> list[RowGroup]:
-    """Divide the rows of a step into groups. `dtype`: dtype of the queries, and so of the masks."""
-    ends = step.starts + step.counts
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    params: AttentionParams,
+    sinks: Tensor | None,
+    *,
+    is_causal: bool = False,
+) -> Tensor:
+    """Compute attention: query [n, H, Q, dim], key and value [n, H, L, dim] -> [n, H, Q, dim].
+
+    `sinks`: those of `params` for each query row, in a shape that broadcasts to [n, H, Q, 1].
+    `is_causal`: Q and L are equal, and a query attends to the positions up to its own.
+    """
+    if params.softcap is None and sinks is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=is_causal, scale=params.scale
+        )
+    rows, length = query.shape[-2], key.shape[-2]
+    if is_causal:
+        mask = query.new_full((rows, length), float("-inf")).triu_(1)
+    block_rows = max(1, SCORES_MAX // (query.shape[0] * query.shape[1] * length))
+    blocks = []
+    for begin in range(0, rows, block_rows):
+        block = slice(begin, begin + block_rows)
+        scores = (query[..., block, :] @ key.transpose(-1, -2)).float() * params.scale
+        if params.softcap is not None:
+            scores = params.softcap * torch.tanh(scores / params.softcap)
+        if mask is not None:
+            scores += mask if mask.shape[-2] == 1 else mask[..., block, :]
+        if sinks is not None:
+            column = sinks if sinks.shape[-2] == 1 else sinks[..., block, :]
+            scores = torch.cat((scores, column.expand(*scores.shape[:-1], 1)), -1)
+        shares = scores.softmax(-1)[..., :length]
+        blocks.append(shares.to(value.dtype) @ value)
+    return torch.cat(blocks, -2)
+
+
+def plan(
+    step: StepInputs, tables: list[Ints], keys: Tensor, window: int | None, dtype: torch.dtype
+) -> list[RowGroup]:
+    """Divide the rows of a step into groups. `tables`: the page table of each row; `keys`: the page
+    pool of one layer; `dtype`: dtype of the queries, and so of the masks."""
+    ends, page_size = step.starts + step.counts, keys.shape[2]
     begins = np.zeros_like(ends)
     if window is not None:
-        begins = np.maximum(step.starts - window + 1, 0) // pool.page_size * pool.page_size
-    keys = pool.keys[0]
+        begins = np.maximum(step.starts - window + 1, 0) // page_size * page_size
     tokens_max = GROUP_BYTES_MAX // (keys.shape[1] * keys.shape[3] * keys.element_size())
     return [
-        _build_group(step, rows, begins[rows], ends[rows], pool.page_size, window, dtype)
+        _build_group(step, tables, rows, begins[rows], ends[rows], page_size, window, dtype)
         for rows in _group_by_length(step.counts, ends - begins, tokens_max)
     ]
 
@@ -199,6 +246,7 @@ def _group_by_length(counts: Ints, lengths: Ints, tokens_max: int) -> list[Ints]
 
 def _build_group(
     step: StepInputs,
+    page_tables: list[Ints],
     rows: Ints,
     begins: Ints,
     ends: Ints,
@@ -215,7 +263,7 @@ def _build_group(
     alone = len(rows) == 1
     tables = np.empty((len(rows), -(-longest // page_size)), dtype=np.int64)
     for at, row in enumerate(rows):
-        pages = step.page_tables[row][begins[at] // page_size : -(-ends[at] // page_size)]
+        pages = page_tables[row][begins[at] // page_size : -(-ends[at] // page_size)]
         tables[at, : len(pages)] = pages
         tables[at, len(pages) :] = pages[-1]
     token_indices: Tensor | slice = slice(None)

@@ -1,140 +1,152 @@
 # pyright: basic
-"""The arithmetic of a Llama-family decoder layer, on a flat sequence of tokens.
+"""The building blocks of decoder layers, on a flat sequence of tokens.
 
-The T tokens of all rows of a step are concatenated; only the attention function `attend` depends on
-the rows and on the pages that hold their KV. Parameters are plain tensors, not nn.Modules, because
-calling a module takes more time than the computation of a small layer.
+The T tokens of all rows of a step are concatenated; only `ForwardStep.attend` and
+`ForwardStep.states` depend on the rows and on the memory that holds their past. Parameters are
+plain tensors, not nn.Modules, because calling a module takes more time than the computation of a
+small layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from continuo.engine.device.model import AttentionFn
+from continuo.engine.device.model import LayerMemory, PagedAttentionFn, StepStates, WeightTarget
+from continuo.engine.device.models.operations import Operations, Rotation
+from continuo.engine.device.quantization import QuantizedMatrix
+from continuo.engine.errors import ModelError
+
+GELU_TANH = partial(F.gelu, approximate="tanh")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_new": GELU_TANH,
+    "gelu_pytorch_tanh": GELU_TANH,
+    "relu": F.relu,
+}
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to x [T, heads, dim], with cos and sin [T, 1, dim].
+def find_activation(name: str) -> Callable[[Tensor], Tensor]:
+    """Return an activation function by its name in transformers. Raises ModelError if it is
+    unknown."""
+    if name in ACTIVATIONS:
+        return ACTIVATIONS[name]
+    # transformers.activations is slow to import, and few checkpoints need it.
+    from transformers.activations import ACT2FN  # noqa: PLC0415
 
-    The first half of `sin` is negated, so that rolling by half a head replaces transformers'
-    `rotate_half`.
-    """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    if name not in ACT2FN:
+        raise ModelError(f"config.json: activation {name!r} is not supported")
+    return ACT2FN[name]
+
+
+@dataclass(slots=True)
+class ForwardStep:
+    """Inputs that the layers of one forward pass share."""
+
+    operations: Operations
+    attend: PagedAttentionFn
+    states: StepStates
+    rope: dict[str, Rotation]
+    """Cosines and sines of the step's positions, by set of rotary parameters."""
+
+
+class Mixer(Protocol):
+    """The part of a layer that mixes the tokens of a row: attention or a recurrence."""
+
+    memory: LayerMemory
+
+    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor: ...
+
+
+def whole_target(tensor: Tensor) -> WeightTarget:
+    return WeightTarget(tensor, tuple(tensor.shape))
+
+
+def prefix_names(prefix: str, targets: dict[str, WeightTarget]) -> dict[str, WeightTarget]:
+    return {f"{prefix}{name}": target for name, target in targets.items()}
 
 
 class Linear:
     """A linear layer y = x W^T + b, W [out, in]. Several checkpoint matrices may be stacked along
     `out`."""
 
-    def __init__(self, size_in: int, size_out: int, like: Tensor, *, bias: bool) -> None:
-        self.weight = like.new_empty(size_out, size_in)
+    def __init__(
+        self, size_in: int, size_out: int, like: Tensor, *, bias: bool, tied: Tensor | None = None
+    ) -> None:
+        """`tied`: a matrix that is used as weight and belongs to something else as well."""
+        self.size_in, self.size_out = size_in, size_out
+        self.weight = like.new_empty(size_out, size_in) if tied is None else tied
         self.bias = like.new_empty(size_out) if bias else None
+        self.is_tied = tied is not None
+        self.quantized: dict[int, QuantizedMatrix] = {}
+        """Quantized rows, by the number of the first: none or all, once the layer is loaded. They
+        replace the weight, which is empty then unless it is tied."""
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.quantized:  # they have not been packed for the C code
+            self.dequantize()
         return F.linear(x, self.weight, self.bias)
 
+    def targets(self, names: Sequence[str], rows: Sequence[int] = ()) -> dict[str, WeightTarget]:
+        """Map the names of the checkpoint tensors to their rows of the layer. `names`: the stacked
+        matrices, in order; `rows`: number of rows of each, unless there is only one."""
+        targets: dict[str, WeightTarget] = {}
+        top = 0
+        for name, count in zip(names, rows if len(names) > 1 else [len(self.weight)], strict=True):
+            targets[f"{name}.weight"] = replace(
+                whole_target(self.weight[top : top + count]),
+                layer=self,
+                first_row=top,
+            )
+            if self.bias is not None:
+                targets[f"{name}.bias"] = whole_target(self.bias[top : top + count])
+            top += count
+        return targets
 
-class RMSNorm:
-    """RMS norm over the last dimension, computed in fp32 inside torch's kernel."""
+    def settle(self) -> None:
+        """Free the weight if all rows have been loaded quantized. Dequantize them if only some
+        have."""
+        rows = sum(len(matrix.data) for matrix in self.quantized.values())
+        if rows < self.size_out:
+            self.dequantize()
+        elif not self.is_tied:
+            self.weight = self.weight.new_empty(0, self.size_in)
 
-    def __init__(self, size: int, eps: float, like: Tensor) -> None:
-        self.weight = like.new_empty(size)
-        self.shape = (size,)
-        self.eps = eps
+    def dequantize(self) -> None:
+        """Replace the quantized rows by elements. A tied weight has those already."""
+        if not len(self.weight):
+            self.weight = self.weight.new_empty(self.size_out, self.size_in)
+        for top, matrix in self.take_quantized():
+            if not self.is_tied:
+                self.weight[top : top + len(matrix.data)] = matrix.dequantize()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.shape, self.weight, self.eps)
-
-
-class SelfAttention:
-    """Self-attention with one matrix for queries, keys and values; queries and keys are normalized
-    and rotated together."""
-
-    def __init__(  # noqa: PLR0913 - one argument per difference between models, by keyword
-        self,
-        *,
-        layer: int,
-        hidden: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        window: int | None,
-        has_rope: bool,
-        qkv_bias: bool,
-        out_bias: bool,
-        qk_norm_eps: float | None,
-        like: Tensor,
-    ) -> None:
-        self.layer, self.window, self.has_rope = layer, window, has_rope
-        self.heads, self.rotated_heads, self.all_heads = (
-            heads,
-            heads + kv_heads,
-            heads + 2 * kv_heads,
-        )
-        self.head_dim = head_dim
-        self.scale = head_dim**-0.5
-        self.qkv = Linear(hidden, self.all_heads * head_dim, like, bias=qkv_bias)
-        self.out = Linear(heads * head_dim, hidden, like, bias=out_bias)
-        self.norm_eps = qk_norm_eps
-        self.norm_weight = None  # [heads + kv_heads, dim]: q_norm, then k_norm, row by row
-        if qk_norm_eps is not None:
-            self.norm_weight = like.new_empty(self.rotated_heads, head_dim)
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, attend: AttentionFn) -> Tensor:
-        qkv = self.qkv(x).view(-1, self.all_heads, self.head_dim)
-        qk = qkv[:, : self.rotated_heads]
-        if self.norm_weight is not None:
-            qk = F.rms_norm(qk, (self.head_dim,), None, self.norm_eps) * self.norm_weight
-        if self.has_rope:
-            qk = rotate(qk, cos, sin)
-        query, key, value = qk[:, : self.heads], qk[:, self.heads :], qkv[:, self.rotated_heads :]
-        attended = attend(self.layer, query, key, value, self.scale, self.window)
-        return self.out(attended.reshape(-1, self.heads * self.head_dim))
+    def take_quantized(self) -> list[tuple[int, QuantizedMatrix]]:
+        """Remove the quantized rows, and return them in order."""
+        taken = sorted(self.quantized.items())
+        self.quantized.clear()
+        return taken
 
 
 class GatedMlp:
     """The gated MLP down(act(gate(x)) * up(x)), with gate and up in one matrix."""
 
     def __init__(
-        self,
-        hidden: int,
-        intermediate: int,
-        act: Callable[[Tensor], Tensor],
-        like: Tensor,
-        *,
-        bias: bool,
+        self, hidden: int, intermediate: int, act: str, like: Tensor, *, bias: bool
     ) -> None:
         self.intermediate = intermediate
-        self.act = act
+        self.act = find_activation(act)
         self.gate_up = Linear(hidden, 2 * intermediate, like, bias=bias)
         self.down = Linear(intermediate, hidden, like, bias=bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        both = self.gate_up(x)
-        return self.down(self.act(both[:, : self.intermediate]).mul_(both[:, self.intermediate :]))
+    def __call__(self, x: Tensor, operations: Operations) -> Tensor:
+        return self.down(operations.gate(self.gate_up(x), self.act))
 
-
-class DecoderLayer:
-    """A pre-norm decoder layer: x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(
-        self,
-        input_norm: RMSNorm,
-        attention: SelfAttention,
-        post_attention_norm: RMSNorm,
-        mlp: GatedMlp,
-    ) -> None:
-        self.input_norm, self.attention, self.post_attention_norm, self.mlp = (
-            input_norm,
-            attention,
-            post_attention_norm,
-            mlp,
-        )
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, attend: AttentionFn) -> Tensor:
-        x = x + self.attention(self.input_norm(x), cos, sin, attend)
-        return x.add_(self.mlp(self.post_attention_norm(x)))
+    def targets(self, gate_up: Sequence[str], down: str) -> dict[str, WeightTarget]:
+        return self.gate_up.targets(gate_up, [self.intermediate] * 2) | self.down.targets([down])

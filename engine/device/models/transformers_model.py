@@ -1,5 +1,5 @@
 # pyright: basic
-"""Causal LMs that `LlamaDecoder` does not support: transformers' own module with our paged
+"""Causal LMs that `Decoder` does not run: transformers' own module with our paged
 attention.
 
 transformers looks up the attention function by name and passes it only a module and its queries,
@@ -20,21 +20,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AttentionInterface,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 
 from continuo.engine.batch import Batch, BatchRow, SampleParams
 from continuo.engine.device import step_inputs
 from continuo.engine.device.attention.sdpa_backend import ReferenceBackend
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.model import AttentionFn, KVShape
+from continuo.engine.device.model import (
+    AttentionFn,
+    AttentionParams,
+    KVShape,
+    LayerMemory,
+    StepStates,
+)
 from continuo.engine.device.models import rope
 from continuo.engine.errors import ModelError
 
 ATTENTION_NAME = "continuo_paged"
 UNSUPPORTED_ARGUMENTS = {
-    "softcap": "soft-capped attention scores",
-    "s_aux": "attention sinks",
-    "sinks": "attention sinks",
     "position_bias": "a position bias inside attention",
     "alibi": "a position bias inside attention",
     "indices": "sparse attention",
@@ -56,13 +64,14 @@ class AttentionProbe:
         self,
         layer: int,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        _scale: float,
-        window: int | None,
+        key: Tensor | None,
+        value: Tensor | None,
+        params: AttentionParams,
     ) -> Tensor:
+        assert key is not None
+        assert value is not None
         shape = KVShape(key.shape[1], key.shape[2], value.shape[2])
-        self.layers[layer] = (shape, window)
+        self.layers[layer] = (shape, params.window)
         return value.new_zeros(*query.shape[:2], value.shape[2])
 
 
@@ -79,7 +88,7 @@ class ForwardPass:
 _FORWARD_PASS: ContextVar[ForwardPass] = ContextVar("continuo_attention_call")
 
 
-def _paged_attention(
+def _paged_attention(  # noqa: PLR0913 - the arguments of transformers' attention functions
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -88,6 +97,8 @@ def _paged_attention(
     scaling: float | None = None,
     dropout: float = 0.0,  # noqa: ARG001 - as in all attention functions
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers to call: query [1, heads, T, dim] -> [1, T, heads,
@@ -100,7 +111,8 @@ def _paged_attention(
     call.visited_layers.append(layer)
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    return call.attend(layer, query, key, value, scale, sliding_window)[None], None
+    params = AttentionParams(scale, sliding_window, softcap, s_aux)
+    return call.attend(layer, query, key, value, params)[None], None
 
 
 def _check_supported(
@@ -120,17 +132,22 @@ def _check_supported(
 class TransformersModel:
     """A transformers model as a `CausalLM`."""
 
-    def __init__(self, module: Any, folder: Path) -> None:
+    def __init__(self, module: Any, folder: Path, architecture: str) -> None:
         """Probe the model. Raises ModelError if paged attention does not support it."""
         self.module, self.config = module, module.config.get_text_config()
-        self.architecture = type(module).__name__
+        self.architecture = architecture
         self.folder = folder
         self.has_logits_to_keep = "logits_to_keep" in inspect.signature(module.forward).parameters
         self.layer_of_module: dict[int, int] = {}
-        self.kv_shapes, self.windows, self.vocab_size = self._probe()
+        self.memory, self.vocab_size = self._probe()
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, attend: AttentionFn, logit_indices: Tensor | None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: AttentionFn,
+        logit_indices: Tensor | None,
+        states: StepStates | None = None,  # noqa: ARG002 - there are no recurrent layers
     ) -> Tensor:
         """Run a forward pass: tokens, positions [T] -> logits [S, vocab].
 
@@ -167,9 +184,9 @@ class TransformersModel:
                     positions = min(positions or original, original)
         return positions
 
-    def _probe(self) -> tuple[list[KVShape], list[int | None], int]:
-        """Run the model on three tokens. Returns the KV shapes and windows by layer, and the
-        vocabulary size."""
+    def _probe(self) -> tuple[list[LayerMemory], int]:
+        """Run the model on three tokens. Returns the memory of each layer, and the vocabulary
+        size."""
         probe = AttentionProbe()
         device = self.module.device
         tokens = torch.arange(3, device=device)
@@ -185,7 +202,7 @@ class TransformersModel:
             raise self._unsupported(f"{len(layers)} of {expected} layers use softmax attention")
         windows = [window for _, window in layers]
         self._check_windows(windows)
-        return [shape for shape, _ in layers], windows, logits.shape[-1]
+        return [LayerMemory(shape, window) for shape, window in layers], logits.shape[-1]
 
     def _check_windows(self, windows: list[int | None]) -> None:
         """Raise ModelError if the config states an unknown layer type, or a sliding window that the
@@ -214,7 +231,7 @@ class TransformersModel:
         first, second = (array("i", ids) for ids in tokens)
         pages, other = array("i", [3, 1]), array("i", [0, 2])
         sample = SampleParams()
-        pool = KVPool(self.kv_shapes, 4, 4, self.module.get_input_embeddings().weight[:0])
+        pool = KVPool(self.memory, 4, 4, self.module.get_input_embeddings().weight[:0])
         self._paged_logits(pool, BatchRow(first[:4], -1, 0, pages[:1], sample))
         paged = self._paged_logits(
             pool, BatchRow(second, -1, 0, other, sample), BatchRow(first[4:], -1, 4, pages, sample)
@@ -250,11 +267,13 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     """
     architecture = (config.architectures or [config.model_type])[0]
     refusal = f"{folder}: architecture {architecture} cannot run here: "
+    if getattr(config, "quantization_config", None):
+        raise ModelError(refusal + "its weights are quantized")
     if config.is_encoder_decoder:
         raise ModelError(refusal + "it has an encoder")
     AttentionInterface.register(ATTENTION_NAME, _paged_attention)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = _auto_class(config).from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -273,6 +292,13 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     # transformers has a public setter of the attention, but no getter.
     if module.config.get_text_config()._attn_implementation != ATTENTION_NAME:  # noqa: SLF001
         raise ModelError(refusal + "its attention cannot be replaced")
-    model = TransformersModel(module, folder)
+    model = TransformersModel(module, folder, architecture)
     model.self_check()
     return model
+
+
+def _auto_class(config: Any) -> Any:
+    """Return the class that loads the model: that of causal LMs, or that of models of images and
+    text, of which only the text part runs."""
+    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForCausalLM if is_causal else AutoModelForImageTextToText

@@ -1,6 +1,7 @@
 # pyright: basic
-"""Compile the C sources for the processor of this machine, with its C compiler, and cache the
-libraries."""
+"""Load the C code of this folder. A wheel has libraries for classes of processors, which `prebuild`
+has compiled. Where none fits, as in a checkout, the sources are compiled for the processor of this
+machine, with its C compiler, and the library is cached."""
 
 from __future__ import annotations
 
@@ -11,38 +12,50 @@ import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from continuo.engine.device.native.prebuild import (
+    COMMON_FLAGS,
+    PROCESSOR_CLASSES,
+    SOURCE_FOLDER,
+    compile_to,
+    name_prebuilt,
+)
+
 log = logging.getLogger(__name__)
 
-SOURCE_FOLDER = Path(__file__).parent
 CACHE_FOLDER = (
     Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "continuo" / "native"
 )
-FLAGS = "-O3 -march=native -ffp-contract=fast -pthread -shared -fPIC -std=gnu11"
-COMPILE_S_MAX = 60.0
+PREBUILT_FOLDER = SOURCE_FOLDER / "prebuilt"
+FLAGS = f"-march=native {COMMON_FLAGS}"
 
 
 @cache
 def load_library(source: str, *defines: str) -> ctypes.CDLL | None:
-    """Compile and load a source file of this folder, with `defines` as compiler options.
+    """Load a source file of this folder, compiled with `defines` as compiler options.
 
     Returns None, with a warning in the log, if the file cannot be compiled or loaded.
     """
+    if (library := _load_prebuilt(source, defines)) is not None:
+        return library
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if shutil.which(compiler[0]) is None:
-        log.warning("no C compiler (%s) is installed: models run slower on this CPU", compiler[0])
+        log.warning(
+            "no C compiler (%s) is installed, and no prebuilt library fits: models run slower on "
+            "this CPU",
+            compiler[0],
+        )
         return None
     command = [*compiler, *FLAGS.split(), *defines, str(SOURCE_FOLDER / source)]
     path = CACHE_FOLDER / f"{Path(source).stem}-{_digest([*compiler, FLAGS, *defines])}.so"
     try:
         if not path.exists():
             CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
-            _compile(command, path)
+            compile_to(command, path)
         return ctypes.CDLL(str(path))
     except subprocess.SubprocessError as error:
         reason = getattr(error, "stderr", None) or error
@@ -54,18 +67,18 @@ def load_library(source: str, *defines: str) -> ctypes.CDLL | None:
         return None
 
 
-def _compile(command: Sequence[str], path: Path) -> None:
-    """Compile to `path`, atomically: another engine may compile the same file at the same time."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        target = Path(folder) / path.name
-        subprocess.run(
-            [*command, "-o", str(target), "-lm"],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=COMPILE_S_MAX,
-        )
-        target.replace(path)
+def _load_prebuilt(source: str, defines: Sequence[str]) -> ctypes.CDLL | None:
+    """Load the library for the best class to which this processor belongs. Returns None if there is
+    none that can be loaded."""
+    flags = set(_describe_processor().split())
+    for processor_class, needed in PROCESSOR_CLASSES.get(platform.machine(), {}).items():
+        path = PREBUILT_FOLDER / name_prebuilt(source, defines, processor_class)
+        if needed <= flags and path.exists():
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError as error:  # as with a C library older than that of the build
+                log.info("%s", error)
+    return None
 
 
 def _digest(inputs: Sequence[str]) -> str:

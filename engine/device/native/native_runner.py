@@ -7,13 +7,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
-from continuo.engine.batch import Batch, BatchResult, BatchRow, PageMove, RowResult, SampleParams
+from continuo.engine.batch import Batch, BatchResult, BatchRow, PageMove
 from continuo.engine.device.native.native_decoder import NativeDecoder
+from continuo.engine.device.native.native_sampling import PackedSampling
 from continuo.engine.device.runner import TorchRunner
-from continuo.engine.device.sampling import draw, is_plain_greedy
+from continuo.engine.device.sampling import assign_to_rows, is_plain_greedy
 
 SINGLE_THREAD_WORK_MAX, WEIGHT_READ_COST = 100_000_000, 4
 """Maximum work of a step that runs on a single thread, in multiply-adds plus bytes of KV: a few
@@ -30,6 +32,8 @@ class NativePendingStep:
     """Whether the thread that calls `collect` computes the whole step."""
     started_s: float
     """Value of `time.perf_counter` when the computation started."""
+    sampling: PackedSampling | None = None
+    """How the ids are drawn; None until that is known."""
     result: BatchResult | None = None
     """The result; None until it is computed."""
 
@@ -39,11 +43,13 @@ class NativeRunner(TorchRunner):
 
     The decoder's threads start a step while the caller still does other work. Then the caller joins
     in, by `collect` until the step's end, or by `run_until_near_end` until the last part of the
-    step, which the decoder's threads compute alone.
+    step, which the decoder's threads compute alone. As it joins in, it packs the penalties and
+    masks, which depend on the ids of the previous step.
     """
 
     def __init__(self, decoder: NativeDecoder, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
+        self._geometry = msgspec.structs.replace(self._geometry, samples_late=True)
         self._decoder = decoder
         self._last_step: NativePendingStep | None = None
 
@@ -58,7 +64,7 @@ class NativeRunner(TorchRunner):
         for index, row in enumerate(batch.rows):
             if row.feed_row >= 0:
                 step.fed_ids[index] = _fed_id(previous, row.feed_row)
-        self._decoder.begin(step)
+        self._decoder.begin(step, is_greedy=all(map(_is_plain_greedy, batch.rows)))
         self._last_step = pending
         return pending
 
@@ -66,11 +72,11 @@ class NativeRunner(TorchRunner):
         """Compute a step together with the decoder's threads, and return before its end, which
         those threads compute alone.
 
-        Returns False, without computing anything, if the step is single-threaded, or if some row is
-        not plain greedy: `collect` must draw the ids of such rows after the step.
+        Returns False, without computing anything, if the step is single-threaded.
         """
-        if ticket.is_single_threaded or not all(map(_is_plain_greedy, ticket.rows)):
+        if ticket.is_single_threaded:
             return False
+        self._prepare_draws(ticket)
         self._decoder.run_until_near_end()
         return True
 
@@ -87,27 +93,29 @@ class NativeRunner(TorchRunner):
         if ticket.result is None:
             if ticket.is_single_threaded:
                 ticket.started_s = time.perf_counter()
-            argmax_ids, ago_s = self._decoder.finish()
+            sampling = self._prepare_draws(ticket)
+            drawn_ids, ago_s = self._decoder.finish()
             ended_s = time.perf_counter() - ago_s
-            samples = [row.sample for row in ticket.rows if row.sample is not None]
-            if min(argmax_ids, default=0) >= 0 and all(map(is_plain_greedy, samples)):
-                drawn = [RowResult(id) for id in argmax_ids]
-            else:
-                drawn = self._draw(samples)
-                ended_s = time.perf_counter()
-            remaining = iter(drawn)
-            results = [None if row.sample is None else next(remaining) for row in ticket.rows]
+            results = assign_to_rows(sampling.to_row_results(drawn_ids), ticket.rows)
             ticket.result = BatchResult(results, ended_s - ticket.started_s)
         return ticket.result
+
+    def _prepare_draws(self, ticket: NativePendingStep) -> PackedSampling:
+        """Determine how the ids of a step are drawn, unless that is known, and set it."""
+        if ticket.sampling is None:
+            samples = [sample for row in ticket.rows for sample in row.samples]
+            try:
+                ticket.sampling = PackedSampling.pack(samples, self._decoder.vocab_size)
+                if any(ticket.sampling.addresses):
+                    self._decoder.allow_draws(ticket.sampling)
+            except Exception:
+                self.discard(ticket)
+                raise
+        return ticket.sampling
 
     @torch.inference_mode()
     def _move(self, moves: list[PageMove]) -> None:
         self.pool.move(moves)
-
-    @torch.inference_mode()
-    def _draw(self, samples: list[SampleParams]) -> list[RowResult]:
-        torch.set_num_threads(1)
-        return draw(self._decoder.read_logits(len(samples)), samples).to_row_results(samples)
 
     def compute_logits(self, batch: Batch) -> Tensor:
         self._decoder.begin(self._decoder.pack(batch.rows, self.threads))
@@ -121,7 +129,7 @@ class NativeRunner(TorchRunner):
 
 
 def _is_plain_greedy(row: BatchRow) -> bool:
-    return row.sample is None or is_plain_greedy(row.sample)
+    return all(map(is_plain_greedy, row.samples))
 
 
 def _fed_id(previous: BatchResult | None, row: int) -> int:

@@ -9,7 +9,7 @@
 
 #pragma once
 
-#include "simd.h"
+#include "operations.h"
 
 #define VECTORS (DIM / LANES) /* of one head */
 #define TILE_QUERIES 32       /* queries of one KV head that are computed together */
@@ -18,12 +18,20 @@
 #define FEW_QUERIES 8 /* below this, transposing the keys costs more than it saves */
 #define MASKED_SCORE -1e30f
 
+/* The pages of one row in one page group: those from index first_page to the end of the row. */
+typedef struct {
+    const int32_t *pages;
+    int64_t first_page;
+} PageTable;
+
 /* New tokens of one sequence in a step. */
 typedef struct {
-    const int32_t *ids, *pages; /* pages cover positions [0, start + count) */
-    int64_t count, start;       /* new tokens; tokens whose KV is in the pages already */
-    int64_t wants_logits;       /* whether the logits of the last token are computed */
-    int64_t first;              /* index of the first new token among those of all rows */
+    const int32_t *ids;
+    int64_t count, start;     /* new tokens; tokens before them, whose KV is in the pages already */
+    int64_t draws;            /* number of last tokens from whose logits an id is drawn */
+    int64_t first;            /* index of the first new token among those of all rows */
+    int64_t state_read, state_write; /* slots of the recurrent state; read is -1 at position 0 */
+    PageTable tables[GROUPS]; /* by page group */
 } StepRow;
 
 /* Up to TILE_QUERIES consecutive queries of a row. A row has count * group queries for each KV
@@ -37,7 +45,10 @@ typedef struct {
     element *keys, *values;
     int64_t kv_heads, group; /* group: query heads per KV head */
     int64_t window;          /* sliding window in tokens, the current one included; 0: none */
+    int64_t page_group;      /* index of the layer's page table in those of a row */
     float scale;             /* of the scores, usually 1 / sqrt(DIM) */
+    float softcap;           /* bound c of the scores s, which become c tanh(s / c); 0: none */
+    const float *sinks;      /* [heads]: a score of each head that belongs to no key; or NULL */
 } LayerKV;
 
 /* Queries, and accumulators of the online softmax, of one tile and KV head. */
@@ -104,6 +115,14 @@ static void score_many(TileState *state, const KeyBlock *block, int queries) {
         }
 }
 
+/* c tanh(s / c) for the scores of query q, where tanh(x) = 2 sigmoid(2 x) - 1. */
+static void cap_scores(TileState *state, int q, int keys, float softcap) {
+    for (int k = 0; k < keys; k += LANES) {
+        const vec x = load_floats(&state->score[q][k]) * (2.0f / softcap);
+        *(vec *)&state->score[q][k] = softcap * (2.0f * vec_sigmoid(x) - 1.0f);
+    }
+}
+
 /* Online softmax (Milakov and Gimelshein 2018) of query q, which is at `position`: mask the scores
    of keys [from, from + keys), replace them by exp(score - max), and rescale the accumulators if
    the running maximum grows. */
@@ -163,21 +182,21 @@ static void accumulate_values(TileState *state, const KeyBlock *block, const Key
 }
 
 /* Offset, in elements, of a position's key and value in the layer's pool. */
-static inline int64_t kv_offset(const LayerKV *kv, const int32_t *pages, int64_t head,
+static inline int64_t kv_offset(const LayerKV *kv, const PageTable *table, int64_t head,
                                 int64_t position) {
-    return (((int64_t)pages[position / PAGE_SIZE] * kv->kv_heads + head) * PAGE_SIZE
-            + position % PAGE_SIZE) * DIM;
+    const int64_t page = table->pages[position / PAGE_SIZE - table->first_page];
+    return ((page * kv->kv_heads + head) * PAGE_SIZE + position % PAGE_SIZE) * DIM;
 }
 
 /* Gather the addresses of the keys and values from position `from` on. In a block that is visible
    to all queries, the keys may be in any order: they are taken alternately from STREAMS sections. */
-static void gather_block(KeyBlock *block, const LayerKV *kv, const int32_t *pages, int64_t head,
+static void gather_block(KeyBlock *block, const LayerKV *kv, const PageTable *table, int64_t head,
                          const VisibleRange *visible, int64_t from) {
     const int64_t left = visible->end - from;
     const int keys = block->keys = left < 0 ? 0 : left < BLOCK_KEYS ? (int)left : BLOCK_KEYS;
     const int unmasked = from >= visible->common_begin && from + BLOCK_KEYS <= visible->common_end;
     for (int k = 0; k < keys;) {
-        const int64_t offset = kv_offset(kv, pages, head, from + k);
+        const int64_t offset = kv_offset(kv, table, head, from + k);
         const int run = (int)(PAGE_SIZE - (from + k) % PAGE_SIZE); /* slots left in the page */
         for (int i = 0; i < run && k < keys; i++, k++) {
             const int section = BLOCK_KEYS / STREAMS;
@@ -198,7 +217,7 @@ static void attend(const LayerKV *kv, const StepRow *rows, const AttentionTile *
                    const float *query, int64_t stride, float *out, int64_t head) {
     TileState state;
     const StepRow *row = &rows[tile->row];
-    const int32_t *pages = row->pages;
+    const PageTable *table = &row->tables[kv->page_group];
     const int64_t group = kv->group, heads = kv->kv_heads * group;
     const int64_t first = tile->query, token = row->first, start = row->start;
     const int64_t left = row->count * group - first;
@@ -213,8 +232,8 @@ static void attend(const LayerKV *kv, const StepRow *rows, const AttentionTile *
                             + (head * group + index % group) * DIM;
         for (int v = 0; v < VECTORS; v++)
             state.query[q][v] = load_floats(from + v * LANES) * kv->scale;
-        state.max[q] = MASKED_SCORE;
-        state.sum[q] = 0;
+        state.max[q] = kv->sinks ? kv->sinks[head * group + index % group] : MASKED_SCORE;
+        state.sum[q] = kv->sinks ? 1 : 0;
     }
     const int64_t common_end = start + first / group + 1;
     const int64_t end = start + (first + queries - 1) / group + 1;
@@ -223,12 +242,14 @@ static void attend(const LayerKV *kv, const StepRow *rows, const AttentionTile *
                                   common_end, end};
     KeyBlock blocks[2]; /* the current one and the next one */
     int64_t from = visible.begin;
-    gather_block(&blocks[0], kv, pages, head, &visible, from);
+    gather_block(&blocks[0], kv, table, head, &visible, from);
     for (int current = 0; from < end; from += BLOCK_KEYS, current ^= 1) {
         const KeyBlock *block = &blocks[current], *next = &blocks[current ^ 1];
-        gather_block(&blocks[current ^ 1], kv, pages, head, &visible, from + BLOCK_KEYS);
+        gather_block(&blocks[current ^ 1], kv, table, head, &visible, from + BLOCK_KEYS);
         if (queries < FEW_QUERIES) score_few(&state, block, queries);
         else score_many(&state, block, queries);
+        for (int q = 0; q < queries && kv->softcap; q++)
+            cap_scores(&state, q, block->keys, kv->softcap);
         for (int q = 0; q < queries; q++)
             online_softmax(&state, q, block->keys, from, start + (first + q) / group, kv->window);
         accumulate_values(&state, block, queries < FEW_QUERIES && next->keys ? next : NULL,

@@ -41,6 +41,28 @@ static inline vec load(const element *from) {
 #endif
 }
 
+/* Load column `n` of those of LANES rows that are stored together, and widen it: in bf16 two, whose
+   elements alternate, in fp32 one. */
+static inline __attribute__((always_inline)) vec load_column(const element *from, int n) {
+#if BF16
+    const ivec pairs = *(const ivec *)from;
+    return n ? (vec)(pairs & (int32_t)0xffff0000) : (vec)(pairs << 16);
+#else
+    return *(const vec *)from;
+#endif
+}
+
+static inline float widen(element x) {
+#if BF16
+    const uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, sizeof y);
+    return y;
+#else
+    return x;
+#endif
+}
+
 /* Store LANES floats as elements; bf16 rounds to nearest, ties to even. */
 static inline void store(element *to, vec x) {
 #if BF16

@@ -39,8 +39,8 @@ typedef struct {
 } PhaseCursor;
 
 struct ThreadPool {
-    void (*program)(PhaseCursor *, const void *job);
-    const void *job;
+    void (*program)(PhaseCursor *, void *job);
+    void *job;
     Phase *phases;
     int64_t phase_count;
     int64_t thread_count; /* without the caller's thread */
@@ -105,6 +105,12 @@ static int64_t claim_piece(PhaseCursor *cursor, int64_t pieces) {
     return -1;
 }
 
+/* Block before the current phase until `counter` is at least `least`, unless the cursor is at its
+   end. */
+static void wait_before_phase(PhaseCursor *cursor, atomic_llong *counter, int64_t least) {
+    if (cursor->phase != cursor->end) wait_until_at_least(cursor->pool, counter, least);
+}
+
 /* Run the first `count` phases of the program; those completed already are skipped. */
 static void run_phases(ThreadPool *pool, int64_t count) {
     PhaseCursor cursor = {pool, pool->phases, pool->phases + count, 0};
@@ -145,7 +151,7 @@ static ThreadPool *pool_create(int64_t threads, int64_t phase_count) {
 
 /* Start a job. Returns at once; the pool's threads run the job if `accepts_workers`, otherwise only
    the caller does, in `run_phases` and `pool_finish`. */
-static void pool_start(ThreadPool *pool, const void *job, int accepts_workers) {
+static void pool_start(ThreadPool *pool, void *job, int accepts_workers) {
     pool->job = job;
     atomic_store(&pool->ended_ns, 0);
     for (int64_t n = 0; n < pool->phase_count; n++) {

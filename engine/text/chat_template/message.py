@@ -20,5 +20,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: ChatRole
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    """Reasoning of the assistant before this message."""
     tool_call_id: str = ""
     """Id of the call whose result this message carries, if its role is `tool`."""

@@ -13,13 +13,39 @@ from typing import Any, cast
 
 from continuo.engine.text.chat_template.jinja_program import JinjaProgram, TemplateRefused
 from continuo.engine.text.chat_template.message import ChatMessage, ToolCall, ToolDefinition
+from continuo.engine.text.chat_template.reasoning_probe import probe_reasoning_key, probe_switch
+from continuo.engine.text.chat_template.tool_format_probe import detect_format
+from continuo.engine.text.output_channels import find_reasoning_format
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
+from continuo.engine.text.tool_format import HERMES, ToolFormat
+from continuo.engine.text.tool_writer import write_calls, write_tool_prompt, write_tool_result
 
 _RENDERINGS_CACHED = 16
 """Size of the cache of rendered texts: tokenizing one message renders the same few conversations
 repeatedly."""
 _CALL_ID_CHARS = 9
 """Length of call ids for templates that require a fixed length, such as Mistral's."""
+
+
+PROBE_TOOL: ToolDefinition = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "A tool.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+    },
+}
+
+
+_WHOLE_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
+_WHOLE_FUNCTION: dict[str, Any] = {"description": "", "parameters": _WHOLE_PARAMETERS}
+
+
+_PLAIN_CALL: dict[str, Any] = {
+    "type": "function",
+    "id": "call00000",
+    "function": {"name": "a", "arguments": {}},
+}
 
 
 class _ToolsKey:
@@ -42,12 +68,31 @@ class TemplateRenderer:
     def __init__(
         self, program: JinjaProgram, tokenizer: Tokenizer, options: Mapping[str, Any]
     ) -> None:
+        """`options` are passed to the template."""
         self._program = program
+        self._tokenizer = tokenizer
         self._options = options
         self._needs_folded_system = False
+        self._written_tools: ToolFormat | None = None
+        """Format that the tools in the system message ask for, because the template shows none."""
+        self._written_calls: ToolFormat | None = None
+        """Format in which calls are written into messages, because the template leaves them
+        out."""
+        self._writes_results = False
+        """Whether results of calls become messages of the user, because the template has no
+        others."""
+        self._needs_whole_tools = False
+        """Whether the template fails on tools without a description or arguments, so that what is
+        missing is added, empty."""
         self._render_cached = lru_cache(_RENDERINGS_CACHED)(self._render)
         self.mark_lookalikes = tokenizer.mark_lookalikes
         self._needs_short_ids = False
+        self.reasoning_format = find_reasoning_format(tokenizer)
+        """The tokens around reasoning; None if the vocabulary has none."""
+        self.reasoning_switch = probe_switch(self._render_plain)
+        self._reasoning_key = probe_reasoning_key(self._render_plain, _PLAIN_CALL)
+        """The key of a message under which the template takes reasoning. None: none, so that
+        reasoning is put into the content, between its tokens."""
         system, user = (
             ChatMessage(role="system", content="a"),
             ChatMessage(role="user", content="b"),
@@ -61,7 +106,60 @@ class TemplateRenderer:
         )
         """Whether the template enforces a length of call ids, so that an id of another length is
         rendered as a digest of the right length."""
+        self.tool_format = self._detect_tool_format(tokenizer)
+        """The syntax of tool calls; None if the template renders calls in an unknown syntax."""
         self._render_cached.cache_clear()
+
+    def with_options(self, options: Mapping[str, Any]) -> "TemplateRenderer":
+        """Make a renderer that passes more options to the template."""
+        return TemplateRenderer(self._program, self._tokenizer, {**self._options, **options})
+
+    def accepts_options(self, options: Mapping[str, Any]) -> bool:
+        """Whether the template renders a prompt with these options."""
+        return self._render_plain([{"role": "user", "content": "a"}], options) is not None
+
+    @property
+    def mentions_reasoning(self) -> bool:
+        """Whether the template itself writes a token around reasoning."""
+        syntax = self.reasoning_format
+        return syntax is not None and (
+            syntax.is_harmony or syntax.end in self._program.template_text
+        )
+
+    def _render_plain(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> str | None:
+        """Render test messages with more options, and the header that follows them."""
+        try:
+            return self._program.render(
+                messages, add_generation_prompt=True, options={**self._options, **options}
+            )
+        except TemplateRefused:
+            return None
+
+    def _detect_tool_format(self, tokenizer: Tokenizer) -> ToolFormat | None:
+        """Detect the syntax of calls, and what of tools the template leaves out."""
+        user, name = ChatMessage(role="user", content="a"), PROBE_TOOL["function"]["name"]
+        call = ToolCall(name=name, arguments="{}", id="call00000")
+        answer = ChatMessage(role="assistant", tool_calls=(call,))
+        result = ChatMessage(role="tool", content="zq9result9qz", tool_call_id=call.id)
+        prompt = self.try_render([user], [PROBE_TOOL]) or ""
+        shows_tools = name in prompt
+        bare: ToolDefinition = {"type": "function", "function": {"name": name, "parameters": {}}}
+        self._needs_whole_tools = self.try_render([user], [bare]) is None
+        renders_calls = name in (self.try_render([user, answer]) or "")
+        self._writes_results = result.content not in (self.try_render([user, answer, result]) or "")
+        found = detect_format(
+            self.try_render,
+            prompt if shows_tools else "",
+            lambda text: tokenizer.id_of(text) is not None,
+        )
+        if not renders_calls:
+            found = self._written_calls = found or HERMES
+        if not shows_tools and found is not None and not found.is_harmony:
+            self._written_tools = found
+        self._render_cached.cache_clear()
+        return found
 
     def render(
         self,
@@ -74,9 +172,14 @@ class TemplateRenderer:
         return self._render_cached(tuple(messages), _ToolsKey(tools), prompt=add_generation_prompt)
 
     def _render(self, messages: tuple[ChatMessage, ...], tools: _ToolsKey, *, prompt: bool) -> str:
+        definitions = [self._to_template_tool(tool) for tool in tools.tools]
+        if self._writes_results:
+            messages = tuple(map(_to_user_message, messages))
+        if self._written_tools is not None:
+            messages, definitions = self._write_tools(messages, tools.tools), []
         return self._program.render(
             [self._to_template_message(message) for message in self._fold_system(messages)],
-            [cast(ToolDefinition, self._mark_strings(tool)) for tool in tools.tools],
+            definitions,
             add_generation_prompt=prompt,
             options=self._options,
         )
@@ -93,6 +196,17 @@ class TemplateRenderer:
             return self.render(messages, tools, add_generation_prompt=add_generation_prompt)
         except TemplateRefused:
             return None
+
+    def _write_tools(
+        self, messages: tuple[ChatMessage, ...], tools: Sequence[ToolDefinition]
+    ) -> tuple[ChatMessage, ...]:
+        """Write the tools into the system message."""
+        if not tools or self._written_tools is None:
+            return messages
+        has_system = bool(messages) and messages[0].role == "system"
+        texts = [messages[0].content] if has_system else []
+        content = "\n\n".join([*texts, write_tool_prompt(self._written_tools, tools)])
+        return (ChatMessage(role="system", content=content), *messages[has_system:])
 
     def _fold_system(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         if not (self._needs_folded_system and messages and messages[0].role == "system"):
@@ -111,13 +225,40 @@ class TemplateRenderer:
             "role": message.role,
             "content": self.mark_lookalikes(message.content),
         }
-        if message.tool_calls:
+        if message.reasoning:
+            self._add_reasoning(plain, self.mark_lookalikes(message.reasoning))
+        if message.tool_calls and self._written_calls is not None:
+            plain["content"] = write_calls(
+                self._written_calls,
+                [
+                    (self.mark_lookalikes(call.name), self._mark_strings(_parse_arguments(call)))
+                    for call in message.tool_calls
+                ],
+                plain["content"],
+            )
+        elif message.tool_calls:
             plain["tool_calls"] = [self._to_template_call(call) for call in message.tool_calls]
         if message.role == "tool" and message.tool_call_id:
             plain["tool_call_id"] = self.mark_lookalikes(
                 self._to_template_call_id(message.tool_call_id)
             )
         return plain
+
+    def _add_reasoning(self, plain: dict[str, Any], reasoning: str) -> None:
+        """Add the reasoning that precedes a message."""
+        syntax = self.reasoning_format
+        if self._reasoning_key is not None:
+            plain[self._reasoning_key] = reasoning
+        elif syntax is not None and not syntax.is_harmony:
+            opening = syntax.begin + (syntax.label or "\n")
+            plain["content"] = f"{opening}{reasoning}\n{syntax.end}\n\n{plain['content']}"
+
+    def _to_template_tool(self, tool: ToolDefinition) -> ToolDefinition:
+        if self._needs_whole_tools and isinstance(tool.get("function"), dict):
+            function = {**_WHOLE_FUNCTION, **tool["function"]}
+            function["parameters"] = {**_WHOLE_PARAMETERS, **function["parameters"]}
+            tool = {**tool, "function": function}
+        return cast(ToolDefinition, self._mark_strings(tool))
 
     def _to_template_call(self, call: ToolCall) -> dict[str, Any]:
         function = {
@@ -144,6 +285,13 @@ class TemplateRenderer:
         if isinstance(value, (list, tuple)):
             return [self._mark_strings(item) for item in cast(Sequence[object], value)]
         return value
+
+
+def _to_user_message(message: ChatMessage) -> ChatMessage:
+    """Write the result of a call as a message of the user. Returns other messages unchanged."""
+    if message.role != "tool":
+        return message
+    return ChatMessage(role="user", content=write_tool_result(message.content))
 
 
 def _parse_arguments(call: ToolCall) -> object:

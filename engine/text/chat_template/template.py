@@ -22,6 +22,7 @@ a template's views are exact is tested with test conversations; `extend` uses on
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -39,15 +40,19 @@ from continuo.engine.text.chat_template.probe import (
     PROBE_USER,
     TemplateProbe,
 )
-from continuo.engine.text.chat_template.renderer import TemplateRenderer
+from continuo.engine.text.chat_template.reasoning_probe import EffortSetting
+from continuo.engine.text.chat_template.reasoning_variants import ReasoningVariants
+from continuo.engine.text.chat_template.renderer import PROBE_TOOL, TemplateRenderer
+from continuo.engine.text.output_channels import ReasoningFormat, is_reasoning_open
+from continuo.engine.text.reasoning_grammar import build_reasoning_grammar
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
-from continuo.engine.text.tool_format import ToolFormat, detect_format
-from continuo.engine.text.tool_grammar import CallableTool, ToolCallRules, build_tool_grammar
-
-_PROBE_TOOL_DEFINITION: ToolDefinition = {
-    "type": "function",
-    "function": {"name": "probe_tool", "description": "", "parameters": {"type": "object"}},
-}
+from continuo.engine.text.tool_format import ToolFormat
+from continuo.engine.text.tool_grammar import (
+    CallableTool,
+    ToolCallRules,
+    build_tool_grammar,
+    find_call_problem,
+)
 
 
 class ConversationExtension(msgspec.Struct, frozen=True):
@@ -80,14 +85,25 @@ class ChatTemplate:
     the whole conversation. False if the template revises text of earlier messages, or depends on
     more than one previous message; `extend` is exact nevertheless."""
     supports_tools: bool
-    """Whether the template renders the tools passed to it."""
+    """Whether the tools passed to `extend` are shown to the model."""
     tool_format: ToolFormat | None
-    """The syntax of tool calls; None if the template does not reveal it."""
+    """The syntax of tool calls; None if the template renders calls in an unknown syntax."""
+
+    reasoning_format: ReasoningFormat | None
+    """The tokens around reasoning; None if the vocabulary has none."""
 
     def __init__(
-        self, renderer: TemplateRenderer, tokenizer: Tokenizer, stop_ids: Sequence[int]
+        self,
+        renderer: TemplateRenderer,
+        tokenizer: Tokenizer,
+        stop_ids: Sequence[int],
+        *,
+        variants: "ReasoningVariants[ChatTemplate] | None" = None,
     ) -> None:
-        """Probe the template. Raises ModelError if it does not render conversations."""
+        """Probe the template. `variants`: those of which this is one; without, it is the base of
+        its own. Raises ModelError if it does not render conversations."""
+        self._variants = variants or ReasoningVariants(renderer, self)
+        self.reasoning_format = renderer.reasoning_format
         self._renderer = renderer
         self._tokenizer = tokenizer
         self.stop_ids: tuple[int, ...] = tuple(stop_ids)
@@ -95,15 +111,81 @@ class ChatTemplate:
         self._is_short_view_exact: bool | None = None
         """Whether the short view of a history (see `_short_view`) is exact: new messages get the
         same ids after it as after the whole history. None: not tested yet."""
+        self._has_needed_longer_view = False
+        """Whether a view was exact but not enough: all of its messages were revised."""
         self._is_question_view_exact = self._probe_question_view()
         self.is_append_stable = self._probe_append_stability()
-        self.supports_tools = "probe_tool" in (
-            renderer.try_render([PROBE_USER], [_PROBE_TOOL_DEFINITION]) or ""
+        tool_prompt = renderer.try_render([PROBE_USER], [PROBE_TOOL]) or ""
+        self.supports_tools = PROBE_TOOL["function"]["name"] in tool_prompt
+        self.tool_format = renderer.tool_format
+
+    @property
+    def renders_from_last_question(self) -> bool:
+        """Whether `extend` renders no message before the last user message but the system message,
+        as far as is known. If not, its time grows with the length of the conversation."""
+        return self._is_question_view_exact and not self._has_needed_longer_view
+
+    # --- reasoning ---
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the model reasons, as far as its template shows."""
+        return self._variants.reasons
+
+    def can_reason_with(self, effort: EffortSetting) -> bool:
+        """Whether the template can set an effort. Any effort will do for a model that does not
+        reason, as far as its template shows."""
+        return self._variants.can_set(effort)
+
+    def for_effort(self, effort: EffortSetting) -> "ChatTemplate":
+        """Return the template with its options set for an effort; the same object each time. An
+        effort that the template cannot set has no effect. The first call for an effort takes tenths
+        of a second."""
+        return self._variants.get(effort, self._create_variant)
+
+    def _create_variant(self, renderer: TemplateRenderer) -> "ChatTemplate":
+        return ChatTemplate(renderer, self._tokenizer, self.stop_ids, variants=self._variants)
+
+    def prepare(self) -> None:
+        """Test the template and its variant without reasoning, which every session uses. Call when
+        the template is loaded; otherwise the first session waits some tenths of a second."""
+        for variant in (self, self.for_effort("off")):
+            variant.probe_short_view()
+            variant.renders_messages_like(self)
+
+    def renders_messages_like(self, other: "ChatTemplate") -> bool:
+        """Whether both render all messages alike, so that only headers differ."""
+        return self is other or self.probe_texts == other.probe_texts
+
+    @cached_property
+    def probe_texts(self) -> tuple[str | None, ...]:
+        """The test conversations as rendered, without and with a tool; None where refused."""
+        return tuple(
+            self._renderer.try_render(messages, tools)
+            for messages in _iter_probe_conversations()
+            for tools in ((), (PROBE_TOOL,))
         )
-        call = (renderer.try_render([PROBE_USER, PROBE_CALL]) or "").partition(PROBE_USER.content)[
-            2
-        ]
-        self.tool_format = detect_format(call, PROBE_CALL.tool_calls[0].name)
+
+    def opens_reasoning(self, header: Sequence[int]) -> bool:
+        """Whether the header `header` opens the reasoning, so that the output begins within it."""
+        return is_reasoning_open(self.reasoning_format, self._tokenizer, header)
+
+    def build_reasoning_grammar(
+        self, body: Grammar | None, *, is_open: bool, tokens_max: int | None
+    ) -> Grammar | None:
+        """Build the grammar of a response that may reason before its body: at most `tokens_max`
+        tokens, after which the end of the reasoning is forced. `body` None: any text. `is_open`:
+        the header has opened the reasoning. Returns `body` if the vocabulary has no tokens around
+        reasoning."""
+        if self.reasoning_format is None or (body is None and tokens_max is None):
+            return body
+        return build_reasoning_grammar(
+            self.reasoning_format,
+            body,
+            self._tokenizer.split_added_tokens,
+            is_open=is_open,
+            tokens_max=tokens_max,
+        )
 
     @property
     def token_chars_max(self) -> int | None:
@@ -120,7 +202,16 @@ class ChatTemplate:
         """
         if self.tool_format is None:
             return None
-        return build_tool_grammar(self.tool_format, tools, self._tokenizer.id_of, rules)
+        return build_tool_grammar(
+            self.tool_format, tools, self._tokenizer.split_added_tokens, rules
+        )
+
+    def find_call_problem(self, tool: CallableTool) -> str | None:
+        """Explain in one line why calls of a tool cannot follow its schema in this template's
+        syntax of calls. Returns None if they can, or if the template does not reveal the syntax."""
+        if self.tool_format is None:
+            return None
+        return find_call_problem(self.tool_format, tool, self._tokenizer.split_added_tokens)
 
     # --- exact for every template ---
 
@@ -151,6 +242,7 @@ class ChatTemplate:
                 break
             if found.kept_messages > leading or not skipped:
                 return msgspec.structs.replace(found, kept_messages=found.kept_messages + skipped)
+            self._has_needed_longer_view = True
         return self._extend_one_by_one(history, new, tools, with_header=with_header)
 
     def find_first_revised(
@@ -308,15 +400,21 @@ class ChatTemplate:
         either as the template renders it now or exactly as it was sampled.
         """
         before, message = past[:-1], past[-1]
-        if not whole.startswith(self._render_settled(before, tools) or ""):
+        before_text = self._render_settled(before, tools) or ""
+        if not whole.startswith(before_text):
             return None
         rendered = self._render_settled(past, tools)
-        header = self._render_settled(before, tools, with_header=True) or ""
-        sampled = (
-            header
-            + self._renderer.mark_lookalikes(message.content)
-            + self._probe.closing("assistant")
-        )
+        sampled = None
+        if message.reasoning and self.reasoning_format is not None:
+            if message.reasoning not in (rendered or "")[len(before_text) :]:
+                rendered = None  # the template leaves out the reasoning, which was sampled
+        else:
+            header = self._render_settled(before, tools, with_header=True) or ""
+            sampled = (
+                header
+                + self._renderer.mark_lookalikes(message.content)
+                + self._probe.closing("assistant")
+            )
         for text in (rendered, sampled):
             if text is not None and self._is_clean_prefix(text, whole):
                 return len(text)
@@ -454,7 +552,7 @@ class ChatTemplate:
             cuts = [
                 at for at in range(1, len(messages)) if is_relevant(messages[:at], messages[at])
             ]
-            for tools in ((), (_PROBE_TOOL_DEFINITION,)):
+            for tools in ((), (PROBE_TOOL,)):
                 for at in cuts:
                     if self._renderer.try_render(messages[: at + 1], tools) is not None:
                         yield messages[:at], messages[at : at + 1], tools
@@ -530,10 +628,12 @@ def _iter_probe_runs() -> Iterator[tuple[ChatMessage, ...]]:
         for at, role in enumerate(("user", "assistant", "user", "assistant"))
     ]
     reasoning = ChatMessage(role="assistant", content="<think>\nreason\n</think>\n\nsaid 9")
+    reasoned_apart = ChatMessage(role="assistant", content="said 9", reasoning="reason")
     sequential = [message for n in range(4) for message in (call(n), result(n))]
     parallel = [call(*range(5)), *(result(n) for n in range(5))]
     mixed, reasoned = [*parallel, *sequential], [reasoning, *sequential]
-    for run in (sequential, parallel, mixed, reasoned, [plain[1]] * 5):
+    apart = [reasoned_apart, *sequential]
+    for run in (sequential, parallel, mixed, reasoned, apart, [plain[1]] * 5):
         for before in ([], plain[:1], plain[:3]):
             yield (*before, *run, plain[3], plain[2])
             yield (PROBE_SYSTEM, *before, *run, plain[3])
@@ -548,6 +648,12 @@ def _iter_probe_conversations() -> Iterator[tuple[ChatMessage, ...]]:
     ]
     reasoning = ChatMessage(role="assistant", content="<think>\nreason\n</think>\n\nsaid 3")
     with_calls = [*plain[:3], PROBE_CALL, PROBE_TOOL_RESULT, *plain[3:]]
-    for messages in (plain, [*plain[:3], reasoning, *plain[4:]], with_calls):
+    apart = ChatMessage(role="assistant", content="said 3", reasoning="reason")
+    for messages in (
+        plain,
+        [*plain[:3], reasoning, *plain[4:]],
+        [*plain[:3], apart, *plain[4:]],
+        with_calls,
+    ):
         yield tuple(messages)
         yield (PROBE_SYSTEM, *messages)

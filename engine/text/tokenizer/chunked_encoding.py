@@ -63,7 +63,7 @@ class ChunkedEncoder:
         of ids is known to exceed that."""
         self._raw = raw
         self._anchor = anchor
-        self._tokens_max = tokens_max
+        self.tokens_max = tokens_max
         self._chunk_chars = chunk_chars
 
     def encode(self, text: str, *, is_continuation: bool = False) -> list[int]:
@@ -102,10 +102,8 @@ class ChunkedEncoder:
         return encoding.ids[skipped:]
 
     def _check_length(self, count: int, chars: int) -> None:
-        if self._tokens_max is not None and count > self._tokens_max:
-            raise TooLong(
-                f"a text of {chars:,} characters is more than {self._tokens_max:,} tokens"
-            )
+        if self.tokens_max is not None and count > self.tokens_max:
+            raise TooLong(f"a text of {chars:,} characters is more than {self.tokens_max:,} tokens")
 
     def _encode_chunk(
         self, chunk: str, chars: int, *, is_continuation: bool

@@ -51,21 +51,20 @@ class Tokenizer:
     `encode_marked` parses those outside MARK_OPEN...MARK_CLOSE.
     """
 
-    def __init__(
-        self, raw: tokenizers.Tokenizer, template_text: str = "", tokens_max: int | None = None
-    ) -> None:
+    def __init__(self, raw: tokenizers.Tokenizer, template_text: str = "") -> None:
         """`template_text`: all text that the chat template itself can emit.
 
         Control tokens are the special tokens, and the added tokens that occur in `template_text`;
-        untrusted text never becomes one of them. Encoding a text to more than `tokens_max` ids
-        raises TooLong before all of them are built.
+        untrusted text never becomes one of them.
         """
         raw.no_padding()
         raw.no_truncation()
+        self.bos_ids = _find_bos_ids(raw)
+        """The ids that the tokenizer's own post-processor puts before a text."""
         # The post-processor would add special tokens and shift the offsets of words.
         cast(Any, raw).post_processor = None
         self.raw = raw
-        self._tokens_max = tokens_max
+        self._tokens_max: int | None = None
         added = raw.get_added_tokens_decoder()
         self.added_tokens: dict[int, str] = {id: token.content for id, token in added.items()}
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
@@ -74,6 +73,8 @@ class Tokenizer:
             for id, token in added.items()
             if token.special or token.content in template_text
         }
+        self._added_ids = {content: id for id, content in self.added_tokens.items()}
+        self._added = re.compile(f"({_compile_alternatives(self._added_ids).pattern})")
         self._lookalikes = _compile_alternatives(self._control_ids)
         self._trusted = re.compile(f"((?<!{MARK_OPEN})(?:{self._lookalikes.pattern}))")
         # Tokens that absorb the spaces beside them are not reliable borders.
@@ -86,16 +87,20 @@ class Tokenizer:
         )
         self._longest_control = max(map(len, self._control_ids), default=1)
         anchor = None if self._anchor is None else self._anchor.content
-        self._encoder = ChunkedEncoder(raw, anchor, tokens_max)
-        self._plain_encoder = ChunkedEncoder(_strip_added_tokens(raw), None, tokens_max)
+        self._encoder = ChunkedEncoder(raw, anchor)
+        self._plain_encoder = ChunkedEncoder(_strip_added_tokens(raw))
         self._encode_cached = lru_cache(_ENCODINGS_CACHED)(self._encode)
 
     @classmethod
-    def load(
-        cls, folder: Path, template_text: str = "", tokens_max: int | None = None
-    ) -> "Tokenizer":
+    def load(cls, folder: Path, template_text: str = "") -> "Tokenizer":
         """Load the tokenizer of a folder. Raises ModelError, naming the missing or broken file."""
-        return cls(_load_raw(folder), template_text, tokens_max)
+        return cls(_load_raw(folder), template_text)
+
+    def limit_tokens(self, tokens_max: int) -> None:
+        """Make the encoding of a text to more than `tokens_max` ids raise TooLong, before all of
+        them are built."""
+        self._tokens_max = tokens_max
+        self._encoder.tokens_max = self._plain_encoder.tokens_max = tokens_max
 
     @cached_property
     def token_chars_max(self) -> int | None:
@@ -110,6 +115,11 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         return self.raw.token_to_id(token)
+
+    def split_added_tokens(self, text: str) -> list[tuple[str, int | None]]:
+        """Split a text into the added tokens that it spells, with their ids, and the text between
+        them."""
+        return [(piece, self._added_ids.get(piece)) for piece in self._added.split(text) if piece]
 
     def encode(self, text: str, *, is_continuation: bool = False) -> list[int]:
         """Encode trusted text: control tokens written in `text` are parsed; none are added.
@@ -303,6 +313,14 @@ def _flatten_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
         return []
     inner = step.get("normalizers") or step.get("pretokenizers")
     return [step] if inner is None else [leaf for each in inner for leaf in _flatten_steps(each)]
+
+
+def _find_bos_ids(raw: tokenizers.Tokenizer) -> tuple[int, ...]:
+    probe = "a"
+    framed = raw.encode(probe, add_special_tokens=True).ids
+    plain = raw.encode(probe, add_special_tokens=False).ids
+    count = next((n for n in range(len(framed)) if framed[n : n + len(plain)] == plain), 0)
+    return tuple(framed[:count])
 
 
 def _strip_added_tokens(raw: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

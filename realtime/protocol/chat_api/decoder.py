@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 
 from continuo.engine import Grammar
 from continuo.realtime.protocol.chat_api import requests
@@ -15,16 +16,30 @@ from continuo.realtime.protocol.items import (
     FunctionCallOutputItem,
     Item,
     MessageItem,
+    ReasoningItem,
 )
+from continuo.realtime.protocol.reasoning import ReasoningIn, merge_reasoning
 from continuo.realtime.protocol.sampling import merge_sampling
-from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
+from continuo.realtime.protocol.settings import (
+    GenerationSettings,
+    ReasoningSettings,
+    Tool,
+    ToolChoice,
+    Truncation,
+)
 from continuo.realtime.protocol.tools_and_formats import (
     build_grammar,
     build_tools,
     choose_named_tool,
     choose_required_tool,
+    refuse_custom_tools,
 )
-from continuo.realtime.protocol.validation import invalid_parameter, missing_parameter
+from continuo.realtime.protocol.validation import (
+    invalid_parameter,
+    missing_parameter,
+    unsupported_parameter,
+    unsupported_value,
+)
 
 IdFactory = Callable[[str], str]
 """Makes an id that begins with the given prefix."""
@@ -33,6 +48,7 @@ _NAMES = FieldNames(
     instructions="messages[0]",
     named_tool="tool_choice.function.name",
     output_schema="response_format.json_schema.schema",
+    reasoning_effort="reasoning_effort",
 )
 
 
@@ -41,6 +57,7 @@ def decode_command(
 ) -> CreateResponse:
     """Decode a request. The first message becomes the instructions if its role is system or
     developer. Raises Refusal."""
+    _refuse_unsupported(request)
     messages, instructions, skipped = request.messages, "", 0
     if messages[0].role in ("system", "developer"):
         instructions = "\n".join(_decode_texts(messages[0], "messages[0]"))
@@ -57,8 +74,11 @@ def decode_command(
         sampling=msgspec.structs.replace(
             merge_sampling(request, default.sampling, default.sampling),
             grammar=_decode_grammar(request.response_format),
+            logit_bias=request.logit_bias or {},
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         ),
         truncation=Truncation(mode="disabled"),
+        reasoning=_decode_reasoning(request, default),
     )
     items = tuple(
         item
@@ -66,6 +86,40 @@ def decode_command(
         for item in _decode_message_items(message, f"messages[{n}]", new_id)
     )
     return CreateResponse(settings=settings, input=items, store=False, field_names=_NAMES)
+
+
+def _decode_reasoning(
+    request: requests.ChatCompletionRequest, default: GenerationSettings
+) -> ReasoningSettings:
+    options = request.chat_template_kwargs or requests.TemplateOptions()
+    switches = {
+        "enable_thinking": request.enable_thinking,
+        "chat_template_kwargs.enable_thinking": options.enable_thinking,
+        "chat_template_kwargs.thinking": options.thinking,
+    }
+    param, enabled = next(
+        ((param, value) for param, value in switches.items() if value is not None),
+        ("enable_thinking", None),
+    )
+    requested = ReasoningIn(
+        effort=UNSET if request.reasoning_effort is None else request.reasoning_effort,
+        max_tokens=UNSET
+        if request.thinking_token_budget is None
+        else request.thinking_token_budget,
+    )
+    return merge_reasoning(requested, enabled, default.reasoning, default.reasoning, param)
+
+
+def _refuse_unsupported(request: requests.ChatCompletionRequest) -> None:
+    if request.top_logprobs and not request.logprobs:
+        raise invalid_parameter("top_logprobs", "it requires 'logprobs': true.")
+    if request.functions:
+        raise unsupported_parameter("functions", "use 'tools'")
+    if request.function_call is not None:
+        raise unsupported_parameter("function_call", "use 'tool_choice'")
+    if request.modalities is not None and "audio" in request.modalities:
+        raise unsupported_value("modalities", "this server has no audio: ask for 'text'")
+    refuse_custom_tools(tool.type for tool in request.tools or ())
 
 
 def _decode_message_items(
@@ -78,6 +132,9 @@ def _decode_message_items(
         yield FunctionCallOutputItem(id=new_id("item"), call_id=message.tool_call_id, output=output)
         return
     calls = message.tool_calls or []
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning and message.role == "assistant":
+        yield ReasoningItem(id=new_id("item"), text=reasoning)
     if message.content is not None or not calls:
         yield _decode_message(message, where, new_id)
     for call in calls:

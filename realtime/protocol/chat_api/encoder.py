@@ -1,6 +1,6 @@
 """Encoding of responses as chat completions, and of their events as chunks. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 import msgspec
@@ -11,14 +11,20 @@ from continuo.realtime.protocol.events import (
     ArgumentsDelta,
     OutputItemEnded,
     OutputItemStarted,
+    ReasoningDelta,
     ResponseEnded,
     ResponseEvent,
     ResponseStarted,
     ResponseSteered,
     TextDelta,
 )
-from continuo.realtime.protocol.items import FunctionCallItem, MessageItem
-from continuo.realtime.protocol.response import Response, ResponseError, Usage
+from continuo.realtime.protocol.items import FunctionCallItem, MessageItem, ReasoningItem
+from continuo.realtime.protocol.response import (
+    Response,
+    ResponseError,
+    TokenLogprob,
+    Usage,
+)
 
 _encoder = msgspec.json.Encoder()
 SSE_DONE = b"data: [DONE]\n\n"
@@ -39,8 +45,12 @@ class Encoder:
         texts = [item for item in response.items if isinstance(item, MessageItem)]
         calls = [item for item in response.items if isinstance(item, FunctionCallItem)]
         text = "".join(part.text for item in texts for part in item.parts)
+        reasoning = "\n\n".join(
+            item.text for item in response.items if isinstance(item, ReasoningItem)
+        )
         message = replies.MessageOut(
             content=text if text or not calls else None,
+            reasoning_content=reasoning or UNSET,
             tool_calls=[
                 replies.ToolCallOut(
                     id=call.call_id,
@@ -55,7 +65,13 @@ class Encoder:
             id=_completion_id(response),
             created=response.created_s,
             model=self._model,
-            choices=[replies.Choice(message=message, finish_reason=_finish_reason(response))],
+            choices=[
+                replies.Choice(
+                    message=message,
+                    logprobs=_encode_response_logprobs(response, texts),
+                    finish_reason=_finish_reason(response),
+                )
+            ],
             usage=_encode_usage(response),
         )
 
@@ -71,8 +87,10 @@ class Encoder:
                 yield self._encode_tool_call(
                     replies.ToolCallOut(id=call_id, type="function", function=function)
                 )
-            case TextDelta(text=text):
-                yield self._encode_chunk(replies.Delta(content=text))
+            case TextDelta(text=text, logprobs=tokens):
+                yield self._encode_chunk(replies.Delta(content=text), logprobs=tokens)
+            case ReasoningDelta(text=text):
+                yield self._encode_chunk(replies.Delta(reasoning_content=text))
             case ArgumentsDelta(text=text):
                 yield self._encode_tool_call(
                     replies.ToolCallOut(function=replies.FunctionCallOut(arguments=text))
@@ -106,17 +124,56 @@ class Encoder:
         return self._encode_chunk(replies.Delta(tool_calls=[numbered]))
 
     def _encode_chunk(
-        self, delta: replies.Delta, finish: replies.FinishReason | None = None
+        self,
+        delta: replies.Delta,
+        finish: replies.FinishReason | None = None,
+        logprobs: Sequence[TokenLogprob] = (),
     ) -> bytes:
         return _encode_sse(
             replies.CompletionChunk(
                 id=self._id,
                 created=self._created,
                 model=self._model,
-                choices=[replies.ChunkChoice(delta=delta, finish_reason=finish)],
+                choices=[
+                    replies.ChunkChoice(
+                        delta=delta,
+                        logprobs=_encode_logprobs(logprobs) if logprobs else None,
+                        finish_reason=finish,
+                    )
+                ],
                 usage=None if self._include_usage else UNSET,
             )
         )
+
+
+def _encode_response_logprobs(
+    response: Response, messages: Sequence[MessageItem]
+) -> replies.LogprobsOut | None:
+    """Encode the tokens of all messages. Returns None if they were not requested."""
+    if response.settings.sampling.logprobs is None:
+        return None
+    return _encode_logprobs(
+        [token for item in messages for token in response.logprobs.get(item.id, ())]
+    )
+
+
+def _encode_logprobs(tokens: Sequence[TokenLogprob]) -> replies.LogprobsOut:
+    return replies.LogprobsOut(
+        content=[
+            replies.TokenLogprobOut(
+                token=token.token.decode(errors="replace"),
+                bytes=list(token.token),
+                logprob=token.logprob,
+                top_logprobs=[
+                    replies.TopLogprobOut(
+                        token=other.decode(errors="replace"), bytes=list(other), logprob=logprob
+                    )
+                    for other, logprob in token.top
+                ],
+            )
+            for token in tokens
+        ]
+    )
 
 
 def encode_error(response: Response) -> replies.ErrorBody:
@@ -146,4 +203,7 @@ def _encode_usage(response: Response) -> replies.UsageOut:
         completion_tokens=usage.output_tokens,
         total_tokens=usage.input_tokens + usage.output_tokens,
         prompt_tokens_details=replies.PromptDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=replies.CompletionDetails(reasoning_tokens=usage.reasoning_tokens)
+        if usage.reasoning_tokens
+        else UNSET,
     )

@@ -27,16 +27,39 @@ class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int
+
+
 class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
+    """Absent if the model has not reasoned."""
+
+
+class TopLogprobOut(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprobOut(TopLogprobOut, frozen=True, kw_only=True):
+    top_logprobs: list[TopLogprobOut]
+
+
+class LogprobsOut(msgspec.Struct, frozen=True, kw_only=True):
+    content: list[TokenLogprobOut]
+    refusal: None = None
 
 
 class MessageOut(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    """Extension, as in vLLM: what the model reasoned before its answer."""
     refusal: None = None
     tool_calls: list[ToolCallOut] | UnsetType = UNSET
 
@@ -44,7 +67,7 @@ class MessageOut(msgspec.Struct, frozen=True, kw_only=True):
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     message: MessageOut
-    logprobs: None = None
+    logprobs: LogprobsOut | None = None
     finish_reason: FinishReason
 
 
@@ -60,13 +83,14 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallOut] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     delta: Delta
-    logprobs: None = None
+    logprobs: LogprobsOut | None = None
     finish_reason: FinishReason | None = None
 
 

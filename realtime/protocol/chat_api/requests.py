@@ -6,8 +6,16 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from continuo.engine import Effort
 from continuo.realtime import limits
-from continuo.realtime.protocol.sampling import BoundedText, ItemId, SamplingIn
+from continuo.realtime.protocol.reasoning import ReasoningTokens
+from continuo.realtime.protocol.sampling import (
+    BoundedText,
+    ItemId,
+    LogitBias,
+    SamplingIn,
+    TopLogprobs,
+)
 from continuo.realtime.protocol.validation import AllowedValues, decode_json
 
 ToolName = Annotated[str, Meta(min_length=1, max_length=limits.FUNCTION_NAME_CHARS_MAX)]
@@ -35,6 +43,10 @@ class MessageIn(msgspec.Struct, frozen=True, kw_only=True):
     content: BoundedText | Annotated[list[PartIn], Meta(max_length=limits.PARTS_MAX)] | None = None
     tool_calls: Annotated[list[ToolCallIn], Meta(max_length=limits.PARTS_MAX)] | None = None
     tool_call_id: ItemId | None = None
+    reasoning_content: BoundedText | None = None
+    """Extension, as in vLLM: what the assistant reasoned before this message."""
+    reasoning: BoundedText | None = None
+    """Another name of `reasoning_content`."""
 
 
 class FunctionIn(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +57,7 @@ class FunctionIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolIn(msgspec.Struct, frozen=True, kw_only=True):
-    """Tool of a request. Kinds other than `function` are ignored."""
+    """Tool of a request. `custom` is refused; other kinds than `function` are ignored."""
 
     type: str = "function"
     function: FunctionIn | None = None
@@ -75,6 +87,13 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
 
 
+class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the chat template. Others are ignored."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+
+
 class ChatCompletionRequest(SamplingIn, frozen=True, kw_only=True):
     messages: Annotated[
         list[MessageIn], Meta(min_length=1, max_length=limits.RESPONSES_INPUT_ITEMS_MAX)
@@ -87,8 +106,20 @@ class ChatCompletionRequest(SamplingIn, frozen=True, kw_only=True):
     max_tokens: MaxTokens | None = None
     """Older name of `max_completion_tokens`."""
     response_format: FormatIn | None = None
+    reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    thinking_token_budget: ReasoningTokens | None = None
+    """Extensions, as in vLLM and DashScope: whether the model reasons, and the maximum number of
+    tokens of its reasoning."""
     n: Annotated[int, Meta(ge=1, le=1)] | None = None
-    logprobs: Literal[False] | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    logit_bias: LogitBias | None = None
+    modalities: list[str] | None = None
+    functions: list[object] | None = None
+    """Refused, with `function_call`: what `tools` was called before."""
+    function_call: object = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -97,7 +128,6 @@ _ALLOWED_VALUES: AllowedValues = {
     "messages[].role": ("system", "developer", "user", "assistant", "tool"),
     "response_format.type": ("text", "json_object", "json_schema"),
     "tool_choice": ("auto", "none", "required", "an object"),
-    "logprobs": ("false",),
 }
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
 

@@ -6,6 +6,7 @@ frame ◀─codec─── server event ◀─────Encoder─────
 
 from continuo.realtime.protocol.realtime_api.client_events import ClientEvent, SessionIn
 from continuo.realtime.protocol.realtime_api.codec import (
+    BETA_SUBPROTOCOL,
     SUBPROTOCOL,
     decode_frame,
     encode_frame,
@@ -14,6 +15,8 @@ from continuo.realtime.protocol.realtime_api.codec import (
 from continuo.realtime.protocol.realtime_api.decoder import (
     CloseRequest,
     IgnoredAudioEvent,
+    audio_not_supported,
+    beta_not_supported,
     decode_command,
     decode_session_settings,
 )
@@ -21,6 +24,7 @@ from continuo.realtime.protocol.realtime_api.encoder import Encoder
 from continuo.realtime.protocol.realtime_api.server_events import ServerEvent
 
 __all__ = [
+    "BETA_SUBPROTOCOL",
     "SUBPROTOCOL",
     "ClientEvent",
     "CloseRequest",
@@ -28,6 +32,8 @@ __all__ = [
     "IgnoredAudioEvent",
     "ServerEvent",
     "SessionIn",
+    "audio_not_supported",
+    "beta_not_supported",
     "decode_command",
     "decode_frame",
     "decode_session_settings",

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from continuo.realtime import limits
+from continuo.realtime.protocol.reasoning import ReasoningIn
 from continuo.realtime.protocol.sampling import (
     BoundedName,
     BoundedText,
@@ -57,7 +58,9 @@ class GenerationSettingsIn(SamplingIn, frozen=True, kw_only=True):
     output_modalities: list[Literal["text", "audio"]] | UnsetType | None = UNSET
     audio: object = None
     prompt: object = None
-    reasoning: object = None
+    reasoning: ReasoningIn | UnsetType | None = UNSET
+    enable_thinking: bool | UnsetType | None = UNSET
+    """Extension: whether the model reasons."""
 
 
 class TokenLimitsIn(msgspec.Struct, frozen=True):
@@ -73,8 +76,8 @@ class SessionIn(GenerationSettingsIn, frozen=True, kw_only=True):
     type: Literal["realtime"]
     model: object = None
     include: object = UNSET
-    """Extension: a list. With `response.interrupted` in it the client gets that event when
-    the engine is lost during a response; other values are accepted and ignored."""
+    """Extension: a list of events to send as well: `response.interrupted`, when the engine is lost
+    during a response, and `response.reasoning_text`; other values are accepted and ignored."""
     tracing: object = None
     truncation: Literal["auto", "disabled"] | RetentionIn | UnsetType | None = UNSET
 

@@ -2,7 +2,7 @@
 of msgspec but are invalid."""
 
 from collections.abc import Callable
-from typing import Literal, assert_never
+from typing import Literal, assert_never, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -34,7 +34,12 @@ from continuo.realtime.protocol.items import (
     MessageItem,
 )
 from continuo.realtime.protocol.realtime_api import client_events
-from continuo.realtime.protocol.realtime_api.extras import INCLUDE_INTERRUPTED, Extras
+from continuo.realtime.protocol.realtime_api.extras import (
+    INCLUDE_INTERRUPTED,
+    INCLUDE_REASONING,
+    Extras,
+)
+from continuo.realtime.protocol.reasoning import merge_reasoning
 from continuo.realtime.protocol.sampling import merge_sampling, resolve_field
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
 from continuo.realtime.protocol.tools_and_formats import (
@@ -51,10 +56,11 @@ IdFactory = Callable[[str], str]
 class IgnoredAudioEvent(msgspec.Struct, frozen=True):
     """Audio event, which the connection handles without its session: sessions have no audio.
 
-    `is_clear`: the event is `input_audio_buffer.clear`, which is acknowledged.
+    `append`: audio of the user, the first of which on a connection is refused. `clear`: the buffer
+    is cleared, which is acknowledged. `output_clear` has no effect.
     """
 
-    is_clear: bool = False
+    kind: Literal["append", "clear", "output_clear"]
 
 
 class CloseRequest(msgspec.Struct, frozen=True):
@@ -86,10 +92,12 @@ def decode_command(  # noqa: C901 - one case per client event
             return _decode_response_create(response or client_events.ResponseIn(), current, new_id)
         case client_events.ResponseCancel(response_id=response_id):
             return CancelResponse(response_id)
-        case client_events.AudioAppend() | client_events.OutputAudioClear():
-            return IgnoredAudioEvent()
+        case client_events.AudioAppend():
+            return IgnoredAudioEvent("append")
+        case client_events.OutputAudioClear():
+            return IgnoredAudioEvent("output_clear")
         case client_events.AudioClear():
-            return IgnoredAudioEvent(is_clear=True)
+            return IgnoredAudioEvent("clear")
         case client_events.AudioCommit():
             raise Refusal(
                 "Error committing input audio buffer: it is empty, this server takes text only.",
@@ -107,6 +115,27 @@ def decode_command(  # noqa: C901 - one case per client event
             return CommitText(new_id("item"))
         case _:
             assert_never(event)
+
+
+def audio_not_supported() -> Refusal:
+    """Build the refusal of the first audio on a connection."""
+    return Refusal(
+        "This server has no audio: the session is text, as its output_modalities say. Send text "
+        "items instead. Later audio on this connection is dropped without an error.",
+        code="audio_not_supported",
+        param="audio",
+    )
+
+
+def beta_not_supported() -> Refusal:
+    """Build the refusal of a client of the beta version of the API."""
+    return Refusal(
+        "This server has the GA version of the Realtime API, and this client uses the beta: "
+        "'session.type' is missing. Use the GA interface of the SDK (client.realtime in place of "
+        "client.beta.realtime), in which events and fields have other names.",
+        code="beta_api_not_supported",
+        param="session.type",
+    )
 
 
 def _decode_response_create(
@@ -176,6 +205,13 @@ def _decode_settings(
         max_output_tokens=max_tokens,
         sampling=merge_sampling(requested, current.sampling, default.sampling),
         truncation=current.truncation,
+        reasoning=merge_reasoning(
+            requested.reasoning,
+            requested.enable_thinking,
+            current.reasoning,
+            default.reasoning,
+            names.enable_thinking,
+        ),
         extras=_merge_extras(requested, current),
     )
 
@@ -229,11 +265,8 @@ def _merge_extras(
 
 def _known_includes(requested: object) -> tuple[str, ...]:
     """Keep the values of `include` that this server knows."""
-    return (
-        (INCLUDE_INTERRUPTED,)
-        if isinstance(requested, list) and INCLUDE_INTERRUPTED in requested
-        else ()
-    )
+    listed = cast(list[object], requested) if isinstance(requested, list) else []
+    return tuple(name for name in (INCLUDE_INTERRUPTED, INCLUDE_REASONING) if name in listed)
 
 
 class _OutputAudioIn(msgspec.Struct):

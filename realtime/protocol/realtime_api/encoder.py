@@ -19,6 +19,7 @@ from continuo.realtime.protocol.events import (
     OutputItemEnded,
     OutputItemStarted,
     RateLimitStatus,
+    ReasoningDelta,
     ResponseEnded,
     ResponseInterrupted,
     ResponseStarted,
@@ -38,9 +39,15 @@ from continuo.realtime.protocol.items import (
     FunctionCallOutputItem,
     Item,
     MessageItem,
+    ReasoningItem,
 )
 from continuo.realtime.protocol.realtime_api import server_events
-from continuo.realtime.protocol.realtime_api.extras import INCLUDE_INTERRUPTED, Extras
+from continuo.realtime.protocol.realtime_api.extras import (
+    INCLUDE_INTERRUPTED,
+    INCLUDE_REASONING,
+    Extras,
+)
+from continuo.realtime.protocol.reasoning import encode_reasoning
 from continuo.realtime.protocol.response import Response, ResponseError, Usage
 from continuo.realtime.protocol.sampling import sampling_fields
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
@@ -138,6 +145,14 @@ class Encoder:
                 yield from self._encode_output_item_started(event)
             case TextDelta():
                 yield _encode_text_delta(event, self._next_event_id())
+            case ReasoningDelta():
+                if INCLUDE_REASONING in self._include:
+                    yield server_events.ReasoningTextDelta(
+                        event_id=self._next_event_id(),
+                        response_id=event.answer_id,
+                        item_id=event.item_id,
+                        delta=event.text,
+                    )
             case ArgumentsDelta():
                 yield server_events.ArgumentsDelta(
                     event_id=self._next_event_id(),
@@ -193,6 +208,8 @@ class Encoder:
     def _encode_output_item_started(
         self, event: OutputItemStarted
     ) -> Iterator[server_events.ServerEvent]:
+        if isinstance(event.item, ReasoningItem):
+            return
         item_out = encode_item(event.item)
         yield server_events.OutputItemAdded(
             event_id=self._next_event_id(),
@@ -219,6 +236,15 @@ class Encoder:
     ) -> Iterator[server_events.ServerEvent]:
         item, response_id, index = event.item, event.answer_id, event.index
         match item:
+            case ReasoningItem():
+                if INCLUDE_REASONING in self._include:
+                    yield server_events.ReasoningTextDone(
+                        event_id=self._next_event_id(),
+                        response_id=response_id,
+                        item_id=item.id,
+                        text=item.text,
+                    )
+                return
             case MessageItem():
                 text = "".join(part.text for part in item.parts)
                 yield server_events.TextDone(
@@ -279,6 +305,7 @@ class Encoder:
             ),
             truncation=_encode_truncation(settings.truncation),
             include=list(extras.include) or None,
+            reasoning=encode_reasoning(settings.reasoning) or UNSET,
             resume=UNSET if resume is None else encode_resume(resume),
             **sampling_fields(settings.sampling),
         )
@@ -333,7 +360,9 @@ def encode_response(response: Response) -> server_events.ResponseOut:
         id=response.id,
         status=response.status,
         status_details=_encode_status_details(response),
-        output=[encode_item(item) for item in response.items],
+        output=[
+            encode_item(item) for item in response.items if not isinstance(item, ReasoningItem)
+        ],
         conversation_id=response.conversation,
         output_modalities=["text"],
         max_output_tokens=_encode_max_tokens(response.settings),
@@ -367,6 +396,8 @@ def encode_item(item: Item) -> server_events.ItemOut:
             return server_events.FunctionCallOutputOut(
                 id=item.id, status=item.status, call_id=item.call_id, output=item.output
             )
+        case ReasoningItem():
+            raise AssertionError("reasoning is no item of this API")
         case _:
             assert_never(item)
 
@@ -390,7 +421,9 @@ def encode_usage(usage: Usage) -> server_events.UsageOut:
             cached_tokens=usage.cached_tokens,
             cached_tokens_details=server_events.CachedDetails(text_tokens=usage.cached_tokens),
         ),
-        output_token_details=server_events.OutputDetails(text_tokens=usage.output_tokens),
+        output_token_details=server_events.OutputDetails(
+            text_tokens=usage.output_tokens, reasoning_tokens=usage.reasoning_tokens or UNSET
+        ),
         timing=server_events.Timing(
             queued_s=usage.queued_s, prefill_s=usage.prefill_s, model_s=usage.model_s
         ),

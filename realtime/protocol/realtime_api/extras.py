@@ -5,7 +5,8 @@ import msgspec
 from continuo.realtime.protocol.settings import GenerationSettings
 
 INCLUDE_INTERRUPTED = "response.interrupted"
-"""Extension: event type that is sent only to sessions whose `include` lists it."""
+INCLUDE_REASONING = "response.reasoning_text"
+"""Extensions: events that are sent only to sessions whose `include` lists them."""
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from continuo.engine import SamplingSettings
 from continuo.realtime.errors import ErrorType
 from continuo.realtime.protocol.items import ItemRole, ItemStatus
+from continuo.realtime.protocol.reasoning import ReasoningOut
 from continuo.realtime.protocol.response import IncompleteReason, KVResidency, ResponseStatus
 
 # ---------------------------------------------------------------- items
@@ -129,6 +130,8 @@ class SessionOut(SamplingSettings, frozen=True, kw_only=True):
     tracing: None = None
     prompt: None = None
     include: list[str] | None = None
+    reasoning: ReasoningOut | UnsetType = UNSET
+    """Absent if none was asked for."""
     resume: ResumeOut | UnsetType = UNSET
 
 
@@ -164,6 +167,9 @@ class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
 class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
     text_tokens: int
     audio_tokens: int = 0
+    reasoning_tokens: int | UnsetType = UNSET
+    """Extension: tokens of the reasoning, which `text_tokens` includes. Absent if there are
+    none."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,6 +320,25 @@ class TextDone(ServerEventBase, frozen=True, kw_only=True, tag="response.output_
     text: str
 
 
+class ReasoningTextDelta(
+    ServerEventBase, frozen=True, gc=False, kw_only=True, tag="response.reasoning_text.delta"
+):
+    """Extension, like `response.reasoning_text.done`, for sessions whose `include` lists
+    `response.reasoning_text`. Reasoning is no item of the conversation here."""
+
+    response_id: str
+    item_id: str
+    delta: str
+
+
+class ReasoningTextDone(
+    ServerEventBase, frozen=True, kw_only=True, tag="response.reasoning_text.done"
+):
+    response_id: str
+    item_id: str
+    text: str
+
+
 class ArgumentsDelta(
     ServerEventBase, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
 ):
@@ -413,6 +438,8 @@ ServerEvent = (
     | ContentPartDone
     | TextDelta
     | TextDone
+    | ReasoningTextDelta
+    | ReasoningTextDone
     | ArgumentsDelta
     | ArgumentsDone
     | ResponseInterrupted

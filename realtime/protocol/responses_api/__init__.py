@@ -18,11 +18,17 @@ from continuo.realtime.protocol.responses_api.codec import (
     extract_stream_id,
 )
 from continuo.realtime.protocol.responses_api.decoder import decode_command, decode_steering_input
-from continuo.realtime.protocol.responses_api.encoder import Encoder, encode_error, encode_response
-from continuo.realtime.protocol.responses_api.server_events import ServerEvent
+from continuo.realtime.protocol.responses_api.encoder import (
+    Encoder,
+    encode_error,
+    encode_item_page,
+    encode_response,
+)
+from continuo.realtime.protocol.responses_api.server_events import InputTokens, ServerEvent
 
 __all__ = [
     "Encoder",
+    "InputTokens",
     "ResponseCancel",
     "ResponseCreate",
     "ResponseSteer",
@@ -34,6 +40,7 @@ __all__ = [
     "decode_steering_input",
     "encode_error",
     "encode_frame",
+    "encode_item_page",
     "encode_response",
     "encode_sse",
     "extract_stream_id",

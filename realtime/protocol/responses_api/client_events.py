@@ -10,12 +10,20 @@ import msgspec
 from msgspec import Meta
 
 from continuo.realtime import limits
-from continuo.realtime.protocol.sampling import BoundedText, ItemId, Metadata, SamplingIn
+from continuo.realtime.protocol.reasoning import ReasoningIn
+from continuo.realtime.protocol.sampling import (
+    BoundedText,
+    ItemId,
+    Metadata,
+    SamplingIn,
+    TopLogprobs,
+)
 from continuo.realtime.protocol.validation import list_tags
 
 StreamId = Annotated[str, Meta(min_length=1, max_length=limits.STREAM_ID_CHARS_MAX)]
 ToolName = Annotated[str, Meta(min_length=1, max_length=limits.FUNCTION_NAME_CHARS_MAX)]
 ResponseId = Annotated[str, Meta(min_length=1, max_length=limits.ITEM_ID_CHARS_MAX)]
+ConversationId = Annotated[str, Meta(min_length=1, max_length=limits.ITEM_ID_CHARS_MAX)]
 
 
 class PartIn(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +51,12 @@ class ItemIn(msgspec.Struct, frozen=True, kw_only=True):
 Input = BoundedText | Annotated[list[ItemIn], Meta(max_length=limits.RESPONSES_INPUT_ITEMS_MAX)]
 
 
+class ConversationIn(msgspec.Struct, frozen=True, kw_only=True):
+    id: ConversationId
+
+
 class ToolIn(msgspec.Struct, frozen=True, kw_only=True):
-    """Tool of a request. Kinds other than `function` are ignored."""
+    """Tool of a request. `custom` is refused; other kinds than `function` are ignored."""
 
     type: str = "function"
     name: ToolName | None = None
@@ -72,6 +84,7 @@ class TextIn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+INCLUDE_LOGPROBS = "message.output_text.logprobs"
 _NULL = msgspec.Raw(b"null")
 
 
@@ -89,14 +102,20 @@ class ResponseCreate(SamplingIn, frozen=True, kw_only=True, tag="response.create
     max_output_tokens: Annotated[int, Meta(ge=1, le=limits.OUTPUT_TOKENS_MAX)] | None = None
     metadata: Metadata | None = None
     text: TextIn | None = None
+    reasoning: ReasoningIn | None = None
+    enable_thinking: bool | None = None
+    """Extension: whether the model reasons."""
     truncation: Literal["auto", "disabled"] | None = None
     stream: bool | None = None
     background: bool | None = None
+    include: Annotated[list[str], Meta(max_length=limits.PARTS_MAX)] | None = None
+    """Parts to include in the response; only INCLUDE_LOGPROBS has an effect."""
+    top_logprobs: TopLogprobs | None = None
     generate: bool | None = None
     """If false, the prompt is only prefilled. WebSocket only."""
     stream_id: StreamId | None = None
     """Name of the stream queue. WebSocket only."""
-    conversation: msgspec.Raw = _NULL
+    conversation: ConversationId | ConversationIn | None = None
     prompt: msgspec.Raw = _NULL
 
 

@@ -16,7 +16,9 @@ from continuo.realtime.protocol.items import (
     ItemReference,
     ItemRole,
     MessageItem,
+    ReasoningItem,
 )
+from continuo.realtime.protocol.reasoning import merge_reasoning
 from continuo.realtime.protocol.responses_api import client_events
 from continuo.realtime.protocol.responses_api.extras import Extras
 from continuo.realtime.protocol.sampling import merge_sampling
@@ -26,8 +28,14 @@ from continuo.realtime.protocol.tools_and_formats import (
     build_tools,
     choose_named_tool,
     choose_required_tool,
+    refuse_custom_tools,
 )
-from continuo.realtime.protocol.validation import invalid_parameter, missing_parameter
+from continuo.realtime.protocol.validation import (
+    invalid_parameter,
+    missing_parameter,
+    unsupported_parameter,
+    unsupported_value,
+)
 
 T = TypeVar("T")
 IdFactory = Callable[[str], str]
@@ -49,12 +57,15 @@ def decode_command(
     _refuse_unsupported(create)
     settings = decode_settings(create, default, create.model or model)
     items = decode_items("" if create.input is None else create.input, "input", new_id)
-    if not items and create.previous_response_id is None and create.generate is not False:
+    conversation_id = _decode_conversation(create)
+    continued = create.previous_response_id or conversation_id
+    if not items and continued is None and create.generate is not False:
         raise missing_parameter("input")
     return CreateResponse(
         settings=settings,
         metadata=create.metadata,
         previous_response_id=create.previous_response_id,
+        conversation_id=conversation_id,
         input=items,
         store=create.store is not False,
         generate=create.generate is not False,
@@ -84,8 +95,16 @@ def decode_settings(
         sampling=msgspec.structs.replace(
             merge_sampling(create, default.sampling, default.sampling),
             grammar=build_grammar(output_format.type, output_format.schema, _NAMES.output_schema),
+            logprobs=_decode_logprobs(create),
         ),
         truncation=Truncation(mode=create.truncation or "disabled"),
+        reasoning=merge_reasoning(
+            create.reasoning,
+            create.enable_thinking,
+            default.reasoning,
+            default.reasoning,
+            _NAMES.enable_thinking,
+        ),
         extras=extras.to_json(),
     )
 
@@ -93,16 +112,18 @@ def decode_settings(
 def decode_items(
     request_input: client_events.Input, where: str, new_id: IdFactory
 ) -> tuple[Item | ItemReference, ...]:
-    """Decode the input of a request. A string becomes a user message; reasoning items are
-    skipped."""
+    """Decode the input of a request. A string becomes a user message; reasoning items without text
+    are skipped."""
     if isinstance(request_input, str):
         part = ContentPart("input_text", request_input)
         return (MessageItem(id=new_id("msg"), role="user", parts=(part,)),) if request_input else ()
-    return tuple(
-        _decode_item(item, f"{where}[{n}]", new_id)
+    decoded = (
+        _decode_reasoning(item, new_id)
+        if item.type == "reasoning"
+        else _decode_item(item, f"{where}[{n}]", new_id)
         for n, item in enumerate(request_input)
-        if item.type != "reasoning"
     )
+    return tuple(item for item in decoded if item is not None)
 
 
 def decode_steering_input(
@@ -126,16 +147,35 @@ def decode_steering_input(
 
 
 def _refuse_unsupported(create: client_events.ResponseCreate) -> None:
-    for name, instead in (
-        ("conversation", "continue a response with 'previous_response_id'"),
-        ("prompt", "use 'instructions' and 'input'"),
-    ):
-        if bytes(getattr(create, name)) != b"null":
-            raise Refusal(
-                f"'{name}' is not supported by this server: {instead}.",
-                code="unsupported_parameter",
-                param=name,
-            )
+    refuse_custom_tools(tool.type for tool in create.tools or ())
+    if bytes(create.prompt) != b"null":
+        raise unsupported_parameter("prompt", "use 'instructions' and 'input'")
+
+
+def _decode_conversation(create: client_events.ResponseCreate) -> str | None:
+    """Return the id of the conversation of a request, if there is one. Raises Refusal."""
+    given = create.conversation
+    conversation_id = given.id if isinstance(given, client_events.ConversationIn) else given
+    if conversation_id is None:
+        return None
+    if create.previous_response_id is not None:
+        raise Refusal(
+            "Mutually exclusive parameters: 'previous_response_id' and 'conversation'. Ensure you "
+            "are only providing one of: 'previous_response_id' or 'conversation'.",
+            code="mutually_exclusive_parameters",
+            param="conversation",
+        )
+    if create.generate is False:
+        raise unsupported_value("generate", "a response of a conversation has an output")
+    return conversation_id
+
+
+def _decode_logprobs(create: client_events.ResponseCreate) -> int | None:
+    """Return the number of likeliest tokens to report with each token of the output. Returns None
+    if no log-probabilities are requested."""
+    if create.top_logprobs or client_events.INCLUDE_LOGPROBS in (create.include or ()):
+        return create.top_logprobs or 0
+    return None
 
 
 def _decode_tools(tools: Sequence[client_events.ToolIn]) -> tuple[Tool, ...]:
@@ -202,6 +242,14 @@ def _decode_item(item: client_events.ItemIn, where: str, new_id: IdFactory) -> I
                 code="invalid_value",
                 param=f"{where}.type",
             )
+
+
+def _decode_reasoning(item: client_events.ItemIn, new_id: IdFactory) -> ReasoningItem | None:
+    """Decode a reasoning item. Returns None if it has no text: a summary, or encrypted content,
+    does not replace it."""
+    parts = [] if isinstance(item.content, str) or item.content is None else item.content
+    texts = [part.text for part in parts if part.type == "reasoning_text" and part.text]
+    return ReasoningItem(id=item.id or new_id("rs"), text="\n".join(texts)) if texts else None
 
 
 def _decode_message(item: client_events.ItemIn, where: str, new_id: IdFactory) -> MessageItem:

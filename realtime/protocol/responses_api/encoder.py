@@ -15,6 +15,7 @@ from continuo.realtime.protocol.events import (
     ArgumentsDelta,
     OutputItemEnded,
     OutputItemStarted,
+    ReasoningDelta,
     ResponseEnded,
     ResponseEvent,
     ResponseStarted,
@@ -26,11 +27,20 @@ from continuo.realtime.protocol.items import (
     FunctionCallOutputItem,
     Item,
     MessageItem,
+    OutputItem,
+    ReasoningItem,
 )
-from continuo.realtime.protocol.response import Response, ResponseError, ResponseStatus, Usage
+from continuo.realtime.protocol.reasoning import encode_reasoning
+from continuo.realtime.protocol.response import (
+    Response,
+    ResponseError,
+    ResponseStatus,
+    TokenLogprob,
+    Usage,
+)
 from continuo.realtime.protocol.responses_api import server_events
 from continuo.realtime.protocol.responses_api.extras import Extras
-from continuo.realtime.protocol.settings import Tool, ToolChoice
+from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice
 
 
 class Encoder:
@@ -39,8 +49,13 @@ class Encoder:
     def __init__(self, stream_id: str | None = None) -> None:
         self._stream_id: str | UnsetType = UNSET if stream_id is None else stream_id
         self._next_sequence_number = 0
+        self._reasoning_items = 0
+        """Number of reasoning items so far, which are output items here."""
+        self._logprobs: list[TokenLogprob] = []
+        """Tokens of the current message; empty if they were not requested."""
 
     def encode(self, event: ResponseEvent) -> Iterator[server_events.ResponseStreamEvent]:
+        shift = self._reasoning_items
         match event:
             case ResponseStarted(answer=response):
                 response_out = encode_response(response)
@@ -51,26 +66,35 @@ class Encoder:
                     **self._next_sequence_fields(), response=response_out
                 )
             case OutputItemStarted(index=index, item=item):
-                yield server_events.OutputItemAdded(
-                    **self._next_sequence_fields(), output_index=index, item=encode_item(item)
-                )
                 if isinstance(item, MessageItem):
-                    yield server_events.ContentPartAdded(
-                        **self._next_sequence_fields(),
-                        item_id=item.id,
-                        output_index=index,
-                        part=server_events.TextPart(text=""),
-                    )
-            case TextDelta(index=index, item_id=item_id, text=text):
+                    self._logprobs = []
+                yield from self._encode_output_item_started(index + shift, item)
+            case TextDelta(index=index, item_id=item_id, text=text, logprobs=tokens):
+                self._logprobs += tokens
                 yield server_events.TextDelta(
-                    **self._next_sequence_fields(), item_id=item_id, output_index=index, delta=text
+                    **self._next_sequence_fields(),
+                    item_id=item_id,
+                    output_index=index + shift,
+                    delta=text,
+                    logprobs=_encode_logprobs(tokens),
+                )
+            case ReasoningDelta(index=index, item_id=item_id, text=text):
+                yield server_events.ReasoningTextDelta(
+                    **self._next_sequence_fields(),
+                    item_id=item_id,
+                    output_index=index + shift,
+                    delta=text,
                 )
             case ArgumentsDelta(index=index, item_id=item_id, text=text):
                 yield server_events.ArgumentsDelta(
-                    **self._next_sequence_fields(), item_id=item_id, output_index=index, delta=text
+                    **self._next_sequence_fields(),
+                    item_id=item_id,
+                    output_index=index + shift,
+                    delta=text,
                 )
             case OutputItemEnded(index=index, item=item):
-                yield from self._encode_output_item_ended(index, item)
+                yield from self._encode_output_item_ended(index + shift, item)
+                self._reasoning_items += isinstance(item, ReasoningItem)
             case ResponseSteered(answer_id=response_id, steer_id=steer_id):
                 steer = server_events.SteerOut(id=steer_id, previous_response_id=response_id)
                 yield server_events.SteerAccepted(**self._next_sequence_fields(), steer=steer)
@@ -108,19 +132,52 @@ class Encoder:
             error=server_events.SteerError(code=refusal.code, message=refusal.message),
         )
 
-    def _encode_output_item_ended(
-        self, index: int, item: MessageItem | FunctionCallItem
+    def _encode_output_item_started(
+        self, index: int, item: OutputItem
     ) -> Iterator[server_events.ResponseStreamEvent]:
-        if isinstance(item, MessageItem):
-            text = "".join(part.text for part in item.parts)
-            yield server_events.TextDone(
-                **self._next_sequence_fields(), item_id=item.id, output_index=index, text=text
+        yield server_events.OutputItemAdded(
+            **self._next_sequence_fields(), output_index=index, item=encode_item(item)
+        )
+        if isinstance(item, FunctionCallItem):
+            return
+        is_message = isinstance(item, MessageItem)
+        yield server_events.ContentPartAdded(
+            **self._next_sequence_fields(),
+            item_id=item.id,
+            output_index=index,
+            part=server_events.TextPart(text="")
+            if is_message
+            else server_events.ReasoningTextPart(text=""),
+        )
+
+    def _encode_output_item_ended(
+        self, index: int, item: OutputItem
+    ) -> Iterator[server_events.ResponseStreamEvent]:
+        if isinstance(item, ReasoningItem):
+            yield server_events.ReasoningTextDone(
+                **self._next_sequence_fields(), item_id=item.id, output_index=index, text=item.text
             )
             yield server_events.ContentPartDone(
                 **self._next_sequence_fields(),
                 item_id=item.id,
                 output_index=index,
-                part=server_events.TextPart(text=text),
+                part=server_events.ReasoningTextPart(text=item.text),
+            )
+        elif isinstance(item, MessageItem):
+            text = "".join(part.text for part in item.parts)
+            logprobs = _encode_logprobs(self._logprobs)
+            yield server_events.TextDone(
+                **self._next_sequence_fields(),
+                item_id=item.id,
+                output_index=index,
+                text=text,
+                logprobs=logprobs,
+            )
+            yield server_events.ContentPartDone(
+                **self._next_sequence_fields(),
+                item_id=item.id,
+                output_index=index,
+                part=server_events.TextPart(text=text, logprobs=logprobs),
             )
         else:
             yield server_events.ArgumentsDone(
@@ -131,7 +188,9 @@ class Encoder:
                 arguments=item.arguments,
             )
         yield server_events.OutputItemDone(
-            **self._next_sequence_fields(), output_index=index, item=encode_item(item)
+            **self._next_sequence_fields(),
+            output_index=index,
+            item=encode_item(item, self._logprobs),
         )
 
     def _encode_response_ended(self, response: Response) -> server_events.ResponseStreamEvent:
@@ -141,7 +200,7 @@ class Encoder:
                 return server_events.ResponseCompleted(
                     **self._next_sequence_fields(), response=response_out
                 )
-            case "incomplete":
+            case "incomplete" | "cancelled":
                 return server_events.ResponseIncomplete(
                     **self._next_sequence_fields(), response=response_out
                 )
@@ -180,21 +239,28 @@ def encode_response(response: Response) -> server_events.ResponseOut:
         id=response.id,
         created_at=response.created_s,
         completed_at=response.ended_s if response.status == "completed" else None,
-        status=_encode_status(response.status),
+        conversation=(
+            UNSET
+            if response.conversation is None
+            else server_events.ConversationRef(id=response.conversation)
+        ),
+        status=_encode_status(response.status, background=extras.background),
         background=extras.background,
         error=_encode_response_error(response),
-        incomplete_details=_encode_incomplete_details(response),
+        incomplete_details=_encode_incomplete_details(response, background=extras.background),
         instructions=settings.instructions or None,
         max_output_tokens=settings.max_output_tokens,
         model=extras.model,
-        output=[encode_item(item) for item in response.items],
+        output=[encode_item(item, response.logprobs.get(item.id, ())) for item in response.items],
         parallel_tool_calls=settings.parallel_tool_calls,
         previous_response_id=response.previous,
+        reasoning=_encode_reasoning(settings),
         store=response.kept,
         temperature=settings.sampling.temperature,
         text=extras.text,
         tool_choice=_encode_tool_choice(settings.tool_choice),
         tools=[_encode_tool(tool) for tool in settings.tools],
+        top_logprobs=UNSET if settings.sampling.logprobs is None else settings.sampling.logprobs,
         top_p=settings.sampling.top_p,
         truncation="disabled" if settings.truncation.mode == "disabled" else "auto",
         usage=None if response.usage is None else encode_usage(response.usage),
@@ -202,14 +268,18 @@ def encode_response(response: Response) -> server_events.ResponseOut:
     )
 
 
-def encode_item(item: Item) -> server_events.ItemOut:
+def encode_item(item: Item, logprobs: Sequence[TokenLogprob] = ()) -> server_events.ItemOut:
+    """Encode an item of the output. `logprobs`: tokens of a message, which has one part."""
     match item:
         case MessageItem():
             return server_events.MessageOut(
                 id=item.id,
                 status=item.status,
                 role=item.role,
-                content=[server_events.TextPart(text=part.text) for part in item.parts],
+                content=[
+                    server_events.TextPart(text=part.text, logprobs=_encode_logprobs(logprobs))
+                    for part in item.parts
+                ],
             )
         case FunctionCallItem():
             return server_events.FunctionCallOut(
@@ -219,10 +289,63 @@ def encode_item(item: Item) -> server_events.ItemOut:
                 name=item.name,
                 arguments=item.arguments,
             )
+        case ReasoningItem():
+            return server_events.ReasoningItemOut(
+                id=item.id,
+                status=item.status,
+                content=[server_events.ReasoningTextPart(text=item.text)] if item.text else [],
+            )
         case FunctionCallOutputItem():
             raise AssertionError("responses contain no function call outputs")
         case _:
             assert_never(item)
+
+
+def _encode_logprobs(tokens: Sequence[TokenLogprob]) -> list[server_events.TokenLogprobOut]:
+    return [
+        server_events.TokenLogprobOut(
+            token=token.token.decode(errors="replace"),
+            bytes=list(token.token),
+            logprob=token.logprob,
+            top_logprobs=[
+                server_events.TopLogprobOut(
+                    token=other.decode(errors="replace"), bytes=list(other), logprob=logprob
+                )
+                for other, logprob in token.top
+            ],
+        )
+        for token in tokens
+    ]
+
+
+def encode_input_item(item: Item) -> server_events.InputItemOut:
+    """Encode an item of the input, or of a conversation."""
+    match item:
+        case MessageItem(role="assistant") | FunctionCallItem() | ReasoningItem():
+            return encode_item(item)
+        case MessageItem():
+            return server_events.MessageOut(
+                id=item.id,
+                status=item.status,
+                role=item.role,
+                content=[server_events.InputPart(text=part.text) for part in item.parts],
+            )
+        case FunctionCallOutputItem():
+            return server_events.FunctionCallOutputOut(
+                id=item.id, status=item.status, call_id=item.call_id, output=item.output
+            )
+        case _:
+            assert_never(item)
+
+
+def encode_item_page(items: Sequence[Item], *, has_more: bool) -> server_events.ItemList:
+    """Encode a page of a list of items."""
+    return server_events.ItemList(
+        data=[encode_input_item(item) for item in items],
+        first_id=items[0].id if items else None,
+        last_id=items[-1].id if items else None,
+        has_more=has_more,
+    )
 
 
 def encode_usage(usage: Usage) -> server_events.UsageOut:
@@ -233,6 +356,7 @@ def encode_usage(usage: Usage) -> server_events.UsageOut:
             cache_write_tokens=usage.input_tokens - usage.cached_tokens,
         ),
         output_tokens=usage.output_tokens,
+        output_tokens_details=server_events.OutputDetails(reasoning_tokens=usage.reasoning_tokens),
         total_tokens=usage.input_tokens + usage.output_tokens,
         timing=server_events.Timing(
             queued_s=usage.queued_s, prefill_s=usage.prefill_s, model_s=usage.model_s
@@ -241,12 +365,23 @@ def encode_usage(usage: Usage) -> server_events.UsageOut:
     )
 
 
-def _encode_status(status: ResponseStatus) -> server_events.ResponseStatusOut:
-    return "incomplete" if status == "cancelled" else status
+def _encode_reasoning(settings: GenerationSettings) -> server_events.Reasoning:
+    reasoning = encode_reasoning(settings.reasoning)
+    if reasoning is None:
+        return server_events.Reasoning()
+    return server_events.Reasoning(effort=reasoning.effort, max_tokens=reasoning.max_tokens)
 
 
-def _encode_incomplete_details(response: Response) -> server_events.IncompleteDetails | None:
-    if response.status not in ("incomplete", "cancelled"):
+def _encode_status(status: ResponseStatus, *, background: bool) -> server_events.ResponseStatusOut:
+    """Encode a status. Only a background response is `cancelled`: clients that wait for the end of
+    a stream know no such status."""
+    return "incomplete" if status == "cancelled" and not background else status
+
+
+def _encode_incomplete_details(
+    response: Response, *, background: bool
+) -> server_events.IncompleteDetails | None:
+    if _encode_status(response.status, background=background) != "incomplete":
         return None
     reason = response.reason or "cancelled"
     return server_events.IncompleteDetails(

@@ -11,17 +11,28 @@ from msgspec import UNSET, UnsetType
 
 from continuo.realtime.errors import ErrorType
 from continuo.realtime.protocol.items import ItemRole, ItemStatus
+from continuo.realtime.protocol.reasoning import ReasoningOut
 from continuo.realtime.protocol.response import KVResidency
 
-ResponseStatusOut = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatusOut = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 # ---------------------------------------------------------------- items
+
+
+class TopLogprobOut(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprobOut(TopLogprobOut, frozen=True, kw_only=True):
+    top_logprobs: list[TopLogprobOut]
 
 
 class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag="output_text"):
     text: str
     annotations: list[object] = []
-    logprobs: list[object] = []
+    logprobs: list[TokenLogprobOut] = []
 
 
 class InputPart(msgspec.Struct, frozen=True, kw_only=True, tag="input_text"):
@@ -43,7 +54,42 @@ class FunctionCallOut(msgspec.Struct, frozen=True, kw_only=True, tag="function_c
     arguments: str
 
 
-ItemOut = MessageOut | FunctionCallOut
+class ReasoningTextPart(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning_text"):
+    text: str
+
+
+class ReasoningItemOut(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
+    id: str
+    status: ItemStatus
+    summary: list[object] = []
+    content: list[ReasoningTextPart]
+
+
+class FunctionCallOutputOut(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    output: str
+
+
+ItemOut = MessageOut | FunctionCallOut | ReasoningItemOut
+InputItemOut = ItemOut | FunctionCallOutputOut
+
+
+class ItemList(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a list of items."""
+
+    object: Literal["list"] = "list"
+    data: list[InputItemOut]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
 
 # ---------------------------------------------------------------- response
 
@@ -95,9 +141,12 @@ class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    effort: None = None
+class Reasoning(ReasoningOut, frozen=True, kw_only=True):
     summary: None = None
+
+
+class ConversationRef(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
 
 
 class ResponseOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +155,7 @@ class ResponseOut(msgspec.Struct, frozen=True, kw_only=True):
     access_programs: None = None
     created_at: int
     completed_at: int | None = None
+    conversation: ConversationRef | UnsetType = UNSET
     status: ResponseStatusOut
     background: bool
     error: ErrorOut | None
@@ -122,6 +172,7 @@ class ResponseOut(msgspec.Struct, frozen=True, kw_only=True):
     text: msgspec.Raw
     tool_choice: str | ToolChoiceOut
     tools: list[ToolOut]
+    top_logprobs: int | UnsetType = UNSET
     top_p: float
     truncation: Literal["auto", "disabled"]
     usage: UsageOut | None
@@ -172,14 +223,14 @@ class ContentPartAdded(
     item_id: str
     output_index: int
     content_index: int = 0
-    part: TextPart
+    part: TextPart | ReasoningTextPart
 
 
 class ContentPartDone(ServerEventBase, frozen=True, kw_only=True, tag="response.content_part.done"):
     item_id: str
     output_index: int
     content_index: int = 0
-    part: TextPart
+    part: TextPart | ReasoningTextPart
 
 
 class TextDelta(ServerEventBase, frozen=True, kw_only=True, tag="response.output_text.delta"):
@@ -187,7 +238,7 @@ class TextDelta(ServerEventBase, frozen=True, kw_only=True, tag="response.output
     output_index: int
     content_index: int = 0
     delta: str
-    logprobs: list[object] = []
+    logprobs: list[TokenLogprobOut] = []
 
 
 class TextDone(ServerEventBase, frozen=True, kw_only=True, tag="response.output_text.done"):
@@ -195,7 +246,25 @@ class TextDone(ServerEventBase, frozen=True, kw_only=True, tag="response.output_
     output_index: int
     content_index: int = 0
     text: str
-    logprobs: list[object] = []
+    logprobs: list[TokenLogprobOut] = []
+
+
+class ReasoningTextDelta(
+    ServerEventBase, frozen=True, kw_only=True, tag="response.reasoning_text.delta"
+):
+    item_id: str
+    output_index: int
+    content_index: int = 0
+    delta: str
+
+
+class ReasoningTextDone(
+    ServerEventBase, frozen=True, kw_only=True, tag="response.reasoning_text.done"
+):
+    item_id: str
+    output_index: int
+    content_index: int = 0
+    text: str
 
 
 _ARGUMENTS = "response.function_call_arguments"
@@ -280,6 +349,8 @@ ResponseStreamEvent = (
     | ContentPartDone
     | TextDelta
     | TextDone
+    | ReasoningTextDelta
+    | ReasoningTextDone
     | ArgumentsDelta
     | ArgumentsDone
     | SteerAccepted

@@ -19,7 +19,7 @@ import msgspec
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.protocol.settings import GenerationSettings
-from continuo.realtime.registry.access import Credentials
+from continuo.realtime.registry.access import TENANT_SCOPES, Credentials
 
 SECRET_PREFIX = "ek_"
 """SDKs accept only keys with this prefix in a browser."""
@@ -35,9 +35,12 @@ class MintedSecret(msgspec.Struct, frozen=True):
 class ClientSecrets(Protocol):
     """Mints and verifies client secrets."""
 
-    def mint(self, tenant: str, settings: GenerationSettings, ttl_s: int) -> MintedSecret:
-        """Create a client secret of a tenant, valid for `ttl_s` seconds. Raises Refusal if there
-        are too many, or if it would be too long."""
+    def mint(
+        self, tenant: str, settings: GenerationSettings, ttl_s: int, key_id: bytes = b""
+    ) -> MintedSecret:
+        """Create a client secret of a tenant, valid for `ttl_s` seconds. `key_id`: id of the API
+        key that mints it, with which it is revoked. Raises Refusal if there are too many, or if it
+        would be too long."""
         ...
 
     def find(self, value: str) -> Credentials | None:
@@ -57,7 +60,9 @@ class InMemorySecrets:
         self._clock = clock
         self._secrets: dict[bytes, _StoredSecret] = {}
 
-    def mint(self, tenant: str, settings: GenerationSettings, ttl_s: int) -> MintedSecret:
+    def mint(
+        self, tenant: str, settings: GenerationSettings, ttl_s: int, key_id: bytes = b""
+    ) -> MintedSecret:
         """Create a client secret. Raises Refusal if _SECRETS_MAX unexpired ones exist."""
         now = self._clock()
         if len(self._secrets) >= _SECRETS_MAX:
@@ -74,9 +79,7 @@ class InMemorySecrets:
             )
         value = SECRET_PREFIX + secrets.token_hex(24)
         expires_at = int(now) + ttl_s
-        credentials = Credentials(
-            tenant, settings, is_ephemeral=True, client_secret_digest=_hash(value)
-        )
+        credentials = _make_credentials(tenant, settings, _hash(value), key_id)
         self._secrets[credentials.client_secret_digest] = _StoredSecret(credentials, expires_at)
         return MintedSecret(value, expires_at)
 
@@ -94,6 +97,7 @@ class _SignedClaims(msgspec.Struct, frozen=True, array_like=True):
     nonce: str = ""
     """Random text that makes every client secret unique. Empty: minted by an older release, which
     could mint the same client secret twice."""
+    key_id: bytes = b""
 
 
 _claims_decoder = msgspec.json.Decoder(_SignedClaims)
@@ -111,10 +115,13 @@ class SignedSecrets:
         self._key = hmac.digest(secret, b"client secrets", "sha256")
         self._clock = clock
 
-    def mint(self, tenant: str, settings: GenerationSettings, ttl_s: int) -> MintedSecret:
+    def mint(
+        self, tenant: str, settings: GenerationSettings, ttl_s: int, key_id: bytes = b""
+    ) -> MintedSecret:
         """Create a client secret. Raises Refusal if it would exceed _VALUE_CHARS_MAX."""
         expires_at = int(self._clock()) + ttl_s
-        claims = _SignedClaims(tenant, settings, expires_at, secrets.token_urlsafe(_NONCE_BYTES))
+        nonce = secrets.token_urlsafe(_NONCE_BYTES)
+        claims = _SignedClaims(tenant, settings, expires_at, nonce, key_id)
         body = zlib.compress(msgspec.json.encode(claims))
         value = SECRET_PREFIX + _encode(self._mac(body) + body)
         if len(value) > _VALUE_CHARS_MAX:
@@ -144,12 +151,23 @@ class SignedSecrets:
         if claims.expires_at <= self._clock():
             return None
         digest = hashlib.sha256(signed).digest() if claims.nonce else b""
-        return Credentials(
-            claims.tenant, claims.settings, is_ephemeral=True, client_secret_digest=digest
-        )
+        return _make_credentials(claims.tenant, claims.settings, digest, claims.key_id)
 
     def _mac(self, body: bytes) -> bytes:
         return hmac.digest(self._key, body, "sha256")
+
+
+def _make_credentials(
+    tenant: str, settings: GenerationSettings, digest: bytes, key_id: bytes
+) -> Credentials:
+    return Credentials(
+        tenant,
+        settings,
+        is_ephemeral=True,
+        client_secret_digest=digest,
+        scopes=TENANT_SCOPES,
+        key_id=key_id,
+    )
 
 
 def _encode(signed: bytes) -> str:

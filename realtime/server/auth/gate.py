@@ -1,23 +1,62 @@
-"""Authentication of requests by API key and Origin.
+"""Authentication of requests by API key, token and Origin.
 
-The key is a bearer token or is in a WebSocket subprotocol; cookies are ignored. A request with an
-Origin, which browsers always send, is accepted only from the server's own page, from pages of
-loopback hosts and from the allowed origins, whatever its key.
+The key is a bearer token, in the header `x-api-key`, or in a WebSocket subprotocol; cookies are
+ignored. A request with an Origin, which browsers always send, is accepted only from the server's
+own page, from pages of loopback hosts and from the allowed origins, whatever its key. If no key is
+required, the Host must be an address, a name without a dot, or the host of an allowed origin: any
+other name could be the result of DNS rebinding, by which a foreign page poses as the server's own.
 """
 
-import hmac
 import ipaddress
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 from starlette.datastructures import Headers
 
-from continuo.realtime.registry.access import Credentials
+from continuo.realtime.registry.access import Credentials, Scope
+from continuo.realtime.server.auth.access_policy import AccessPolicy
 from continuo.realtime.server.auth.client_secrets import SECRET_PREFIX, ClientSecrets
 
+MISSING_KEY = "missing_api_key"
+"""Code of the refusal of a request without a key."""
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
+_INCORRECT_KEY = "Incorrect API key provided"
+"""Beginning of OpenAI's message, by which LiteLLM recognises an authentication error."""
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(
+    r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:/?#@\s]+)(?::(?P<port>\d{1,5}))?", re.IGNORECASE
+)
+_ORIGIN = re.compile(rf"https?://{_HOST.pattern}", re.IGNORECASE)
+NO_KEY_ID = b""
+"""Key id of credentials of a server that requires no key."""
+
+
+TOKEN_KEY_ID = b"jwt\0\0\0\0\0"
+"""Key id of credentials of a JSON Web Token. It is the id of no API key."""
+
+
+class TokenRefused(Exception):
+    """Raised for a token that is not valid here; the message says why, without its content."""
+
+
+class TokenVerifier(Protocol):
+    """Verifies JSON Web Tokens."""
+
+    def verify(self, token: str) -> Credentials:
+        """Return the credentials of a token. Raises TokenRefused."""
+        ...
+
+    async def prepare(self, token: str) -> None:
+        """Fetch the public keys if that of `token` is unknown. Never raises."""
+        ...
+
+    async def keep_fresh(self) -> None:
+        """Fetch the public keys again and again, until cancelled."""
+        ...
 
 
 class Denied(msgspec.Struct, frozen=True):
@@ -31,70 +70,152 @@ class Denied(msgspec.Struct, frozen=True):
     expired client secret."""
 
 
+ORIGIN_DENIED = Denied(403, "origin_not_allowed", "Pages of this origin may not connect.")
+
+
 class Authenticator:
     """Authenticates requests by their headers."""
 
     def __init__(
-        self, keys: Mapping[str, str], origins: frozenset[str], secrets: ClientSecrets
+        self,
+        policy: AccessPolicy,
+        secrets: ClientSecrets,
+        tokens: TokenVerifier | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`keys`: tenants by API key; empty: no key is required, and all clients are one tenant.
-        `origins`: web origins to accept, in lower case."""
-        self._keys = [(key.encode(), tenant) for key, tenant in keys.items()]
-        self._origins = origins
+        """`policy`: the keys and origins to accept; without keys and tokens, no key is required,
+        and all clients are one tenant."""
+        self.replace_policy(policy)
         self._secrets = secrets
+        self._tokens = tokens
+        self._clock = clock
 
-    def authenticate(self, headers: Headers) -> Denied | Credentials:
-        """Return the credentials of a request, or Denied if its Origin or key is not accepted."""
-        origin = headers.get("origin")
-        allowed = origin is None or self._is_origin_allowed(origin, headers.get("host", ""))
-        if not allowed:
-            return Denied(403, "origin_not_allowed", "Pages of this origin may not connect.")
+    def authenticate(self, headers: Headers, scope: Scope | None = None) -> Denied | Credentials:
+        """Return the credentials of a request, or Denied if its Origin, Host or key is not
+        accepted, or if the key lacks `scope`."""
+        if not self.is_origin_allowed(headers):
+            return ORIGIN_DENIED
+        host = headers.get("host", "")
         key = _api_key(headers)
-        credentials = self._secrets.find(key) if key is not None else None
+        credentials = self._find_secret(key) if key is not None else None
         if credentials is not None:
-            return credentials
-        if not self._keys:
-            return Credentials()
+            return _check_scope(credentials, scope)
+        if not self.policy.requires_key:
+            return Credentials() if self._is_host_allowed(host) else _host_not_allowed(host)
         if key is None:
             return Denied(
                 401,
-                "missing_api_key",
-                "No API key was sent. Use an Authorization header: Bearer YOUR_KEY.",
+                MISSING_KEY,
+                f"{_INCORRECT_KEY}: none was sent. Send it as 'Authorization: Bearer YOUR_KEY', or "
+                f"from a browser as the WebSocket subprotocol '{_KEY_SUBPROTOCOL}YOUR_KEY'.",
                 accepts_resume_token=True,
             )
-        tenant = self._tenant_of(key)
-        if tenant is None:
-            return Denied(
-                401,
-                "invalid_api_key",
-                "This API key is not valid here.",
-                accepts_resume_token=key.startswith(SECRET_PREFIX),
-            )
-        return Credentials(tenant)
+        found = self._find_key(key)
+        return found if isinstance(found, Denied) else _check_scope(found, scope)
 
-    def _tenant_of(self, key: str) -> str | None:
-        """Find the tenant of a key, or None if the key is unknown, in constant time: every known
-        key is compared in full."""
-        candidate = key.encode()
-        tenants = [tenant for known, tenant in self._keys if hmac.compare_digest(candidate, known)]
-        return tenants[0] if tenants else None
+    def is_origin_allowed(self, headers: Headers) -> bool:
+        """Whether a request has no Origin, or one whose pages may use this server."""
+        origin = headers.get("origin")
+        return origin is None or self._is_known_origin(origin, headers.get("host", ""))
 
-    def _is_origin_allowed(self, origin: str, host: str) -> bool:
-        if origin.lower() in self._origins:
+    async def prepare(self, headers: Headers) -> None:
+        """Fetch the public keys of tokens if that of the request's token is unknown."""
+        key = _api_key(headers)
+        if self._tokens is not None and key is not None and _is_token(key):
+            await self._tokens.prepare(key)
+
+    async def keep_public_keys_fresh(self) -> None:
+        """Fetch the public keys of tokens again and again, until cancelled. Returns at once if no
+        tokens are accepted."""
+        if self._tokens is not None:
+            await self._tokens.keep_fresh()
+
+    def replace_policy(self, policy: AccessPolicy) -> None:
+        """Use other keys, limits and origins from now on."""
+        self.policy = policy
+        self._expires_s_by_key_id = {key.id: key.expires_s for key in policy.keys.values()}
+
+    def is_valid(self, credentials: Credentials) -> bool:
+        """Whether credentials that were accepted earlier still are."""
+        return credentials.expires_s > self._clock() and self._is_valid_key(credentials.key_id)
+
+    def may_resume_by_token(self, credentials: Credentials) -> bool:
+        """Whether a resume token alone is enough for a session that began under these credentials:
+        the API key must still be valid. A JSON Web Token cannot be verified again."""
+        return self._is_valid_key(credentials.key_id) and credentials.key_id != TOKEN_KEY_ID
+
+    def _is_valid_key(self, key_id: bytes) -> bool:
+        if key_id == NO_KEY_ID:
             return True
-        try:
-            parts = urlsplit(origin)
-            name = parts.hostname or ""
-        except ValueError:
-            return False
-        if parts.scheme not in ("http", "https"):
+        if key_id == TOKEN_KEY_ID:
+            return self._tokens is not None
+        return self._expires_s_by_key_id.get(key_id, 0.0) > self._clock()
+
+    def _find_secret(self, value: str) -> Credentials | None:
+        """Find a client secret. Returns None also if the key that minted it was revoked."""
+        credentials = self._secrets.find(value)
+        if credentials is None:
+            return None
+        return credentials if self._is_valid_key(credentials.key_id) else None
+
+    def _find_key(self, key: str) -> Denied | Credentials:
+        found = self.policy.find(key, self._clock())
+        if found is not None:
+            return Credentials(
+                found.tenant, scopes=found.scopes, key_id=found.id, expires_s=found.expires_s
+            )
+        if self._tokens is not None and _is_token(key):
+            try:
+                return self._tokens.verify(key)
+            except TokenRefused as refused:
+                return Denied(
+                    401,
+                    "invalid_api_key",
+                    f"{_INCORRECT_KEY}: this token is not valid here: {refused}.",
+                )
+        return Denied(
+            401,
+            "invalid_api_key",
+            f"{_INCORRECT_KEY}: it is not a key of this server, or has expired.",
+            accepts_resume_token=key.startswith(SECRET_PREFIX),
+        )
+
+    def _is_known_origin(self, origin: str, host: str) -> bool:
+        if origin.lower() in self.policy.allowed_origins:
+            return True
+        found = _parse(_ORIGIN, origin)
+        if found is None:
             return False
         # The server's own page has the Origin that the Host header names. If no key is required,
         # only an IP address proves that: a host name could be the result of DNS rebinding.
-        is_own_page = parts.netloc.lower() == host.lower() and (
-            bool(self._keys) or _is_address(name)
+        is_own_page = found == _parse(_HOST, host) and (
+            self.policy.requires_key or _is_address(found.host)
         )
-        return is_own_page or name in _LOOPBACK_HOSTS
+        return is_own_page or found.host in _LOOPBACK_HOSTS
+
+    def _is_host_allowed(self, host: str) -> bool:
+        found = _parse(_HOST, host)
+        if found is None:
+            return host == ""  # HTTP/1.0; browsers send a Host
+        name = found.host.removesuffix(".")
+        if "." not in name or name.endswith(".localhost") or _is_address(name):
+            return True
+        return any(name == urlsplit(origin).hostname for origin in self.policy.allowed_origins)
+
+
+class _HostPort(NamedTuple):
+    """Host in lower case, without brackets, and port; "" is the default port of the scheme."""
+
+    host: str
+    port: str
+
+
+def _parse(pattern: re.Pattern[str], text: str) -> _HostPort | None:
+    """Parse an Origin or Host header. Returns None if it is malformed."""
+    found = pattern.fullmatch(text)
+    if found is None or int(found["port"] or 0) > 65_535:
+        return None
+    return _HostPort(found["host"].lower().strip("[]"), found["port"] or "")
 
 
 def _is_address(name: str) -> bool:
@@ -103,6 +224,31 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_token(key: str) -> bool:
+    """Whether a key has the form of a JSON Web Token: three parts, the first of them a header."""
+    return key.count(".") == 2 and key.startswith("eyJ")
+
+
+def _check_scope(credentials: Credentials, scope: Scope | None) -> Denied | Credentials:
+    if scope is None or scope in credentials.scopes:
+        return credentials
+    held = ", ".join(sorted(credentials.scopes)) or "none"
+    return Denied(
+        403,
+        "insufficient_scope",
+        f"This request needs the scope '{scope}'; the scopes of this key are: {held}.",
+    )
+
+
+def _host_not_allowed(host: str) -> Denied:
+    return Denied(
+        403,
+        "host_not_allowed",
+        f"The Host '{host[:100]}' is not one of this server's. Use its address, set an API key, or "
+        "add the origin to --allowed-origins.",
+    )
 
 
 def offered_subprotocols(headers: Headers) -> list[str]:
@@ -118,6 +264,8 @@ def _api_key(headers: Headers) -> str | None:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
+    if key := headers.get("x-api-key", "").strip():
+        return key
     for token in offered_subprotocols(headers):
         if token.startswith(_KEY_SUBPROTOCOL):
             return token.removeprefix(_KEY_SUBPROTOCOL)

@@ -7,10 +7,11 @@ else a TOML file.
 import argparse
 import math
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import msgspec
 
@@ -20,6 +21,8 @@ from continuo.realtime.errors import SetupError
 OptionKind = Literal["text", "integer", "number", "switch", "list"]
 OptionValue = str | int | float | bool | list[str]
 ENVIRONMENT_PREFIX = "CONTINUO_"
+_OTHER_VARIABLES = {"CONTINUO_CONFIG", "CONTINUO_URL"}
+"""Environment variables that belong to no option of `OPTIONS`."""
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -40,6 +43,19 @@ class Option(msgspec.Struct, frozen=True):
     def environment_variable(self) -> str:
         return ENVIRONMENT_PREFIX + self.key.upper()
 
+    def describe_default(self, command: str) -> str:
+        """Return the default, which `help` has in brackets; for an engine alone, the last one."""
+        found = re.findall(r"\(default: ([^()]*)\)", self.help)
+        return found[-1 if command == "engine" else 0] if found else "off"
+
+
+class SourcedValue(NamedTuple):
+    """Value of an option, and its origin: the command line, an environment variable, or the
+    TOML file."""
+
+    value: OptionValue
+    origin: str
+
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -48,8 +64,8 @@ OPTIONS: tuple[Option, ...] = (
         "model",
         "text",
         "model",
-        f"folder in the Hugging Face layout, hub id, or '{BUNDLED_MODEL}', the bundled model "
-        f"(default: {BUNDLED_MODEL})",
+        f"folder in the Hugging Face layout, GGUF file, hub id, or '{BUNDLED_MODEL}', the bundled "
+        f"model (default: {BUNDLED_MODEL})",
         "MODEL",
     ),
     Option(
@@ -70,10 +86,17 @@ OPTIONS: tuple[Option, ...] = (
         "max-model-len",
         "integer",
         "model",
-        "maximum tokens of a session (default: the limit of the model)",
+        "maximum tokens of a session (default: the limit of the model, or what the KV pool holds)",
         "TOKENS",
     ),
     Option("dtype", "text", "model", "dtype of weights and KV (default: auto)", choices=DTYPES),
+    Option(
+        "quantization",
+        "text",
+        "model",
+        "format to which weights are quantized at load, on a CPU (default: that of the checkpoint)",
+        choices=("int8", "int4"),
+    ),
     Option(
         "device",
         "text",
@@ -93,7 +116,8 @@ OPTIONS: tuple[Option, ...] = (
         "kv-cache-memory-bytes",
         "integer",
         "engine",
-        "bytes of the KV pool (default: a share of the free device memory)",
+        "bytes of the KV pool, on a CPU taken as they are used (default: a share of the free "
+        "device memory)",
         "BYTES",
     ),
     Option(
@@ -107,13 +131,37 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("max-num-seqs", "integer", "engine", "maximum sequences in a step (default: 64)", "N"),
     Option(
+        "max-group-share",
+        "number",
+        "engine",
+        "maximum share of rows and KV pages for one tenant, 0 to 1 (default: 1)",
+        "SHARE",
+        bounds=(0, 1.0),
+    ),
+    Option(
         "max-num-batched-tokens",
         "integer",
         "engine",
         "maximum tokens in a step (default: 512 on a CPU, 8192 on a GPU)",
         "TOKENS",
     ),
+    Option(
+        "speculative-config",
+        "text",
+        "engine",
+        'speculative decoding: {"method": "ngram", "num_speculative_tokens": N} drafts from what '
+        "the session has said before; prompt_lookup_min and prompt_lookup_max are the tokens of an "
+        "n-gram (default: none)",
+        "JSON",
+    ),
     Option("threads", "integer", "engine", "CPU threads of the model (default: all cores)", "N"),
+    Option(
+        "standby-engine",
+        "switch",
+        "engine",
+        "keep a second engine process ready to load the model, to shorten the restart of an engine "
+        "that dies (takes the memory of its imports)",
+    ),
     Option("host", "text", "server", "address to listen on (default: 127.0.0.1)", "HOST"),
     Option(
         "port",
@@ -135,9 +183,39 @@ OPTIONS: tuple[Option, ...] = (
         "api-keys-file",
         "text",
         "server",
-        "file with a KEY = TENANT per line; sessions and KV are shared only within a tenant. Keys "
-        "of --api-key belong to the tenant 'default' (default: none)",
+        "file of keys with tenant, scopes and expiry, and of the limits of tenants; or a KEY = "
+        "TENANT per line. Sessions and KV are shared only within a tenant. Keys of --api-key "
+        "belong to the tenant 'default' (default: none)",
         "FILE",
+    ),
+    Option(
+        "root-path",
+        "text",
+        "server",
+        "path prefix under which a proxy serves this server, as /llm (default: none)",
+        "PATH",
+    ),
+    Option(
+        "jwt-jwks-url",
+        "text",
+        "server",
+        "URL of the public keys of JSON Web Tokens, which clients may send in place of a key; "
+        "needs --jwt-audience (default: none)",
+        "URL",
+    ),
+    Option(
+        "jwt-audience",
+        "text",
+        "server",
+        "audience (aud) that tokens must have (default: none)",
+        "NAME",
+    ),
+    Option(
+        "jwt-issuer",
+        "text",
+        "server",
+        "issuer (iss) that tokens must have (default: any with a key of --jwt-jwks-url)",
+        "NAME",
     ),
     Option(
         "ssl-certfile",
@@ -198,6 +276,13 @@ OPTIONS: tuple[Option, ...] = (
         "HOST:PORT",
     ),
     Option(
+        "metrics-listen",
+        "text",
+        "host",
+        "address of this engine's /metrics and /health, without a key (default: none)",
+        "HOST:PORT",
+    ),
+    Option(
         "secret-file",
         "text",
         "link",
@@ -232,6 +317,13 @@ OPTIONS: tuple[Option, ...] = (
         bounds=(0, 1_000_000_000),
     ),
     Option("no-web", "switch", "server", "serve only the API, without the web page (default: off)"),
+    Option(
+        "demo",
+        "switch",
+        "server",
+        "let the page kill the engine, to show that conversations survive; only from the address "
+        "that is printed at the start (default: off)",
+    ),
     Option(
         "temperature",
         "number",
@@ -275,16 +367,31 @@ OPTIONS: tuple[Option, ...] = (
         bounds=(0, 7 * 86_400),
     ),
     Option(
+        "otlp-traces-endpoint",
+        "text",
+        "process",
+        "URL of an OpenTelemetry collector for traces, as http://localhost:4318/v1/traces; needs "
+        "the extra continuo-server[otel] (default: none, no traces)",
+        "URL",
+    ),
+    Option(
         "log-level",
         "text",
         "process",
         "minimum level of logged messages (default: warning)",
         choices=("debug", "info", "warning", "error"),
     ),
+    Option(
+        "log-format",
+        "text",
+        "process",
+        "format of log lines on stderr: text, or a JSON object each (default: console)",
+        choices=("console", "json"),
+    ),
 )
 
 _BY_KEY = {option.key: option for option in OPTIONS}
-_GROUPS = {
+GROUP_TITLES = {
     "model": "the model",
     "engine": "the engine",
     "host": "an engine alone",
@@ -298,16 +405,17 @@ COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "serve": ("model", "engine", "server", "store", "process"),
     "gateway": ("server", "store", "engines", "link", "process"),
     "engine": ("model", "engine", "host", "link", "process"),
+    "store": (),
 }
 """Groups of options that each command accepts."""
-_EXTRA_OPTIONS = {"engine": ("ssl-certfile", "ssl-keyfile", "store")}
-_EXCLUDED_OPTIONS = {"engine": ("served-model-name",)}
+_EXTRA_OPTIONS = {"engine": ("ssl-certfile", "ssl-keyfile", "store"), "store": ("store",)}
+_EXCLUDED_OPTIONS = {"engine": ("served-model-name",), "gateway": ("demo",)}
 
 
 def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the options of `command` to its parser. Unlike the command line, the environment and the
     TOML file may also contain options of other commands."""
-    for group, title in _GROUPS.items():
+    for group, title in GROUP_TITLES.items():
         section = parser.add_argument_group(title)
         for option in OPTIONS:
             if option.group == group and _accepts(command, option):
@@ -325,20 +433,47 @@ def _accepts(command: str, option: Option) -> bool:
     return option.group in COMMAND_GROUPS[command] or option.name in _EXTRA_OPTIONS.get(command, ())
 
 
+def config_file_of(arguments: Mapping[str, object], environ: Mapping[str, str]) -> str | None:
+    """Return the path of the TOML file, or None if none is given."""
+    file = arguments.get("config") or environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
+    return str(file) if file else None
+
+
+def trace_sources(
+    arguments: Mapping[str, object], environ: Mapping[str, str]
+) -> dict[str, SourcedValue]:
+    """Return the options that are set, by key: from the command line (`arguments`), else the
+    environment, else the TOML file. Raises SetupError."""
+    file = config_file_of(arguments, environ)
+    found: dict[str, SourcedValue] = {}
+    if file:
+        table = _from_file(Path(file))
+        found |= {key: SourcedValue(value, file) for key, value in table.items()}
+    for key, value in _from_environment(environ).items():
+        found[key] = SourcedValue(value, _BY_KEY[key].environment_variable)
+    for key, value in arguments.items():
+        if key in _BY_KEY and value is not None:
+            found[key] = SourcedValue(cast(OptionValue, value), f"--{_BY_KEY[key].name}")
+    return found
+
+
 def merge_sources(
     arguments: Mapping[str, object], environ: Mapping[str, str]
 ) -> dict[str, OptionValue]:
-    """Return the options that are set, by key: from the command line (`arguments`), else the
-    environment, else the TOML file. Raises SetupError."""
-    file = arguments.get("config") or environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
-    found = _from_file(Path(str(file))) if file else {}
-    found |= _from_environment(environ)
-    found |= {
-        key: cast(OptionValue, value)
-        for key, value in arguments.items()
-        if key in _BY_KEY and value is not None
-    }
-    return found
+    """Return the values of `trace_sources`, without their origins. Raises SetupError."""
+    return {key: value for key, (value, _) in trace_sources(arguments, environ).items()}
+
+
+def find_unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables that begin like those of options but belong to none."""
+    known = {option.environment_variable for option in OPTIONS} | _OTHER_VARIABLES
+    return sorted(
+        name for name in environ if name.startswith(ENVIRONMENT_PREFIX) and name not in known
+    )
+
+
+def accepted_options(command: str) -> list[Option]:
+    return [option for option in OPTIONS if _accepts(command, option)]
 
 
 def _add(add: Callable[..., object], option: Option) -> None:
@@ -446,11 +581,16 @@ def load(arguments: argparse.Namespace) -> dict[str, OptionValue]:
 
 
 __all__: Sequence[str] = (
+    "GROUP_TITLES",
     "OPTIONS",
     "Option",
     "OptionValue",
+    "SourcedValue",
+    "accepted_options",
     "add_options",
     "check_bounds",
+    "find_unknown_variables",
     "load",
     "merge_sources",
+    "trace_sources",
 )

@@ -7,6 +7,7 @@ input after a refusal             read and discarded for LINGER_S, at most LINGE
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NoReturn, cast
@@ -34,6 +35,9 @@ from continuo.realtime.server.hardening.incoming_budget import (
 )
 from continuo.realtime.server.hardening.read_turns import ReadTurns
 
+log = logging.getLogger(__name__)
+_TLS_HANDSHAKE = b"\x16\x03"
+"""Beginning of a TLS record with a handshake, of any version since SSL 3."""
 HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
 REQUEST_LINE_BYTES_MAX = 16 * 1024
@@ -66,8 +70,8 @@ class _TurnwiseFlow(TurnwiseReader, FlowControl):
             self.read_paused = False
             self._read_on()
 
-    def wait_for_turn(self, read_turns: ReadTurns) -> None:
-        self._wait(read_turns)
+    def wait_for_turn(self, read_turns: ReadTurns, then: Callable[[], None] = lambda: None) -> None:
+        self._wait(read_turns, then)
 
 
 class _CycleTransport:
@@ -87,7 +91,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     incoming_budget: ClassVar[IncomingBudget]
     read_turns: ClassVar[ReadTurns]
     first_read_turns: ClassVar[ReadTurns]
-    """Queue in which new connections wait for a read turn before their first read."""
+    """Queue in which new connections wait before their first read is processed."""
     url = b""
     _timeout: asyncio.TimerHandle | None = None
     _head_share: IncomingShare | None = None
@@ -99,6 +103,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     _refusal: bytes | None = None
     """The encoded error response after which the connection closes; further input is discarded.
     None: no request was refused. Empty: close without an error response."""
+    _is_first_read = True
     _current_cycle: RequestResponseCycle | None = None
     """The request that the application is responding to, or has responded to last."""
 
@@ -106,10 +111,29 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = _TurnwiseFlow(transport)
         self._arm(HEAD_TIMEOUT_S)
-        # uvloop starts to read when this method returns, which would undo a pause made here.
-        self.loop.call_soon(self._flow.wait_for_turn, self.first_read_turns)
 
     def data_received(self, data: bytes) -> None:
+        if not self._is_first_read:
+            self._receive(data)
+            return
+        self._is_first_read = False
+        # uvloop reads before reading could be paused: what it has read waits for the turn.
+        self._charge_head(len(data))
+        self._flow.wait_for_turn(self.first_read_turns, partial(self._receive_first, data))
+
+    def _receive_first(self, data: bytes) -> None:
+        """Process the first slice of the first read. The rest waits behind other large reads, so
+        that new connections do not wait for it."""
+        self._charge_head(0)
+        if data.startswith(_TLS_HANDSHAKE):
+            self._refuse_tls()
+        first, rest = data[:SLICE_BYTES], data[SLICE_BYTES:]
+        self._receive(first)
+        if rest:
+            self._charge_head(self._head_bytes + len(rest))
+            self._flow.wait_for_turn(self.read_turns, partial(self._receive, rest))
+
+    def _receive(self, data: bytes) -> None:
         for part in slices(data):
             self._read(part)
         if len(data) > SLICE_BYTES:
@@ -144,7 +168,18 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         if self._refusal is None:
-            super().send_400_response(msg)
+            response = replies.error_response(400, code="invalid_http", message=msg)
+            self.transport.write(encode_last_response(response))
+            self.transport.close()
+
+    def _refuse_tls(self) -> None:
+        """Refuse a TLS handshake. The client cannot read the response, so the reason is logged."""
+        message = (
+            "This port does not use TLS, and the client began a TLS handshake: use http:// and "
+            "ws:// URLs, or start the server with --ssl-certfile and --ssl-keyfile."
+        )
+        log.warning("%s", message)
+        self._refuse(400, code="tls_on_plain_port", message=message)
 
     # ------------------------------------------------------------ callbacks of the parser
 
@@ -266,8 +301,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         send an error response and close the connection."""
         if self._refusal is not None or self.transport.is_closing():
             return
-        kind = "server_error" if status == 503 else "invalid_request_error"
-        response = replies.error_response(status, code, message, kind=kind)
+        response = replies.error_response(status, code, message)
         if status == 503:
             response.headers["Retry-After"] = str(RETRY_AFTER_S)
         self._refusal = encode_last_response(response)

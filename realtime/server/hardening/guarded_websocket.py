@@ -2,6 +2,7 @@
 
 message that stays incomplete     closed after MESSAGE_TIMEOUT_S
 message of too many fragments     closed over FRAGMENTS_MAX
+many small messages in one read   parsed a slice at a time, each when the last is consumed
 unfinished messages over budget   connection of the largest closed with 1013 (`incoming_budget`)
 input after our close frame       read and discarded for LINGER_S, at most LINGER_BYTES_MAX
 session ended, client not reading aborted, because unsent bytes would keep the socket open
@@ -45,6 +46,9 @@ smaller fragments, the objects that hold the payload take more memory than the p
 UNCHARGED_BYTES = 4 * 1024
 """Connections with at most this many waiting bytes are not charged to the incoming budget, so that
 ordinary messages need no bookkeeping."""
+MESSAGES_PER_TURN = 4
+"""Messages already queued that the application receives before it waits for a read turn: as many as
+a client sends at once to ask something, so that only floods wait."""
 _MEDIUM_FRAME_HEAD, _LONG_FRAME_HEAD = struct.Struct("!BBH"), struct.Struct("!BBQ")
 """Layouts of the head of a frame whose payload length has 16 bits, and 64 bits."""
 _UNFRAGMENTED_TEXT = 0x81
@@ -81,9 +85,15 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     """Size of each complete message that is queued for the application, in bytes."""
     _queued_bytes = 0
     """Total bytes of the complete messages that are queued for the application."""
+    _unparsed: tuple[bytes, ...] = ()
+    """Slices of the last read that are parsed when the application has received the messages before
+    them, because a small message takes ten times its size once it is parsed."""
     _received_bytes = 0
     """Size of the message that the application received last, in bytes; 0 once it has called
     `receive` for the next one."""
+    _messages_since_turn = 0
+    """Number of messages that the application has received since its last read turn, each of which
+    was queued already."""
     _deadline: asyncio.TimerHandle | None = None
     """Timer of MESSAGE_TIMEOUT_S; set while a message is incomplete and reading is not paused."""
     _pong: bytes = b""
@@ -142,7 +152,13 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         self._uncork()
+        if message["type"] == "websocket.close" and not self.writable.is_set():
+            # A client that does not read: the close frame follows what is buffered for it.
+            self._fail(CloseCode(message.get("code", 1000)), message.get("reason") or "")
+            return
         await super().send(message)
+        if self.close_sent:
+            self._parse()
 
     def shutdown(self) -> None:
         self._uncork()
@@ -193,6 +209,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self.conn.parser_exc = None
         self.conn.reader.buffer = bytearray()
         self.frames = []
+        self._unparsed = ()
 
     def _resolve_ping(self, *, is_answered: bool) -> None:
         if self._ping_result is not None and not self._ping_result.done():
@@ -212,10 +229,17 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         if not self.handshake_complete:
             self.transport.abort()  # a client must wait for the response to its upgrade
             return
-        for part in slices(data):
-            self._read(part)
+        self._unparsed = (*self._unparsed, *slices(data))
+        self._parse()
         if len(data) > SLICE_BYTES:
             self._wait(self.read_turns)
+
+    def _parse(self) -> None:
+        """Parse slices until a message is queued for the application, which pauses reading. After
+        the close frame was sent, messages are discarded."""
+        while self._unparsed and (self.queue.empty() or self.close_sent):
+            part, self._unparsed = self._unparsed[0], self._unparsed[1:]
+            self._read(part)
 
     def _read(self, part: bytes) -> None:
         if self._is_lingering:
@@ -252,7 +276,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         if self.disconnected or self._is_lingering:
             return
         unfinished = len(self.conn.reader.buffer) + (self.conn.current_size or 0)
-        whole = self._received_bytes + self._queued_bytes
+        whole = self._received_bytes + self._queued_bytes + sum(map(len, self._unparsed))
         if unfinished + whole > UNCHARGED_BYTES:
             if self._share is None:
                 self._share = IncomingShare(self.incoming_budget, self._fail_over_budget)
@@ -282,15 +306,22 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self._received_bytes = 0
         if self._share is not None:
             self._update_charge()
-        if not self.queue.empty():
+        if self.queue.empty():
+            self._messages_since_turn = 0
+        elif self._messages_since_turn < MESSAGES_PER_TURN and self._queued_bytes < SLICE_BYTES:
+            self._messages_since_turn += 1
+        else:
             await self.read_turns.wait()
+            self._messages_since_turn = 0
         message = await self.queue.get()
-        if self.read_paused and self.queue.empty():
-            self.read_paused = False
-            self._read_on()
         if message["type"] == "websocket.receive":
             self._received_bytes = self._queued_message_bytes.popleft()
             self._queued_bytes -= self._received_bytes
+        if self._unparsed and self.queue.empty():
+            self._parse()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self._read_on()
         self._update_charge()
         return message
 
@@ -336,6 +367,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self._is_lingering = self.close_sent = True
         self.frames = []
+        self._unparsed = ()
         # While this timer is set, uvicorn does not close the socket at the end of the session.
         self.close_timer = self.loop.call_later(LINGER_S, self.transport.abort)
         self._write_last(b"".join(self.conn.data_to_send()))
@@ -345,7 +377,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
         self.scope.get("extensions", {}).clear()  # breaks reference cycles with this object
-        if not self.writable.is_set():
+        if not self.writable.is_set() and not self._is_lingering:
             self.transport.abort()
 
 

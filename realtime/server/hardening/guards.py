@@ -1,7 +1,8 @@
 """Common parts of HTTP and WebSocket connections: sliced reads, read turns, lingering close."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -26,16 +27,17 @@ class TurnwiseReader:
     _waits = False
     """Whether reading is paused until this connection's read turn."""
 
-    def _wait(self, turns: ReadTurns) -> None:
-        """Pause reading until this connection's next read turn."""
+    def _wait(self, turns: ReadTurns, then: Callable[[], None] = lambda: None) -> None:
+        """Pause reading until this connection's next read turn, in which `then` is called."""
         if not self._waits and not self.transport.is_closing():
             self._waits = True
             self.transport.pause_reading()
-            turns.call_in_turn(self._take_turn)
+            turns.call_in_turn(partial(self._take_turn, then))
 
-    def _take_turn(self) -> None:
+    def _take_turn(self, then: Callable[[], None]) -> None:
         self._waits = False
         self._read_on()
+        then()
 
     def _read_on(self) -> None:
         """Resume reading, unless uvicorn has paused it, a read turn is pending, or the connection

@@ -6,7 +6,8 @@
 
 Neither page needs a key, because they contain no data. A client secret sent with GET /admin is
 refused, as it is by the API requests of that page. The Content-Security-Policy permits only files
-and connections of this server. If the files were not built, a page explains how to build them.
+and connections of this server, and no script to parse HTML. If the files were not built, a page
+explains how to build them.
 """
 
 import gzip
@@ -27,7 +28,8 @@ ASSETS_DIR = Path(__file__).parents[1] / "assets"
 _PAGES = {"/": "index.html", "/admin": "admin.html"}
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
+        "img-src 'self' data:; require-trusted-types-for 'script'; trusted-types 'none'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -39,6 +41,11 @@ _NOT_BUILT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Cont
 <p>The API is available: <code>/v1/realtime</code>, <code>/v1/models</code>.
 To build the page, install Node.js 20 or newer and run <code>make web</code>, then start the server
 again. To chat in a terminal, use <code>continuo chat</code>.</p></html>"""
+
+
+def is_page_built(folder: Path = ASSETS_DIR) -> bool:
+    """Return whether the page can be served from `folder`."""
+    return (folder / "index.html").exists()
 
 
 class _Asset(msgspec.Struct, frozen=True):
@@ -59,10 +66,6 @@ class Page:
         self._files = {
             file.relative_to(folder).as_posix(): _read(file) for file in files if file.is_file()
         }
-
-    @property
-    def is_built(self) -> bool:
-        return "index.html" in self._files
 
     def routes(self) -> list[Route]:
         return [
@@ -85,7 +88,7 @@ class Page:
         name = request.url.path.removeprefix("/")
         file = self._files.get(name)
         if file is None:
-            return Response("File not found.", 404, media_type="text/plain")
+            return replies.error_response(404, "not_found", f"There is no file /{name[:200]}.")
         return _asset_response(
             request, file, _IMMUTABLE if name.startswith("assets/") else "no-cache"
         )

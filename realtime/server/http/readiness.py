@@ -5,7 +5,8 @@
                          server is not draining), else 503; /ready is the same
 
 The endpoints need no key and reveal nothing of the model or its sessions. Other requests wait until
-model and store are loaded, at most STARTUP_WAIT_S_MAX, and are refused while the server drains.
+model and store are loaded, at most STARTUP_WAIT_S_MAX, and are refused while the server drains,
+except that metrics can be scraped.
 """
 
 import asyncio
@@ -14,16 +15,19 @@ from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.datastructures import State
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from continuo.realtime.server import replies
+from continuo.realtime.server.http.cross_origin import CrossOrigin
+from continuo.realtime.server.http.root_path import is_root_without_slash, strip_root_path
 
 STARTUP_WAIT_S_MAX = 30.0
 """Maximum time that a request waits for the server to start; then the response is 503."""
 RETRY_AFTER_S = 2.0
 HEALTH_PATHS = ("/health/live", "/health/ready", "/ready")
+METRICS_PATH = "/metrics"
 
 
 class EngineReadiness(Protocol):
@@ -39,8 +43,10 @@ class StoreReadiness(Protocol):
 class ReadinessGate:
     """An ASGI application that holds requests until `set_app`, and refuses them while draining."""
 
-    def __init__(self, *, wait_s_max: float = STARTUP_WAIT_S_MAX) -> None:
+    def __init__(self, *, wait_s_max: float = STARTUP_WAIT_S_MAX, root_path: str = "") -> None:
+        """`root_path`: path prefix of this server at a proxy; empty: none."""
         self.state = State()
+        self._root_path = root_path
         self.is_draining = False
         """Whether new requests are refused; open connections continue."""
         self._app: Starlette | None = None
@@ -69,19 +75,26 @@ class ReadinessGate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return
+        if is_root_without_slash(scope, self._root_path):
+            await RedirectResponse(f"{self._root_path}/")(scope, receive, send)
+            return
+        scope = strip_root_path(scope, self._root_path)
         if scope["type"] == "http" and scope["path"] in HEALTH_PATHS:
             response = self._health_response(scope["path"])
         else:
             if self._app is None and not self.is_draining:
                 await self._wait_for_app()
-            if self._app is not None and not self.is_draining:
+            is_scrape = scope["type"] == "http" and scope["path"] == METRICS_PATH
+            if self._app is not None and (is_scrape or not self.is_draining):
                 await self._app(scope, receive, send)
                 return
             response = self._unavailable_response()
         if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).send_denial_response(response)
-        else:
+        elif self._app is None:
             await response(scope, receive, send)
+        else:
+            await CrossOrigin(response, self.state.is_origin_allowed)(scope, receive, send)
 
     async def _wait_for_app(self) -> None:
         try:

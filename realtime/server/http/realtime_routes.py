@@ -19,13 +19,16 @@ from starlette.websockets import WebSocket
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.realtime_api import SUBPROTOCOL
+from continuo.realtime.protocol.realtime_api import BETA_SUBPROTOCOL, SUBPROTOCOL
+from continuo.realtime.protocol.validation import unsupported_parameter, unsupported_value
 from continuo.realtime.registry.access import Credentials, ForkRequest, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Authenticator, Denied, offered_subprotocols
+from continuo.realtime.server.auth.open_connections import OpenConnections
 from continuo.realtime.server.http.model_routes import ModelList
 from continuo.realtime.server.http.served_model import ServedModels
+from continuo.realtime.server.security_log import security_log
 from continuo.realtime.transport import Connection, StarletteSocket
 
 
@@ -36,6 +39,7 @@ class RealtimeRoutes:
         self,
         registry: Registry,
         authenticator: Authenticator,
+        open_connections: OpenConnections,
         served_models: ServedModels,
         limits: Limits,
         is_engine_up: Callable[[], bool],
@@ -43,12 +47,14 @@ class RealtimeRoutes:
         self._is_engine_up = is_engine_up
         self._registry = registry
         self._authenticator = authenticator
+        self._open_connections = open_connections
         self._served_models = served_models
         self._limits = limits
 
     def routes(self) -> list[Route | WebSocketRoute]:
         return [
             WebSocketRoute("/v1/realtime", self.connect),
+            Route("/v1/realtime", replies.upgrade_required),
             Route("/v1/models", self.list_models),
             Route("/v1/models/{name:path}", self.get_model),
             Route("/health", self.get_health),
@@ -58,24 +64,41 @@ class RealtimeRoutes:
         session_request = _session_request_of(websocket.query_params)
         authenticated = await self._authenticate(websocket, session_request)
         if isinstance(authenticated, Denied):
+            replies.report_denial(authenticated, websocket)
             await websocket.send_denial_response(_denial_response(authenticated))
             return
+        if isinstance(authenticated, Refusal):
+            security_log.report("resume_token", websocket.client)
         is_offered = SUBPROTOCOL in offered_subprotocols(websocket.headers)
         await websocket.accept(SUBPROTOCOL if is_offered else None)
         name = websocket.query_params.get("model") or self._served_models.models[0].id
         socket = StarletteSocket(websocket)
         credentials = authenticated if isinstance(authenticated, Credentials) else None
         connection = Connection(
-            socket, self._registry, self._limits, name, credentials, session_request
+            socket,
+            self._registry,
+            self._limits,
+            name,
+            credentials,
+            session_request,
+            is_beta_client=_is_beta_client(websocket),
         )
         # A refusal is sent as an event: the SDKs retry an HTTP error five times before they report
         # it.
         if isinstance(authenticated, Refusal):
             await connection.refuse(authenticated)
+        elif (unsupported := _find_unsupported(websocket)) is not None:
+            await connection.refuse(unsupported)
         elif self._served_models.find(name) is None:
             await connection.refuse(self._served_models.unknown_model(name))
         else:
-            await connection.run()
+            try:
+                async with self._open_connections.track(
+                    authenticated, connection.close, connection.cancel_responses
+                ):
+                    await connection.run()
+            except Refusal as refusal:
+                await connection.refuse(refusal)
 
     async def _authenticate(
         self, websocket: WebSocket, session_request: ForkRequest | ResumeRequest | None
@@ -85,15 +108,17 @@ class RealtimeRoutes:
         Returns Denied without a valid key or a token; a Refusal if the token is wrong, the same as
         for an unknown session.
         """
-        authenticated = self._authenticator.authenticate(websocket.headers)
+        authenticated = self._authenticator.authenticate(websocket.headers, "converse")
         if not isinstance(authenticated, Denied) or not authenticated.accepts_resume_token:
             return authenticated
         if not isinstance(session_request, ResumeRequest) or not session_request.token:
             return authenticated
         try:
-            return await self._registry.credentials_of_token(session_request)
+            credentials = await self._registry.credentials_of_token(session_request)
         except Refusal as refusal:
             return refusal
+        is_allowed = self._authenticator.may_resume_by_token(credentials)
+        return credentials if is_allowed else authenticated
 
     async def list_models(self, request: Request) -> Response:
         return self._denial_if_any(request) or replies.json_response(
@@ -116,7 +141,10 @@ class RealtimeRoutes:
 
     def _denial_if_any(self, request: HTTPConnection) -> Response | None:
         authenticated = self._authenticator.authenticate(request.headers)
-        return _denial_response(authenticated) if isinstance(authenticated, Denied) else None
+        if not isinstance(authenticated, Denied):
+            return None
+        replies.report_denial(authenticated, request)
+        return _denial_response(authenticated)
 
 
 def _session_request_of(query: Mapping[str, str]) -> ForkRequest | ResumeRequest | None:
@@ -125,6 +153,23 @@ def _session_request_of(query: Mapping[str, str]) -> ForkRequest | ResumeRequest
     if source := query.get("fork"):
         return ForkRequest(source, query.get("at"), query.get("resume_token"))
     return None
+
+
+def _find_unsupported(websocket: WebSocket) -> Refusal | None:
+    """Find what a connection asks for that this server does not have, as a Refusal."""
+    query = websocket.query_params
+    if query.get("intent") == "transcription":
+        return unsupported_value("intent", "this server has no audio, so it cannot transcribe")
+    if "call_id" in query:
+        return unsupported_parameter("call_id", "this server has no WebRTC or SIP calls")
+    return None
+
+
+def _is_beta_client(websocket: WebSocket) -> bool:
+    """Whether a client announces the beta version of the Realtime API. Proxies announce it too, on
+    behalf of clients that use the GA version."""
+    announced = websocket.headers.get("openai-beta", "")
+    return "realtime=v1" in announced or BETA_SUBPROTOCOL in offered_subprotocols(websocket.headers)
 
 
 def _denial_response(denied: Denied) -> Response:

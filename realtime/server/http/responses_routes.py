@@ -6,10 +6,13 @@
                                          `starting_after` for those after a sequence number
     DELETE /v1/responses/ID              delete a response
     POST   /v1/responses/ID/cancel       cancel an active response
+    GET    /v1/responses/ID/input_items  its input items, in pages
+    POST   /v1/responses/input_tokens    length of the prompt of a response that is not created
 
 A response belongs to its tenant: the id of another tenant's response is refused like an unknown id.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -20,19 +23,25 @@ from starlette.websockets import WebSocket
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import generate_id
+from continuo.realtime.protocol.commands import CreateResponse
 from continuo.realtime.protocol.responses_api import (
     Encoder,
+    InputTokens,
     decode_body,
     decode_command,
+    encode_item_page,
     encode_response,
     encode_sse,
 )
+from continuo.realtime.protocol.responses_api.client_events import ResponseCreate
 from continuo.realtime.protocol.validation import invalid_parameter
 from continuo.realtime.responses.event_stream import EventStream
 from continuo.realtime.responses.run import Requester
 from continuo.realtime.responses.service import ResponseService
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Authenticator
+from continuo.realtime.server.auth.open_connections import OpenConnections
+from continuo.realtime.server.http.pagination import select_page
 from continuo.realtime.server.http.request_body import read_body
 from continuo.realtime.server.http.served_model import ServedModels
 from continuo.realtime.server.http.sse import ClientDisconnected, SSEResponse, run_until_disconnect
@@ -44,10 +53,15 @@ class ResponsesRoutes:
     """Routes of the Responses API."""
 
     def __init__(
-        self, responses: ResponseService, authenticator: Authenticator, served_models: ServedModels
+        self,
+        responses: ResponseService,
+        authenticator: Authenticator,
+        open_connections: OpenConnections,
+        served_models: ServedModels,
     ) -> None:
         self._responses = responses
         self._authenticator = authenticator
+        self._open_connections = open_connections
         self._served_models = served_models
         self._limits = responses.limits
 
@@ -56,9 +70,12 @@ class ResponsesRoutes:
         return [
             WebSocketRoute("/v1/responses", self.connect),
             Route("/v1/responses", self.create, methods=["POST"]),
+            Route("/v1/responses", replies.upgrade_required),
             Route(one, self.get, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{one}/input_items", self.list_input_items),
+            Route("/v1/responses/input_tokens", self.count_input_tokens, methods=["POST"]),
         ]
 
     async def connect(self, websocket: WebSocket) -> None:
@@ -68,18 +85,23 @@ class ResponsesRoutes:
             return
         await websocket.accept()
         socket = StarletteSocket(websocket)
-        await ResponsesConnection(
+        connection = ResponsesConnection(
             socket, self._responses, credentials.tenant, self._served_models.resolve
-        ).run()
+        )
+        try:
+            async with self._open_connections.track(
+                credentials, connection.close, connection.cancel_responses
+            ):
+                await connection.run()
+        except Refusal as refusal:
+            await connection.refuse(refusal)
 
     async def create(self, request: Request) -> Response:
         credentials = replies.authenticate_full_key(self._authenticator, request)
         if isinstance(credentials, Response):
             return credentials
         try:
-            create = decode_body(await read_body(request, self._limits.response_frame_bytes_max))
-            model = self._served_models.resolve(create.model)
-            command = decode_command(create, self._responses.settings, model, generate_id)
+            create, command = await self._read_command(request)
             run = await self._responses.create(command, Requester(credentials.tenant))
         except Refusal as refusal:
             return replies.refusal_response(refusal)
@@ -96,8 +118,15 @@ class ResponsesRoutes:
         except ClientDisconnected:
             return Response()
 
+    async def _read_command(self, request: Request) -> tuple[ResponseCreate, CreateResponse]:
+        """Read the request for a response. Raises Refusal."""
+        create = decode_body(await read_body(request, self._limits.response_frame_bytes_max))
+        await asyncio.sleep(0)  # decoding a large body takes two rounds of the loop, not a long one
+        model = self._served_models.resolve(create.model)
+        return create, decode_command(create, self._responses.settings, model, generate_id)
+
     async def get(self, request: Request) -> Response:
-        credentials = replies.authenticate_full_key(self._authenticator, request)
+        credentials = replies.authenticate_full_key(self._authenticator, request, "read")
         if isinstance(credentials, Response):
             return credentials
         try:
@@ -135,6 +164,30 @@ class ResponsesRoutes:
             await run.ended.wait()
             return replies.json_response(encode_response(run.event_stream.response))
         return await self.get(request)
+
+    async def list_input_items(self, request: Request) -> Response:
+        credentials = replies.authenticate_full_key(self._authenticator, request, "read")
+        if isinstance(credentials, Response):
+            return credentials
+        try:
+            items = await self._responses.find_input(_id(request), Requester(credentials.tenant))
+            if items is None:
+                raise _not_found(_id(request))
+            page, has_more = select_page(items, request.query_params)
+        except Refusal as refusal:
+            return replies.refusal_response(refusal)
+        return replies.json_response(encode_item_page(page, has_more=has_more))
+
+    async def count_input_tokens(self, request: Request) -> Response:
+        credentials = replies.authenticate_full_key(self._authenticator, request)
+        if isinstance(credentials, Response):
+            return credentials
+        try:
+            _, command = await self._read_command(request)
+            count = await self._responses.count_input_tokens(command, Requester(credentials.tenant))
+        except Refusal as refusal:
+            return replies.refusal_response(refusal)
+        return replies.json_response(InputTokens(input_tokens=count))
 
     def _stream(self, event_stream: EventStream, after: int = -1) -> Response:
         return SSEResponse(_events(event_stream, after), self._limits.send_timeout_s)

@@ -91,7 +91,7 @@ class SessionRoutes:
                 )
                 self._registry.text_limits.check_head(settings, ConfigureSession.field_names)
             seconds = (requested.expires_after or ExpiresAfter()).seconds
-            secret = self._secrets.mint(credentials.tenant, settings, seconds)
+            secret = self._secrets.mint(credentials.tenant, settings, seconds, credentials.key_id)
         except Refusal as refusal:
             return replies.refusal_response(refusal)
         session = Encoder(generate_id("sess"), self._model).encode_session(settings)
@@ -100,7 +100,7 @@ class SessionRoutes:
         )
 
     async def get(self, request: Request) -> Response:
-        credentials = replies.authenticate(self._authenticator, request)
+        credentials = replies.authenticate(self._authenticator, request, "read")
         if isinstance(credentials, Response):
             return credentials
         session_id: str = request.path_params["id"]

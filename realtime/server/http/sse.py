@@ -1,13 +1,18 @@
 """Server-sent events, and the cancellation of work whose client disconnects."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from continuo.realtime.errors import Refusal
+from continuo.realtime.registry.access import Credentials
+from continuo.realtime.server import replies
+from continuo.realtime.server.auth.open_connections import OpenConnections
 
 T = TypeVar("T")
 
@@ -19,32 +24,62 @@ class ClientDisconnected(Exception):
 class SSEResponse(Response):
     """A streaming response that sends each chunk of a generator as soon as it is available.
 
-    Closes the generator when the client disconnects, or when the send of a chunk takes longer than
-    `send_s_max` seconds.
+    Closes the generator when the client disconnects, when the send of a chunk takes longer than
+    `send_s_max` seconds, or when the credentials of the request are revoked.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], send_s_max: float) -> None:
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        send_s_max: float,
+        refuse: Callable[[Refusal], Response] = replies.refusal_response,
+    ) -> None:
+        """`refuse` makes the response if the tenant has too many connections."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._send_s_max = send_s_max
+        self._refuse = refuse
 
     async def __call__(
         self,
-        scope: Scope,  # noqa: ARG002 - an argument of every ASGI application
+        scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
-        sending = asyncio.create_task(self._send(send))
-        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
+        open_connections: OpenConnections = scope["app"].state.open_connections
+        credentials: Credentials = scope["state"]["credentials"]
+        ended = asyncio.Event()
         try:
-            await asyncio.wait((sending, disconnected), return_when=asyncio.FIRST_COMPLETED)
+            async with open_connections.track(credentials, lambda _code, _reason: ended.set()):
+                await self._send_until(ended, receive, send)
+        except Refusal as refusal:
+            await self._discard_chunks()
+            await self._refuse(refusal)(scope, receive, send)
+
+    async def _discard_chunks(self) -> None:
+        """Start the generator and close it: closing one that has not started runs none of its
+        clean-up."""
+        first = asyncio.ensure_future(anext(self._chunks, None))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await self._chunks.aclose()
+
+    async def _send_until(self, ended: asyncio.Event, receive: Receive, send: Send) -> None:
+        """Send until the end of the chunks, a disconnect, or `ended`."""
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._send(send), _wait_for_disconnect(receive), ended.wait())
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            disconnected.cancel()
-            sending.cancel()
-            await asyncio.gather(sending, disconnected, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send(self, send: Send) -> None:
         start = {
@@ -52,11 +87,20 @@ class SSEResponse(Response):
             "status": self.status_code,
             "headers": self.raw_headers,
         }
-        await send(start)
         async with aclosing(self._chunks) as chunks:
-            async for chunk in chunks:
+            # Started before anything is sent: closing a generator that has not started runs none of
+            # its clean-up, and the client may disconnect at once.
+            first = asyncio.ensure_future(anext(chunks, None))
+            try:
+                await send(start)
+                chunk = await first
+            finally:
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+            while chunk is not None:
                 async with asyncio.timeout(self._send_s_max):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                chunk = await anext(chunks, None)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

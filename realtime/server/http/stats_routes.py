@@ -3,8 +3,8 @@
     GET /v1/stats                 engine, gateway process and recent warnings
     GET /v1/realtime/sessions     the tenant's sessions in this process, newest first
 
-Both need a key. /v1/stats refuses client secrets; any tenant may read the totals of the engine, but
-warnings are included only if all keys belong to one tenant. With a client secret, the list contains
+Both need a key. /v1/stats refuses client secrets and keys without the scope `admin`; warnings are
+included only if all keys belong to one tenant. With a client secret, the list contains
 only sessions created with it, or the session whose `resume_token` is in the query.
 """
 
@@ -59,7 +59,7 @@ class StatsRoutes:
         authenticator: Authenticator,
         recent_warnings: RecentWarnings,
         *,
-        show_warnings: bool,
+        show_warnings: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -77,12 +77,12 @@ class StatsRoutes:
         ]
 
     async def get_stats(self, request: Request) -> Response:
-        credentials = replies.authenticate_full_key(self._authenticator, request)
+        credentials = replies.authenticate_full_key(self._authenticator, request, "admin")
         if isinstance(credentials, Response):
             return credentials
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_S):
-                engine_stats = await self._engine.stats()
+                engine_stats = await self._engine.fleet.stats()
         except (EngineError, TimeoutError):
             engine_stats = None
         ready = self._engine.ready
@@ -96,19 +96,19 @@ class StatsRoutes:
                 up_s=round(self._clock() - self._started_s, 1),
                 sessions=len(self._registry),
                 engine=engine_stats,
-                warnings=self._recent_warnings.warnings if self._show_warnings else (),
+                warnings=self._recent_warnings.warnings if self._show_warnings() else (),
             )
         )
 
     async def list_sessions(self, request: Request) -> Response:
-        credentials = replies.authenticate(self._authenticator, request)
+        credentials = replies.authenticate(self._authenticator, request, "read")
         if isinstance(credentials, Response):
             return credentials
         sessions = self._registry.list_sessions(credentials.tenant, access_of(credentials, request))
         infos: dict[str, SessionInfo] = {}
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_S):
-                infos = {info.session: info for info in await self._engine.list_sessions()}
+                infos = {info.session: info for info in await self._engine.fleet.list_sessions()}
         except (EngineError, TimeoutError):
             pass  # a session without a report of the engine is listed with its KV as lost
         data = [

@@ -1,10 +1,19 @@
 """Output of a starting server: its progress and its addresses."""
 
+import os
+import shutil
 import socket
 import sys
+import time
+from pathlib import Path
 
 from continuo.engine import EngineClient
 from continuo.realtime.server.config.settings import DEFAULT_PORT, GatewaySettings
+from continuo.realtime.server.http.page import is_page_built
+from continuo.realtime.server.own_command import find_own_command
+
+_IMPORTED_S = time.monotonic()
+_PAGE_NOT_BUILT = "(not built: needs Node.js 20 or newer, then `make web`; the chat works without)"
 
 
 class LoadProgress:
@@ -23,21 +32,29 @@ class LoadProgress:
             print_line(f"  {what}")
 
 
-def print_welcome(engine: EngineClient, settings: GatewaySettings, sock: socket.socket) -> None:
-    """Print model, addresses and commands of a server that is ready."""
+def print_welcome(
+    engine: EngineClient,
+    settings: GatewaySettings,
+    sock: socket.socket,
+    demo_token: str | None = None,
+) -> None:
+    """Print model, addresses and commands of a server that is ready. The address of the page has
+    `demo_token`, if any, in its fragment, which browsers do not send."""
     ready = engine.ready
     name, port = settings.served_model_name, sock.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     scheme = "wss" if settings.ssl_certfile else "ws"
     url = f"{scheme}://{host}:{port}"
-    chat = "continuo chat"
+    chat = f"{find_own_command()} chat"
     if settings.ssl_certfile or port != DEFAULT_PORT or not settings.is_loopback:
         chat += f" --url {url}"
-    if settings.tenants:
+    if settings.requires_key:
         chat += " --api-key YOUR_KEY"
-    page = f"  Open           http{url.removeprefix('ws')}/\n" if settings.web else ""
+    fragment = "" if demo_token is None else f"#demo={demo_token}"
+    address = f"http{url.removeprefix('ws')}/{fragment}" if is_page_built() else _PAGE_NOT_BUILT
+    page = f"  Open           {address}\n" if settings.web else ""
     print_line(
-        f"Ready after {ready.load_s:.1f} s: {name[0]} on {ready.device}, {ready.dtype}, "
+        f"Ready after {_age_s():.1f} s: {name[0]} on {ready.device}, {ready.dtype}, "
         f"{ready.max_model_len:,} tokens of context.\n"
         f"\n"
         f"{page}"
@@ -45,6 +62,33 @@ def print_welcome(engine: EngineClient, settings: GatewaySettings, sock: socket.
         f"  Chat           {chat}\n"
         f"  Stop           Ctrl-C\n"
     )
+    if demo_token is not None:
+        print_line(_list_things_to_try(engine))
+
+
+def _list_things_to_try(engine: EngineClient) -> str:
+    own_pid = os.getpid()
+    # pkill finds the engine, the oldest child, also after it was restarted.
+    kills = f"pkill -9 -o -P {own_pid}" if shutil.which("pkill") else f"kill -9 {engine.pid}"
+    return (
+        "Ask for a story, and in the middle of it\n"
+        "  interrupt      Ctrl-C in the chat; on the page, Stop, or type and send\n"
+        f"  kill engine    {kills}\n"
+        f"  kill server    kill -9 {own_pid}, then start it again\n"
+        "  come back      Ctrl-D in the chat prints how; on the page, reload\n"
+        "Each time the conversation goes on where it was.\n"
+    )
+
+
+def _age_s() -> float:
+    """Return the seconds since the process was started; `exec`, as at the end of `make demo`, does
+    not start a new one."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+    except (OSError, AttributeError):  # not Linux
+        return time.monotonic() - _IMPORTED_S
 
 
 def print_line(text: str) -> None:

@@ -71,7 +71,7 @@ async def discover_engines(
     engine = EngineClient()
     fixed = set(configured)
     for address in fixed:
-        engine.add_engine(address.host, address.port, security)
+        engine.fleet.add(address.host, address.port, security)
     redis = _open_redis(store) if store is not None else None
     discovery = None
     if redis is not None:
@@ -95,7 +95,7 @@ def _open_redis(url: str) -> RedisClient:
 
 async def _announce(engine: EngineClient, address: Address, redis: RedisClient) -> None:
     while True:
-        loads = engine.loads()
+        loads = engine.fleet.loads()
         for incarnation, load in loads.items():
             announcement = Announcement(
                 str(address),
@@ -129,12 +129,11 @@ async def _discover(
         if found is not None:
             announced = {Address.parse(name.decode()) for name in found} - configured
             for address in announced - known:
-                engine.add_engine(address.host, address.port, security)
-            lost = {
-                address for address in known - announced if not engine.is_responsive_at(*address)
-            }
+                engine.fleet.add(address.host, address.port, security)
+            fleet = engine.fleet
+            lost = {each for each in known - announced if not fleet.is_responsive_at(*each)}
             for address in lost:
-                engine.remove_engine(address.host, address.port)
+                engine.fleet.remove(address.host, address.port)
             known = (known | announced) - lost
         await asyncio.sleep(ANNOUNCE_INTERVAL_S)
 

@@ -10,20 +10,24 @@ import asyncio
 
 from continuo.engine import EngineClient, EngineError, ListenerConfig
 from continuo.realtime.errors import SetupError
-from continuo.realtime.server import logging_setup
+from continuo.realtime.server import logging_setup, tracing_setup
 from continuo.realtime.server.config.addresses import Address
 from continuo.realtime.server.config.settings import EngineSettings
 from continuo.realtime.server.process.console import LoadProgress, print_line
 from continuo.realtime.server.process.engine_discovery import announce
+from continuo.realtime.server.process.engine_metrics import serve_engine_metrics
+from continuo.realtime.server.process.file_descriptors import raise_limit
 from continuo.realtime.server.process.shutdown import ShutdownSignals, wait_until_idle
 from continuo.realtime.server.process.web_server import bind
 
 
 async def run_engine(settings: EngineSettings) -> int:
     """Run an engine until it is stopped. Returns the exit status. Raises SetupError."""
-    logging_setup.configure(settings.log_level, ())
+    tracing_setup.check_installed(settings.engine.otlp_traces_endpoint)
+    logging_setup.configure(settings.log_level, (), settings.log_format)
+    raise_limit()
     signals = ShutdownSignals()
-    with bind(*settings.listen, option="--listen") as sock:
+    with bind(*settings.listen, option="--listen", send_buffer_bytes=None) as sock:
         sock.set_inheritable(True)
         listening = ListenerConfig(
             fd=sock.fileno(),
@@ -42,11 +46,16 @@ async def run_engine(settings: EngineSettings) -> int:
             return 0
         address = Address(settings.listen.host, sock.getsockname()[1])
         try:
-            async with announce(engine, settings.advertise or address, settings.store):
+            async with (
+                announce(engine, settings.advertise or address, settings.store),
+                serve_engine_metrics(engine, settings.metrics_listen) as metrics_address,
+            ):
                 ready = engine.ready
+                scrape = f"  Metrics        http://{metrics_address}/metrics\n"
                 print_line(
-                    f"Ready after {ready.load_s:.1f} s: {ready.model} on {ready.device}, "
+                    f"Ready after {ready.load_s:.2f} s: {ready.model} on {ready.device}, "
                     f"{ready.dtype}.\n\n  Gateways       {address}\n"
+                    + (scrape if metrics_address else "")
                 )
                 return await _wait_until_stopped(engine, signals, settings)
         finally:
@@ -58,7 +67,7 @@ async def _wait_until_stopped(
 ) -> int:
     stopped, lost = (
         asyncio.create_task(signals.wait()),
-        asyncio.create_task(engine.wait_until_lost()),
+        asyncio.create_task(engine.fleet.wait_until_lost()),
     )
     await asyncio.wait((stopped, lost), return_when=asyncio.FIRST_COMPLETED)
     if lost.done():
@@ -66,7 +75,7 @@ async def _wait_until_stopped(
         return 1
     if signals.is_graceful:
         print_line("Stopping. Running turns finish first; signal again to stop at once.")
-        await engine.drain()
+        await engine.fleet.drain()
         await wait_until_idle(lambda: _running_turns(engine), settings.drain_grace_s)
     else:
         print_line("Stopping.")
@@ -74,4 +83,4 @@ async def _wait_until_stopped(
 
 
 def _running_turns(engine: EngineClient) -> int:
-    return sum(load.turns for load in engine.loads().values())
+    return sum(load.turns for load in engine.fleet.loads().values())

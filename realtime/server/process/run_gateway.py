@@ -7,35 +7,62 @@ succession count as one, because `make` repeats a signal that its process group 
 """
 
 import asyncio
-import ssl
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+import socket
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 
 import msgspec
+from starlette.applications import Starlette
 
-from continuo.engine import EngineClient, EngineError, LinkSecurity
+from continuo.engine import EngineClient, EngineError, LinkSecurity, flush_traces
+from continuo.realtime import tracing
 from continuo.realtime.errors import SetupError
-from continuo.realtime.server import logging_setup
-from continuo.realtime.server.config.settings import GatewaySettings
-from continuo.realtime.server.http.app import build_app
+from continuo.realtime.server import logging_setup, tracing_setup
+from continuo.realtime.server.config.settings import (
+    DEFAULT_PORT,
+    GatewaySettings,
+    SettingsSource,
+    load_access_policy,
+)
 from continuo.realtime.server.http.readiness import ReadinessGate
+from continuo.realtime.server.process import file_descriptors
+from continuo.realtime.server.process.certificate import make_engine_tls, make_server_tls
 from continuo.realtime.server.process.console import LoadProgress, print_line, print_welcome
-from continuo.realtime.server.process.engine_discovery import discover_engines
+from continuo.realtime.server.process.reload import Reloader
 from continuo.realtime.server.process.shutdown import ShutdownSignals, wait_until_idle
-from continuo.realtime.server.process.web_server import WebServer, bind, port_unavailable
-from continuo.realtime.store import Store, StoreError, is_redis_url, open_store
+from continuo.realtime.server.process.web_server import (
+    WebServer,
+    bind,
+    bind_next_free,
+    port_unavailable,
+)
+from continuo.realtime.store import (
+    Store,
+    StoreError,
+    StoreUnavailable,
+    is_redis_url,
+    open_store,
+)
+
+STORE_RETRY_S = 0.5
+"""Pause between two attempts to open a store that does not respond."""
 
 EngineSource = Callable[[GatewaySettings], AbstractAsyncContextManager[EngineClient]]
 
 
-async def serve(settings: GatewaySettings) -> int:
+async def serve(source: SettingsSource) -> int:
     """Run a gateway with an engine of its own. Returns the exit status. Raises SetupError."""
-    return await _run(settings, _local_engine)
+    return await _run(source, _local_engine)
 
 
-async def serve_gateway(settings: GatewaySettings) -> int:
+async def serve_gateway(source: SettingsSource) -> int:
     """Run a gateway with remote engines. Returns the exit status. Raises SetupError."""
-    return await _run(settings, _remote_engines)
+    return await _run(source, _remote_engines)
 
 
 @asynccontextmanager
@@ -57,36 +84,66 @@ async def _remote_engines(settings: GatewaySettings) -> AsyncGenerator[EngineCli
     if is_redis_url(settings.store):
         sources.append("those announced in Redis")
     print_line(f"Waiting for an engine: {', '.join(sources)} ...")
-    security = LinkSecurity(settings.secret, _engine_tls(settings))
+    # The client of Redis is slow to import.
+    from continuo.realtime.server.process.engine_discovery import (  # noqa: PLC0415
+        discover_engines,
+    )
+
+    security = LinkSecurity(settings.secret, make_engine_tls(settings))
     store = settings.store if is_redis_url(settings.store) else None
     async with discover_engines(settings.engines, security, store) as engine:
         await engine.wait_until_ready()
         yield engine
 
 
-async def _run(settings: GatewaySettings, source: EngineSource) -> int:
-    recent_warnings = logging_setup.configure(settings.log_level, settings.tenants)
-    tls = _server_tls(settings)
+async def _run(settings_source: SettingsSource, source: EngineSource) -> int:
+    settings = settings_source.read()
+    tracing_setup.check_installed(settings.otlp_traces_endpoint)
+    plain_keys = load_access_policy(settings).plain_keys
+    recent_warnings = logging_setup.configure(settings.log_level, plain_keys, settings.log_format)
+    file_descriptors.raise_limit()
+    tls = make_server_tls(settings.ssl_certfile, settings.ssl_keyfile)
     signals = ShutdownSignals()
-    with bind(settings.host, settings.port) as sock:
-        readiness_gate = ReadinessGate()
+    with _bind(settings) as sock:
+        readiness_gate = ReadinessGate(root_path=settings.root_path)
         server = WebServer(readiness_gate, settings, lambda: None, tls)
         serving = asyncio.create_task(server.serve([sock]), name="http")
         async with AsyncExitStack() as stack:
             try:
-                store = await stack.enter_async_context(_opened_store(settings))
+                store = await signals.run_unless_stopped(
+                    stack.enter_async_context(_opened_store(settings))
+                )
+                if store is None:
+                    return 0
+                importing = asyncio.create_task(asyncio.to_thread(_import_build_app))
                 engine = await signals.run_unless_stopped(
                     stack.enter_async_context(source(settings))
                 )
                 if engine is None:
                     return 0
-                settings = _with_model_name(settings, engine)
+                build_app = await importing
+                as_read, settings = settings, _with_model_name(settings, engine)
                 if engine.text.template is not None:
-                    await asyncio.to_thread(engine.text.template.probe_short_view)
-                app = build_app(engine, settings, store, recent_warnings)
+                    await asyncio.to_thread(engine.text.template.prepare)
+                stack.enter_context(_exported_traces(settings))
+                app = build_app(engine, settings, store, recent_warnings, signals.request_drain)
                 await stack.enter_async_context(app.state.registry.running())
-                readiness_gate.set_app(app, engine, store)
-                print_welcome(engine, settings, sock)
+                reloader = Reloader(settings_source, as_read, app.state, tls)
+                await stack.enter_async_context(
+                    _running(
+                        reloader.run(signals.reload_requested),
+                        app.state.authenticator.keep_public_keys_fresh(),
+                    )
+                )
+
+                def close_tenant(tenant: str) -> None:
+                    app.state.registry.close_tenant(tenant)
+                    app.state.responses.close_tenant(tenant)
+                    app.state.token_sessions.close_tenant(tenant)
+
+                await stack.enter_async_context(app.state.tenants.exchanging(store, close_tenant))
+                readiness_gate.set_app(app, engine.fleet, store)
+                print_welcome(engine, settings, sock, app.state.demo_token)
                 return await _wait_until_stopped(readiness_gate, engine, serving, signals, settings)
             finally:
                 server.should_exit = True
@@ -96,18 +153,72 @@ async def _run(settings: GatewaySettings, source: EngineSource) -> int:
                     raise port_unavailable(settings.host, settings.port, error) from None
 
 
+def _import_build_app() -> Callable[..., Starlette]:
+    """Import the routes and all that they use, which the gateway does while its engine loads."""
+    from continuo.realtime.server.http.app import build_app  # noqa: PLC0415
+
+    return build_app
+
+
+def _bind(settings: GatewaySettings) -> socket.socket:
+    """Return the listening socket. A demonstration takes the next free port in place of the default
+    one. Raises SetupError."""
+    if not settings.demo or settings.port != DEFAULT_PORT:
+        return bind(settings.host, settings.port)
+    sock = bind_next_free(settings.host, settings.port)
+    if (port := sock.getsockname()[1]) != settings.port:
+        print_line(f"Port {settings.port} is in use by another program: taking {port}.")
+    return sock
+
+
+@contextmanager
+def _exported_traces(settings: GatewaySettings) -> Generator[None]:
+    """Export traces of turns, if a collector is configured. Raises SetupError."""
+    name = settings.served_model_name[0]
+    provider = tracing_setup.configure(settings.otlp_traces_endpoint, name)
+    try:
+        yield
+    finally:
+        tracing.set_recorder(None)
+        if provider is not None:
+            flush_traces(provider)
+
+
+@asynccontextmanager
+async def _running(*work: Coroutine[None, None, None]) -> AsyncGenerator[None]:
+    """Run tasks until the end of the context."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 @asynccontextmanager
 async def _opened_store(settings: GatewaySettings) -> AsyncGenerator[Store]:
-    """Yield the opened store, and close it on exit. Raises SetupError."""
-    url = "sqlite://:memory:" if settings.store == "memory" else settings.store
-    try:
-        store = await open_store(url, settings.durability)
-    except StoreError as error:
-        raise SetupError(f"--store: {error}") from None
+    """Yield the opened store, and close it on exit. Waits for a store that does not respond yet.
+    Raises SetupError."""
+    store = await _open_when_available(settings)
     try:
         yield store
     finally:
         await store.aclose()
+
+
+async def _open_when_available(settings: GatewaySettings) -> Store:
+    url = "sqlite://:memory:" if settings.store == "memory" else settings.store
+    cause = ""
+    while True:
+        try:
+            return await open_store(url, settings.durability)
+        except StoreUnavailable as error:
+            if str(error) != cause:
+                cause = str(error)
+                print_line(f"Waiting for the store: {cause} ...")
+        except StoreError as error:
+            raise SetupError(f"--store: {error}") from None
+        await asyncio.sleep(STORE_RETRY_S)
 
 
 def _with_model_name(settings: GatewaySettings, engine: EngineClient) -> GatewaySettings:
@@ -127,7 +238,7 @@ async def _wait_until_stopped(
 ) -> int:
     stopped, lost = (
         asyncio.create_task(signals.wait()),
-        asyncio.create_task(engine.wait_until_lost()),
+        asyncio.create_task(engine.fleet.wait_until_lost()),
     )
     await asyncio.wait((serving, stopped, lost), return_when=asyncio.FIRST_COMPLETED)
     if lost.done():
@@ -139,37 +250,7 @@ async def _wait_until_stopped(
     if signals.is_graceful:
         print_line("Stopping. Active responses finish first; signal again to stop at once.")
         readiness_gate.state.registry.drain()
-        await wait_until_idle(lambda: engine.active_turns, settings.drain_grace_s)
+        await wait_until_idle(lambda: engine.fleet.active_turns, settings.drain_grace_s)
     else:
         print_line("Stopping.")
     return 0
-
-
-def _engine_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
-    """Return the TLS context of links to engines. Returns None without TLS. Raises SetupError."""
-    if settings.engine_cafile is None:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=settings.engine_cafile)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise SetupError(f"--engine-cafile {settings.engine_cafile}: {reason}") from None
-    context.check_hostname = False  # a trusted CA is enough: an engine may have many addresses
-    return context
-
-
-def _server_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
-    """Return the TLS context of the server. Returns None without TLS. Raises SetupError."""
-    if settings.ssl_certfile is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    option = f"--ssl-certfile {settings.ssl_certfile}"
-    if settings.ssl_keyfile:
-        option += f" --ssl-keyfile {settings.ssl_keyfile}"
-    try:
-        # An empty password: without one, OpenSSL would prompt on the terminal.
-        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password=str)
-    except OSError as error:  # ssl.SSLError is one
-        reason = error.strerror or str(error)
-        raise SetupError(f"{option}: cannot be used ({reason})") from None
-    return context

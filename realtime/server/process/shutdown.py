@@ -18,16 +18,25 @@ response."""
 
 class ShutdownSignals:
     """Handles SIGINT and SIGTERM: the first signal requests a shutdown, a second one exits at
-    once."""
+    once. SIGHUP requests a reload, or a shutdown if the terminal of the process was closed."""
 
     def __init__(self) -> None:
         self.is_graceful = False
         """Whether active responses may finish, because the first signal was SIGTERM."""
+        self.reload_requested = asyncio.Event()
         self._requested = asyncio.Event()
         self._requested_s = 0.0
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        self._has_terminal = os.isatty(0)
+
+    def _on_hangup(self) -> None:
+        if self._has_terminal and _is_terminal_closed():
+            self._on_signal(signal.SIGTERM)
+        else:
+            self.reload_requested.set()
 
     def _on_signal(self, number: signal.Signals) -> None:
         now_s = time.monotonic()
@@ -37,6 +46,11 @@ class ShutdownSignals:
             self._requested.set()
         elif now_s - self._requested_s > SIGNAL_MERGE_S:
             os._exit(1)
+
+    def request_drain(self) -> None:
+        """Request a shutdown, as SIGTERM does; harmless if one was requested."""
+        if not self._requested.is_set():
+            self._on_signal(signal.SIGTERM)
 
     async def wait(self) -> None:
         """Wait for the first signal."""
@@ -65,3 +79,12 @@ async def wait_until_idle(turn_count: Callable[[], int], grace_s: float) -> None
         now_s = time.monotonic()
         if turn_count():
             quiet_since_s = now_s
+
+
+def _is_terminal_closed() -> bool:
+    """Whether the terminal of standard input was closed."""
+    try:
+        os.tcgetpgrp(0)
+    except OSError:
+        return True
+    return False

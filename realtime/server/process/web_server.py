@@ -12,7 +12,6 @@ import uvicorn
 from starlette.applications import Starlette
 
 from continuo.realtime.errors import SetupError
-from continuo.realtime.limits import Limits
 from continuo.realtime.responses.service import ResponseService
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.garbage_collection import collect_garbage, return_large_blocks
@@ -21,6 +20,7 @@ from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocke
 from continuo.realtime.server.hardening.incoming_budget import IncomingBudget
 from continuo.realtime.server.hardening.read_turns import NEW_CONNECTIONS_PER_ROUND, ReadTurns
 from continuo.realtime.server.http.readiness import ReadinessGate
+from continuo.realtime.server.http.request_observer import RequestObserver
 
 PING_S = 20.0
 """Interval of WebSocket pings, and the timeout of each pong, in seconds."""
@@ -29,13 +29,23 @@ USER_TIMEOUT_MS = 20_000
 time."""
 SHUTDOWN_S = 5
 """Timeout of uvicorn's graceful shutdown, in seconds."""
+PORTS_TRIED = 10
+"""Number of ports that `bind_next_free` tries."""
 BACKLOG = 2048
 """Maximum number of connections that wait to be accepted."""
 
 
-def bind(host: str, port: int, option: str = "--host") -> socket.socket:
+SEND_BUFFER_BYTES = 128 * 1024
+"""Send buffer of the kernel for each client, which Linux doubles. Without a limit, one that does
+not read takes megabytes."""
+
+
+def bind(
+    host: str, port: int, option: str = "--host", send_buffer_bytes: int | None = SEND_BUFFER_BYTES
+) -> socket.socket:
     """Return a listening socket. Clients that connect before the model is loaded wait in its
-    backlog. Raises SetupError if the port is unavailable."""
+    backlog. `send_buffer_bytes` None: as the kernel chooses. Raises SetupError if the port is
+    unavailable."""
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -44,6 +54,8 @@ def bind(host: str, port: int, option: str = "--host") -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if send_buffer_bytes is not None:  # accepted sockets inherit it
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted sockets inherit it
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
     try:
@@ -55,12 +67,27 @@ def bind(host: str, port: int, option: str = "--host") -> socket.socket:
     return sock
 
 
+class PortInUse(SetupError):
+    """Another process listens on the port."""
+
+
+def bind_next_free(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on `port` or, if that is in use, on one of the next ports.
+    Raises SetupError."""
+    for number in range(port, port + PORTS_TRIED - 1):
+        with contextlib.suppress(PortInUse):
+            return bind(host, number)
+    return bind(host, port + PORTS_TRIED - 1)
+
+
 def port_unavailable(host: str, port: int, error: OSError) -> SetupError:
     """Return the SetupError that explains why listening on a port failed."""
-    reason = error.strerror or str(error)
+    where = f"cannot listen on port {port} of {host}"
     if error.errno == errno.EADDRINUSE:
-        reason = "the port is in use by another process; choose another with --port"
-    return SetupError(f"cannot listen on port {port} of {host}: {reason}")
+        return PortInUse(
+            f"{where}: the port is in use by another process; choose another with --port"
+        )
+    return SetupError(f"{where}: {error.strerror or error}")
 
 
 def _http_protocol(budget: IncomingBudget, read_turns: ReadTurns) -> type[GuardedHttp]:
@@ -73,12 +100,14 @@ def _http_protocol(budget: IncomingBudget, read_turns: ReadTurns) -> type[Guarde
 
 
 def _websocket_protocol(
-    limits: Limits, budget: IncomingBudget, read_turns: ReadTurns
+    settings: GatewaySettings, budget: IncomingBudget, read_turns: ReadTurns
 ) -> type[GuardedWebSocket]:
+    responses_bytes_max = settings.limits.response_frame_bytes_max * 5 // 4
+
     class WebSocket(GuardedWebSocket):
         corked_sockets: ClassVar[list[GuardedWebSocket]] = []
         message_bytes_max: ClassVar[Mapping[str, int]] = {
-            "/v1/responses": limits.response_frame_bytes_max * 5 // 4
+            f"{prefix}/v1/responses": responses_bytes_max for prefix in ("", settings.root_path)
         }
 
     WebSocket.incoming_budget, WebSocket.read_turns = budget, read_turns
@@ -102,9 +131,9 @@ class WebServer(uvicorn.Server):
         )
         super().__init__(
             uvicorn.Config(
-                app,
+                RequestObserver(app),
                 http=_http_protocol(self.incoming_budget, turns),
-                ws=_websocket_protocol(settings.limits, self.incoming_budget, turns),
+                ws=_websocket_protocol(settings, self.incoming_budget, turns),
                 ws_max_size=2 * settings.limits.frame_bytes_max,
                 ws_per_message_deflate=False,
                 ws_ping_interval=PING_S,
@@ -120,7 +149,7 @@ class WebServer(uvicorn.Server):
             )
         )
         self._on_listening = on_listening
-        self._app = app
+        self.app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -131,7 +160,7 @@ class WebServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         self._collection.cancel()
-        responses: ResponseService | None = getattr(self._app.state, "responses", None)
+        responses: ResponseService | None = getattr(self.app.state, "responses", None)
         if responses is not None:
             await responses.close()
 

@@ -3,6 +3,7 @@ replay of its result to a client that retries it."""
 
 from continuo.realtime.protocol.commands import (
     AddItem,
+    AppendResponse,
     AppendText,
     CancelResponse,
     ClearText,
@@ -17,6 +18,7 @@ from continuo.realtime.protocol.commands import (
 )
 from continuo.realtime.session.commands import (
     add_item,
+    append_response,
     cancel_response,
     commit_text_buffer,
     configure_session,
@@ -31,6 +33,7 @@ from continuo.realtime.session.commands.context import AnyHandler
 HANDLERS: dict[type[ConversationCommand], AnyHandler] = {
     ConfigureSession: configure_session.HANDLER,
     AddItem: add_item.HANDLER,
+    AppendResponse: append_response.HANDLER,
     FetchItem: retrieve_item.HANDLER,
     DeleteItem: delete_item.HANDLER,
     TruncateItem: truncate_item.HANDLER,

@@ -38,9 +38,10 @@ async def execute(context: CommandContext, command: AddItem) -> None:
                 param="item",
                 change=lambda now: now.add_item(item, after),
                 make_events=lambda now, rewind: [
-                    ItemAdded(item, now.previous_item_id(item.id), rewind)
+                    ItemAdded(item, context.unit_of_work.previous_item_id(now, item.id), rewind)
                 ],
                 chars=chars,
+                only_appends=after is None,
                 result=item.id,
             )
         )

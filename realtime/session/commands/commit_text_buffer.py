@@ -26,7 +26,7 @@ async def execute(context: CommandContext, command: CommitText) -> None:
     item = MessageItem(id=item_id, role="user", parts=(ContentPart("input_text", text),))
 
     def make_events(now: Conversation, rewind: Rewind | None) -> list[ConversationEvent]:
-        previous = now.previous_item_id(item_id)
+        previous = context.unit_of_work.previous_item_id(now, item_id)
         return [TextCommitted(item_id, previous), ItemAdded(item, previous, rewind)]
 
     context.text_limits.check(len(text), "text")
@@ -37,6 +37,7 @@ async def execute(context: CommandContext, command: CommitText) -> None:
                 change=lambda now: now.add_item(item),
                 make_events=make_events,
                 chars=len(text),
+                only_appends=True,
                 draft="",
                 result=item_id,
             )
@@ -45,8 +46,9 @@ async def execute(context: CommandContext, command: CommitText) -> None:
 
 def replay(context: CommandContext, _command: CommitText, result: str) -> bool:
     """Emit the commit again, then its item, or that the item was deleted since."""
-    item = context.conversation.find(result)
-    previous = None if item is None else context.conversation.previous_item_id(result)
+    now = context.conversation
+    item = now.find(result)
+    previous = None if item is None else context.unit_of_work.previous_item_id(now, result)
     context.emit_unlogged(TextCommitted(result, previous))
     context.emit_unlogged(ItemDeleted(result) if item is None else ItemAdded(item, previous))
     return True

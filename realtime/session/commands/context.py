@@ -71,7 +71,7 @@ class CommandContext:
 
     def emit_item(self, item: Item) -> None:
         """Send an item of the conversation as if it were just added."""
-        previous = self.conversation.previous_item_id(item.id)
+        previous = self.unit_of_work.previous_item_id(self.conversation, item.id)
         self.emit_unlogged(ItemAdded(item, previous))
 
     # ------------------------------------------------------------ effects

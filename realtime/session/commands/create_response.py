@@ -1,9 +1,11 @@
 """response.create: start a response of the conversation, or out of band."""
 
+import msgspec
+
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.conversation.text_limits import inline_items
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.output_grammar import check_enforceable
+from continuo.realtime.generation.output_grammar import check_enforceable, without_idle_reasoning
 from continuo.realtime.protocol.commands import CreateSessionResponse
 from continuo.realtime.session.commands.context import CommandContext, CommandHandler
 from continuo.realtime.session.state import Trigger
@@ -14,13 +16,15 @@ async def execute(context: CommandContext, command: CreateSessionResponse) -> No
         Trigger.CREATE_OUT_OF_BAND_RESPONSE if command.is_out_of_band else Trigger.CREATE_RESPONSE
     )
     context.state_machine.check(trigger)
+    template = context.conversation.template
+    command = msgspec.structs.replace(
+        command, settings=without_idle_reasoning(command.settings, template)
+    )
     items = inline_items(command.context or ())
     chars = count_head_chars(command.settings) + sum(map(count_chars, items))
     with context.charge_request(), context.charge_text(chars):
         context.text_limits.check_response(command.settings, items)
-        await check_enforceable(
-            command.settings, context.conversation.template, command.field_names
-        )
+        await check_enforceable(command.settings, template, command.field_names)
         await context.write_pending_results()
         response_id = await context.active_responses.create(command, context.request)
     context.state_machine.advance(trigger)  # a response may have ended meanwhile

@@ -19,7 +19,12 @@ async def replace(context: CommandContext, command: ReplaceText) -> None:
 
 async def clear(context: CommandContext, _command: ClearText) -> None:
     await context.apply(
-        Edit(param="text", make_events=lambda _now, _rewind: [TextCleared()], draft="")
+        Edit(
+            param="text",
+            make_events=lambda _now, _rewind: [TextCleared()],
+            draft="",
+            only_appends=True,
+        )
     )
 
 
@@ -35,7 +40,12 @@ async def _set_text(context: CommandContext, text: str) -> None:
     event = TextAppended(len(text))
     with context.charge_text(len(text)):
         await context.apply(
-            Edit(param="text", make_events=lambda _now, _rewind: [event], draft=text)
+            Edit(
+                param="text",
+                make_events=lambda _now, _rewind: [event],
+                draft=text,
+                only_appends=True,
+            )
         )
 
 

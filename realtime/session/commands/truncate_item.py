@@ -4,6 +4,7 @@ import msgspec
 
 from continuo.realtime.conversation.item_truncation import (
     require_assistant_message,
+    require_audio,
     truncate_message,
 )
 from continuo.realtime.conversation.rendering import count_chars
@@ -19,8 +20,9 @@ _NOT_FOUND = "item_truncate_invalid_item_id"
 async def execute(context: CommandContext, command: TruncateItem) -> None:
     unit, item_id, end = context.unit_of_work, command.item_id, command.text_end
     event = _make_event(command)
-    require_assistant_message(unit.find(item_id, _NOT_FOUND))
+    message = require_assistant_message(unit.find(item_id, _NOT_FOUND))
     if end is None:
+        require_audio(message, command)
         context.emit_unlogged(event)
         return
     is_cancelling = context.state_machine.state is SessionState.CANCELLING

@@ -33,6 +33,27 @@ _PLAIN_SCRIPTS = (
     "force_delete",
     "expire",
 )
+_EXPIRING_SCRIPTS = (
+    "create",
+    "claim",
+    "extend_deadline",
+    "migrate",
+    "write",
+    "delete",
+    "force_delete",
+    "restore",
+)
+"""Scripts that set the TTL of a session's keys."""
+_TENANT_SCRIPTS = (
+    "charge_bucket",
+    "exchange_counts",
+    "add_usage",
+    "measure",
+    "delete_records",
+    "list_deletions",
+    "index_response",
+)
+_ADMINISTRATION_SCRIPTS = ("export", "restore")
 _ENGINE_SCRIPTS = ("announce", "engines")
 _PROBE_SCRIPTS = ("probe",)
 _TOMBSTONE_SCRIPTS = ("delete", "force_delete")
@@ -100,12 +121,24 @@ def _load_scripts() -> dict[str, str]:
     def with_prefixes(name: str) -> str:
         prefixes = ["clock"]
         prefixes += ["check_lease"] if name in _FENCED_SCRIPTS else []
+        prefixes += ["expire_keys"] if name in _EXPIRING_SCRIPTS else []
         prefixes += ["tombstone"] if name in _TOMBSTONE_SCRIPTS else []
-        return f"local LAYOUT = '{keys.LAYOUT}'\n" + "".join(map(read, (*prefixes, name)))
+        constants = (
+            f"local LAYOUT = '{keys.LAYOUT}'\n"
+            f"local EXPIRY_NET_MS = {keys.SESSION_EXPIRY_NET_S * 1000:.0f}\n"
+        )
+        return constants + "".join(map(read, (*prefixes, name)))
 
     return {
         name: with_prefixes(name)
-        for name in (*_FENCED_SCRIPTS, *_PLAIN_SCRIPTS, *_ENGINE_SCRIPTS, *_PROBE_SCRIPTS)
+        for name in (
+            *_FENCED_SCRIPTS,
+            *_PLAIN_SCRIPTS,
+            *_TENANT_SCRIPTS,
+            *_ADMINISTRATION_SCRIPTS,
+            *_ENGINE_SCRIPTS,
+            *_PROBE_SCRIPTS,
+        )
     }
 
 
@@ -220,6 +253,11 @@ class RedisClient:
         if self._durability is None:
             return
         info = cast(dict[str, Any], await self.execute("INFO"))
+        if info.get("cluster_enabled"):
+            raise StoreUnusable(
+                "Redis Cluster is not supported: use one Redis, with replicas and Sentinel "
+                "(redis+sentinel://) if it must survive the loss of its machine"
+            )
         policy = info.get("maxmemory_policy")
         if policy != "noeviction":
             raise StoreUnusable(
@@ -270,7 +308,7 @@ def _make_client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
     options: dict[str, Any] = {
         # in case the timeout of `bounded` is lost: the library may swallow a cancellation
         "socket_timeout": 0.8 * timeout_s,
-        "socket_connect_timeout": keys.CONNECT_TIMEOUT_S,
+        "socket_connect_timeout": keys.CONNECT_TIMEOUT_S * timeout_s / keys.TIMEOUT_S,
         "retry": Retry(NoBackoff(), 1, supported_errors=(redis_errors.ConnectionError,)),
         "protocol": 2,
     }

@@ -43,11 +43,14 @@ from continuo.realtime.store.errors import (
     StoreUnusable,
 )
 from continuo.realtime.store.keys import response_key, session_keys
+from continuo.realtime.store.observed_calls import observe_calls
 from continuo.realtime.store.redis.client import RedisClient
+from continuo.realtime.store.redis.tenants import RedisTenants
 
 log = logging.getLogger(__name__)
 
 
+@observe_calls
 class RedisStore:
     @classmethod
     async def open(cls, url: str, durability: Durability = "normal") -> Self:
@@ -69,6 +72,7 @@ class RedisStore:
     def __init__(self, client: RedisClient) -> None:
         self._client = client
         self._epoch = ""
+        self._tenants = RedisTenants(client)
 
     @property
     def epoch(self) -> str:
@@ -81,6 +85,10 @@ class RedisStore:
     @property
     def is_shared(self) -> bool:
         return True
+
+    @property
+    def tenants(self) -> RedisTenants:
+        return self._tenants
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -100,6 +108,7 @@ class RedisStore:
             deadline = await self._client.run_script(
                 "index_deadline", (keys.DEADLINES_KEY,), (new.id, for_ms)
             )
+            await self._tenants.index_session(new.tenant, new.id)
             args = (new.owner, new.tenant, new.secret, deadline, new.state)
             reply = await self._client.run_script("create", (names.meta, names.state), args)
             if reply[0] == b"ended":
@@ -116,7 +125,7 @@ class RedisStore:
             if reply[0] == b"unknown":
                 await self._verify_epoch()
                 return None
-            return _parse_metadata(session, reply[1], reply[2])
+            return parse_metadata(session, reply[1], reply[2])
 
     async def load(self, session: str) -> Snapshot | None:
         async with self._client.bounded():
@@ -134,10 +143,10 @@ class RedisStore:
             state, log, events = old.state, old.entries, old.events
             running += [part for pair in old.checkpoints for part in pair]
         return Snapshot(
-            metadata=_parse_metadata(session, fields, entry_count),
+            metadata=parse_metadata(session, fields, entry_count),
             state=state,
             entries=tuple(log),
-            running_responses=_parse_running_responses(running),
+            running_responses=parse_running_responses(running),
             events=StoredEvents(int(next_event) - len(events), tuple(events)),
         )
 
@@ -172,7 +181,7 @@ class RedisStore:
             return lease
 
     async def _migrate(self, lease: SessionLease, session: layout_v1.UpgradedSession) -> None:
-        args = (_encode_for_lua(msgspec.structs.asdict(session)),)
+        args = (encode_for_lua(msgspec.structs.asdict(session)),)
         await self._run_fenced("migrate", lease, session_keys(lease.session), args)
 
     async def confirm(self, lease: SessionLease) -> None:
@@ -185,7 +194,7 @@ class RedisStore:
             await self._reexamine_after_outage()
             names = session_keys(lease.session)
             args = (int(ttl_s * 1000), int(is_parked))
-            reply = await self._run_fenced("extend_deadline", lease, (names.meta,), args)
+            reply = await self._run_fenced("extend_deadline", lease, names, args)
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[1], lease.session)
 
     async def delete(self, lease: SessionLease) -> None:
@@ -197,6 +206,7 @@ class RedisStore:
             except (SessionNotFound, SessionEnded):
                 return
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], lease.session)
+            await self._tenants.remove_session(reply[3], lease.session)
 
     async def force_delete(self, session: str) -> int:
         async with self._client.bounded():
@@ -207,6 +217,7 @@ class RedisStore:
                 await self._verify_epoch()
                 raise SessionNotFound(session)
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], session)
+            await self._tenants.remove_session(reply[3], session)
             return int(reply[1])
 
     async def sweep(self, limit: int) -> SweepResult:
@@ -227,6 +238,7 @@ class RedisStore:
                     case b"expired":
                         expired.append(session)
                         removed.append(session)
+                        await self._tenants.remove_session(reply[1], session)
                     case _:
                         removed.append(session)
             if later:
@@ -289,6 +301,7 @@ class RedisStore:
         async with self._client.bounded():
             await self._reexamine_after_outage()
             for_ms = max(1, int(ttl_s * 1000))
+            await self._tenants.index_response(response.tenant, response.id, for_ms)
             await self._client.execute(
                 "SET", response_key(response.id), msgspec.msgpack.encode(response), "PX", for_ms
             )
@@ -300,7 +313,7 @@ class RedisStore:
             if packed is None:
                 await self._verify_epoch()
                 return None
-            return _decode_response(response_id, packed)
+            return decode_response(response_id, packed)
 
     # ------------------------------------------------------------ internals
 
@@ -354,7 +367,7 @@ class RedisStore:
         return found.decode()
 
 
-def _parse_metadata(session: str, fields: Sequence[bytes], entry_count: int) -> SessionMetadata:
+def parse_metadata(session: str, fields: Sequence[bytes], entry_count: int) -> SessionMetadata:
     tenant, secret, owner, fence, epoch, parked, created_ms, deadline_ms = fields
     return SessionMetadata(
         id=session,
@@ -370,7 +383,7 @@ def _parse_metadata(session: str, fields: Sequence[bytes], entry_count: int) -> 
     )
 
 
-def _parse_running_responses(running: Sequence[bytes]) -> tuple[RunningResponse, ...]:
+def parse_running_responses(running: Sequence[bytes]) -> tuple[RunningResponse, ...]:
     """Parse the hash `SessionKeys.running`, as alternating fields and values. Fields that end in
     `#` are ignored: only scripts use them."""
     checkpoints: dict[str, ResponseCheckpoint] = {}
@@ -412,7 +425,7 @@ def _make_newer_layout(name: str, layout: int) -> NewerLayout:
 _response_decoder = msgspec.msgpack.Decoder(StoredResponse)
 
 
-def _decode_response(response_id: str, stored: bytes) -> StoredResponse:
+def decode_response(response_id: str, stored: bytes) -> StoredResponse:
     try:
         return _response_decoder.decode(stored)
     except msgspec.ValidationError:
@@ -427,7 +440,7 @@ def _encode_batch(batch: WriteBatch) -> bytes:
     request = None if batch.request is None else _encode_request(batch.request)
     restored = [_encode_request(each) for each in batch.restored_requests]
     events = batch.events or StoredEvents()
-    return _encode_for_lua(
+    return encode_for_lua(
         {
             "kept_entries": batch.kept_entries,
             "entries": batch.entries,
@@ -462,7 +475,7 @@ def _encode_request(request: IdempotentRequest) -> dict[str, bytes]:
     }
 
 
-def _encode_for_lua(value: Any) -> bytes:
+def encode_for_lua(value: Any) -> bytes:
     return msgspec.msgpack.encode(_without_bin(value))
 
 

@@ -7,7 +7,10 @@ import sqlite3
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+import msgspec
+
 from continuo.realtime.store import layout_v1
+from continuo.realtime.store.base import StoredResponse
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +85,40 @@ def _or_unchanged(upgrade: Callable[..., bytes]) -> Callable[..., bytes]:
 
 
 _STEPS = (_create_tables, _upgrade_layout_1)
+LAYOUT = len(_STEPS)
+"""Layout of a file that has all migrations."""
+
+_ADDITIONS = """
+CREATE TABLE IF NOT EXISTS usage (
+    tenant TEXT NOT NULL, name TEXT NOT NULL, amount REAL NOT NULL, PRIMARY KEY (tenant, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS kept_tenants (
+    id TEXT PRIMARY KEY REFERENCES kept ON DELETE CASCADE, tenant TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS tenants ON sessions (tenant);
+CREATE INDEX IF NOT EXISTS tenants_kept ON kept_tenants (tenant)
+"""
+"""Tables and indexes about tenants. Earlier versions of layout 2 lack and ignore them, so the
+layout is the same."""
+
+
+def _add_tenants(db: sqlite3.Connection) -> None:
+    """Add what is missing of _ADDITIONS, and the tenants of responses that an earlier version has
+    stored."""
+    for statement in _ADDITIONS.split(";"):
+        db.execute(statement)
+    db.create_function("tenant_of", 1, _tenant_of)
+    db.execute(
+        "INSERT INTO kept_tenants SELECT id, tenant_of(packed) FROM kept "
+        "WHERE id NOT IN (SELECT id FROM kept_tenants)"
+    )
+
+
+def _tenant_of(packed: bytes) -> str:
+    try:
+        return msgspec.msgpack.decode(packed, type=StoredResponse).tenant
+    except msgspec.DecodeError:
+        return ""
 
 
 def migrate(db: sqlite3.Connection) -> None:
@@ -93,11 +130,13 @@ def migrate(db: sqlite3.Connection) -> None:
             if _read_version(db) == version:  # unless another process has applied the step
                 _STEPS[version](db)
                 db.execute(f"PRAGMA user_version = {version + 1}")
-    if (version := _read_version(db)) > len(_STEPS):
+    if (version := _read_version(db)) > LAYOUT:
         raise sqlite3.DatabaseError(
             f"a newer version of Continuo has written it, in layout {version}; this version reads "
-            f"layouts up to {len(_STEPS)}"
+            f"layouts up to {LAYOUT}"
         )
+    with transaction(db):
+        _add_tenants(db)
     if 0 < found < version:
         log.warning("the store was migrated from layout %d to layout %d", found, version)
 

@@ -28,8 +28,10 @@ from continuo.realtime.store.base import (
 from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.errors import StoreUnavailable, StoreUnusable
 from continuo.realtime.store.health_probe import HealthProbe
+from continuo.realtime.store.observed_calls import observe_calls
 from continuo.realtime.store.sqlite.file import SqliteFile
 from continuo.realtime.store.sqlite.tables import Tables, WallClock
+from continuo.realtime.store.sqlite.tenants import SqliteTenants
 from continuo.realtime.store.sqlite.worker import Worker
 
 T = TypeVar("T")
@@ -40,6 +42,7 @@ one row only, the store would refuse the next message, and alternate between hea
 unhealthy."""
 
 
+@observe_calls
 class SqliteStore:
     @classmethod
     async def open(
@@ -60,6 +63,7 @@ class SqliteStore:
         self._tables = Tables(file.db, clock)
         self._worker = Worker(file, lambda: self._tables.reopen(file.db))
         self._health_probe = HealthProbe("The store", self._write_probe)
+        self._tenants = SqliteTenants(self._run, self._tables, clock)
 
     @property
     def epoch(self) -> str:
@@ -72,6 +76,10 @@ class SqliteStore:
     @property
     def is_shared(self) -> bool:
         return False
+
+    @property
+    def tenants(self) -> SqliteTenants:
+        return self._tenants
 
     async def check(self) -> None:
         await self._run(self._tables.verify)

@@ -4,7 +4,7 @@ StoreReplaced, because `verify` may have written a new epoch before."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -46,9 +46,6 @@ WallClock = Callable[[], float]
 _NO_OWNER = ""
 """Value of the column `owner` that marks a session as a tombstone."""
 _PROBE_ID = "probe"
-_REQUEST_OVERHEAD_BYTES = 17
-"""Size of an idempotency record without its result, as in Redis, so that both stores evict
-alike."""
 
 
 class Tables:
@@ -56,6 +53,10 @@ class Tables:
         self._db = db
         self._clock = clock
         self.epoch = read_epoch(db) or ""
+
+    @property
+    def db(self) -> sqlite3.Connection:
+        return self._db
 
     def reopen(self, db: sqlite3.Connection) -> None:
         """Use another connection from now on, to the same file or another one."""
@@ -298,8 +299,12 @@ class Tables:
             detail = f"{next_event} events, not {batch.events.first_offset}"
             raise SessionDataLost(lease.session, detail)
         if batch.kept_entries is not None:
+            if batch.kept_entries < entry_count:
+                self._delete_from("entries", lease.session, batch.kept_entries)
             entry_count = self._put_entries(lease.session, batch.kept_entries, batch.entries)
         if batch.events is not None:
+            if batch.events.first_offset < next_event:
+                self._delete_from("events", lease.session, batch.events.first_offset)
             next_event = self._put_events(lease.session, batch.events)
         for key in batch.revoked_keys:
             self._revoke_request(lease.session, key)
@@ -354,7 +359,7 @@ class Tables:
         )
         row = self._fetch_one(
             "UPDATE sessions SET once_bytes = once_bytes + ? WHERE id = ? RETURNING once_bytes",
-            sum(_REQUEST_OVERHEAD_BYTES + len(request.result) for request in requests),
+            sum(keys.IDEMPOTENCY_OVERHEAD_BYTES + len(request.result) for request in requests),
             session,
         )
         assert row is not None, "the lease was checked"
@@ -370,7 +375,7 @@ class Tables:
         if row is not None:
             self._execute(
                 "UPDATE sessions SET once_bytes = once_bytes - ? WHERE id = ?",
-                _REQUEST_OVERHEAD_BYTES + len(row[0]),
+                keys.IDEMPOTENCY_OVERHEAD_BYTES + len(row[0]),
                 session,
             )
 
@@ -382,32 +387,26 @@ class Tables:
         for n, result in rows:
             if size <= keys.IDEMPOTENCY_BYTES_MAX * 7 // 8:
                 break
-            size -= _REQUEST_OVERHEAD_BYTES + len(result)
+            size -= keys.IDEMPOTENCY_OVERHEAD_BYTES + len(result)
             last = n
         self._execute("DELETE FROM once WHERE session = ? AND n <= ?", session, last)
         self._execute("UPDATE sessions SET once_bytes = ? WHERE id = ?", size, session)
 
+    def _delete_from(self, table: Literal["entries", "events"], session: str, at: int) -> None:
+        self._execute(f"DELETE FROM {table} WHERE session = ? AND n >= ?", session, at)
+
     def _put_entries(self, session: str, at: int, entries: tuple[bytes, ...]) -> int:
-        self._execute("DELETE FROM entries WHERE session = ? AND n >= ?", session, at)
         rows = [(session, n, entry) for n, entry in enumerate(entries, at)]
         self._db.executemany("INSERT INTO entries VALUES (?, ?, ?)", rows)
         return at + len(entries)
 
     def _put_events(self, session: str, events: StoredEvents) -> int:
-        self._execute(
-            "DELETE FROM events WHERE session = ? AND n >= ?", session, events.first_offset
-        )
         rows = [(session, n, body) for n, body in enumerate(events.bodies, events.first_offset)]
         self._db.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
         self._delete_old_events(session)
         return events.next_offset
 
     def _delete_old_events(self, session: str) -> None:
-        sql = "SELECT count(*), sum(length(packed)) FROM events WHERE session = ?"
-        found = self._fetch_one(sql, session)
-        assert found is not None, "an aggregate has one row"
-        if found[0] <= keys.EVENTS_MAX and (found[1] or 0) <= keys.EVENTS_BYTES_MAX:
-            return
         sql = "SELECT n, length(packed) FROM events WHERE session = ? ORDER BY n DESC"
         weight = 0
         for count, (n, size) in enumerate(self._execute(sql, session), 1):
@@ -459,6 +458,7 @@ class Tables:
     def put_response(self, response: StoredResponse, ttl_s: float) -> None:
         values = (response.id, self._ms_from_now(ttl_s), msgspec.msgpack.encode(response))
         self._execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", *values)
+        self._execute("INSERT INTO kept_tenants VALUES (?, ?)", response.id, response.tenant)
 
     def find_response(self, response_id: str) -> StoredResponse | None:
         sql = "SELECT packed FROM kept WHERE id = ? AND deadline_ms > ?"

@@ -23,6 +23,8 @@ OURS = {
     "input_text_buffer.cleared": {"type", "event_id"},
     "input_text_buffer.committed": {"type", "event_id", "item_id", "previous_item_id"},
     "session.closed": {"type", "event_id", "reason"},
+    "response.reasoning_text.delta": {"type", "event_id", "response_id", "item_id", "delta"},
+    "response.reasoning_text.done": {"type", "event_id", "response_id", "item_id", "text"},
 }
 """Extension events, unknown to the SDK: only flows that use extensions may receive them."""
 OUR_FIELDS = {

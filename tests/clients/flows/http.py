@@ -4,30 +4,47 @@ The SDK itself does not validate what it receives against its types.
 """
 # pyright: reportMissingImports=false
 
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import httpx2
-from openai.types import Model
+from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.conversations import (
+    Conversation,
+    ConversationDeletedResource,
+    ConversationItemList,
+)
 from openai.types.realtime import ClientSecretCreateResponse
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
+from openai.types.responses.input_token_count_response import InputTokenCountResponse
 from pydantic import TypeAdapter
 
 Recorder = Callable[[str, str], None]
 """Takes the side, "C" or "S", and the frame, status or body that it sent."""
 BODIES: dict[str, Any] = {
+    "POST /v1/conversations/[^/]*/items": ConversationItemList,
+    "GET /v1/conversations/[^/]*/items": ConversationItemList,
+    "DELETE /v1/conversations/[^/]*$": ConversationDeletedResource,
+    "(GET|POST|DELETE) /v1/conversations": Conversation,
     "POST /v1/realtime/client_secrets": ClientSecretCreateResponse,
+    "POST /v1/responses/input_tokens": InputTokenCountResponse,
+    "GET /v1/responses/[^/]*/input_items": ResponseItemList,
     "POST /v1/responses": Response,
     "GET /v1/responses/": Response,
     "POST /v1/chat/completions": ChatCompletion,
+    "POST /v1/completions": Completion,
     "GET /v1/models/": Model,
 }
+"""Types of bodies, by a pattern of the request line."""
 EVENTS: dict[str, Any] = {
     "POST /v1/responses": ResponseStreamEvent,
     "GET /v1/responses/": ResponseStreamEvent,
     "POST /v1/chat/completions": ChatCompletionChunk,
 }
+"""Types of events. Those of completions have none: their finish reason is null before the end,
+which OpenAI documents and the SDK's type does not allow."""
 CANCELLED, STEERED = '"reason":"cancelled"', '"reason":"steered"'
 """Clients expect the first reason after `response.cancel`; the SDK knows only the second."""
 
@@ -105,5 +122,5 @@ class RecordedBody(httpx2.AsyncByteStream):
 
 def _type(request_line: str, types: Mapping[str, Any]) -> TypeAdapter[Any] | None:
     """Return the SDK's type of the response to a request, or None if the SDK has none."""
-    found = [type for path, type in types.items() if request_line.startswith(path)]
+    found = [type for path, type in types.items() if re.match(path, request_line)]
     return TypeAdapter(found[0]) if found else None

@@ -7,7 +7,7 @@ from tests.clients.flows.connections import Client, flow, kinds, text_of
 async def cancel_in_the_middle_of_an_answer(client: Client) -> None:
     async with client.connect_realtime() as connection:
         await connection.add_message("tell me a story")
-        await connection.sdk.response.create()
+        await connection.sdk.response.create(response={"ignore_eos": True})
         events = await connection.receive_until("response.output_text.delta")
         await connection.sdk.response.cancel()
         events += await connection.receive_until("response.done")
@@ -35,7 +35,7 @@ async def cancel_in_the_middle_of_an_answer(client: Client) -> None:
 async def cancel_by_a_wrong_id(client: Client) -> None:
     async with client.connect_realtime() as connection:
         await connection.add_message("tell me a story")
-        await connection.sdk.response.create()
+        await connection.sdk.response.create(response={"ignore_eos": True})
         await connection.receive_until("response.output_text.delta")
         await connection.send(type="response.cancel", response_id="resp_unknown", event_id="c1")
         error = None
@@ -63,7 +63,7 @@ async def cancel_when_nothing_runs(client: Client) -> None:
 async def a_second_response_is_refused(client: Client) -> None:
     async with client.connect_realtime() as connection:
         await connection.add_message("tell me a story")
-        await connection.sdk.response.create()
+        await connection.sdk.response.create(response={"ignore_eos": True})
         await connection.receive_until("response.output_text.delta")
         await connection.send(type="response.create", event_id="second")
         event = await connection.recv()
@@ -84,6 +84,15 @@ async def a_truncated_item_is_acknowledged(client: Client) -> None:
         item_id = done["output"][0]["id"]
         await connection.sdk.conversation.item.truncate(
             item_id=item_id, content_index=0, audio_end_ms=100
+        )
+        error = (await connection.expect("error"))["error"]
+        assert (error["code"], error["param"]) == ("missing_required_parameter", "text_end")
+        await connection.send(
+            type="conversation.item.truncate",
+            item_id=item_id,
+            content_index=0,
+            audio_end_ms=100,
+            text_end=0,
         )
         truncated = await connection.expect("conversation.item.truncated")
         assert (truncated["item_id"], truncated["audio_end_ms"]) == (item_id, 100)

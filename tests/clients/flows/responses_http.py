@@ -9,8 +9,8 @@ from openai import APIStatusError
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from tests.clients.flows.connections import Client, flow
-from tests.clients.flows.responses import WEATHER
+from tests.clients.flows.connections import Client, flow, text_of
+from tests.clients.flows.responses import WEATHER, connect_responses
 
 
 def cached(response: Response) -> int:
@@ -126,7 +126,7 @@ async def a_response_in_the_background(client: Client) -> None:
         model="demo",
         input="hello",
         background=True,
-        max_output_tokens=1000,
+        max_output_tokens=2000,
         extra_body={"ignore_eos": True},
     )
     assert started.status == "in_progress"
@@ -135,8 +135,8 @@ async def a_response_in_the_background(client: Client) -> None:
             if event.type == "response.output_text.delta":
                 break
     ended = await openai.responses.cancel(started.id)
-    assert ended.incomplete_details is not None
-    assert (await openai.responses.retrieve(started.id)).status == "incomplete"
+    assert ended.status == "cancelled"
+    assert (await openai.responses.retrieve(started.id)).status == "cancelled"
 
 
 @flow
@@ -214,3 +214,130 @@ async def a_chat_completion_calls_a_tool(client: Client) -> None:
     second = await openai.chat.completions.create(model="demo", messages=messages, tools=tools)
     text = second.choices[0].message.content or ""
     assert "21" in text or "sunny" in text, text
+
+
+@flow
+async def log_probabilities_are_reported(client: Client) -> None:
+    openai = client.api()
+    chat = await openai.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=8,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    logprobs = chat.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert "".join(one.token for one in logprobs.content) == chat.choices[0].message.content
+    assert all(len(one.top_logprobs) == 2 for one in logprobs.content)
+    response = await openai.responses.create(
+        model="demo",
+        input="hello",
+        max_output_tokens=16,
+        include=["message.output_text.logprobs"],
+        top_logprobs=1,
+    )
+    message: Any = response.output[0]
+    part = message.content[0]
+    assert "".join(one.token for one in part.logprobs) == part.text
+
+
+@flow
+async def a_token_is_preferred(client: Client) -> None:
+    openai = client.api()
+    drawn: list[str | None] = []
+    for id in (300, 301, 302):
+        answer = await openai.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "hello"}],
+            max_tokens=1,
+            logit_bias={str(id): 100},
+        )
+        drawn.append(answer.choices[0].message.content)
+    assert len(set(drawn)) == 3, "each bias has its own token"
+
+
+@flow
+async def a_completion_of_raw_text(client: Client) -> None:
+    openai = client.api()
+    fields: Any = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 12}
+    whole = await openai.completions.create(**fields)
+    chunks = [chunk async for chunk in await openai.completions.create(**fields, stream=True)]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    both = await openai.completions.create(
+        model="demo", prompt=["one", "two"], max_tokens=4, logprobs=1
+    )
+    assert [choice.index for choice in both.choices] == [0, 1]
+    assert all(choice.logprobs for choice in both.choices)
+    assert await refusal(openai.embeddings.create(model="demo", input="x")) == (404, "not_found")
+
+
+@flow
+async def input_items_and_tokens_of_a_response(client: Client) -> None:
+    openai = client.api()
+    counted = await openai.responses.input_tokens.count(model="demo", input="one")
+    response = await openai.responses.create(model="demo", input="one", max_output_tokens=16)
+    assert response.usage is not None
+    assert counted.input_tokens == response.usage.input_tokens
+    page = await openai.responses.input_items.list(response.id)
+    (item,) = page.data
+    assert item.type == "message"
+    assert item.role == "user"
+
+
+@flow
+async def a_conversation_keeps_its_items(client: Client) -> None:
+    openai = client.api()
+    conversation = await openai.conversations.create(
+        items=[{"type": "message", "role": "user", "content": "one"}], metadata={"topic": "a"}
+    )
+    added = await openai.conversations.items.create(
+        conversation.id, items=[{"type": "message", "role": "assistant", "content": "two"}]
+    )
+    page = await openai.conversations.items.list(conversation.id, order="asc")
+    assert [item.id for item in page.data][1:] == [added.data[0].id]
+    updated = await openai.conversations.update(conversation.id, metadata={"topic": "b"})
+    assert await openai.conversations.retrieve(conversation.id) == updated
+    kept = await openai.conversations.items.delete(added.data[0].id, conversation_id=updated.id)
+    assert kept.id == conversation.id
+    assert (await openai.conversations.delete(conversation.id)).deleted
+    gone = openai.conversations.retrieve(conversation.id)
+    assert await refusal(gone) == (404, "conversation_not_found")
+
+
+@flow
+async def responses_of_a_conversation(client: Client) -> None:
+    openai = client.api()
+    conversation = await openai.conversations.create(
+        items=[{"type": "message", "role": "user", "content": "My name is Ada."}]
+    )
+    fields: Any = {"model": "demo", "max_output_tokens": 16}
+    first = await openai.responses.create(
+        input="What is my name?", conversation=conversation.id, **fields
+    )
+    assert first.conversation is not None
+    assert first.conversation.id == conversation.id
+    stream = await openai.responses.create(
+        input="And yours?", conversation={"id": conversation.id}, stream=True, **fields
+    )
+    texts = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+    async with connect_responses(client) as connection:
+        third = await connection.run_turn("Thank you.", conversation=conversation.id)
+        assert third["usage"]["input_tokens_details"]["cached_tokens"] > 0
+    page = await openai.conversations.items.list(conversation.id, order="asc")
+    said: list[str] = []
+    for item in page.data:
+        assert item.type == "message"
+        said += [part.text for part in item.content if hasattr(part, "text")]
+    assert said == [
+        *("My name is Ada.", "What is my name?", first.output_text),
+        *("And yours?", "".join(texts)),
+        *("Thank you.", text_of(third)),
+    ]
+    both = openai.responses.create(
+        input="x", conversation=conversation.id, previous_response_id=first.id, **fields
+    )
+    assert await refusal(both) == (400, "mutually_exclusive_parameters")
+    unknown = openai.responses.create(input="x", conversation="conv_0", **fields)
+    assert await refusal(unknown) == (404, "conversation_not_found")

@@ -34,6 +34,9 @@ async def changed_instructions_change_the_history(client: Client) -> None:
 async def audio_events_are_answered(client: Client) -> None:
     async with client.connect_realtime() as connection:
         await connection.sdk.input_audio_buffer.append(audio="AAAA")
+        error = (await connection.expect("error"))["error"]
+        assert error["code"] == "audio_not_supported"
+        await connection.sdk.input_audio_buffer.append(audio="AAAA")
         await connection.sdk.input_audio_buffer.clear()
         await connection.expect("input_audio_buffer.cleared")
         await connection.send(type="input_audio_buffer.commit", event_id="a1")

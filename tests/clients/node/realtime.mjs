@@ -174,6 +174,8 @@ export const realtime = {
   async audio_events_are_answered(client) {
     const connection = await client.connectRealtime();
     connection.send({ type: 'input_audio_buffer.append', audio: 'AAAA' });
+    assert.equal((await connection.expectError()).code, 'audio_not_supported');
+    connection.send({ type: 'input_audio_buffer.append', audio: 'AAAA' });
     connection.send({ type: 'input_audio_buffer.clear' });
     await connection.expect('input_audio_buffer.cleared');
     connection.send({ type: 'input_audio_buffer.commit', event_id: 'a1' });

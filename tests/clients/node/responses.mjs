@@ -13,7 +13,7 @@ const TAKE_NOTE = {
   name: 'take_note',
   parameters: {
     type: 'object',
-    properties: { note: { enum: ['all is well '.repeat(200)] } },
+    properties: { note: { enum: ['all is well '.repeat(250)] } },
     required: ['note'],
     additionalProperties: false,
   },

@@ -5,11 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from continuo.engine import SessionGroup
 from continuo.engine.client.engine_client import EngineClient
-from continuo.engine.errors import BadRequest, Busy, StaleEngineFence, TooLong, UnknownEngineSession
+from continuo.engine.errors import (
+    BadRequest,
+    Busy,
+    EngineLost,
+    SessionDetached,
+    StaleEngineFence,
+    TooLong,
+    UnknownEngineSession,
+)
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
-from tests.support.engine_sessions import collect_ids, open_with
+from tests.support.engine_sessions import collect_ids, open_with, recover_ids
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.waiting import wait_until
 
@@ -114,24 +123,35 @@ async def test_provisional_append_during_a_turn_waits_for_its_end(letters: Path)
 
 
 async def test_provisional_append_during_a_turn_survives_engine_crashes(letters: Path) -> None:
-    """Engines die during the turn and after it; each time the client restores the session."""
+    """Engines die during the turn and after it; each time the session is attached with its ids."""
     async with digest_engine(letters, step_s=0.005) as harness:
         engine = harness.engine
-        session = await open_with(engine, [1, 2])
+        session = await engine.open()
+        await engine.append(session, [1, 2])
         await engine.append(session, [9, 9, 9], "provisional")
         turn = await engine.generate(session, Sampling(max_tokens=20))
         output, appends = list[int](), list[asyncio.Task[int]]()
-        async for piece in turn:
-            output += piece.ids
-            if len(output) in (3, 6, 9):
-                span = engine.append(session, [5] * len(output), "provisional")
-                appends.append(asyncio.create_task(span))
-            if len(output) == 12:
-                await asyncio.wait(appends[:2])
-                harness.kill()
-        assert output == oracle([1, 2], 20)
-        assert await appends[2] == 22
+
+        async def read() -> None:
+            async for piece in turn:
+                output.extend(piece.ids)
+                if len(output) in (3, 6, 9):
+                    span = engine.append(session, [5] * len(output), "provisional")
+                    appends.append(asyncio.create_task(span))
+                if len(output) == 12:
+                    await asyncio.wait(appends[:2])
+                    harness.kill()
+
+        with pytest.raises(SessionDetached):
+            await read()
+        with pytest.raises(SessionDetached):
+            await appends[2]
+        await engine.attach(session, [1, 2, *turn.ids], provisional=[5] * 9, unfinished=turn)
+        output += await collect_ids(turn)
+        assert output == turn.ids == oracle([1, 2], 20)
+        assert (await engine.info(session)).provisional == 9
         harness.kill()
+        await engine.attach(session, [1, 2, *turn.ids], provisional=[5] * 9)
         info = await engine.info(session)
         assert (info.length, info.provisional) == (22, 9)
         await engine.append(session, [5, 5], "commit")
@@ -151,11 +171,15 @@ async def test_too_long_span_during_a_turn_keeps_the_previous_span(letters: Path
         for refused in (long, too_long):
             with pytest.raises(TooLong):
                 await refused
-        assert await collect_ids(turn) == oracle([1, 2], 20)
+        output = await collect_ids(turn)
+        assert output == oracle([1, 2], 20)
         for _ in range(2):
             info = await engine.info(session)
             assert (info.length, info.provisional) == (22, 3)
             harness.kill()
+            await engine.attach(session, [1, 2, *output], provisional=[5] * 3)
+            with pytest.raises(TooLong):
+                await engine.append(session, [5] * 15, "provisional")
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -170,11 +194,13 @@ async def test_paused_turn_restores_the_provisional_span(letters: Path, cancelle
         if cancelled:
             await engine.cancel(session, "t")
             assert await collect_ids(turn) == oracle([1, 2], turn.received)
-        length = (await engine.info(session)).length
-        harness.kill()
         info = await engine.info(session)
-        assert (info.length, info.provisional) == (length, 1)
-        assert length == 2 + turn.received
+        assert (info.length, info.provisional) == (2 + turn.received, 1)
+        harness.kill()
+        unfinished = None if cancelled else turn
+        await engine.attach(session, [1, 2, *turn.ids], provisional=[8], unfinished=unfinished)
+        info = await engine.info(session)
+        assert (info.length, info.provisional) == (2 + turn.received, 1)
 
 
 async def test_provisional_span_is_never_shared(letters: Path) -> None:
@@ -279,15 +305,17 @@ async def test_replace_deletes_a_turn_and_all_later_turns(letters: Path) -> None
 async def test_streaming_regular_and_one_shot_modes_give_the_same_output(letters: Path) -> None:
     async with digest_engine(letters) as harness:
         engine, log = harness.engine, list[int]()
-        streaming = await engine.open(cache_scope="1")
-        regular = await engine.open(streaming=False, cache_scope="2")
+        streaming = await engine.open(group=SessionGroup("1"))
+        regular = await engine.open(streaming=False, group=SessionGroup("2"))
         for turn in range(6):
             new = [turn, 2, 3][: 1 + turn % 3]
             for session in (streaming, regular):
                 await engine.append(session, new)
             one = await generate_ids(engine, streaming, 4)
             assert one == await generate_ids(engine, regular, 4)
-            one_shot = await engine.complete(log + new, Sampling(max_tokens=4), cache_scope="3")
+            one_shot = await engine.complete(
+                log + new, Sampling(max_tokens=4), group=SessionGroup("3")
+            )
             assert one == await collect_ids(one_shot) == oracle(log + new, 4)
             log += new + one
 
@@ -300,8 +328,8 @@ async def test_one_shot_requests_share_cached_prefixes(letters: Path) -> None:
             before = harness.runner.token_count
             log += await collect_ids(turn)
         assert harness.runner.token_count - before <= 8 + 8
-        assert await harness.engine.list_sessions() == []
-        assert (await harness.engine.stats()).pages_leased == 0
+        assert await harness.engine.fleet.list_sessions() == []
+        assert (await harness.engine.fleet.stats()).pages_leased == 0
 
 
 # ---- timeouts and bounds -------------------------------------------------------------------
@@ -309,8 +337,8 @@ async def test_one_shot_requests_share_cached_prefixes(letters: Path) -> None:
 
 async def test_session_timeout_counts_from_the_end_of_the_turn(letters: Path) -> None:
     async with digest_engine(letters, step_s=0.03) as harness:
-        engine, expired = harness.engine, list[str]()
-        engine.on_expired = expired.append
+        engine, superseded, expired = harness.engine, list[str](), list[str]()
+        engine.subscribe(superseded.append, expired.append)
         session = await open_with(engine, [1, 2], timeout_s=0.6)
         output = await generate_ids(engine, session, 30)  # lasts longer than the timeout
         assert output == oracle([1, 2], 30)
@@ -321,9 +349,10 @@ async def test_session_timeout_counts_from_the_end_of_the_turn(letters: Path) ->
         assert (await engine.info(session)).idle_s >= 0.2, "a refused command does not count as use"
         await wait_until(lambda: expired)
         assert expired == [session]
+        assert superseded == []
         with pytest.raises(UnknownEngineSession):
             await engine.append(session, [1])
-        assert (await engine.stats()).pages_leased == 0
+        assert (await engine.fleet.stats()).pages_leased == 0
 
 
 async def test_session_in_use_does_not_expire(letters: Path) -> None:
@@ -371,6 +400,19 @@ async def test_queued_turn_can_be_cancelled(letters: Path) -> None:
         assert await collect_ids(turn) == oracle([1, 2], 10)
 
 
+async def test_turn_of_a_cancelled_generate_is_cancelled(letters: Path) -> None:
+    """The log is as before, and the engine does not go on for a caller that has gone."""
+    async with digest_engine(letters, step_s=0.005) as harness:
+        engine = harness.engine
+        session = await open_with(engine, [1, 2])
+        abandoned = asyncio.create_task(engine.generate(session, Sampling(max_tokens=100)))
+        await asyncio.sleep(0)
+        abandoned.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await abandoned
+        assert await generate_ids(engine, session, 3) == oracle([1, 2], 3)
+
+
 # ---- engine crashes ------------------------------------------------------------------------
 
 
@@ -385,10 +427,19 @@ async def test_sessions_and_turns_survive_an_engine_crash(letters: Path, ahead: 
         await engine.append(busy, [4, 5])
         turn = await engine.generate(busy, Sampling(max_tokens=40, temperature=1.0, seed=3))
         output: list[int] = []
-        async for piece in turn:
-            output += piece.ids
-            if len(output) in (5, 20):
-                harness.kill()
+
+        async def read_and_kill(length: int) -> None:
+            async for piece in turn:
+                output.extend(piece.ids)
+                if len(output) == length:
+                    harness.kill()
+
+        for length in (5, 20):
+            with pytest.raises(SessionDetached):
+                await read_and_kill(length)
+            assert output == turn.ids
+            assert await engine.attach(busy, [4, 5, *turn.ids], unfinished=turn) is turn
+        output += await collect_ids(turn)
         assert harness.launch_count == 3
         assert turn.ended is not None
         assert (turn.ended.reason, turn.ended.output_tokens) == ("length", 40)
@@ -397,27 +448,49 @@ async def test_sessions_and_turns_survive_an_engine_crash(letters: Path, ahead: 
             reference, Sampling(max_tokens=40, temperature=1.0, seed=3)
         )
         assert output == await collect_ids(undisturbed)
+        with pytest.raises(UnknownEngineSession):
+            await engine.info(idle)
+        for command in (
+            engine.append(idle, [9, 8], "commit"),
+            engine.generate(idle, Sampling()),
+            engine.rewind(idle, 0),
+            engine.fork(idle),
+            engine.cancel(idle),
+        ):
+            with pytest.raises(SessionDetached):
+                await command
+        await engine.attach(idle, log, provisional=[9, 9])
         info = await engine.info(idle)
         assert (info.length, info.provisional) == (7, 2)
         await engine.append(idle, [9, 8], "commit")
         assert await generate_ids(engine, idle, 3) == oracle([*log, 9, 8], 3)
 
 
-async def test_branches_survive_an_engine_crash(letters: Path) -> None:
-    async with digest_engine(letters) as harness:
+async def test_regular_session_does_not_survive_its_engine(letters: Path) -> None:
+    async with digest_engine(letters, step_s=0.002) as harness:
         engine = harness.engine
-        session = await open_with(engine, [1, 2], streaming=False)
+        session, other = [await engine.open(streaming=False) for _ in range(2)]
+        await engine.append(session, [1, 2])
         first = await collect_ids(await engine.generate(session, Sampling(max_tokens=3), turn="a"))
-        await engine.append(session, [3])
-        await collect_ids(await engine.generate(session, Sampling(max_tokens=3), turn="b"))
+        turn = await engine.generate(session, Sampling())
+        once = await engine.complete([4, 5], Sampling())
+        waiting = asyncio.create_task(engine.append(session, [3]))
+        await asyncio.sleep(0.005)
         harness.kill()
-        await engine.append(session, [4], after="a")
-        assert await generate_ids(engine, session, 3) == oracle([1, 2, *first, 4], 3)
-        with pytest.raises(BadRequest, match="turn zz has not finished"):
-            await engine.append(session, [4], after="zz")
+        for reading in (collect_ids(turn), collect_ids(once), waiting):
+            with pytest.raises(EngineLost):
+                await reading
+        for name in (session, other):
+            with pytest.raises(UnknownEngineSession):
+                await engine.append(name, [4])
+        assert await engine.fleet.list_sessions() == []
+        assert engine.fleet.active_turns == 0
+        assert await engine.open(session, streaming=False) == session
+        await engine.append(session, [1, 2])
+        assert await generate_ids(engine, session, 3) == first
 
 
-async def test_fork_keeps_its_finished_turns_across_engine_crashes(letters: Path) -> None:
+async def test_fork_keeps_its_finished_turns(letters: Path) -> None:
     async with digest_engine(letters) as harness:
         engine = harness.engine
         session = await engine.open(streaming=False)
@@ -425,7 +498,6 @@ async def test_fork_keeps_its_finished_turns_across_engine_crashes(letters: Path
         await engine.append(session, log)
         log += await collect_ids(await engine.generate(session, Sampling(max_tokens=3), turn="a"))
         before = await engine.fork(session)
-        harness.kill()
         await engine.append(session, [3])
         await collect_ids(await engine.generate(session, Sampling(max_tokens=3), turn="b"))
         after = await engine.fork(session)
@@ -435,8 +507,9 @@ async def test_fork_keeps_its_finished_turns_across_engine_crashes(letters: Path
             assert caught.value.field == "turn"
             await engine.append(child, [4], after="a")
             assert await generate_ids(engine, child, 3) == oracle([*log, 4], 3)
+            with pytest.raises(BadRequest, match="turn zz has not finished"):
+                await engine.append(child, [4], after="zz")
         assert await engine.append(before, [5], drop_previous_output=True) == len(log) + 2
-        harness.kill()
         assert await engine.append(after, [5], after="a", drop_previous_output=True) == 3
         assert await generate_ids(engine, after, 3) == oracle([1, 2, 5], 3)
 
@@ -449,22 +522,26 @@ async def test_sessions_stay_open_without_an_engine(letters: Path) -> None:
             await engine.open(name)
             await engine.append(name, ids)
         harness.kill()
-        infos = {info.session: info for info in await engine.list_sessions()}
+        infos = {info.session: info for info in await engine.fleet.list_sessions()}
         assert harness.launch_count == 2
         assert {name: (i.length, i.lost_tokens) for name, i in infos.items()} == {
             "a": (3, 3),
             "b": (1, 1),
         }
-        assert (await engine.stats()).sessions == 2
+        assert (await engine.fleet.stats()).sessions == 2
         with pytest.raises(BadRequest, match="already open") as caught:
             await engine.open("a")
         assert caught.value.field == "session_id"
         with pytest.raises(BadRequest, match="already open") as caught:
             await engine.fork("b", child="a")
         assert caught.value.field == "child"
+        await engine.attach("a", [1, 2, 3])
         assert (await engine.info("a")).length == 3
-        assert sorted(info.session for info in await engine.list_sessions()) == ["a", "b"]
-        assert (await engine.stats()).sessions == 2
+        assert sorted(info.session for info in await engine.fleet.list_sessions()) == ["a", "b"]
+        assert (await engine.fleet.stats()).sessions == 2
+        await engine.close("b")
+        await engine.open("b")
+        assert (await engine.info("b")).length == 0
         closing = asyncio.create_task(engine.close("b"))
         await asyncio.sleep(0)
         await engine.open("b")
@@ -477,39 +554,148 @@ async def test_sessions_stay_open_without_an_engine(letters: Path) -> None:
             await engine.open("a")
 
 
-async def test_idle_session_expires_without_an_engine(letters: Path) -> None:
-    """Sessions with a turn that waits for the next engine, or is paused, do not expire."""
+async def test_commands_that_must_not_wait_fail_at_once_without_an_engine(letters: Path) -> None:
+    async with digest_engine(letters) as harness:
+        engine = harness.engine
+        await engine.open("old")
+        harness.launch_allowed.clear()
+        harness.kill()
+        await wait_until(lambda: not engine.fleet.is_available)
+        for _ in range(2):
+            with pytest.raises(SessionDetached):
+                await engine.attach("old", [1, 2], waits=False)
+            with pytest.raises(SessionDetached):
+                await engine.open("new", waits=False)
+        opening = asyncio.create_task(engine.open("given up"))
+        waiting = asyncio.create_task(engine.attach("old", [1, 2]))
+        await asyncio.sleep(0.01)
+        opening.cancel()
+        assert not waiting.done()
+        harness.launch_allowed.set()
+        await waiting
+        assert (await engine.info("old")).length == 2
+        await engine.open("new", waits=False)
+        assert sorted(i.session for i in await engine.fleet.list_sessions()) == ["new", "old"]
+
+
+async def test_detached_session_is_closed_without_an_engine(letters: Path) -> None:
     async with digest_engine(letters, step_s=0.005) as harness:
-        engine, expired = harness.engine, list[str]()
-        engine.on_expired = expired.append
+        engine = harness.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2])
+        turn = await engine.generate(session, Sampling())
+        harness.launch_allowed.clear()
+        harness.kill()
+        with pytest.raises(SessionDetached):
+            await collect_ids(turn)
+        await engine.close(session)
+        assert not engine.fleet.is_available, "the close has waited for the engine"
+        assert await collect_ids(turn) == []
+        assert turn.ended is not None
+        assert (turn.ended.reason, turn.ended.output_tokens) == ("cancelled", turn.received)
+        assert engine.fleet.active_turns == 0
+        harness.launch_allowed.set()
+        assert await engine.fleet.list_sessions() == []
+        with pytest.raises(UnknownEngineSession):
+            await engine.append(session, [1])
+
+
+async def test_attach_without_the_running_turn_ends_its_stream(letters: Path) -> None:
+    async with digest_engine(letters, step_s=0.005) as harness:
+        engine = harness.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2])
+        turn = await engine.generate(session, Sampling())
+        await engine.attach(session, [1, 2, 3])
+        await collect_ids(turn)
+        assert turn.ended is not None
+        assert turn.ended.reason == "cancelled"
+        assert await generate_ids(engine, session, 3) == oracle([1, 2, 3], 3)
+
+
+async def test_idle_session_expires_without_an_engine(letters: Path) -> None:
+    """A session whose turn, running or paused, waits for the next engine does not expire; one whose
+    turn has no reader does."""
+    async with digest_engine(letters, step_s=0.005) as harness:
+        engine, superseded, expired = harness.engine, list[str](), list[str]()
+        engine.subscribe(superseded.append, expired.append)
         idle, busy = await engine.open(timeout_s=1.0), await engine.open(timeout_s=1.0)
         lasting, paused = await engine.open(timeout_s=1000), await engine.open(timeout_s=1.0)
-        for session in (busy, paused):
+        abandoned = await engine.open(timeout_s=1.0)
+        for session in (busy, paused, abandoned):
             await engine.append(session, [1, 2])
         paused_turn = await engine.generate(paused, Sampling(max_tokens=50))
         turn = await engine.generate(busy, Sampling(max_tokens=100))
+        abandoned_turn = await engine.generate(abandoned, Sampling(max_tokens=100))
         await engine.pause(paused)
+        readers = [
+            asyncio.create_task(recover_ids(engine, each, [1, 2])) for each in (turn, paused_turn)
+        ]
         harness.launch_allowed.clear()
         harness.kill()
-        await wait_until(lambda: expired)
+        await wait_until(lambda: len(expired) == 2)
         await asyncio.sleep(1.1)  # longer than the interval of the expiry check
-        assert expired == [idle]
+        assert sorted(expired) == sorted([idle, abandoned])
+        assert abandoned_turn.has_ended
         harness.launch_allowed.set()
+        await wait_until(lambda: harness.engine.fleet.is_available)
         await engine.resume(paused)
-        assert await collect_ids(paused_turn) == oracle([1, 2], 50)
-        assert await collect_ids(turn) == oracle([1, 2], 100)
+        assert await asyncio.gather(*readers) == [oracle([1, 2], 100), oracle([1, 2], 50)]
         with pytest.raises(UnknownEngineSession):
             await engine.append(idle, [1])
+        await engine.attach(lasting, [])
         assert await engine.append(lasting, [1]) == 1
 
 
-async def test_unanswered_commands_are_sent_again_after_an_engine_crash(letters: Path) -> None:
+async def test_unanswered_commands_fail_after_an_engine_crash(letters: Path) -> None:
+    """Whether they have taken effect is unknown: an attach makes the log what it should be."""
     async with digest_engine(letters, step_s=0.002) as harness:
         engine = harness.engine
-        session = await open_with(engine, [1])
+        session = await engine.open()
+        await engine.append(session, [1])
         turn = await engine.generate(session, Sampling(max_tokens=10))
-        waiting = asyncio.create_task(engine.append(session, [2, 2]))
+        waiting = [
+            asyncio.create_task(command)
+            for command in (
+                engine.append(session, [2, 2]),
+                engine.rewind(session, 0),
+                engine.fork(session, 1),
+                engine.generate(session, Sampling()),
+            )
+        ]
         await asyncio.sleep(0.005)
         harness.kill()
-        assert await collect_ids(turn) == oracle([1], 10)
-        assert await waiting == 13
+        for command in waiting:
+            with pytest.raises(SessionDetached):
+                await command
+        assert await recover_ids(engine, turn, [1]) == oracle([1], 10)
+        assert await engine.append(session, [2, 2]) == 13
+        assert engine.fleet.active_turns == 0
+
+
+@AHEAD
+async def test_paused_turn_resumes_after_its_last_id(letters: Path, ahead: int) -> None:
+    async with digest_engine(letters, step_s=0.003, steps_ahead=ahead) as harness:
+        engine = harness.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2])
+        sampling = Sampling(max_tokens=30, temperature=1.0, seed=5)
+        turn = await engine.generate(session, sampling)
+        for length in (0, 3, 4):
+            async with asyncio.timeout(5):
+                while turn.received < length:
+                    await asyncio.sleep(0.001)
+            await engine.pause(session)
+            received = turn.received
+            await asyncio.sleep(0.02)
+            assert turn.received == received < 30
+            await engine.resume(session)
+            await engine.resume(session)  # of a running turn: no effect
+        output = await collect_ids(turn)
+        await engine.resume(session)  # of no turn: no effect
+        reference = await engine.complete([1, 2], sampling)
+        assert output == await collect_ids(reference)
+        assert turn.ended is not None
+        assert (turn.ended.prompt_tokens, turn.ended.output_tokens) == (2, 30)
+        with pytest.raises(UnknownEngineSession):
+            await engine.resume("missing")

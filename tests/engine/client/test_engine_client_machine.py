@@ -1,17 +1,21 @@
 """Stateful test of the engine client: random commands on many sessions, with a null device.
 
-Socket and loop are real. Pools are small, so that leases are shrunk, spilled and recalled, and
-turns retracted. After any history, an output equals that of one fresh prefill of the log; each turn
-ends exactly once; the loop audits itself after every step; at the end no page is leased.
+Socket and loop are real. When the engine is killed, streaming sessions are attached again with the
+ids and the turn that they are expected to have; regular sessions are closed. Pools are small, so
+that leases are shrunk, spilled and recalled, and turns retracted. After any history, an output
+equals that of one fresh prefill of the log; each turn ends exactly once; the loop audits itself
+after every step; at the end no page is leased.
 """
 
 import asyncio
 import os
-from collections.abc import Coroutine
+import random
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,25 +28,32 @@ from hypothesis.stateful import (
     rule,
 )
 
+from continuo.engine import SessionGroup
 from continuo.engine.client.engine_client import TurnStream
-from continuo.engine.errors import TooLong
-from continuo.engine.wire.messages import Sampling
+from continuo.engine.errors import EngineLost, SessionDetached, TooLong, UnknownEngineSession
+from continuo.engine.wire.messages import AppendSpan, Sampling
 from tests.support.digest_runner import oracle
+from tests.support.drafting import oracle_speculation
 from tests.support.engines import digest_engine, write_tiny_model
+from tests.support.memory_kinds import MEMORY_KINDS, random_memory
 
 pytestmark = pytest.mark.slow
 
 FOLDER = write_tiny_model(Path(mkdtemp()))
+T = TypeVar("T")
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=9)
 
 
 class SessionModel:
     """The expected state of one session."""
 
-    def __init__(self, name: str, log: list[int], capacity: int) -> None:
+    def __init__(self, name: str, log: list[int], capacity: int, *, is_streaming: bool) -> None:
         self.name = name
         self.log = log
         self.capacity = capacity
+        self.is_streaming = is_streaming
+        self.is_lost = False
+        """Whether the session is regular and its engine was killed."""
         self.span: list[int] = []
         self.turn: TurnStream | None = None
         self.limit = 0
@@ -63,6 +74,16 @@ class SessionModel:
         pending = sum(len(ids) for ids, _ in self.pending_appends + self.pending_spans)
         return self.room - self.limit - pending
 
+    @property
+    def accepted_span(self) -> list[int]:
+        """The last provisional span that the engine has accepted."""
+        accepted = [
+            ids
+            for ids, task in self.pending_spans
+            if task.done() and not task.cancelled() and task.exception() is None
+        ]
+        return accepted[-1] if accepted else self.span
+
 
 class EngineClientMachine(RuleBasedStateMachine):
     sessions = Bundle("sessions")
@@ -74,10 +95,25 @@ class EngineClientMachine(RuleBasedStateMachine):
         ahead=st.sampled_from([0, 1]),
         tokens=st.sampled_from([2, 5, 16]),
         rows=st.sampled_from([2, 8]),
+        kind=st.sampled_from(["full", "full", *MEMORY_KINDS]),
+        seed=st.integers(0, 99),
+        drafts=st.booleans(),
     )
     def start(
-        self, page_size: int, pages: int, host: int, ahead: int, tokens: int, rows: int
+        self,
+        page_size: int,
+        pages: int,
+        host: int,
+        ahead: int,
+        tokens: int,
+        rows: int,
+        kind: str,
+        seed: int,
+        drafts: bool,
     ) -> None:
+        """`kind`: what the layers remember; `seed` draws the sizes of the other pools, and the
+        drafts of rows, if they have any."""
+        memory = random_memory(random.Random(seed), kind, page_size, tokens)
         self.loop = asyncio.Runner()
         self.stack = AsyncExitStack()
         self.harness = self._run(
@@ -90,6 +126,10 @@ class EngineClientMachine(RuleBasedStateMachine):
                     steps_ahead=ahead,
                     batched_tokens=tokens,
                     rows=rows,
+                    speculation=partial(oracle_speculation, random.Random(seed))
+                    if drafts
+                    else None,
+                    **memory,
                 )
             )
         )
@@ -108,42 +148,42 @@ class EngineClientMachine(RuleBasedStateMachine):
 
     @rule(target=sessions, streaming=st.booleans(), scope=st.sampled_from(["a", "b"]))
     def open(self, streaming: bool, scope: str) -> SessionModel:
-        name = self._run(self.engine.open(streaming=streaming, cache_scope=scope))
-        return self._add(name, [])
+        name = self._run(self.engine.open(streaming=streaming, group=SessionGroup(scope)))
+        return self._add(name, [], is_streaming=streaming)
 
     @rule(session=sessions, ids=IDS)
     def append(self, session: SessionModel, ids: list[int]) -> None:
-        self._finish(session)
-        self._append(session, ids)
+        if self._finish(session):
+            self._append(session, ids)
 
     @rule(session=sessions, ids=IDS)
     def append_during_a_turn(self, session: SessionModel, ids: list[int]) -> None:
-        if session.turn is not None and len(ids) <= session.room_after_turn:
+        if self._is_generating(session) and len(ids) <= session.room_after_turn:
             session.pending_appends.append(
                 (ids, self._run(self._start(self.engine.append(session.name, ids))))
             )
 
     @rule(session=sessions, ids=IDS)
     def put_span_during_a_turn(self, session: SessionModel, ids: list[int]) -> None:
-        if session.turn is not None and len(ids) <= session.room_after_turn:
+        if self._is_generating(session) and len(ids) <= session.room_after_turn:
             span = self.engine.append(session.name, ids, "provisional")
             session.pending_spans.append((ids, self._run(self._start(span))))
 
     @rule(session=sessions, ids=IDS, commit=st.booleans())
     def put_span(self, session: SessionModel, ids: list[int], commit: bool) -> None:
-        self._finish(session)
         span = session.span[: len(ids) // 2] + ids
-        if len(session.log) + len(span) > session.capacity:
+        if not self._finish(session) or len(session.log) + len(span) > session.capacity:
             return
-        self._run(self.engine.append(session.name, span, "provisional"))
+        self._call(session, lambda: self.engine.append(session.name, span, "provisional"))
         session.span = span
         if commit:
-            self._run(self.engine.append(session.name, span[:-1], "commit"))
+            self._call(session, lambda: self.engine.append(session.name, span[:-1], "commit"))
             session.log, session.span = session.log + span[:-1], []
 
     @rule(session=sessions, limit=st.integers(1, 12))
     def generate(self, session: SessionModel, limit: int) -> None:
-        self._finish(session)
+        if not self._finish(session):
+            return
         if not session.log or len(session.log) == session.capacity:
             return
 
@@ -151,22 +191,29 @@ class EngineClientMachine(RuleBasedStateMachine):
             turn = await self.engine.generate(session.name, Sampling(max_tokens=limit))
             session.turn, session.output, session.cancelled = turn, [], False
             session.discarded = False
+            session.reading = asyncio.create_task(self._read(session, turn))
 
-            async def read() -> None:
-                async for piece in turn:
-                    session.output.extend(piece.ids)
-
-            session.reading = asyncio.create_task(read())
-
-        self._run(begin())
+        self._call(session, begin)
         session.limit = min(limit, session.capacity - len(session.log))
 
     @rule(session=sessions, discard=st.booleans(), wait=st.sampled_from([0, 0.001, 0.003]))
     def cancel(self, session: SessionModel, discard: bool, wait: float) -> None:
-        if session.turn is None:
+        turn = session.turn
+        if turn is None or not self._is_generating(session):
             return
         self._run(asyncio.sleep(wait))
-        self._run(self.engine.cancel(session.name, session.turn.id, discard_output=discard))
+
+        async def cancel() -> None:
+            """Cancel the turn; if its engine was lost, when it is attached again."""
+            while not turn.has_ended:
+                try:
+                    await self.engine.cancel(session.name, turn.id, discard_output=discard)
+                except SessionDetached:
+                    await asyncio.sleep(0.001)
+                else:
+                    return
+
+        self._run(cancel())
         session.cancelled, session.discarded = True, discard
         self._finish(session)
 
@@ -176,30 +223,40 @@ class EngineClientMachine(RuleBasedStateMachine):
 
     @rule(session=sessions, data=st.data())
     def rewind(self, session: SessionModel, data: st.DataObject) -> None:
-        self._finish(session)
+        if not self._finish(session):
+            return
         to = data.draw(st.integers(0, len(session.log)))
-        assert self._run(self.engine.rewind(session.name, to)) == to
+        assert self._call(session, lambda: self.engine.rewind(session.name, to)) == to
         del session.log[to:]
 
     @rule(target=sessions, session=sessions, data=st.data())
     def fork(self, session: SessionModel, data: st.DataObject) -> SessionModel:
-        self._finish(session)
+        if not self._finish(session):
+            return session
         at = data.draw(st.integers(0, len(session.log)))
-        name = self._run(self.engine.fork(session.name, at))
-        return self._add(name, session.log[:at])
+        name = self._call(session, lambda: self.engine.fork(session.name, at))
+        return self._add(name, session.log[:at], is_streaming=session.is_streaming)
 
     @rule(session=consumes(sessions), keep=st.booleans())
     def close(self, session: SessionModel, keep: bool) -> None:
-        self._finish(session)
-        self._run(self.engine.close(session.name, keep_prefix=keep))
-        self.all.remove(session)
+        if session in self.all and self._finish(session):
+            self._run(self.engine.close(session.name, keep_prefix=keep))
+            self.all.remove(session)
 
     @rule(ids=IDS, limit=st.integers(1, 6))
     def complete(self, ids: list[int], limit: int) -> None:
         ids = ids[: self.capacity - 1]
 
         async def once() -> list[int]:
-            turn = await self.engine.complete(ids, Sampling(max_tokens=limit), cache_scope="a")
+            try:
+                return await attempt()
+            except EngineLost:  # killed before: the next engine completes it
+                return await attempt()
+
+        async def attempt() -> list[int]:
+            turn = await self.engine.complete(
+                ids, Sampling(max_tokens=limit), group=SessionGroup("a")
+            )
             return [id async for piece in turn for id in piece.ids]
 
         output = self._run(once())
@@ -208,6 +265,8 @@ class EngineClientMachine(RuleBasedStateMachine):
     @rule()
     def kill_engine(self) -> None:
         self.harness.kill()
+        for session in self.all:
+            session.is_lost = session.is_lost or not session.is_streaming
 
     @rule()
     def pass_time(self) -> None:
@@ -215,32 +274,80 @@ class EngineClientMachine(RuleBasedStateMachine):
 
     # ---- helpers --------------------------------------------------------------------------
 
-    def _add(self, name: str, log: list[int]) -> SessionModel:
-        session = SessionModel(name, log, self.capacity)
+    def _add(self, name: str, log: list[int], *, is_streaming: bool) -> SessionModel:
+        session = SessionModel(name, log, self.capacity, is_streaming=is_streaming)
         self.all.append(session)
         return session
 
     def _append(self, session: SessionModel, ids: list[int]) -> None:
         if len(ids) > session.room:
             try:
-                self._run(self.engine.append(session.name, ids))
+                self._call(session, lambda: self.engine.append(session.name, ids))
             except TooLong:
                 return
             raise AssertionError("an append beyond the capacity was accepted")
+        length = self._call(session, lambda: self.engine.append(session.name, ids))
         session.log = session.log + ids
-        assert self._run(self.engine.append(session.name, ids)) == len(session.log)
+        assert length == len(session.log)
+
+    def _call(self, session: SessionModel, command: Callable[[], Awaitable[T]]) -> T:
+        """Execute a command on a streaming session. If the engine was killed, attach the session
+        with its expected log, and execute the command again."""
+        try:
+            return self._run(command())
+        except SessionDetached:
+            assert session.is_streaming
+            self._run(self.engine.attach(session.name, session.log, provisional=session.span))
+            return self._run(command())
+
+    async def _read(self, session: SessionModel, turn: TurnStream) -> None:
+        while turn.ended is None:
+            try:
+                async for piece in turn:
+                    session.output.extend(piece.ids)
+            except SessionDetached:
+                ids, span = [*session.log, *turn.ids], session.accepted_span
+                await self.engine.attach(session.name, ids, provisional=span, unfinished=turn)
+
+    def _is_generating(self, session: SessionModel) -> bool:
+        return session.turn is not None and not session.is_lost
 
     async def _start(self, command: Coroutine[Any, Any, int]) -> "asyncio.Task[int]":
         task = asyncio.create_task(command)
         await asyncio.sleep(0)
         return task
 
-    def _finish(self, session: SessionModel) -> None:
-        """Wait for the turn to end, and check its output."""
-        if session.turn is None or session.reading is None:
-            return
-        turn, session.turn = session.turn, None
-        self._run(session.reading)
+    def _finish(self, session: SessionModel) -> bool:
+        """Wait for the turn to end, and check its output. Returns False if the session was lost
+        with its engine."""
+        if session.is_lost:
+            self._check_lost(session)
+            return False
+        if session.turn is not None and session.reading is not None:
+            self._finish_turn(session, session.turn, session.reading)
+        return True
+
+    def _check_lost(self, session: SessionModel) -> None:
+        pending = [session.reading] if session.reading is not None else []
+        tasks = [task for _, task in session.pending_appends + session.pending_spans]
+        errors = self._run(_gather([*pending, *tasks]))
+        assert all(error is None or isinstance(error, int | EngineLost) for error in errors)
+        session.turn, session.reading = None, None
+        session.pending_appends, session.pending_spans = [], []
+        for _ in range(2):
+            try:
+                self._run(self.engine.append(session.name, [1]))
+            except EngineLost:
+                continue  # the loss was not noticed yet
+            except UnknownEngineSession:
+                return
+        raise AssertionError("a regular session has survived its engine")
+
+    def _finish_turn(
+        self, session: SessionModel, turn: TurnStream, reading: "asyncio.Task[None]"
+    ) -> None:
+        session.turn = None
+        self._run(reading)
         ended = turn.ended
         assert ended is not None
         assert session.output == oracle(session.log, len(session.output))
@@ -260,23 +367,34 @@ class EngineClientMachine(RuleBasedStateMachine):
         if session.room < 0:
             session.span = []  # the output has left no room for it: see TokenLog
         for ids, task in session.pending_appends:
-            self._run(_wait(task))
+            self._wait_or_repeat(session, task, ids, "firm")
             session.log = session.log + ids
         for ids, task in session.pending_spans:
-            self._run(_wait(task))
+            self._wait_or_repeat(session, task, ids, "provisional")
             session.span = ids
         session.pending_appends, session.pending_spans = [], []
-        info = self._run(self.engine.info(session.name))
+        length = len(session.log)
+        self._call(session, lambda: self.engine.rewind(session.name, length))  # attaches it
+        info = self._call(session, lambda: self.engine.info(session.name))
         assert (info.length, info.provisional) == (len(session.log), len(session.span))
+
+    def _wait_or_repeat(
+        self, session: SessionModel, task: "asyncio.Task[int]", ids: list[int], span: AppendSpan
+    ) -> None:
+        """Wait for an append, and repeat it if it was lost with the engine."""
+        try:
+            self._run(_wait(task))
+        except SessionDetached:
+            self._call(session, lambda: self.engine.append(session.name, ids, span))
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
             return
         try:
             for session in self.all:
-                self._finish(session)
-                self._run(self.engine.close(session.name))
-            stats = self._run(self.engine.stats())
+                if self._finish(session):
+                    self._run(self.engine.close(session.name))
+            stats = self._run(self.engine.fleet.stats())
             assert (stats.sessions, stats.pages_leased, stats.host_pages_used) == (0, 0, 0)
             assert stats.pages_free + stats.pages_tree == stats.pages_total
             self._run(self.stack.aclose())
@@ -286,6 +404,10 @@ class EngineClientMachine(RuleBasedStateMachine):
 
 async def _wait(task: "asyncio.Task[int]") -> int:
     return await task
+
+
+async def _gather(tasks: "list[asyncio.Task[Any]]") -> list[Any]:
+    return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 TestEngineClient = EngineClientMachine.TestCase

@@ -8,12 +8,13 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from continuo.engine.client import engine_process, router
-from continuo.engine.client.engine_client import EngineClient
+from continuo.engine.client.engine_client import EngineClient, UnfinishedTurn
 from continuo.engine.client.quarantine import (
     EVIDENCE_WINDOW_S,
     IDS_TO_CLEAR,
@@ -23,7 +24,7 @@ from continuo.engine.client.quarantine import (
 )
 from continuo.engine.client.turn_stream import TurnStream
 from continuo.engine.config import EngineConfig, ListenerConfig
-from continuo.engine.errors import SessionQuarantined, TurnFailed
+from continuo.engine.errors import SessionDetached, SessionQuarantined, TurnFailed
 from continuo.engine.wire.flight_recorder import (
     FlightRecorder,
     compute_recorder_bytes,
@@ -32,6 +33,7 @@ from continuo.engine.wire.flight_recorder import (
 )
 from continuo.engine.wire.messages import Predecessor, Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
+from tests.support.engine_sessions import recover_ids, with_recovery
 
 pytestmark = pytest.mark.process
 
@@ -62,19 +64,38 @@ async def start_turn(
     engine: EngineClient, session: str, prompt: list[int], count: int = IDS
 ) -> TurnStream:
     await engine.open(session)
-    await engine.append(session, prompt)
-    return await engine.generate(session, Sampling(max_tokens=count))
+    try:
+        await engine.append(session, prompt)
+        return await engine.generate(session, Sampling(max_tokens=count))
+    except SessionDetached:
+        unfinished = UnfinishedTurn("t", Sampling(max_tokens=count), 0)
+        turn = await engine.attach(session, prompt, unfinished=unfinished)
+        assert turn is not None
+        return turn
 
 
-async def read(turn: TurnStream) -> list[int]:
+async def read(engine: EngineClient, turn: TurnStream, prompt: list[int]) -> list[int]:
     async with asyncio.timeout(TIMEOUT_S):
-        return [id async for piece in turn for id in piece.ids]
+        return await recover_ids(engine, turn, prompt)
+
+
+async def run_turn(engine: EngineClient, session: str, prompt: list[int], count: int) -> list[int]:
+    return await read(engine, await start_turn(engine, session, prompt, count), prompt)
+
+
+async def run_bystanders(engine: EngineClient, count: int = IDS) -> "list[asyncio.Task[list[int]]]":
+    """Start the turns of PROMPTS. Returns the tasks that read them."""
+    turns = [await start_turn(engine, name, prompt, count) for name, prompt in PROMPTS.items()]
+    return [
+        asyncio.create_task(read(engine, turn, prompt))
+        for turn, prompt in zip(turns, PROMPTS.values(), strict=True)
+    ]
 
 
 async def check_doomed(engine: EngineClient) -> None:
     """The session `doomed` fails in its turn, or is refused if no engine survives to accept it."""
     with pytest.raises((TurnFailed, SessionQuarantined), match="died at least 3 times"):
-        await read(await start_turn(engine, "doomed", [7, DEADLY, 8]))
+        await run_turn(engine, "doomed", [7, DEADLY, 8], IDS)
 
 
 async def check_refused(engine: EngineClient, session: str) -> None:
@@ -107,15 +128,14 @@ async def test_session_whose_prompt_kills_engines_is_quarantined(
     monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
     monkeypatch.setenv("DEADLY_WAY", crash_mode)
     async with child_engine(letters) as engine:
-        turns = [await start_turn(engine, name, prompt) for name, prompt in PROMPTS.items()]
-        reading = [asyncio.create_task(read(turn)) for turn in turns]
+        reading = await run_bystanders(engine)
         await check_doomed(engine)
         for prompt, output in zip(PROMPTS.values(), reading, strict=True):
             assert await output == oracle(prompt, IDS)
         assert crash_count(engine) == 3
         await check_refused(engine, "doomed")
-        assert await read(await start_turn(engine, "new", [4, 5], 5)) == oracle([4, 5], 5)
-        assert await read(await start_turn(engine, "doomed", [4, 5], 5)) == oracle([4, 5], 5)
+        assert await run_turn(engine, "new", [4, 5], 5) == oracle([4, 5], 5)
+        assert await run_turn(engine, "doomed", [4, 5], 5) == oracle([4, 5], 5)
         assert crash_count(engine) == 3
 
 
@@ -133,13 +153,12 @@ async def test_session_whose_drawn_id_kills_engines_is_quarantined(
     monkeypatch.setenv("DEADLY_IDS", str(output[at]))
     monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
     async with child_engine(letters) as engine:
-        turns = [await start_turn(engine, name, prompt, count) for name, prompt in PROMPTS.items()]
+        reading = await run_bystanders(engine, count)
         doomed = await start_turn(engine, "doomed", prompt)
-        reading = [asyncio.create_task(read(turn)) for turn in turns]
         with pytest.raises(
             TurnFailed, match="died at least 3 times while they computed this session"
         ):
-            await read(doomed)
+            await read(engine, doomed, prompt)
         assert at <= doomed.received <= at + 1
         for name, task in zip(PROMPTS, reading, strict=True):
             assert await task == bystanders[name][:count]
@@ -150,13 +169,14 @@ async def test_session_whose_drawn_id_kills_engines_is_quarantined(
 async def test_session_whose_append_kills_engines_is_quarantined(letters: Path) -> None:
     """Each use of the session kills an engine."""
     async with child_engine(letters) as engine:
-        turns = [await start_turn(engine, name, prompt) for name, prompt in PROMPTS.items()]
-        reading = [asyncio.create_task(read(turn)) for turn in turns]
+        reading = await run_bystanders(engine)
         await engine.open("doomed")
 
         async def use() -> None:
             while True:
-                await engine.append("doomed", [DEADLY])
+                with contextlib.suppress(SessionDetached):
+                    append = partial(engine.append, "doomed", [DEADLY])
+                    await with_recovery(engine, "doomed", [DEADLY], append)
                 await asyncio.sleep(0.1)
 
         with pytest.raises(SessionQuarantined):
@@ -170,12 +190,13 @@ async def test_session_whose_append_kills_engines_is_quarantined(letters: Path) 
 async def test_session_whose_attached_log_kills_engines_is_quarantined(letters: Path) -> None:
     async with child_engine(letters) as engine:
         turn = await start_turn(engine, "s0", PROMPTS["s0"])
-        reading = asyncio.create_task(read(turn))
+        reading = asyncio.create_task(read(engine, turn, PROMPTS["s0"]))
 
         async def use() -> None:
             while True:
                 await engine.attach("doomed", [7, DEADLY])
-                await engine.append("doomed", [1])
+                with contextlib.suppress(SessionDetached):
+                    await engine.append("doomed", [1])
                 await asyncio.sleep(0.1)
 
         with pytest.raises(SessionQuarantined):
@@ -197,10 +218,10 @@ async def two_engines(letters: Path) -> AsyncIterator[tuple[EngineClient, list[E
             server = await EngineClient.start(EngineConfig(model=str(letters)), listener=listening)
             stack.push_async_callback(server.stop)
             servers.append(server)
-            client.add_engine("127.0.0.1", sock.getsockname()[1])
+            client.fleet.add("127.0.0.1", sock.getsockname()[1])
         async with asyncio.timeout(TIMEOUT_S):
             await client.wait_until_ready()
-            while len(client.loads()) < 2:
+            while len(client.fleet.loads()) < 2:
                 await asyncio.sleep(0.01)
         yield client, servers
 
@@ -214,14 +235,13 @@ async def test_deadly_session_is_quarantined_across_two_remote_engines(
     monkeypatch.setattr(router, "RECONNECT_GRACE_S", return_s)
     monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
     async with two_engines(letters) as (client, servers):
-        turns = [await start_turn(client, name, prompt) for name, prompt in PROMPTS.items()]
-        reading = [asyncio.create_task(read(turn)) for turn in turns]
+        reading = await run_bystanders(client)
         await check_doomed(client)
         for prompt, output in zip(PROMPTS.values(), reading, strict=True):
             assert await output == oracle(prompt, IDS)
         assert sum(map(crash_count, servers)) == 3
         await check_refused(client, "doomed")
-        assert await read(await start_turn(client, "new", [4, 5], 5)) == oracle([4, 5], 5)
+        assert await run_turn(client, "new", [4, 5], 5) == oracle([4, 5], 5)
 
 
 # ---- attribution of crashes, without processes

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from continuo.engine import SessionGroup
 from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.errors import BadRequest, TooLong, TurnFailed, UnknownEngineSession
 from continuo.engine.wire.messages import Sampling
@@ -60,7 +61,7 @@ async def test_concurrent_sessions_do_not_mix_their_kv(letters: Path, ahead: int
             await session.close()
 
         await asyncio.gather(*(converse(n) for n in range(20)))
-        stats = await harness.engine.stats()
+        stats = await harness.engine.fleet.stats()
         assert stats.sessions == 0
         assert stats.pages_leased == 0
         assert stats.pages_free + stats.pages_tree == stats.pages_total
@@ -78,16 +79,16 @@ async def test_full_page_pool_serves_all_sessions_eventually(letters: Path, ahea
 
         async with asyncio.timeout(20):
             await asyncio.gather(*(converse(n) for n in range(12)))
-        assert (await harness.engine.stats()).evicted_pages > 0
+        assert (await harness.engine.fleet.stats()).evicted_pages > 0
 
 
 @AHEAD
 async def test_shared_prefix_is_computed_once(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead) as harness:
         prompt = list(range(40))
-        first = await harness.engine.open(cache_scope="tenant")
+        first = await harness.engine.open(group=SessionGroup("tenant"))
         await generate_ids(harness.engine, first, [*prompt, 50], 3)
-        second = await harness.engine.open(cache_scope="tenant")
+        second = await harness.engine.open(group=SessionGroup("tenant"))
         before = harness.runner.token_count
         await harness.engine.append(second, [*prompt, 60])
         turn = await harness.engine.generate(second, Sampling(max_tokens=3))
@@ -100,7 +101,7 @@ async def test_shared_prefix_is_computed_once(letters: Path, ahead: int) -> None
 async def test_no_kv_is_shared_across_cache_scopes(letters: Path) -> None:
     async with digest_engine(letters) as harness:
         for scope in ("a", "b"):
-            session = await harness.engine.open(cache_scope=scope)
+            session = await harness.engine.open(group=SessionGroup(scope))
             before = harness.runner.token_count
             await generate_ids(harness.engine, session, list(range(40)), 1)
             assert harness.runner.token_count - before >= 40

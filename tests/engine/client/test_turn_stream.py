@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from continuo.engine.client.turn_stream import OutputChunk, TurnStream
-from continuo.engine.errors import StaleEngineFence, TurnFailed
+from continuo.engine.errors import SessionDetached, StaleEngineFence, TurnFailed
 from continuo.engine.text import ModelText
 from continuo.engine.wire.messages import Sampling, TurnEnded, TurnEndReason, TurnTokens
 
@@ -14,7 +14,7 @@ from continuo.engine.wire.messages import Sampling, TurnEnded, TurnEndReason, Tu
 @pytest.fixture
 def turn(letters: Path) -> TurnStream:
     return TurnStream(
-        "t", "s", ModelText(str(letters)).create_detokenizer(), Sampling(max_tokens=9)
+        "t", "s", ModelText(str(letters)).create_output_decoder(), Sampling(max_tokens=9)
     )
 
 
@@ -95,28 +95,41 @@ async def test_failed_turn_delivers_all_its_output_first(turn: TurnStream, consu
 
 
 @pytest.mark.parametrize("consumes", [True, False])
-async def test_interruption_is_reported_between_the_pieces_around_it(
+async def test_loss_of_the_engine_is_raised_between_the_pieces_around_it(
     turn: TurnStream, consumes: bool
 ) -> None:
-    """The error that ends the turn is raised after the last piece. Iteration reports no
-    interruption."""
-    received: list[int | str] = []
+    """SessionDetached is raised once until the session is attached again. The error that ends the
+    turn is raised after the last piece."""
+    received: list[int] = []
 
     async def read() -> None:
         if consumes:
-            await turn.consume(
-                lambda piece: received.extend(piece.ids), lambda: received.append("interrupted")
-            )
+            await turn.consume(lambda piece: received.extend(piece.ids))
         else:
             async for piece in turn:
                 received.extend(piece.ids)
 
     turn.put(tokens(0, 40))
-    turn.interrupt()
-    reading = asyncio.create_task(read())
-    await asyncio.sleep(0)
-    turn.put(tokens(1, 41))
+    for last in (41, 42):
+        turn.detach()
+        turn.detach()
+        with pytest.raises(SessionDetached):
+            await read()
+        assert received == turn.ids
+        turn.attach()
+        turn.put(tokens(0, *turn.ids, last))
     turn.put(StaleEngineFence("taken over"))
+    turn.detach()
     with pytest.raises(StaleEngineFence):
-        await reading
-    assert received == ([40, "interrupted", 41] if consumes else [40, 41])
+        await read()
+    assert received == turn.ids == [40, 41, 42]
+
+
+async def test_turn_ended_by_the_client_counts_its_ids(turn: TurnStream) -> None:
+    turn.prompt_tokens = 3
+    turn.put(tokens(0, 40, 41))
+    turn.end("failed", "the session is quarantined")
+    with pytest.raises(TurnFailed, match="quarantined"):
+        await turn.consume(lambda _piece: None)
+    assert turn.ended is not None
+    assert (turn.ended.prompt_tokens, turn.ended.output_tokens, turn.ended.length) == (3, 2, 5)

@@ -69,8 +69,9 @@ def run(
 def test_bad_prompt_fails_only_its_own_turn(ahead: int, bad: int, length: int) -> None:
     logs = prompts(length)
     logs[bad][length // 2] = BAD
-    _, undisturbed = run(logs, ahead, set())
-    core, steps = run(logs, ahead, {BAD})
+    tokens = SESSIONS * length  # a step has a row of every session
+    _, undisturbed = run(logs, ahead, set(), batched_tokens=tokens)
+    core, steps = run(logs, ahead, {BAD}, batched_tokens=tokens)
     check(core, logs, bad)
     assert core.turn_end(f"s{bad}").output_tokens == 0
     if not ahead:

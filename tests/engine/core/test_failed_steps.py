@@ -49,7 +49,7 @@ async def test_failed_step_is_repeated_by_the_real_loop(
         turn = await engine.generate(session, Sampling(max_tokens=4))
         output = [id async for piece in turn for id in piece.ids]
         assert output == oracle([*log, 5], 4)
-        assert (await engine.stats()).failed_steps > 0
+        assert (await engine.fleet.stats()).failed_steps > 0
 
 
 @AHEAD
@@ -109,7 +109,7 @@ def test_turns_outside_the_failed_step_restart_when_all_kv_is_discarded() -> Non
         core.generate(name, 3)
     core.runner.failing_steps = {core.counters.steps}
     core.step()
-    assert core.cache.leased_pages == core.cache.tree.size == 0
+    assert core.cache.usage.leased_pages == core.cache.tree.size == 0
     core.run()
     for name in ("a", "b"):
         assert core.turn_ids(name) == oracle(PROMPT[:9], 3)

@@ -14,7 +14,7 @@ from continuo.engine.text import ModelText
 from continuo.engine.text.grammar import SOURCE_BYTES_MAX
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.disturbed import DisturbedScheduler
-from tests.support.engine_sessions import collect_ids, open_with, prompt_ids
+from tests.support.engine_sessions import collect_ids, open_with, prompt_ids, recovered
 from tests.support.engines import digest_engine, write_tiny_model
 from tests.support.retracting import RetractingScheduler
 
@@ -102,7 +102,7 @@ async def test_grammar_turn_continues_after_an_engine_crash(folder: Path) -> Non
         session = await open_with(engine, prompt_ids(9))
         turn = await engine.generate(session, sampling(NUMBERS))
         output: list[int] = []
-        async for piece in turn:
+        async for piece in recovered(engine, turn, prompt_ids(9)):
             output += piece.ids
             if len(output) == 3 and harness.launch_count == 1:
                 harness.kill()
@@ -193,4 +193,4 @@ async def test_session_can_be_closed_while_its_grammar_is_compiled(folder: Path)
         await engine.close(session)
         with pytest.raises(EngineError, match="closed"):
             await waiting
-        assert await engine.list_sessions() == []
+        assert await engine.fleet.list_sessions() == []

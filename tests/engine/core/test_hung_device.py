@@ -1,34 +1,24 @@
 """Tests of a hung device: the loop still answers pings, but no step completes."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from continuo.engine.batch import Batch, BatchResult, Geometry
+from continuo.engine.batch import Geometry
 from continuo.engine.client import connection, router
 from continuo.engine.wire.messages import Sampling
-from tests.support.digest_runner import VOCABULARY, DigestRunner, oracle
+from tests.support.digest_runner import VOCABULARY, oracle
+from tests.support.engine_sessions import recovered
 from tests.support.engines import EngineHarness, running_engine
+from tests.support.hanging_runner import HangingRunner
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 GEOMETRY = Geometry(64, 4, 200, VOCABULARY, 16, 1, 0)
 PROMPT = [n % 90 for n in range(30)]
-
-
-class HangingRunner(DigestRunner):
-    def __init__(self, geometry: Geometry, *, step_s: float) -> None:
-        super().__init__(geometry, step_s=step_s)
-        self.may_compute = threading.Event()
-        self.may_compute.set()
-
-    def launch(self, batch: Batch) -> BatchResult:
-        self.may_compute.wait()
-        return super().launch(batch)
 
 
 @pytest.fixture
@@ -54,7 +44,7 @@ async def start_turn_and_hang(
 
     async def read_output() -> list[int]:
         output: list[int] = []
-        async for piece in turn:
+        async for piece in recovered(engine, turn, PROMPT):
             output += piece.ids
             if not first.is_set():
                 harness.runner.may_compute.clear()
@@ -70,12 +60,12 @@ async def test_hung_device_makes_the_engine_unavailable_until_it_recovers(
     harness: EngineHarness,
 ) -> None:
     reading = await start_turn_and_hang(harness, Sampling(max_tokens=60))
-    await wait_until(lambda: not harness.engine.is_accepting_sessions, 30)
-    assert not harness.engine.is_available
+    await wait_until(lambda: not harness.engine.fleet.is_accepting_sessions, 30)
+    assert not harness.engine.fleet.is_available
     assert not reading.done()
     harness.runner.may_compute.set()
     assert await reading == oracle(PROMPT, 60)
-    await wait_until(lambda: harness.engine.is_accepting_sessions, 30)
+    await wait_until(lambda: harness.engine.fleet.is_accepting_sessions, 30)
     assert harness.launch_count == 1
 
 
@@ -90,4 +80,4 @@ async def test_engine_whose_device_hangs_for_long_is_restarted(
     hung.may_compute.set()  # a process would be killed; a thread cannot be
     assert await reading == oracle(PROMPT, 60), "the turn continues on the new engine"
     assert harness.launch_count == 2
-    assert harness.engine.is_accepting_sessions
+    assert harness.engine.fleet.is_accepting_sessions

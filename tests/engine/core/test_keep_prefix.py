@@ -1,5 +1,6 @@
 """Tests of `keep_prefix`: a session closed with it leaves its whole log in the radix tree, for its
-cache scope; one closed without it leaves only the first prompt, published while it was open."""
+cache scope; one closed without it leaves only what was published while it was open: the ids up to
+its first turn."""
 
 import pytest
 
@@ -31,10 +32,11 @@ def test_closed_session_leaves_its_log_or_first_prompt_cached(keep: bool, stream
 
 
 @KEEP
-def test_session_without_a_turn_leaves_its_pages_or_none(keep: bool) -> None:
+def test_session_without_a_turn_leaves_its_full_pages(keep: bool) -> None:
     core = CoreHarness()
     core.open("s")
     core.append("s", prompt_ids(21))
+    core.append("s", prompt_ids(9), span="provisional")
     core.run()
     core.close("s", keep_prefix=keep)
-    assert (core.cache.tree.size, core.cache.leased_pages) == (5 if keep else 0, 0)
+    assert (core.cache.tree.size, core.cache.usage.leased_pages) == (5, 0)

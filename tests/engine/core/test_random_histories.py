@@ -5,7 +5,9 @@ any history, the token log equals `PlainLog`, branches of regular sessions inclu
 equals that of one fresh prefill; each turn ends once; the audit holds after every step.
 """
 
+import os
 import random
+from typing import Any
 
 import pytest
 
@@ -26,37 +28,46 @@ from continuo.engine.wire.messages import (
 from continuo.engine.wire.token_log import regular_only_option
 from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import oracle
+from tests.support.drafting import oracle_speculation
+from tests.support.memory_kinds import MEMORY_KINDS, random_memory
 from tests.support.plain_log import ReferenceTokenLog
 from tests.support.retracting import RetractingScheduler
 
 pytestmark = pytest.mark.slow
 
 SESSIONS, ACTIONS = 5, 60
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "logprobs": 2}
 
 
 class RandomHistory:
-    def __init__(self, seed: int) -> None:
-        self.source = source = random.Random(seed)
+    def __init__(self, seed: int, kind: str = "full", *, drafts: bool = False) -> None:
+        """`drafts`: rows have drafts, and half of the turns are sampled."""
+        self.source = source = random.Random(f"{kind} {seed}" if kind != "full" else seed)
+        self.drafts = random.Random(seed) if drafts else None
         self.ahead = source.randint(0, 1)
         page_size = source.choice([1, 2, 4])
+        batched_tokens = source.choice([2, 5, 16])
         self.core = CoreHarness(
             pages=source.randint(10, 40),
             page_size=page_size,
             host_pages=source.choice([0, 6, 60]),
-            batched_tokens=source.choice([2, 5, 16]),
+            batched_tokens=batched_tokens,
             rows=source.choice([1, 2, 8]),
             scheduler=source.choice([Scheduler, RetractingScheduler]),
+            speculation=oracle_speculation(self.drafts) if self.drafts is not None else None,
+            **random_memory(source, kind, page_size, batched_tokens),
         )
         self.turns = 0
         self.children = 0
-        self.prompts: dict[str, tuple[str, list[int]]] = {}
-        """The session of each turn, and its log when the turn began."""
+        self.prompts: dict[str, tuple[str, list[int], Sampling]] = {}
+        """The session of each turn, its log when the turn began, and its sampling parameters."""
         self.logs: dict[str, ReferenceTokenLog] = {}
         self.pending: dict[int, LoopCommand] = {}
         self.received = 0
         """Number of events received."""
         for n in range(SESSIONS):
-            self.core.open(f"s{n}", streaming=bool(n % 2), scope=f"scope {n % 3 % 2}")
+            scope, group = f"scope {n % 3 % 2}", f"group {n % 2}"
+            self.core.open(f"s{n}", streaming=bool(n % 2), scope=scope, group=group)
             self.logs[f"s{n}"] = ReferenceTokenLog()
 
     def run(self) -> None:
@@ -70,7 +81,11 @@ class RandomHistory:
         for session in list(self.core.sessions._sequences):
             self.core.close(session)
         cache = self.core.cache
-        assert (cache.leased_pages, cache.host_tier.used_pages) == (0, 0)
+        for component in cache.components:
+            in_tree = sum(node.units[component.index] >= 0 for node in cache.tree.nodes())
+            assert component.pool.free_count + in_tree == component.pool.total
+            assert component.host_pool.free_count == component.host_pool.total
+        assert (cache.usage.leased_pages, cache.host_tier.used_pages) == (0, 0)
         assert cache.tree.unreferenced == cache.tree.size
         assert cache.pool.free_count + cache.tree.size == cache.pool.total
 
@@ -91,7 +106,9 @@ class RandomHistory:
                 )
             case 3 | 4 | 5:
                 self.turns += 1
-                sampling = Sampling(max_tokens=source.randint(1, 12))
+                limit, priority = source.randint(1, 12), self.turns % 3 - 1
+                chosen = self.drafts.choice([{}, SAMPLED]) if self.drafts is not None else {}
+                sampling = Sampling(max_tokens=limit, priority=priority, **chosen)
                 self.send(Generate(core.next_number(), session, f"t{self.turns}", sampling))
             case 6:
                 self.send(RewindSession(core.next_number(), session, source.randint(0, length)))
@@ -174,7 +191,8 @@ class RandomHistory:
             case AppendIds() if command.span != "provisional":
                 self.logs[command.session].append(command)
             case Generate():
-                self.prompts[command.turn] = (command.session, self.logs[command.session].ids)
+                log = self.logs[command.session].ids
+                self.prompts[command.turn] = command.session, log, command.sampling
                 self.logs[command.session].begin_turn(command.turn)
             case RewindSession():
                 self.logs[command.session].rewind(command.to)
@@ -187,12 +205,28 @@ class RandomHistory:
     def check_turns(self) -> None:
         ends = [end.turn for end in self.core.events_of(TurnEnded)]
         assert sorted(ends) == sorted(self.prompts), "each turn ends exactly once"
-        for turn, (session, prompt) in self.prompts.items():
+        for turn, (session, prompt, sampling) in self.prompts.items():
             output, end = self.core.turn_ids(session, turn), self.core.turn_end(session, turn)
-            assert output == oracle(prompt, len(output))
+            assert output == oracle(prompt, len(output), sampling=sampling, seed=end.seed)
             assert (end.output_tokens, end.prompt_tokens) == (len(output), len(prompt))
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_history_matches_the_plain_log(seed: int) -> None:
     RandomHistory(seed).run()
+
+
+@pytest.mark.parametrize("kind", MEMORY_KINDS)
+@pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS", "12"))))
+def test_random_history_with_other_components(kind: str, seed: int) -> None:
+    RandomHistory(seed, kind).run()
+
+
+@pytest.mark.parametrize("kind", ["full", *MEMORY_KINDS])
+@pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS", "12"))))
+def test_random_history_with_drafts(kind: str, seed: int) -> None:
+    history = RandomHistory(seed, kind, drafts=True)
+    history.run()
+    counters = history.core.counters
+    assert counters.draft_tokens >= counters.accepted_tokens
+    assert counters.draft_rows == 0 or counters.draft_tokens > 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from continuo.engine.batch import Batch, BatchRow, PageMove, SampleParams
+from continuo.engine.batch import Batch, BatchRow, PageMove, RowResult, SampleParams
 from continuo.engine.device.runner import PendingStep, TorchRunner
 from continuo.engine.errors import ModelError
 from continuo.engine.sampling import Sampling
@@ -102,6 +102,74 @@ def test_only_rows_that_sample_have_results(runner: TorchRunner) -> None:
     assert result.model_s > 0
     alone = runner.collect(runner.launch(Batch(1, [silent])))
     assert alone.results == [None]
+
+
+@pytest.mark.parametrize("kind", ["torch", "C"])
+def test_row_with_drafts_draws_the_ids_of_rows_without(
+    runner: TorchRunner, tmp_path: Path, kind: str
+) -> None:
+    """The draws up to the first wrong draft are those of single steps, log-probabilities included;
+    other rows of the step are not affected."""
+    if kind == "C":
+        oracle.small_model("Qwen3", **oracle.NATIVE_SIZES).save_pretrained(tmp_path)
+        runner = oracle.build_cpu_runner(tmp_path, num_gpu_blocks_override=64)
+    prompt, other = oracle.random_prompts(8, [20, 9])
+    sampling = Sampling(temperature=1.0, logprobs=2)
+    samples = [SampleParams(sampling, uniform=0.05 + 0.11 * step) for step in range(8)]
+    drawn: list[RowResult] = []
+    log = list(prompt)
+    for sample in samples:
+        start = len(prompt) * bool(drawn) + max(len(drawn) - 1, 0)
+        [result] = runner.collect(
+            runner.launch(Batch(0, [row(log[start:], start, [0, 1], sample)]))
+        ).results
+        assert result is not None
+        drawn.append(result)
+        log.append(result.id)
+    [expected_other] = run_step(runner, row(other, 0, [2]))
+
+    wrong = (drawn[5].id + 1) % runner.geometry.vocab_size
+    ids = [*prompt, *(each.id for each in drawn[:5]), wrong, drawn[6].id]
+    drafted = BatchRow(
+        array("i", ids),
+        -1,
+        0,
+        array("i", [3, 4]),
+        samples[0],
+        draft_samples=tuple(samples[1:]),
+    )
+    beside = row(other, 0, [5])
+    silent = BatchRow(array("i", [4, 5]), -1, 0, array("i", [6]), None)
+    first, second, third = runner.collect(
+        runner.launch(Batch(1, [silent, drafted, beside]))
+    ).results
+    assert first is None
+    assert second is not None
+    assert third is not None
+    assert third.id == expected_other
+    assert third.after_drafts == ()
+    verified = [second, *second.after_drafts]
+    assert len(verified) == 8
+    assert [each.id for each in verified[:6]] == [each.id for each in drawn[:6]]
+    for found, single in zip(verified[:6], drawn, strict=False):
+        assert found.logprobs is not None
+        assert single.logprobs is not None
+        assert found.logprobs.drawn == pytest.approx(single.logprobs.drawn, abs=1e-4)
+        assert [id for id, _ in found.logprobs.top] == [id for id, _ in single.logprobs.top]
+    greedy = BatchRow(
+        array("i", [*prompt, 1, 2]),
+        -1,
+        0,
+        array("i", [7, 8]),
+        SampleParams(),
+        draft_samples=(SampleParams(), SampleParams()),
+    )
+    [result] = runner.collect(runner.launch(Batch(2, [greedy]))).results
+    assert result is not None
+    stepwise = [
+        run_step(runner, row([*prompt, 1, 2][:end], 0, [9, 10]))[0] for end in range(20, 23)
+    ]
+    assert [result.id, *(each.id for each in result.after_drafts)] == stepwise
 
 
 def test_copied_page_contains_its_tokens(runner: TorchRunner) -> None:

@@ -69,7 +69,7 @@ async def bystander(harness: EngineHarness) -> AsyncIterator[None]:
     yield
     assert await collect_ids(turn) == oracle(PROMPT, 25)
     assert harness.launch_count == 1, "the engine was not restarted"
-    stats = await harness.engine.stats()
+    stats = await harness.engine.fleet.stats()
     assert (stats.failed_steps, stats.failed_audits) == (0, 0)
 
 
@@ -106,7 +106,7 @@ async def test_engine_client_refuses_an_id_outside_the_vocabulary(
                 await call
             assert refused.value.field == "stop_ids"
         assert await engine.append("s", PROMPT) == 3, "no id of a refused command was kept"
-        assert {info.session for info in await engine.list_sessions()} == {"s", "other"}
+        assert {info.session for info in await engine.fleet.list_sessions()} == {"s", "other"}
 
 
 @pytest.mark.parametrize("ids", BAD_KINDS)
@@ -178,7 +178,8 @@ async def test_engine_client_checks_arguments_before_sending(
             await call(harness.engine)
         assert refused.value.field == field
         assert (await harness.engine.info("s")).length == 3
-        assert {info.session for info in await harness.engine.list_sessions()} == {"s", "other"}
+        infos = await harness.engine.fleet.list_sessions()
+        assert {info.session for info in infos} == {"s", "other"}
 
 
 async def test_engine_client_refuses_commands_too_long_for_a_frame(harness: EngineHarness) -> None:
@@ -386,7 +387,7 @@ async def test_exception_in_an_attach_leaves_no_session(
             patch.setattr("continuo.engine.core.sessions.common_prefix_length", fail)
             with pytest.raises(CommandFailed):
                 await engine.attach("s", [4, 5, 6])
-        assert (await engine.stats()).sessions == 1, "the session of the bystander"
+        assert (await engine.fleet.stats()).sessions == 1, "the session of the bystander"
         await engine.attach("s", PROMPT, fence=1)
         assert (await engine.info("s")).length == 3
 

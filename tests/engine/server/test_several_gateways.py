@@ -15,11 +15,21 @@ import pytest
 from continuo.engine.client.connection import LinkSecurity
 from continuo.engine.client.engine_client import EngineClient, TurnStream, UnfinishedTurn
 from continuo.engine.config import EngineConfig
-from continuo.engine.errors import EngineLost, StaleEngineFence, UnknownEngineSession
-from continuo.engine.wire.messages import GetModelFiles, Sampling
+from continuo.engine.core.sessions import Sessions
+from continuo.engine.errors import (
+    EngineLost,
+    LinkRefused,
+    SessionDetached,
+    StaleEngineFence,
+    UnknownEngineSession,
+)
+from continuo.engine.server import listener
+from continuo.engine.wire.handshake import ClientHandshake, EngineHandshake
+from continuo.engine.wire.messages import GetModelFiles, PauseTurn, ResumeTurn, Sampling
 from tests.faults.proxy import Proxy
 from tests.support.certificates import create_certificate as make_certificate
 from tests.support.digest_runner import oracle
+from tests.support.engine_sessions import recover_ids
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.waiting import wait_until
 
@@ -34,7 +44,7 @@ async def front(
     port: int, secret: bytes = b"", tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[EngineClient]:
     engine = EngineClient()
-    engine.add_engine("127.0.0.1", port, LinkSecurity(secret, tls))
+    engine.fleet.add("127.0.0.1", port, LinkSecurity(secret, tls))
     try:
         async with asyncio.timeout(20):
             await engine.wait_until_ready()
@@ -77,14 +87,14 @@ async def test_turn_continues_on_another_gateway(harness: EngineHarness) -> None
     port = await harness.listen()
     async with front(port) as one, front(port) as two:
         turn, output = await start_turn(one, 60, 5, fence=1)
-        drawn = (await two.stats()).tokens_drawn
+        drawn = (await two.fleet.stats()).tokens_drawn
         journalled = output[:3]
         attached = await two.attach("s", PROMPT + journalled, unfinished=unfinished(60, 3), fence=2)
         with pytest.raises(StaleEngineFence):
             await read(turn)
         assert drawn < 60, "the turn still ran at the takeover"
         assert await read(attached) == oracle(PROMPT, 60), "the whole output, without duplicates"
-        assert (await two.stats()).tokens_drawn == 60, "no id was drawn twice"
+        assert (await two.fleet.stats()).tokens_drawn == 60, "no id was drawn twice"
         assert attached is not None
         assert attached.ended is not None
         assert attached.ended.output_tokens == 60
@@ -151,14 +161,14 @@ async def test_turn_that_ended_while_detached_is_sent_whole(harness: EngineHarne
         async with front(port) as one:
             _, output = await start_turn(one, 30, 4, fence=1)
         async with asyncio.timeout(20):
-            while (await two.stats()).tokens_drawn < 30 or (await two.stats()).active_turns:
+            while (stats := await two.fleet.stats()).tokens_drawn < 30 or stats.active_turns:
                 await asyncio.sleep(0.005)
         attached = await two.attach("s", PROMPT + output[:2], unfinished=unfinished(30, 2), fence=2)
         assert await read(attached) == oracle(PROMPT, 30)
         assert attached is not None
         assert attached.ended is not None
         assert (attached.ended.reason, attached.ended.length) == ("length", 33)
-        assert (await two.stats()).tokens_drawn == 30
+        assert (await two.fleet.stats()).tokens_drawn == 30
         await two.append("s", [7])
         turn = await two.generate("s", Sampling(max_tokens=3))
         assert await read(turn) == oracle([*PROMPT, *oracle(PROMPT, 30), 7], 3)
@@ -208,11 +218,11 @@ async def test_lost_link_pauses_the_turn_after_a_grace_period(harness: EngineHar
         async with front(port) as one:
             _, output = await start_turn(one, 190, 4, fence=1)
         async with asyncio.timeout(20):
-            while (await two.stats()).active_turns:
+            while (await two.fleet.stats()).active_turns:
                 await asyncio.sleep(0.005)
-        drawn = (await two.stats()).tokens_drawn
+        drawn = (await two.fleet.stats()).tokens_drawn
         assert drawn < 190
-        assert (await two.list_sessions())[0].session == "s"
+        assert (await two.fleet.list_sessions())[0].session == "s"
         computed = harness.runner.token_count
         attached = await two.attach(
             "s", PROMPT + output, unfinished=unfinished(190, len(output)), fence=2
@@ -229,22 +239,27 @@ async def test_detached_session_is_closed_after_its_keep_time(harness: EngineHar
     async with front(port) as one:
         await start_turn(one, 190, 1, fence=1)
     await harness.wait_until_empty()
-    assert (await harness.engine.stats()).pages_leased == 0
+    assert (await harness.engine.fleet.stats()).pages_leased == 0
 
 
-async def test_reconnected_link_loses_no_tokens_or_commands(harness: EngineHarness) -> None:
+async def test_reconnected_link_loses_no_tokens(harness: EngineHarness) -> None:
+    """The same engine still runs the turn; a command without a reply fails."""
     port = await harness.listen()
     async with front(port) as one:
         turn, output = await start_turn(one, 150, 3, fence=1)
+        reading = asyncio.create_task(recover_ids(one, turn, PROMPT, fence=1))
         for _ in range(3):
             harness.disconnect_clients()
             await asyncio.sleep(0.02)
         waiting = asyncio.create_task(one.append("s", [5]))
+        await asyncio.sleep(0.02)
         harness.disconnect_clients()
-        output += await read(turn)
-        assert output == oracle(PROMPT, 150)
-        assert await waiting == len(PROMPT) + 151
-        assert (await one.stats()).tokens_drawn == 150
+        output += await reading
+        assert output == turn.ids == oracle(PROMPT, 150)
+        with pytest.raises(SessionDetached):
+            await waiting
+        assert await one.append("s", [5]) == len(PROMPT) + 151
+        assert (await one.fleet.stats()).tokens_drawn == 150
         next_turn = await one.generate("s", Sampling(max_tokens=4))
         assert await read(next_turn) == oracle([*PROMPT, *output, 5], 4)
 
@@ -299,14 +314,16 @@ async def test_attach_continues_a_turn_unknown_to_the_engine(harness: EngineHarn
 async def test_paused_turn_resumes_after_an_engine_crash(harness: EngineHarness) -> None:
     turn, output = await start_turn(harness.engine, 80, 3, fence=0)
     await harness.engine.pause("s")
-    assert (await harness.engine.stats()).active_turns == 0
+    assert (await harness.engine.fleet.stats()).active_turns == 0
     harness.kill()
     await wait_until(lambda: harness.launch_count == 2)
-    assert (await harness.engine.stats()).active_turns == 0, (
+    reading = asyncio.create_task(recover_ids(harness.engine, turn, PROMPT))
+    await asyncio.sleep(0.05)
+    assert (await harness.engine.fleet.stats()).active_turns == 0, (
         "the turn stays paused on the new engine"
     )
     await harness.engine.resume("s")
-    output += await read(turn)
+    output += await reading
     assert output == oracle(PROMPT, 80)
 
 
@@ -319,7 +336,7 @@ async def test_paused_turn_can_be_cancelled(harness: EngineHarness) -> None:
     assert turn.ended.reason == "cancelled"
     assert length == turn.ended.length == len(PROMPT) + len(output)
     await harness.engine.resume("s")
-    assert (await harness.engine.stats()).active_turns == 0
+    assert (await harness.engine.fleet.stats()).active_turns == 0
 
 
 @pytest.mark.parametrize("ending", ["cancel", "drop", "close"])
@@ -332,14 +349,19 @@ async def test_paused_turn_can_be_ended_after_an_engine_crash(
     await wait_until(lambda: harness.launch_count == 2)
     if ending == "close":
         await harness.engine.close("s")
+        with pytest.raises(SessionDetached):
+            await read(turn)
     else:
+        output = list(turn.ids)
+        await harness.engine.attach("s", PROMPT + output, unfinished=turn)
         length = await harness.engine.cancel("s", "t", discard_output=ending == "drop")
         assert length == len(PROMPT) + (0 if ending == "drop" else turn.received)
         assert (await harness.engine.info("s")).length == length
-    output += await read(turn)
+    await recover_ids(harness.engine, turn, PROMPT)
     assert turn.ended is not None
     assert turn.ended.reason == "cancelled"
-    assert output == oracle(PROMPT, len(output))
+    assert turn.ids == oracle(PROMPT, turn.received)
+    assert len(await harness.engine.fleet.list_sessions()) == (0 if ending == "close" else 1)
 
 
 # ---- authentication ----------------------------------------------------------------------------
@@ -355,11 +377,11 @@ async def test_gateway_with_a_wrong_secret_cannot_connect(
         await one.open("s")
         for wrong in (b"another secret of some length", b""):
             rejected = EngineClient()
-            rejected.add_engine("127.0.0.1", port, LinkSecurity(secret=wrong))
+            rejected.fleet.add("127.0.0.1", port, LinkSecurity(secret=wrong))
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(rejected.wait_until_ready(), 0.3)
             await rejected.stop()
-        assert len(await one.list_sessions()) == 1
+        assert len(await one.fleet.list_sessions()) == 1
 
 
 async def test_gateway_does_not_trust_an_engine_without_the_secret(harness: EngineHarness) -> None:
@@ -374,13 +396,37 @@ async def test_gateway_does_not_trust_an_engine_without_the_secret(harness: Engi
 
     server = await asyncio.start_server(impersonate, "127.0.0.1", 0)
     engine = EngineClient()
-    engine.add_engine("127.0.0.1", server.sockets[0].getsockname()[1], LinkSecurity(secret=SECRET))
+    engine.fleet.add("127.0.0.1", server.sockets[0].getsockname()[1], LinkSecurity(secret=SECRET))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(engine.wait_until_ready(), 0.3)
     await engine.stop()
     server.close()
     assert SECRET not in received
     assert received.count(b"continuo link") >= 1
+
+
+async def test_strangers_cannot_hold_many_links_open(harness: EngineHarness) -> None:
+    port = await harness.listen()
+    async with front(port) as before:
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+
+        async def is_open(reader: asyncio.StreamReader) -> bool:
+            try:
+                await asyncio.wait_for(reader.read(1), 0.3)
+            except TimeoutError:
+                return True
+            except ConnectionError:
+                pass
+            return False
+
+        states = await asyncio.gather(*(is_open(reader) for reader, _ in strangers))
+        assert 0 < sum(states) <= listener.UNPROVEN_LINKS_MAX
+        assert await before.fleet.list_sessions() == [], "established links are not affected"
+        for _, writer in strangers:
+            writer.close()
+        await asyncio.sleep(0.1)
+        async with front(port) as after:
+            await after.open("a")
 
 
 async def test_command_numbers_of_two_gateways_do_not_mix(harness: EngineHarness) -> None:
@@ -395,7 +441,114 @@ async def test_command_numbers_of_two_gateways_do_not_mix(harness: EngineHarness
             await two.append("a", [1])
 
 
+# ---- versions of the link ------------------------------------------------------------------
+
+
+class OldEngineHandshake(EngineHandshake):
+    """Handshake of an engine of link 2, which closes links of any other version."""
+
+    def receive(self, frame: bytes) -> bytes | None:
+        if b"continuo link" in frame and not frame.startswith(b"continuo link 2\n"):
+            raise LinkRefused("the other end uses another version of the link protocol")
+        return super().receive(frame)
+
+
+@pytest.mark.parametrize("received", [1, 10])
+async def test_engine_of_the_version_before_serves_and_resumes_turns(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch, received: int
+) -> None:
+    """An engine of link 2 has no ResumeTurn: the session is attached again in its place."""
+    monkeypatch.setattr(listener, "EngineHandshake", OldEngineHandshake)
+    commands: list[object] = []
+    apply = Sessions.apply
+    monkeypatch.setattr(
+        Sessions, "apply", lambda self, command: (commands.append(command), apply(self, command))[1]
+    )
+    async with front(await harness.listen()) as engine:
+        turn, output = await start_turn(engine, 30, received, fence=5)
+        await engine.pause("s")
+        async with asyncio.timeout(20):
+            while (await engine.info("s")).state != "idle":
+                await asyncio.sleep(0.01)
+        await engine.resume("s")
+        detached = False
+        try:
+            async for piece in turn:
+                output += piece.ids
+        except SessionDetached:
+            detached = True
+        assert detached
+        await engine.attach("s", [*PROMPT, *turn.ids], unfinished=turn, fence=5)
+        async for piece in turn:
+            output += piece.ids
+    assert output == oracle(PROMPT, 30)
+    assert not any(isinstance(command, ResumeTurn) for command in commands)
+    assert any(isinstance(command, PauseTurn) for command in commands)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_engine_answers_a_gateway_with_its_version(
+    harness: EngineHarness, version: int
+) -> None:
+    handshake = ClientHandshake(b"", version)
+    reader, writer = await asyncio.open_connection("127.0.0.1", await harness.listen())
+    hello = handshake.start()
+    assert hello is not None
+    writer.write(len(hello).to_bytes(4, "little") + hello)
+    answer = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "little"))
+    assert handshake.receive(answer) is not None
+    assert handshake.is_complete
+    writer.close()
+
+
+@pytest.mark.parametrize("version", [1, 4])
+async def test_engine_refuses_a_gateway_of_another_version_by_name(
+    harness: EngineHarness, version: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    hello = ClientHandshake(b"", version).start()
+    assert hello is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", await harness.listen())
+    writer.write(len(hello).to_bytes(4, "little") + hello)
+    assert await reader.read() == b""
+    writer.close()
+    words = f"the gateway offers link {version}; this engine accepts links 2 to 3"
+    await wait_until(lambda: words in caplog.text)
+
+
 # ---- several engines -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begins", ["new session", "open session"])
+async def test_turn_refused_by_a_draining_engine_starts_on_another(
+    letters: Path, begins: str
+) -> None:
+    """The gateway does not know yet that the engine drains: it reports its load once a second."""
+    async with (
+        digest_engine(letters, max_model_len=200) as first,
+        digest_engine(letters, max_model_len=200) as second,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        ports = [await harness.listen() for harness in (first, second)]
+        engine = await stack.enter_async_context(front(ports[0]))
+        if begins == "open session":
+            await engine.open("s", fence=5)
+            await engine.append("s", PROMPT)
+        engine.fleet.add("127.0.0.1", ports[1], LinkSecurity())
+        await wait_until(lambda: len(engine.fleet.loads()) == 2)
+        operator = await stack.enter_async_context(front(ports[0]))
+        await operator.fleet.drain()
+        if begins == "new session":
+            await engine.open("s", fence=5)
+            await engine.append("s", PROMPT)
+            turn = await engine.generate("s", Sampling(max_tokens=20), "t")
+        else:
+            with pytest.raises(SessionDetached):
+                await engine.generate("s", Sampling(max_tokens=20), "t")
+            turn = await engine.attach("s", PROMPT, unfinished=unfinished(20, 0), fence=5)
+            assert turn is not None
+        assert [id async for piece in turn for id in piece.ids] == oracle(PROMPT, 20)
+        sessions = await asyncio.gather(*(h.engine.fleet.list_sessions() for h in (first, second)))
+        assert [[info.session for info in each] for each in sessions] == [[], ["s"]]
 
 
 async def test_sessions_of_a_lost_engine_move_to_another_engine(letters: Path) -> None:
@@ -406,37 +559,41 @@ async def test_sessions_of_a_lost_engine_move_to_another_engine(letters: Path) -
         ports = [await one.listen(), await two.listen()]
         engine = EngineClient()
         for port in ports:
-            engine.add_engine("127.0.0.1", port)
+            engine.fleet.add("127.0.0.1", port)
         await engine.wait_until_ready()
-        await wait_until(lambda: len(engine.loads()) == 2)
+        await wait_until(lambda: len(engine.fleet.loads()) == 2)
         names = [await engine.open() for _ in range(6)]
-        assert len({engine.incarnation_of(name) for name in names}) == 2, (
+        assert len({engine.fleet.incarnation_of(name) for name in names}) == 2, (
             "both engines hold sessions"
         )
         for name in names:
             await engine.append(name, PROMPT)
         turns = [await engine.generate(name, Sampling(max_tokens=80)) for name in names]
-        reading = [asyncio.create_task(read(turn)) for turn in turns]
+        reading = [asyncio.create_task(recover_ids(engine, turn, PROMPT)) for turn in turns]
         await asyncio.sleep(0.03)
         one.launch_allowed.clear()
         one.kill()
         assert await asyncio.gather(*reading) == [oracle(PROMPT, 80)] * 6
-        assert len(engine.loads()) == 1
+        assert len(engine.fleet.loads()) == 1
+        for name in names:
+            await engine.attach(name, [*PROMPT, *oracle(PROMPT, 80)])
         await engine.append(names[0], [4])
         next_turn = await engine.generate(names[0], Sampling(max_tokens=3))
         assert await read(next_turn) == oracle([*PROMPT, *oracle(PROMPT, 80), 4], 3)
         two.launch_allowed.clear()
         two.kill()
-        waiting = asyncio.create_task(engine.append(names[1], [4]))
+        log = [*PROMPT, *oracle(PROMPT, 80)]
+        waiting = asyncio.create_task(engine.attach(names[1], log))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         one.launch_allowed.set()
-        assert await waiting == len(PROMPT) + 81
+        await waiting
+        assert await engine.append(names[1], [4]) == len(PROMPT) + 81
         await engine.stop()
         with pytest.raises(EngineLost):
             await engine.append(names[1], [4])
         two.launch_allowed.set()
-        await wait_until(lambda: one.engine.is_available and two.engine.is_available)
+        await wait_until(lambda: one.engine.fleet.is_available and two.engine.fleet.is_available)
 
 
 async def test_new_session_is_placed_on_the_least_loaded_engine(letters: Path) -> None:
@@ -448,24 +605,24 @@ async def test_new_session_is_placed_on_the_least_loaded_engine(letters: Path) -
         front(await other.listen()) as engine,
     ):
         await engine.open("first")
-        expected = engine.incarnation_of("first")
+        expected = engine.fleet.incarnation_of("first")
         await filling.open("long")
         await filling.append("long", [n % 50 + 1 for n in range(199)])
-        loaded = filling.incarnation_of("long")
-        engine.add_engine("127.0.0.1", await full.listen())
+        loaded = filling.fleet.incarnation_of("long")
+        engine.fleet.add("127.0.0.1", await full.listen())
         await wait_until(
-            lambda: sum(load.pages_leased > 45 for load in engine.loads().values()) == 1
+            lambda: sum(load.pages_leased > 45 for load in engine.fleet.loads().values()) == 1
         )
         names = [await engine.open() for _ in range(6)]
-        assert loaded in engine.loads()
-        assert {engine.incarnation_of(name) for name in names} == {expected}
+        assert loaded in engine.fleet.loads()
+        assert {engine.fleet.incarnation_of(name) for name in names} == {expected}
 
 
 async def is_only_on(harness: EngineHarness, *, not_on: EngineHarness) -> None:
     """Wait until session `s` is only on `harness`, and check that `not_on` leases no page."""
     await not_on.wait_until_empty()
-    assert [info.session for info in await harness.engine.list_sessions()] == ["s"]
-    assert (await not_on.engine.stats()).pages_leased == 0
+    assert [info.session for info in await harness.engine.fleet.list_sessions()] == ["s"]
+    assert (await not_on.engine.fleet.stats()).pages_leased == 0
 
 
 async def test_stale_copy_is_closed_after_failover(letters: Path) -> None:
@@ -477,14 +634,14 @@ async def test_stale_copy_is_closed_after_failover(letters: Path) -> None:
         front(proxy.port) as engine,
     ):
         turn, output = await start_turn(engine, 150, 3, fence=5)
-        engine.add_engine("127.0.0.1", await two.listen())
-        await wait_until(lambda: len(engine.loads()) == 2)
+        engine.fleet.add("127.0.0.1", await two.listen())
+        await wait_until(lambda: len(engine.fleet.loads()) == 2)
         proxy.refuses_connections = True
         proxy.reset_connections()
-        output += await read(turn)
+        output += await recover_ids(engine, turn, PROMPT, fence=5)
         assert output == oracle(PROMPT, 150)
         for harness in (one, two):
-            assert [info.session for info in await harness.engine.list_sessions()] == ["s"]
+            assert [info.session for info in await harness.engine.fleet.list_sessions()] == ["s"]
         proxy.refuses_connections = False
         await is_only_on(two, not_on=one)
 
@@ -499,7 +656,7 @@ async def test_stale_copy_is_closed_after_takeover_by_another_gateway(letters: P
         Proxy(await one.listen()).running() as proxy,
     ):
         proxy.refuses_connections = True
-        successor.add_engine("127.0.0.1", proxy.port)
+        successor.fleet.add("127.0.0.1", proxy.port)
         _, output = await start_turn(owner, 150, 3, fence=5)
         await owner.stop()
         log = PROMPT + output
@@ -507,7 +664,7 @@ async def test_stale_copy_is_closed_after_takeover_by_another_gateway(letters: P
             "s", log, unfinished=unfinished(150, len(output)), fence=6
         )
         assert await read(attached) == oracle(PROMPT, 150)
-        assert [info.session for info in await one.engine.list_sessions()] == ["s"]
+        assert [info.session for info in await one.engine.fleet.list_sessions()] == ["s"]
         proxy.refuses_connections = False
         await is_only_on(two, not_on=one)
 
@@ -520,16 +677,16 @@ async def test_session_is_attached_on_the_engine_that_holds_it(letters: Path) ->
             for fullness in range(3):
                 await one.open(f"full{fullness}")
             _, output = await start_turn(one, 100, 3, fence=1)
-            place = one.incarnation_of("s")
+            place = one.fleet.incarnation_of("s")
             two = EngineClient()
             for port in ports:
-                two.add_engine("127.0.0.1", port)
+                two.fleet.add("127.0.0.1", port)
             await two.wait_until_ready()
-            await wait_until(lambda: len(two.loads()) == 2)
+            await wait_until(lambda: len(two.fleet.loads()) == 2)
             attached = await two.attach(
                 "s", PROMPT + output, unfinished=unfinished(100, len(output)), fence=2
             )
-            assert two.incarnation_of("s") == place
+            assert two.fleet.incarnation_of("s") == place
             assert await read(attached) == oracle(PROMPT, 100)
             await two.stop()
 
@@ -553,7 +710,7 @@ async def test_link_with_tls_requires_a_trusted_certificate(
     unknown.check_hostname = False
     for tls in (None, unknown):
         rejected = EngineClient()
-        rejected.add_engine("127.0.0.1", port, LinkSecurity(tls=tls))
+        rejected.fleet.add("127.0.0.1", port, LinkSecurity(tls=tls))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(rejected.wait_until_ready(), 0.3)
         await rejected.stop()
@@ -569,7 +726,7 @@ async def test_gateway_receives_tokenizer_and_config_over_the_link(
     async with digest_engine(folder) as harness:
         port = await harness.listen()
         engine = EngineClient()
-        engine.add_engine("127.0.0.1", port)
+        engine.fleet.add("127.0.0.1", port)
         await engine.wait_until_ready()
         files = (await engine._router.request(GetModelFiles(engine._router.next_number()))).files
         assert files is not None

@@ -151,6 +151,13 @@ def test_only_stop_ids_of_the_turn_are_allowed_at_the_end() -> None:
         ('{"type": "string", "format": "colour"}', "colour"),
         ('{"$ref": "file:///etc/passwd"}', "file:///etc/passwd"),
         ('{"$ref": "https://example.com/x"}', "example.com"),
+        ('{"$ref": "#"}', "refers to itself"),
+        ('{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}', "refers to itself"),
+        (
+            '{"$ref": "#/$defs/a", '
+            '"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}',
+            "refers to itself",
+        ),
         ('{"type": "object", "required": ["a"], "additionalProperties": false}', "'a'"),
         ('{"type": "array", "items": ' * 200 + "{}" + "}" * 200, "recursion"),
         ("[" * 50_000, "not JSON"),
@@ -165,6 +172,20 @@ def test_unenforceable_schema_is_refused(schema: str, problem: str) -> None:
     assert problem in message
     assert len(message) < 400
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"$ref": "#/$defs/a", '
+        '"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}}',
+        '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}',
+        '{"type": "array", "items": {"$ref": "#"}}',
+        "true",
+    ],
+)
+def test_recursive_schema_that_has_values_is_accepted(schema: str) -> None:
+    assert find_schema_problem(schema) is None
 
 
 def test_schema_cannot_enable_lenient_mode() -> None:

@@ -21,8 +21,9 @@ from continuo.engine.text import (
 )
 from continuo.engine.text.tool_format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
 from continuo.engine.text.tool_grammar import build_tool_grammar
+from continuo.engine.text.tool_writer import write_calls
 from tests.engine.text.test_grammar import compiler_of, draw_text
-from tests.support.checkpoints import family_template, family_text
+from tests.support.checkpoints import PUBLISHED, family_template, family_text
 
 pytestmark = pytest.mark.torch
 
@@ -34,6 +35,8 @@ FAMILIES_WITH_TOOLS = [
     "mistral_v3",
     "mistral_small",
     "mistral_args",
+    *(name for name in PUBLISHED if name != "gpt_oss"),
+    "chatml",
 ]
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -46,6 +49,10 @@ TOOLS = [
     CallableTool('say "hi"'),
     CallableTool("get_time"),
 ]
+NO_ARGUMENTS = CallableTool(
+    "get_time", '{"type": "object", "properties": {}, "additionalProperties": false}'
+)
+TYPES = {"city": frozenset(["string"]), "days": frozenset(["integer"])}
 ParsedCall = tuple[str, Any]
 
 
@@ -60,7 +67,7 @@ def parse(
     format: ToolFormat | None, output: str, tools: Sequence[CallableTool] = TOOLS
 ) -> tuple[str, list[ParsedCall]]:
     """Return the text beside the calls, and the calls; each call must be complete."""
-    parser = ToolParser(format, [tool.name for tool in tools])
+    parser = ToolParser(format, [tool.name for tool in tools], lambda _, key: TYPES.get(key))
     text, calls = "", list[list[str]]()
     for event in [*parser.push(output), *parser.finish()]:
         match event:
@@ -86,7 +93,9 @@ def check_schemas(calls: list[ParsedCall]) -> bool:
 @pytest.mark.parametrize("parallel", [True, False])
 def test_required_calls_follow_their_schemas(name: str, parallel: bool) -> None:
     template = family_template(name)
-    tools = TOOLS if name != "mistral_args" else [TOOLS[0], TOOLS[2]]  # names are not quoted there
+    assert template.tool_format is not None
+    # Names are not quoted in all formats.
+    tools = TOOLS if template.tool_format.named is None else [TOOLS[0], NO_ARGUMENTS]
     grammar = template.build_tool_grammar(
         tools, ToolCallRules(is_required=True, allows_parallel=parallel)
     )
@@ -100,7 +109,39 @@ def test_required_calls_follow_their_schemas(name: str, parallel: bool) -> None:
         if seed >= 20 and (not parallel or max(counts) > 1):
             break
     assert min(counts) == 1
-    assert (max(counts) > 1) == parallel
+    if name not in PUBLISHED:  # there, calls are too long for two of them to be drawn
+        assert (max(counts) > 1) == parallel
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "gpt_oss"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_second_call_is_allowed_if_calls_may_be_parallel(name: str, parallel: bool) -> None:
+    template, text = family_template(name), family_text(name)
+    tools = [TOOLS[0], TOOLS[2]]
+    grammar = template.build_tool_grammar(
+        tools, ToolCallRules(is_required=True, allows_parallel=parallel)
+    )
+    assert grammar is not None
+    assert template.tool_format is not None
+    calls = [("get_weather", {"city": "Köln", "days": 3}), ("get_time", {"zone": "here"})]
+    written = write_calls(template.tool_format, calls)
+    assert accepts(name, grammar, text.encode(written)) == parallel
+    assert accepts(name, grammar, text.encode(write_calls(template.tool_format, calls[:1])))
+    wrong = write_calls(template.tool_format, [("get_weather", {"city": "Bonn", "days": 3})])
+    assert not accepts(name, grammar, text.encode(wrong))
+
+
+def accepts(name: str, grammar: Grammar, ids: Sequence[int]) -> bool:
+    """Whether the ids are a whole match of the grammar."""
+    text = family_text(name)
+    matcher = compiler_of(name).create_matcher(grammar, text.stop_ids)
+    for id in ids:
+        mask = matcher.compute_bitmask()
+        if not mask[id >> 3] >> (id & 7) & 1:
+            return False
+        matcher.accept(id)
+    mask = matcher.compute_bitmask()
+    return any(mask[id >> 3] >> (id & 7) & 1 for id in text.stop_ids)
 
 
 @pytest.mark.parametrize("name", FAMILIES_WITH_TOOLS)
@@ -154,6 +195,8 @@ def test_text_cannot_spell_out_the_marker(name: str) -> None:
     assert grammar is not None
     assert template.tool_format is not None
     marker = template.tool_format.marker
+    if text._tokenizer.id_of(marker) is None:  # pyright: ignore[reportPrivateUsage]
+        pytest.skip("the marker is no token: spelt out, it begins a call that follows its schema")
     plain = text._tokenizer.encode_untrusted  # pyright: ignore[reportPrivateUsage]
     spelt = [id for letter in "So, " + marker for id in plain(letter, is_continuation=True)]
     matcher = compiler_of(name).create_matcher(grammar, text.stop_ids)
@@ -169,7 +212,7 @@ def test_text_cannot_spell_out_the_marker(name: str) -> None:
 @pytest.mark.parametrize("format", [HERMES, MISTRAL, MISTRAL_ARGS, LLAMA3])
 def test_marker_that_is_no_token_starts_a_call(format: ToolFormat) -> None:
     text = family_text("chatml")
-    grammar = build_tool_grammar(format, [TOOLS[0]], lambda spelling: None, ToolCallRules())
+    grammar = build_tool_grammar(format, [TOOLS[0]], lambda text: [(text, None)], ToolCallRules())
     for seed in range(10):
         matcher = compiler_of("chatml").create_matcher(grammar, text.stop_ids)
         opening = "Well, " + format.marker
@@ -213,7 +256,38 @@ def test_arguments_are_an_object_even_under_an_open_schema(schema: str) -> None:
         assert isinstance(arguments, dict)
 
 
-def test_template_without_tool_calls_has_no_tool_grammar() -> None:
+def test_unknown_syntax_of_calls_has_no_tool_grammar() -> None:
     assert (
-        family_template("chatml").build_tool_grammar(TOOLS, ToolCallRules(is_required=True)) is None
+        family_template("odd_calls").build_tool_grammar(TOOLS, ToolCallRules(is_required=True))
+        is None
     )
+
+
+HEADER = "<|channel|>commentary to=functions."
+ENDED = "<|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("rules", "output", "is_allowed"),
+    [
+        (ToolCallRules(), f'{HEADER}get_weather {ENDED}{{"city": "Rome"}}', True),
+        (ToolCallRules(), f'{HEADER}get_weather {ENDED}{{"city": "Bonn"}}', False),
+        (ToolCallRules(), f"{HEADER}sing {ENDED}{{}}", False),
+        (ToolCallRules(), "<|channel|>final<|message|>Hello.", True),
+        (ToolCallRules(is_required=True), "<|channel|>final<|message|>Hello.", False),
+        (
+            ToolCallRules(is_required=True),
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+            f'{HEADER}get_weather {ENDED}{{"city": "Rome"}}',
+            True,
+        ),
+    ],
+)
+def test_harmony_calls_are_messages_with_headers(
+    rules: ToolCallRules, output: str, is_allowed: bool
+) -> None:
+    template, text = family_template("gpt_oss"), family_text("gpt_oss")
+    calls = template.build_tool_grammar([TOOLS[0]], rules)
+    grammar = template.build_reasoning_grammar(calls, is_open=False, tokens_max=None)
+    assert grammar is not None
+    assert accepts("gpt_oss", grammar, text.encode(output)) == is_allowed

@@ -20,10 +20,23 @@ from continuo.engine.text import (
     ToolFormat,
     ToolParser,
 )
-from continuo.engine.text.tool_format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
-from tests.support.checkpoints import family_template, family_text
+from continuo.engine.text.tool_format import (
+    HARMONY,
+    HERMES,
+    JSON_LIST,
+    LFM2,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
+)
+from tests.support.checkpoints import PUBLISHED, family_template, family_text
 
-FORMATS = {format.name: format for format in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS)}
+FORMATS = {
+    "hermes": HERMES,
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+    "mistral_args": MISTRAL_ARGS,
+}
 ALL = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 
 Part = str | tuple[str, str, bool]
@@ -224,7 +237,8 @@ def test_calls_rendered_by_the_template_are_parsed_back(
     [
         *[(BUNDLED_MODEL, HERMES), ("qwen2_5", HERMES), ("qwen3", HERMES), ("llama3", LLAMA3)],
         *[("mistral_v3", MISTRAL), ("mistral_small", MISTRAL), ("mistral_args", MISTRAL_ARGS)],
-        *[("llama2", None), ("gemma", None)],
+        *[("llama2", HERMES), ("gemma", HERMES), ("lfm2", LFM2), ("phi4_mini", JSON_LIST)],
+        *[("gpt_oss", HARMONY), ("odd_calls", None)],
     ],
 )
 def test_tool_format_is_detected_from_the_template(name: str, format: ToolFormat | None) -> None:
@@ -254,3 +268,141 @@ def test_unbounded_head_of_a_call_is_passed_as_text() -> None:
     for _ in range(40):
         events += parser.push("x" * 1000)
     assert sum(len(event.text) for event in events if isinstance(event, ParsedText)) > 30_000
+
+
+PLAIN = st.text("ab c-é😀你.", min_size=1, max_size=8).filter(lambda text: text == text.strip())
+SIMPLE_CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(["get_weather", "look-up.v2"]),
+        st.dictionaries(
+            st.sampled_from(["city", "days", "why_not"]),
+            PLAIN | st.integers() | st.booleans() | st.lists(st.integers(), max_size=2),
+            max_size=3,
+        ),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def render_calls(name: str, calls: Sequence[tuple[str, dict[str, object]]]) -> str:
+    """Render a message of calls with the template. Returns its text after the header, as the
+    detokenizer shows it."""
+    template, text = family_template(name), family_text(name)
+    tool_calls = tuple(
+        ToolCall(name=tool, arguments=json.dumps(arguments), id=f"call{at:05}")
+        for at, (tool, arguments) in enumerate(calls)
+    )
+    question = ChatMessage(role="user", content="?")
+    ids = template.extend([question], [ChatMessage(role="assistant", tool_calls=tool_calls)]).ids
+    detokenizer = text.create_detokenizer()
+    rendered = "".join(detokenizer.push([id]) for id in ids) + detokenizer.flush()
+    assert template.tool_format is not None
+    return rendered[rendered.index(template.tool_format.marker) :]
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "gpt_oss"] + ["chatml"])
+@settings(max_examples=25, deadline=None)
+@given(calls=SIMPLE_CALLS, size=st.integers(1, 50))
+def test_published_templates_round_trip_calls(
+    name: str, calls: list[tuple[str, dict[str, object]]], size: int
+) -> None:
+    rendered = render_calls(name, calls)
+    template = family_template(name)
+    at = 0
+    events: list[ParsedToolEvent] = []
+    parser = ToolParser(template.tool_format, None, lambda _, key: types.get(key))
+    # Each call has its own types, as if every tool declared its arguments alike.
+    types: dict[str, frozenset[str] | None] = {}
+    for _, arguments in calls:
+        for key, value in arguments.items():
+            types[key] = (types.get(key) or frozenset()) | type_of(value)
+    while at < len(rendered):
+        events += parser.push(rendered[at : at + size])
+        at += size
+    parsed = join_deltas([*events, *parser.finish()])
+    found = [(part[0], json.loads(part[1]), part[2]) for part in parsed if isinstance(part, tuple)]
+    assert found == [(tool, arguments, True) for tool, arguments in calls]
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "gpt_oss"])
+def test_arguments_of_every_type_are_read_in_pieces_of_any_size(name: str) -> None:
+    arguments: dict[str, object] = {
+        "path": "a/b.txt",
+        "lines": [1, 2, 3],
+        "all": True,
+        "none": False,
+        "count": 12,
+        "note": "5",
+        "text": "two words: a=b",
+    }
+    types = {key: type_of(value) for key, value in arguments.items()}
+    rendered = render_calls(name, [("read", arguments)])
+    for size in (1, 2, 3, 7, 1000):
+        parser = ToolParser(
+            family_template(name).tool_format, {"read"}, lambda _, key: types.get(key)
+        )
+        events: list[ParsedToolEvent] = []
+        for at in range(0, len(rendered), size):
+            events += parser.push(rendered[at : at + size])
+        [(tool, text, complete)] = [
+            part for part in join_deltas([*events, *parser.finish()]) if isinstance(part, tuple)
+        ]
+        assert (tool, json.loads(text), complete) == ("read", arguments, True)
+
+
+def type_of(value: object) -> frozenset[str]:
+    match value:
+        case bool():
+            return frozenset(["boolean"])
+        case int():
+            return frozenset(["integer"])
+        case str():
+            return frozenset(["string"])
+        case _:
+            return frozenset(["array"])
+
+
+QWEN_CODER = family_template("qwen3_coder").tool_format
+STRINGS = lambda _name, _key: frozenset(["string"])  # noqa: E731
+
+
+def test_long_string_between_tags_is_streamed() -> None:
+    parser = ToolParser(QWEN_CODER, {"write"}, STRINGS)
+    head = "<tool_call>\n<function=write>\n<parameter=text>\n"
+    assert parser.push(head) == [ParsedCallStarted("write"), ParsedArguments('{"text": ')]
+    streamed = "".join(
+        event.text
+        for _ in range(50)
+        for event in parser.push("line\n")
+        if isinstance(event, ParsedArguments)
+    )
+    assert streamed.startswith('"line\\n')
+    assert len(streamed) > 250
+    rest = parser.push("\n</parameter>\n</function>\n</tool_call>") + parser.finish()
+    whole = '{"text": ' + streamed + "".join(e.text for e in rest if isinstance(e, ParsedArguments))
+    assert json.loads(whole) == {"text": "line\n" * 50}
+    assert rest[-1] == ParsedCallEnded()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<tool_call>\n<function=f>\n</function>\n</tool_call>", [("f", "{}", True)]),
+        ("<tool_call>\n<function=f>\n<parameter=a>\n1", [("f", '{"a": ', False)]),
+        (
+            "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n",
+            [("f", '{"a": "1"}', True)],
+        ),
+        (
+            "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>?",
+            [("f", '{"a": "1"}', False), "?"],
+        ),
+        ("<tool_call> <b>", ["<tool_call> <b>"]),
+        ("<tool_call>\n<function=f", ["<tool_call>\n<function=f"]),
+    ],
+)
+def test_malformed_calls_between_tags(text: str, expected: list[Part]) -> None:
+    parser = ToolParser(QWEN_CODER, None, STRINGS)
+    events = [event for letter in text for event in parser.push(letter)]
+    assert join_deltas([*events, *parser.finish()]) == expected

@@ -19,7 +19,9 @@ from continuo.realtime.protocol.items import (
 from continuo.realtime.protocol.settings import GenerationSettings, Tool
 from tests.support.checkpoints import FAMILIES, family_template
 
-NO_TOOLS = {"chatml", "llama2", "gemma", "counting"}
+NO_TOOLS = {"odd_calls"}
+NO_HEADER_AT_FIRST = {"deepseek_v3_1"}
+"""The assistant's header depends on a message of the user before it."""
 NO_SYSTEM = {"gemma"}
 TOOL = Tool(name="get_weather", parameters='{"type": "object"}')
 
@@ -127,7 +129,7 @@ def test_deleting_a_message_restores_the_rendering_before_it() -> None:
     assert after.delete_item("u1").ids() == before.ids()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NO_HEADER_AT_FIRST])
 @pytest.mark.parametrize("instructions", ["", "be brief"])
 def test_prompt_of_an_empty_conversation_contains_the_tools(name: str, instructions: str) -> None:
     tools = () if name in NO_TOOLS else (TOOL,)

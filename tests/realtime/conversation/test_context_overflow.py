@@ -146,7 +146,7 @@ async def test_smaller_window_takes_effect_at_once(driver: SessionDriver) -> Non
 
 async def test_disabled_truncation_refuses_with_the_token_counts(driver: SessionDriver) -> None:
     await configure(driver, mode="disabled")
-    with pytest.raises(Refusal, match=r"400 \(max_model_len\)") as caught:
+    with pytest.raises(Refusal, match="length is 400 tokens") as caught:
         await fill(driver)
     assert caught.value.code == "context_length_exceeded"
     assert not driver.session.conversation.out_of_window

@@ -1,15 +1,25 @@
 """Tests of `Conversation`: the ids after any edits equal those of the same history rendered anew,
 and sampled ids stay as they were drawn."""
 
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from continuo.engine import ChatMessage, ChatTemplate, ModelText
+from continuo.engine.errors import BadRequest
+from continuo.engine.text.chat_template.renderer import TemplateRenderer
+from continuo.engine.text.chat_template.template import ConversationExtension
+from continuo.engine.text.tokenizer.chunked_encoding import ChunkedEncoder
 from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.conversation.rendering import render_tool
+from continuo.realtime.conversation.tokenization import Span, Tokenization
 from continuo.realtime.protocol.items import (
     ROOT,
     ContentPart,
@@ -19,6 +29,7 @@ from continuo.realtime.protocol.items import (
     MessageItem,
 )
 from continuo.realtime.protocol.settings import GenerationSettings, Tool
+from tests.support.checkpoints import family_template
 
 SAMPLED = (11, 12, 13, 0)
 """Letters, and the id that ends a message."""
@@ -152,55 +163,75 @@ def test_unknown_item_id_raises_key_error(template: ChatTemplate) -> None:
 
 def fresh_ids(conversation: Conversation) -> list[int]:
     """The ids of the same history, rendered span by span in order."""
-    settings = GenerationSettings(instructions=conversation.instructions, tools=conversation.tools)
-    plain = Conversation.start(conversation.template, settings)
+    tools = tuple(render_tool(tool) for tool in conversation.tools)
+    fresh = Tokenization(conversation.template, conversation.instructions or None, tools)
     for span in conversation.spans:
-        if span.sampled_ids is None:
-            plain = plain.with_items(span.items)
-        else:
-            assert span.response_id is not None
-            plain = plain.open_response(span.response_id).commit_response(
-                span.response_id, span.items, span.sampled_ids
-            )
-    return plain.ids()
+        fresh.add(Span(span.items, response_id=span.response_id, sampled_ids=span.sampled_ids))
+    return [id for span in fresh.spans for id in span.ids]
 
 
-EDITS = st.lists(
-    st.tuples(
-        st.sampled_from(["user", "assistant", "call", "result", "response", "delete", "configure"]),
-        st.integers(0, 5),
-    ),
-    max_size=14,
+KINDS = (
+    *("user", "assistant", "reasoned", "call", "result", "response"),
+    *("delete", "fork", "configure"),
 )
+EDITS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 5)), max_size=14)
+
+
+def edit(conversation: Conversation, kind: str, position: int, name: str) -> Conversation:
+    """Apply one edit; `name` is the id of what it adds."""
+    ids = names(conversation)
+    makers = {"user": user, "assistant": assistant, "call": call, "result": result}
+    if kind in ("delete", "fork"):
+        change = conversation.delete_item if kind == "delete" else conversation.up_to_item
+        return change(ids[position % len(ids)]) if ids else conversation
+    if kind == "configure":
+        tools = (Tool(name="look"),) * (position % 2)
+        return conversation.with_settings(
+            GenerationSettings(instructions="x" * (position // 2), tools=tools)
+        )
+    if kind == "response":
+        return with_response(conversation, name)
+    item: Item = (
+        assistant(name, f"<think>\nhm\n</think>\n\n{name}")
+        if kind == "reasoned"
+        else makers[kind](name)
+    )
+    after = [None, ROOT, *ids][position % (2 + len(ids))]
+    conversation = conversation.add_item(item, after)
+    assert conversation.find(item.id) == item
+    previous = conversation.previous_item_id(item.id)
+    assert previous == (
+        (ids[-1] if ids else None) if after is None else None if after == ROOT else after
+    )
+    return conversation
+
+
+def edit_all(template: ChatTemplate, edits: list[tuple[str, int]]) -> Conversation:
+    """Apply all edits but those that the template refuses: Llama 3 has one call in a message."""
+    conversation = Conversation.start(template, GenerationSettings())
+    for n, (kind, position) in enumerate(edits):
+        with contextlib.suppress(BadRequest):
+            conversation = edit(conversation, kind, position, f"i{n}")
+    return conversation
 
 
 @given(EDITS)
+@example([("user", 0), ("assistant", 0), ("call", 0), ("user", 3)])
 def test_any_edits_give_the_ids_of_a_fresh_rendering(
     template: ChatTemplate, edits: list[tuple[str, int]]
 ) -> None:
-    conversation = Conversation.start(template, GenerationSettings())
-    makers = {"user": user, "assistant": assistant, "call": call, "result": result}
-    for n, (kind, position) in enumerate(edits):
-        ids = names(conversation)
-        if kind == "delete":
-            if ids:
-                conversation = conversation.delete_item(ids[position % len(ids)])
-        elif kind == "configure":
-            conversation = conversation.with_settings(
-                GenerationSettings(instructions="x" * position)
-            )
-        elif kind == "response":
-            conversation = with_response(conversation, f"r{n}")
-        else:
-            item: Item = makers[kind](f"i{n}")
-            after = [None, ROOT, *ids][position % (2 + len(ids))]
-            conversation = conversation.add_item(item, after)
-            assert conversation.find(item.id) == item
-            previous = conversation.previous_item_id(item.id)
-            assert previous == (
-                (ids[-1] if ids else None) if after is None else None if after == ROOT else after
-            )
+    conversation = edit_all(template, edits)
     assert len(set(names(conversation))) == len(names(conversation))
+    assert conversation.ids() == fresh_ids(conversation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "llama3", "mistral_v3", "mistral_small"])
+@given(edits=EDITS)
+def test_any_edits_give_the_ids_of_a_fresh_rendering_for_templates_that_revise_messages(
+    family: str, edits: list[tuple[str, int]]
+) -> None:
+    conversation = edit_all(family_template(family), edits)
     assert conversation.ids() == fresh_ids(conversation)
 
 
@@ -213,3 +244,43 @@ def test_conversations_are_immutable(template: ChatTemplate) -> None:
         conversation.spans = ()  # type: ignore[misc]  # read-only, which is tested
     assert conversation.ids() == before
     assert msgspec.structs.replace(conversation).ids() == before
+
+
+def test_work_of_a_turn_does_not_grow_with_the_conversation(
+    template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work in exact counts: extensions by the chat template, messages that they render, and
+    characters that they encode."""
+    template.probe_short_view()
+    counts: Counter[str] = Counter()
+    extend, render = ChatTemplate.extend, TemplateRenderer.try_render
+    encode = ChunkedEncoder.encode
+
+    def count_extension(self: ChatTemplate, *args: Any, **options: Any) -> ConversationExtension:
+        counts["extensions"] += 1
+        return extend(self, *args, **options)
+
+    def count_messages(
+        self: TemplateRenderer, messages: Sequence[ChatMessage], *args: Any, **options: Any
+    ) -> str | None:
+        counts["messages"] += len(messages)
+        return render(self, messages, *args, **options)
+
+    def count_chars(self: ChunkedEncoder, text: str, **options: Any) -> list[int]:
+        counts["chars"] += len(text)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(ChatTemplate, "extend", count_extension)
+    monkeypatch.setattr(TemplateRenderer, "try_render", count_messages)
+    monkeypatch.setattr(ChunkedEncoder, "encode", count_chars)
+    conversation = Conversation.start(template, GenerationSettings(instructions="be kind"))
+    by_turn: list[tuple[Counter[str], int]] = []
+    for turn in range(100):
+        counts.clear()
+        conversation = conversation.add_item(user(f"u{turn}", f"question {turn:03}"))
+        conversation, _ = conversation.render_header()
+        conversation = with_response(conversation, f"r{turn}")
+        by_turn.append((counts.copy(), conversation.rendered_length))
+    assert by_turn[-1] == by_turn[2]
+    assert by_turn[-1][0]["extensions"] == 3, "the item, the header before and after the response"
+    assert conversation.rendered_length < conversation.length / 30

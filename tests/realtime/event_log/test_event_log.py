@@ -150,6 +150,22 @@ def test_continued_item_has_the_event_id_of_the_first_gateway() -> None:
     assert (replayed.event, replayed.seen_parts) == (other.received[1].event, 2)
 
 
+def test_items_that_another_gateway_sent_count_as_received() -> None:
+    one, other = GatewayLog(), GatewayLog()
+    one.start_item()
+    in_response, in_conversation = one.event_id(1), one.event_id(2)
+    one.append_text("ab")
+    in_text = one.event_id()
+    one.end_item("ab", "completed")
+    at_the_end = one.event_id(4)
+    assert one.log.received_item_count("resp_1") == 1
+    counts: list[int] = []
+    for since in (in_response, in_conversation, in_text, at_the_end):
+        assert other.resume(since) == []
+        counts.append(other.log.received_item_count("resp_1"))
+    assert counts == [0, 1, 1, 1]
+
+
 def test_item_after_a_response_is_replayed_after_the_response() -> None:
     one = GatewayLog()
     since = one.event_id()

@@ -18,7 +18,7 @@ from continuo.realtime.generation.output_parser import (
     PlainTextParser,
     TextChunk,
 )
-from continuo.realtime.generation.tool_calls import ToolCallParser, make_output_parser
+from continuo.realtime.generation.tool_calls import ToolCallParser, make_text_parser
 from continuo.realtime.protocol.commands import ConfigureSession
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice
 from tests.support.checkpoints import family_template
@@ -51,7 +51,7 @@ def parse(parser: OutputParser, text: str, cuts: list[int]) -> list[ParsedChunk]
 
 @given(st.lists(st.integers(0, 200)))
 def test_call_is_found_however_the_text_is_split(cuts: list[int]) -> None:
-    parser = make_output_parser(GenerationSettings(tools=TOOLS), family_template("qwen2_5"))
+    parser = make_text_parser(GenerationSettings(tools=TOOLS), family_template("qwen2_5"))
     assert isinstance(parser, ToolCallParser)
     assert parse(parser, OUTPUT, cuts) == [
         TextChunk("Let me see."),
@@ -62,7 +62,7 @@ def test_call_is_found_however_the_text_is_split(cuts: list[int]) -> None:
 
 
 def test_call_cut_off_ends_incomplete() -> None:
-    parser = make_output_parser(GenerationSettings(tools=TOOLS), family_template("qwen2_5"))
+    parser = make_text_parser(GenerationSettings(tools=TOOLS), family_template("qwen2_5"))
     assert parse(parser, OUTPUT[:60], [])[-1] == CallEndChunk(is_complete=False)
 
 
@@ -71,13 +71,13 @@ def test_call_cut_off_ends_incomplete() -> None:
     [GenerationSettings(), GenerationSettings(tools=TOOLS, tool_choice=ToolChoice("none"))],
 )
 def test_output_without_tools_is_plain_text(settings: GenerationSettings) -> None:
-    parser = make_output_parser(settings, family_template("qwen2_5"))
+    parser = make_text_parser(settings, family_template("qwen2_5"))
     assert isinstance(parser, PlainTextParser)
     assert parse(parser, OUTPUT, []) == [TextChunk(OUTPUT)]
 
 
-def test_output_of_a_template_without_tool_calls_is_plain_text() -> None:
-    parser = make_output_parser(GenerationSettings(tools=TOOLS), family_template("chatml"))
+def test_output_in_an_unknown_syntax_of_calls_is_plain_text() -> None:
+    parser = make_text_parser(GenerationSettings(tools=TOOLS), family_template("odd_calls"))
     assert parse(parser, OUTPUT, [3, 20]) == [TextChunk(OUTPUT)]
     assert parse(ToolCallParser(ToolParser(None)), "x", []) == [TextChunk("x")]
 
@@ -145,8 +145,22 @@ def test_response_without_tool_calls_follows_its_own_schema() -> None:
         (GenerationSettings(tools=(STRICT,)), "qwen2_5", "session.tools"),
         (
             GenerationSettings(tools=PAIR, tool_choice=ToolChoice("required")),
-            "chatml",
-            "session.tool_choice",
+            "odd_calls",
+            "session.tools",
+        ),
+        (GenerationSettings(tools=PAIR), "odd_calls", "session.tools"),
+        (
+            GenerationSettings(
+                tools=(
+                    Tool(
+                        name="look",
+                        parameters='{"properties": {"at": {"type": "string", "format": "time"}}}',
+                        strict=True,
+                    ),
+                )
+            ),
+            "qwen3_5",
+            "session.tools",
         ),
         (
             GenerationSettings(tools=PAIR, tool_choice=ToolChoice("function", "gone")),

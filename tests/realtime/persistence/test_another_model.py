@@ -346,7 +346,7 @@ async def test_session_too_long_for_the_other_model_is_truncated_or_refused(
         await client.wait_closed()
         error = client.socket.sent[-1]["error"]
         assert error["code"] == "context_length_exceeded"
-        assert "max_model_len" in error["message"]
+        assert "maximum context length is" in error["message"]
         assert client.socket.closed is not None
         assert client.socket.closed[0] == 1008
         found = await store.load(client.session_id)

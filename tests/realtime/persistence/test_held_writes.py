@@ -124,11 +124,11 @@ async def test_turn_whose_end_was_refused_leaves_no_ids_in_the_next_prompt(
     async with asyncio.timeout(20):
         while (
             await harness.engine.info(driver.session.id)
-        ).length < length or harness.engine.active_turns:
+        ).length < length or harness.engine.fleet.active_turns:
             await asyncio.sleep(0)
     harness.launch_allowed.clear()
     harness.kill()
-    while harness.engine.is_available:
+    while harness.engine.fleet.is_available:
         await asyncio.sleep(0)
     store.unblock(refuse=True)
     await asyncio.sleep(0.05)  # the turn is being stopped without an engine

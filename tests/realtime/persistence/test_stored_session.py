@@ -44,6 +44,7 @@ from continuo.realtime.protocol.items import (
     FunctionCallOutputItem,
     Item,
     MessageItem,
+    ReasoningItem,
 )
 from continuo.realtime.protocol.response import Response, ResponseError, Usage
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
@@ -169,7 +170,7 @@ class ConversationOf:
     def __init__(self, *items: Item) -> None:
         self._items = items
 
-    def items(self) -> tuple[Item, ...]:
+    def items_with_reasoning(self) -> tuple[Item, ...]:
         return self._items
 
 
@@ -189,3 +190,47 @@ def test_all_events_are_decoded_in_order() -> None:
 def test_events_before_a_lost_item_or_earlier_settings_are_left_out() -> None:
     assert decoded(EVENTS, ANSWER[1]) == EVENTS[10:], "the response has an item that is lost"
     assert decoded([EVENTS[5], EVENTS[0], EVENTS[6], EVENTS[0]]) == [EVENTS[6], EVENTS[0]]
+
+
+def test_entries_stored_before_reasoning_are_decoded() -> None:
+    """Spans and usages of earlier versions lack their last field."""
+    entry = msgspec.msgpack.encode(
+        [
+            "span",
+            [["message", "u1", "user", [["input_text", "hi"]], "completed"]],
+            [1, 2],
+            None,
+            None,
+        ]
+    )
+    span = decode_entry(entry)
+    assert isinstance(span, Span)
+    assert (span.ids, span.effort) == ((1, 2), "default")
+    usage = msgspec.msgpack.encode([9, 8, 7, 0.1, 0.2, 0.3, "hot"])
+    assert msgspec.msgpack.decode(usage, type=Usage) == Usage(
+        input_tokens=9,
+        cached_tokens=8,
+        output_tokens=7,
+        queued_s=0.1,
+        prefill_s=0.2,
+        model_s=0.3,
+        residency="hot",
+    )
+
+
+def test_span_of_a_response_that_reasoned_is_stored() -> None:
+    items = (
+        ReasoningItem(id="r1", text="hm"),
+        MessageItem(id="a1", role="assistant", parts=(ContentPart("output_text", "Yes."),)),
+    )
+    span = Span(items, (5, 6, 7), "resp_1", sampled_ids=(6, 7), effort="high")
+    decoded = decode_entry(encode_entry(span))
+    assert isinstance(decoded, Span)
+    assert (decoded.items, decoded.ids, decoded.sampled_ids, decoded.effort) == (
+        items,
+        (5, 6, 7),
+        (6, 7),
+        "high",
+    )
+    assert decoded.message is not None
+    assert decoded.message.reasoning == "hm"

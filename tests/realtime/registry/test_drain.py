@@ -18,7 +18,7 @@ async def test_session_taken_over_while_draining_does_not_block_the_stop(
     await driver.create_response(None)
     await driver.recorder.wait_for(TextDelta)
     registry.drain()
-    (turn,) = driver.engine._router.turns.values()
+    (turn,) = driver.engine._router.turns
     turn.put(StaleEngineFence("another gateway has the session"))
     await registry.close(driver.session)
     await asyncio.wait_for(registry.aclose(), 20)

@@ -37,7 +37,7 @@ async def test_fork_shares_history_and_kv_with_its_parent(harness: EngineHarness
     await fork.add_message("and lives longer", name="x2")
     await fork.run_turn()
     await fork.session.close()
-    assert await harness.engine.list_sessions() == []
+    assert await harness.engine.fleet.list_sessions() == []
 
 
 async def test_fork_during_a_response_does_not_disturb_the_response(harness: EngineHarness) -> None:

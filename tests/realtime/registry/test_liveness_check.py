@@ -5,14 +5,18 @@ A gateway that was suspended may read a resume request whose client disconnected
 
 import asyncio
 import json
+from typing import cast
 
 import pytest
+from starlette.types import Message
+from starlette.websockets import WebSocket
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.registry.access import Credentials, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.transport.socket import PING_EXTENSION, StarletteSocket
 from tests.realtime.registry.test_takeover import registries
 from tests.support.clients import JsonEvent, message_item, open_realtime_session
 from tests.support.frames import CLOSE, PING, PONG, RawWebSocket, encode_frame
@@ -89,6 +93,24 @@ async def test_peer_that_answers_the_ping_takes_over_the_session(server: Running
         assert await client.wait_close_code() == 4001
         await peer.send(encode_frame(opcode=CLOSE))
         peer.close()
+
+
+class EndlessMessages:
+    """A WebSocket of Starlette whose peer answers no ping and sends short messages for ever."""
+
+    def __init__(self) -> None:
+        pong = asyncio.get_running_loop().create_future()
+        self.scope = {"extensions": {PING_EXTENSION: {"ask": lambda: pong}}}
+
+    async def receive(self) -> Message:
+        return {"type": "websocket.receive", "text": "{}"}
+
+
+async def test_few_short_messages_are_kept_while_a_ping_is_unanswered() -> None:
+    socket = StarletteSocket(cast("WebSocket", EndlessMessages()))
+    assert not await socket.ping(0.05)
+    assert 1000 < len(socket._received_ahead) < 5000
+    assert await socket.recv() == "{}"
 
 
 async def test_resume_of_a_parked_session_sends_no_ping(server: RunningServer) -> None:

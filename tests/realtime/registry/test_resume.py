@@ -29,7 +29,7 @@ async def registry(harness: EngineHarness) -> AsyncIterator[Registry]:
     registry = await create_registry(harness)
     yield registry
     await registry.aclose()
-    assert await harness.engine.list_sessions() == [], "no session is left open in the engine"
+    assert await harness.engine.fleet.list_sessions() == [], "no session is left open in the engine"
 
 
 async def uninterrupted(registry: Registry) -> InProcessClient:
@@ -233,9 +233,9 @@ async def test_response_pauses_while_detached_and_continues_on_resume(
     session = registry.find(client.session_id)
     assert session is not None
     await asyncio.sleep(0.1)
-    tokens_drawn = (await harness.engine.stats()).tokens_drawn
+    tokens_drawn = (await harness.engine.fleet.stats()).tokens_drawn
     await asyncio.sleep(0.1)
-    assert (await harness.engine.stats()).tokens_drawn == tokens_drawn, "generation is paused"
+    assert (await harness.engine.fleet.stats()).tokens_drawn == tokens_drawn, "generation is paused"
     assert session.state is SessionState.RESPONDING
     client.resume()
     await client.socket.wait_for("rate_limits.updated")

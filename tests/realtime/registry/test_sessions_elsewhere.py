@@ -60,7 +60,7 @@ async def engines(harness: EngineHarness) -> AsyncIterator[tuple[EngineClient, E
     async with front(port) as one, front(port) as two:
         yield one, two
         await harness.wait_until_empty()
-        stats = await one.stats()
+        stats = await one.fleet.stats()
         assert stats.pages_free + stats.pages_tree == stats.pages_total, "no page is leaked"
 
 

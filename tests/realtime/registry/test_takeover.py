@@ -45,7 +45,7 @@ async def registries_on(
         registries = make_registry(one, store), make_registry(two, store)
         async with registries[0].running(), registries[1].running():
             yield registries
-        assert await one.list_sessions() == [], "no session is left open in the engine"
+        assert await one.fleet.list_sessions() == [], "no session is left open in the engine"
     await store.aclose()
 
 

@@ -23,7 +23,7 @@ async def server(
 ) -> AsyncIterator[RunningServer]:
     async with serve_harness(harness, gateway_settings) as server:
         yield server
-    assert await harness.engine.list_sessions() == [], "nothing is left open in the engine"
+    assert await harness.engine.fleet.list_sessions() == [], "nothing is left open in the engine"
 
 
 @pytest.fixture

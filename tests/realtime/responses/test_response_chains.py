@@ -9,6 +9,7 @@ from typing import cast
 import msgspec
 import pytest
 
+from continuo.engine import SessionGroup
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.commands import CreateResponse
@@ -38,13 +39,13 @@ async def response_service(
         template,
         GenerationSettings(),
         limits or Limits(),
-        lambda tenant: tenant,
+        SessionGroup,
         store,
     )
     responses._connections.add("conn_1")
     yield responses
     await responses.close()
-    assert await harness.engine.list_sessions() == [], "nothing is left open in the engine"
+    assert await harness.engine.fleet.list_sessions() == [], "nothing is left open in the engine"
 
 
 def request(
@@ -138,7 +139,7 @@ async def test_continuation_points_are_limited_in_number_and_tokens(harness: Eng
         assert responses.continuations.token_count <= 150
         assert len(responses.continuations) <= 3
         async with asyncio.timeout(20):
-            while len(await harness.engine.list_sessions()) > len(responses.continuations):
+            while len(await harness.engine.fleet.list_sessions()) > len(responses.continuations):
                 await asyncio.sleep(0.01)
 
 
@@ -146,7 +147,7 @@ async def test_unused_continuation_points_expire(harness: EngineHarness) -> None
     async with response_service(harness, Limits(continuation_point_ttl_s=0.2)) as responses:
         first = await turn(responses, request("hello"))
         async with asyncio.timeout(20):
-            while len(responses.continuations) or await harness.engine.list_sessions():
+            while len(responses.continuations) or await harness.engine.fleet.list_sessions():
                 await asyncio.sleep(0.02)
         assert await is_unknown(responses, first.id)
 
@@ -175,7 +176,7 @@ def text(item: Item) -> str:
 async def test_prompt_over_the_context_is_refused_or_truncated(harness: EngineHarness) -> None:
     async with response_service(harness) as responses:
         response = await turn(responses, request("x" * 300))
-        with pytest.raises(Refusal, match=r"tokens, but the context of the model holds 400"):
+        with pytest.raises(Refusal, match="maximum context length is 400 tokens"):
             await responses.create(request("y" * 80, response.id), REQUESTER)
         ended = await turn(responses, request("y" * 80, response.id, truncate=True))
         assert ended.usage is not None
@@ -186,7 +187,7 @@ async def test_prompt_over_the_context_is_refused_or_truncated(harness: EngineHa
 async def test_failed_response_leaves_its_predecessor_usable(harness: EngineHarness) -> None:
     async with response_service(harness) as responses:
         first = await turn(responses, request("hello"))
-        steps = (await harness.engine.stats()).steps
+        steps = (await harness.engine.fleet.stats()).steps
         harness.runner.failing_steps.update(range(steps, steps + 3))
         failed = await turn(responses, request("on", first.id))
         assert failed.status == "failed"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from continuo.engine import SessionGroup
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.responses.service import ResponseService
@@ -311,7 +312,7 @@ async def test_connection_of_a_slow_reader_is_closed(harness: EngineHarness) -> 
     assert template is not None
     limits = Limits(send_timeout_s=0.1)
     responses = ResponseService(
-        harness.engine, template, GenerationSettings(), limits, lambda tenant: tenant
+        harness.engine, template, GenerationSettings(), limits, SessionGroup
     )
     socket = FakeSocket()
     serving = asyncio.create_task(
@@ -324,4 +325,4 @@ async def test_connection_of_a_slow_reader_is_closed(harness: EngineHarness) -> 
     assert socket.closed is not None
     assert socket.closed[0] == 1013
     await responses.close()
-    assert await harness.engine.list_sessions() == []
+    assert await harness.engine.fleet.list_sessions() == []

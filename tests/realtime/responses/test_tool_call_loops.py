@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from continuo.engine.batch import Geometry
+from continuo.engine.text.tool_writer import write_calls
 from continuo.realtime.server.config.settings import GatewaySettings
-from tests.support.checkpoints import family_folder, family_text
+from tests.support.checkpoints import family_folder, family_template, family_text
 from tests.support.clients import (
     FINAL_EVENT_TYPES,
     ResponsesClient,
@@ -51,8 +52,17 @@ WEATHER: dict[str, Any] = {
 ANSWER = "It is sunny there."
 
 
+PUBLISHED_LOOPS = ("qwen3_coder", "glm4_6", "deepseek_v3_1", "kimi_k2", "gemma4", "lfm2")
+"""Families whose calls are written by their derived formats."""
+NAMES = (*CALLS, *PUBLISHED_LOOPS)
+
+
 def calls(name: str, *arguments: str) -> str:
     """The text of a model of the family that calls a tool once with each of `arguments`."""
+    if name in PUBLISHED_LOOPS:
+        tool_format = family_template(name).tool_format
+        assert tool_format is not None
+        return write_calls(tool_format, [("get_weather", json.loads(a)) for a in arguments])
     prefix, call, separator, suffix = CALLS[name]
     return prefix + separator.join(call.format(each) for each in arguments) + suffix
 
@@ -89,7 +99,7 @@ def outputs_of_calls(response: dict[str, Any], *outputs: str) -> list[dict[str, 
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", NAMES)
 async def test_tool_call_with_its_result_leads_to_an_answer(name: str, choice: str) -> None:
     async with scripted_model(name, calls(name, ROME), ANSWER) as (client, device):
         events = await respond(client, input="The weather in Rome?", tool_choice=choice)
@@ -113,7 +123,7 @@ async def test_tool_call_with_its_result_leads_to_an_answer(name: str, choice: s
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", NAMES)
 async def test_two_calls_in_one_response_keep_their_results_in_order(
     name: str, choice: str
 ) -> None:

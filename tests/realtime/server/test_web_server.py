@@ -12,7 +12,7 @@ from continuo.realtime.errors import SetupError
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
-from continuo.realtime.server.process.web_server import bind
+from continuo.realtime.server.process.web_server import PORTS_TRIED, bind, bind_next_free
 from tests.support.clients import open_realtime_session
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.sessions import shared_store
@@ -58,7 +58,7 @@ async def test_readiness_requires_no_key(harness: EngineHarness) -> None:
             (True, True, (503, {"status": "draining"})),
         ):
             if open:
-                gate.set_app(app, harness.engine, store)
+                gate.set_app(app, harness.engine.fleet, store)
             gate.is_draining = draining
             for path in ("/ready", "/health/ready"):
                 assert await server.request("GET", path, headers={}) == expected
@@ -143,13 +143,24 @@ async def test_stopping_server_closes_connections_with_1012(harness: EngineHarne
         await client.send("response.create")
         server.web_server.should_exit = True
         assert await client.wait_close_code() == 1012
-    assert await harness.engine.list_sessions() == []
+    assert await harness.engine.fleet.list_sessions() == []
 
 
 async def test_model_without_a_chat_template_is_not_served(letters: Path) -> None:
     async with digest_engine(letters) as harness:
         with pytest.raises(SetupError, match="no chat template"):
             build_app(harness.engine, GatewaySettings(), await shared_store(harness))
+
+
+def test_next_free_port_is_taken() -> None:
+    with bind("127.0.0.1", 0) as taken, bind_next_free("127.0.0.1", port_of(taken)) as sock:
+        assert 0 < port_of(sock) - port_of(taken) < PORTS_TRIED
+    with pytest.raises(SetupError, match="--host"):
+        bind_next_free("no such host", 1)
+
+
+def port_of(sock: socket.socket) -> int:
+    return sock.getsockname()[1]
 
 
 def test_bind_error_names_the_option_to_change() -> None:

@@ -94,13 +94,13 @@ async def test_response_create_sent_again_generates_one_response(
     second = await client.socket.wait_for("response.created", 2)
     assert first["response"]["id"] == second["response"]["id"]
     await client.socket.wait_for("rate_limits.updated")
-    drawn = (await harness.engine.stats()).tokens_drawn
+    drawn = (await harness.engine.fleet.stats()).tokens_drawn
     await resume(client, from_store)
     client.socket.push_event(**command)
     done = await client.socket.wait_for("response.done")
     assert done["response"]["id"] == first["response"]["id"]
     await asyncio.sleep(0.05)
-    assert (await harness.engine.stats()).tokens_drawn == drawn
+    assert (await harness.engine.fleet.stats()).tokens_drawn == drawn
     await client.disconnect()
 
 

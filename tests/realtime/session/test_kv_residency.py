@@ -66,7 +66,7 @@ async def residency_after_resume(client: InProcessClient) -> str:
 async def test_kv_evicted_by_another_session_is_reported(small_harness: EngineHarness) -> None:
     registry = await create_registry(small_harness)
     idle, other = await client_with_kv(registry), await client_with_kv(registry)
-    spills = (await small_harness.engine.stats()).host_pages_total > 0
+    spills = (await small_harness.engine.fleet.stats()).host_pages_total > 0
     resident, evicted = await kv_status(registry, other), await kv_status(registry, idle)
     assert (resident.place, resident.host_tokens, resident.lost_tokens) == ("device", 0, 0)
     assert 0 < evicted.tokens < resident.tokens

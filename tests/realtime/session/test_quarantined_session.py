@@ -69,6 +69,6 @@ async def test_session_that_kills_engine_processes_is_refused(engine: EngineClie
     await fresh.execute(AddItem(user_message("u1", "hello"), None))
     await fresh.close()
     await good.close()
-    assert await engine.list_sessions() == []
+    assert await engine.fleet.list_sessions() == []
     await registry.aclose()
     await store.aclose()

@@ -195,12 +195,13 @@ async def test_truncate_an_assistant_message_of_the_client(driver: SessionDriver
     await driver.run_turn()
 
 
-async def test_audio_end_ms_alone_changes_nothing(driver: SessionDriver) -> None:
+async def test_audio_end_ms_alone_is_refused_for_text(driver: SessionDriver) -> None:
     response = await response_of_length(driver, 2)
     before = driver.session.conversation
     name = response.items[0].id
-    await driver.session.execute(TruncateItem(name, 0, audio_end_ms=700))
-    assert driver.recorder.events[-1] == ItemTruncated(name, 0, 700, None)
+    with pytest.raises(Refusal) as caught:
+        await driver.session.execute(TruncateItem(name, 0, audio_end_ms=700))
+    assert (caught.value.code, caught.value.param) == ("missing_required_parameter", "text_end")
     assert driver.session.conversation is before
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from continuo.engine import EngineClient, EngineConfig, Sampling
+from continuo.engine import EngineClient, EngineConfig, Sampling, SessionGroup
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import Limits
@@ -75,7 +75,7 @@ class Voice:
         prompt, header = self.session.conversation.render_header()
         sampling = Sampling(max_tokens=tokens, ignore_eos=True)
         turn = await self.engine.complete(
-            [*prompt.ids(), *header], sampling, cache_scope=generate_id("x")
+            [*prompt.ids(), *header], sampling, group=SessionGroup(generate_id("x"))
         )
         ids = [id async for piece in turn for id in piece.ids]
         assert turn.ended is not None

@@ -31,7 +31,7 @@ async def connect(
     await client.wait_closed()
     assert len(registry) == 0
     await registry.aclose()
-    assert await harness.engine.list_sessions() == [], "the engine still holds a session"
+    assert await harness.engine.fleet.list_sessions() == [], "the engine still holds a session"
 
 
 async def test_idle_connection_does_not_keep_its_last_frame(harness: EngineHarness) -> None:
@@ -117,7 +117,7 @@ async def test_session_close_cancels_the_running_turn(harness: EngineHarness, si
         client.socket.push_event(type="session.close")
         await client.socket.wait_for("session.closed")
         await client.wait_closed()
-        assert (await harness.engine.stats()).active_turns == 0
+        assert (await harness.engine.fleet.stats()).active_turns == 0
 
 
 async def test_session_ended_during_its_opening_leaves_no_engine_session(

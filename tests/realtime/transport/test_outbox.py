@@ -5,6 +5,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -180,13 +181,26 @@ async def test_outbox_over_its_limit_for_too_long_closes_the_connection() -> Non
 async def test_outbox_far_over_its_limit_closes_at_once() -> None:
     socket = FakeSocket()
     socket.peer_reads.clear()
-    outbox = Outbox(socket, Limits(outbox_bytes_max=1000, outbox_over_limit_s_max=1e6))
+    limits = Limits(outbox_bytes_max=1000, outbox_over_limit_s_max=1e6)
+    outbox = Outbox(socket, msgspec.structs.replace(limits, outbox_snapshot_bytes_max=4000))
     running = asyncio.create_task(outbox.run())
     await asyncio.sleep(0)
     outbox.put(delta(1, "x" * 1200))
     outbox.put(delta(2, "y" * 4000, "item_b"))
     with pytest.raises(ConnectionCloseError):
         await asyncio.wait_for(running, 5)
+
+
+async def test_client_that_reads_nothing_is_closed_whatever_the_backlog() -> None:
+    socket = FakeSocket()
+    socket.peer_reads.clear()
+    outbox = Outbox(socket, Limits(send_timeout_s=0.05))
+    running = asyncio.create_task(outbox.run())
+    await asyncio.sleep(0)
+    outbox.put(delta(1, "x"))
+    with pytest.raises(ConnectionCloseError, match="does not read") as caught:
+        await asyncio.wait_for(running, 5)
+    assert caught.value.code == CloseCode.TRY_AGAIN_LATER
 
 
 async def test_reader_that_catches_up_stays_connected() -> None:

@@ -29,9 +29,12 @@ import type {
 } from './events.js';
 import { IdGenerator } from './id_generator.js';
 import { Listeners } from './listeners.js';
-import type { Observable, Unsubscribe } from './observable.js';
+import { type Observable, Subject, type Unsubscribe } from './observable.js';
 import { ConnectionClosedError, Outbox, type Receipt } from './outbox.js';
-import { prepareRehydration, settingsOf } from './rehydrate.js';
+import { recreateItems, settingsOf } from './rehydrate.js';
+import { ResponseRouting } from './response_routing.js';
+import { type ResponseClient, ResponseStream } from './response_stream.js';
+import { declareTools, type HandledTool } from './tools.js';
 
 /** Session to resume, and the id of the last event received from it. Applications store it to resume from
  * another page; its field names are part of that format. */
@@ -49,12 +52,20 @@ export interface ForkOptions {
   token?: string;
 }
 
+/** Changed settings of a fork, and the last item that it shares. */
+export interface ForkSettings extends SessionSettings {
+  at?: string;
+}
+
 export interface RealtimeClientOptions extends ConnectionOptions {
   /** ws:// or wss:// URL up to and including /v1/realtime. */
   url: string;
   model?: string;
   /** Settings of a new session. */
   session?: SessionSettings;
+  /** Tools of a new session, by name, beside those of `session`. The client answers calls in responses to
+   * `ask` and `respond`: it runs the handler, sends the result, and requests the next response. */
+  tools?: Readonly<Record<string, HandledTool>>;
   /** Resume this session. */
   resume?: ResumePoint;
   /** Begin with a fork of another session. */
@@ -68,13 +79,19 @@ export interface RealtimeClientOptions extends ConnectionOptions {
 /** Error codes that report a lost session, which can be rehydrated in a new one. */
 const SESSION_LOST_CODES = new Set(['session_not_found', 'session_expired', 'resume_gap']);
 
+/** How long `close` waits for acknowledgements, in milliseconds. */
+const CLOSE_TIMEOUT_MS = 5000;
+
 export class RealtimeClient {
   readonly conversation = new Conversation();
   readonly draft: Draft;
   readonly #options: RealtimeClientOptions;
+  /** Tools whose calls are answered, by name. */
+  #tools: Readonly<Record<string, HandledTool>>;
   readonly #connection: Connection;
   readonly #outbox = new Outbox();
   readonly #ids = new IdGenerator();
+  readonly #responses = new ResponseRouting();
   readonly #eventListeners = new Listeners<ServerEvent>();
   readonly #sentListeners = new Listeners<ClientEvent>();
   readonly #changeListeners = new Listeners<{ type: string; change: ConversationChange }>();
@@ -85,11 +102,13 @@ export class RealtimeClient {
   #rehydrating = false;
   /** Id of the barrier event whose reply follows every missed event; null if none is pending. */
   #barrierId: string | null = null;
+  readonly #caughtUp = new Subject(false);
   /** Whether a response was in progress when the server began to send a snapshot. */
   #respondingBeforeSnapshot = false;
 
   constructor(options: RealtimeClientOptions) {
     this.#options = options;
+    this.#tools = options.tools ?? {};
     this.#resumePoint = options.resume ?? null;
     this.draft = new Draft((event, resendAs) => this.send(event, resendAs));
     this.#connection = new Connection(options, {
@@ -106,12 +125,20 @@ export class RealtimeClient {
       oldestUnacknowledgedAt: () => this.#outbox.oldestSentAt,
     });
     this.state.subscribe((state) => {
-      if (state.phase === 'closed') this.#outbox.rejectAll(state.error);
+      if (state.phase !== 'closed') return;
+      this.#outbox.rejectAll(state.error);
+      this.#responses.failAll(state.error);
     });
   }
 
   get state(): Observable<ConnectionState> {
     return this.#connection.state;
+  }
+
+  /** Whether the connection is open and every missed event has been received. Until then a missed event may
+   * acknowledge an event that is sent, though it answers an earlier one. */
+  get caughtUp(): Observable<boolean> {
+    return this.#caughtUp;
   }
 
   /** The session as last described by the server. */
@@ -138,7 +165,7 @@ export class RealtimeClient {
     return this.#eventListeners.add(type, listener as (event: ServerEvent) => void);
   }
 
-  /** Call `listener` when the conversation has changed. */
+  /** Call `listener` with what changed in the conversation; `conversation.items` is the whole list. */
   onConversationChange(listener: (change: ConversationChange) => void): Unsubscribe {
     return this.#changeListeners.add('*', ({ change }) => {
       listener(change);
@@ -148,6 +175,35 @@ export class RealtimeClient {
   /** Call `listener` with each event sent, including each time it is sent again. */
   onSent(listener: (event: ClientEvent) => void): Unsubscribe {
     return this.#sentListeners.add('*', listener);
+  }
+
+  // ---------------------------------------------------------------- responses
+
+  /** Send a user message and request a response to it. Await the response for its text, or iterate over
+   * its deltas. */
+  ask(text: string, settings: ResponseSettings = {}): ResponseStream {
+    return this.#stream(settings, () => this.sendUserMessage(text).acknowledged);
+  }
+
+  /** Request a response to the conversation as it is. */
+  respond(settings: ResponseSettings = {}): ResponseStream {
+    return this.#stream(settings, () => Promise.resolve());
+  }
+
+  #stream(settings: ResponseSettings, prepare: () => Promise<unknown>): ResponseStream {
+    const client: ResponseClient = {
+      conversation: this.conversation,
+      tools: this.#tools,
+      newEventId: () => this.#ids.next('event'),
+      send: (event) => this.send(event),
+      requestResponse: (stream, request) => {
+        this.#responses.expect(stream, request);
+        this.#responses.watch(this.send(request));
+      },
+    };
+    const stream = new ResponseStream(client, settings, prepare);
+    this.#responses.add(stream);
+    return stream;
   }
 
   // ---------------------------------------------------------------- sending
@@ -200,12 +256,35 @@ export class RealtimeClient {
     return this.send({ type: 'conversation.item.delete', item_id });
   }
 
+  /** Delete all items after `itemId`; all items if it is null. The KV of those before them stays. Throws
+   * RangeError if there is no such item, EventRefusedError if the server refuses a deletion. */
+  async rewind(itemId: string | null): Promise<void> {
+    const { items } = this.conversation;
+    const position = items.findIndex(({ id }) => id === itemId);
+    if (itemId !== null && position < 0) throw new RangeError(`there is no item '${itemId}'`);
+    const later = items.slice(position + 1).reverse();
+    await Promise.all(later.map(({ id }) => this.deleteItem(id).acknowledged));
+  }
+
   /** Truncate an assistant message to its first `text_end` code points. */
   truncateItem(item_id: string, text_end: number): Receipt {
     return this.send({ type: 'conversation.item.truncate', item_id, content_index: 0, text_end });
   }
 
   // ---------------------------------------------------------------- connection
+
+  /** Returns a client of a new session with the settings, the items and the KV of this one, up to and
+   * including the item `at`, or with all items. `settings` are changed in the new session. Connect it while
+   * this session exists. Throws Error if there is no session yet. */
+  fork({ at, ...settings }: ForkSettings = {}): RealtimeClient {
+    if (this.#resumePoint === null) throw new Error('there is no session to fork yet');
+    const { sessionId, token } = this.#resumePoint;
+    const source = { sessionId, ...(at !== undefined && { itemId: at }), ...(token !== undefined && { token }) };
+    const { resume: _resume, tools: _tools, ...options } = this.#options;
+    const forked = new RealtimeClient({ ...options, session: settings, fork: source });
+    forked.#tools = this.#tools; // the session declares them already
+    return forked;
+  }
 
   connect(): void {
     this.#connection.connect();
@@ -233,14 +312,21 @@ export class RealtimeClient {
     );
   }
 
-  /** Disconnect for good. The session can be resumed from `resumePoint` for a limited time. */
-  disconnect(): void {
+  /** Leave: wait up to `timeout_ms` milliseconds for the acknowledgement of what was sent, then disconnect
+   * for good; at once if `timeout_ms` is 0. The session can be resumed from `resumePoint` for a limited
+   * time. */
+  async close(timeout_ms = CLOSE_TIMEOUT_MS): Promise<void> {
+    const { phase } = this.state.value;
+    if (timeout_ms > 0 && phase !== 'idle' && phase !== 'closed') {
+      await withTimeout(this.#outbox.settled(), timeout_ms);
+    }
     this.#connection.close(new ConnectionClosedError('disconnected', 'This client has disconnected.'));
   }
 
-  /** Close the session on the server, which also closes the connection. */
-  async closeSession(): Promise<void> {
+  /** Delete the session on the server, and disconnect for good. */
+  async deleteSession(): Promise<void> {
     await this.send({ type: 'session.close' }).acknowledged;
+    await this.close(0);
   }
 
   #url(): string {
@@ -289,6 +375,7 @@ export class RealtimeClient {
     this.#barrierId = null;
     this.#lastError = null;
     this.#outbox.markUnsent();
+    this.#caughtUp.set(false);
   }
 
   // ---------------------------------------------------------------- receiving
@@ -300,19 +387,28 @@ export class RealtimeClient {
     }
     const snapshot =
       event.type === 'session.updated' && event.session.resume?.resumed === 'snapshot';
-    if (snapshot) this.#respondingBeforeSnapshot = this.conversation.activeTurn !== null;
-    this.#outbox.receive(event);
+    if (snapshot) {
+      const active = this.conversation.activeTurn;
+      this.#respondingBeforeSnapshot = active !== null && !this.#responses.has(active.id);
+      this.#responses.expectAnnouncements();
+    }
+    const acknowledgedId = this.#outbox.receive(event);
     if (event.type === 'error' && this.#barrierId && event.error.event_id === this.#barrierId) {
       this.#onBarrierPassed();
       return;
     }
     const change = this.conversation.apply(event);
     this.#updateSession(event);
+    this.#responses.receive(event, acknowledgedId);
     this.#eventListeners.emit(event);
-    if (change !== null) this.#changeListeners.emit({ type: change.kind, change });
+    if (change !== null) this.#emitChanges([change]);
     if (this.#resumePoint !== null && typeof event.event_id === 'string' && event.type !== 'error') {
       this.#resumePoint.lastEventId = event.event_id;
     }
+  }
+
+  #emitChanges(changes: ConversationChange[]): void {
+    for (const change of changes) this.#changeListeners.emit({ type: change.kind, change });
   }
 
   #updateSession(event: ServerEvent): void {
@@ -341,7 +437,7 @@ export class RealtimeClient {
   #onSessionCreated(session: Session): void {
     const { resume } = session;
     const previousSettings = this.#rehydrating && this.#session ? settingsOf(this.#session) : undefined;
-    const settings = previousSettings ?? this.#options.session;
+    const settings = previousSettings ?? this.#newSessionSettings();
     this.#session = session;
     this.#resumePoint = {
       sessionId: session.id,
@@ -354,10 +450,25 @@ export class RealtimeClient {
     }
     const forked = this.#options.fork !== undefined && !this.#rehydrating;
     const needsRehydration = !forked && this.conversation.items.length > 0;
-    if (needsRehydration) setup.push(...prepareRehydration(this.conversation, this.#outbox.events));
-    for (const event of setup.reverse()) this.#sendFirst(event);
+    if (needsRehydration) {
+      const unfinished = this.conversation.activeTurn;
+      if (unfinished !== null) this.#emitChanges(this.conversation.removeTurn(unfinished));
+      setup.push(...recreateItems(this.conversation, this.#outbox.events));
+      const isRequested = unfinished === null || this.#responses.has(unfinished.id);
+      if (!isRequested) setup.push({ type: 'response.create' });
+    }
+    if (this.#rehydrating) {
+      this.#responses.expectAnnouncements();
+      setup.push(...this.#responses.requestsAgain(true).map(({ request }) => request));
+    }
+    for (const event of setup.reverse()) this.#responses.watch(this.#sendFirst(event));
     this.#rehydrating = false;
     this.#onOpen(needsRehydration ? 'rehydrated' : 'new', null);
+  }
+
+  #newSessionSettings(): SessionSettings | undefined {
+    const { session, tools } = this.#options;
+    return tools ? { ...session, tools: [...(session?.tools ?? []), ...declareTools(tools)] } : session;
   }
 
   #onOpen(outcome: ResumeOutcome, kv: KVResidency | null): void {
@@ -366,6 +477,7 @@ export class RealtimeClient {
     if (outcome === 'exact' || outcome === 'snapshot') this.#sendBarrier();
     this.draft.sync();
     this.#flush();
+    if (this.#barrierId === null) this.#caughtUp.set(true);
   }
 
   /** Send a barrier: nothing is sent again until every missed event has been received, because missed
@@ -381,12 +493,17 @@ export class RealtimeClient {
     this.#barrierId = null;
     if (this.#respondingBeforeSnapshot && this.conversation.needsResponse) this.createResponse();
     this.#respondingBeforeSnapshot = false;
+    for (const { id, request } of this.#responses.requestsAgain(false)) {
+      this.#outbox.expectAgain(id);
+      this.#responses.watch(this.send(request));
+    }
     this.#flush();
+    this.#caughtUp.set(true);
   }
 
   /** Queue an event ahead of all others. */
-  #sendFirst(event: ClientEvent): void {
-    this.#outbox.add(this.#ids.withIds(event), undefined, true);
+  #sendFirst(event: ClientEvent): Receipt {
+    return this.#outbox.add(this.#ids.withIds(event), undefined, true);
   }
 
   #flush(): void {
@@ -396,4 +513,11 @@ export class RealtimeClient {
       else this.#outbox.reject(event.event_id, 'frame_too_large', 'This message is too long to send.');
     }
   }
+}
+
+async function withTimeout(settled: Promise<unknown>, timeout_ms: number): Promise<void> {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const timeout = new Promise((resolve) => (timer = setTimeout(resolve, timeout_ms)));
+  await Promise.race([settled, timeout]);
+  clearTimeout(timer);
 }

@@ -4,7 +4,7 @@
  * Pure: applies server events and returns what changed.
  */
 
-import type { ContentPart, Item, RealtimeResponse, ServerEvent } from './events.js';
+import type { ContentPart, Item, MessageItem, RealtimeResponse, ServerEvent } from './events.js';
 
 /** One turn of the model: its response, and the items it generated. Part of `ConversationJson`. */
 export interface Turn {
@@ -14,11 +14,17 @@ export interface Turn {
   items: string[];
 }
 
-/** What an event changed: the list of items, one item, or the response of one turn. */
+/** What changed. `item` is the item as it is now, or was when it was removed. */
 export type ConversationChange =
-  | { kind: 'item_list' }
-  | { kind: 'item'; id: string }
-  | { kind: 'turn'; id: string };
+  | { kind: 'item_inserted'; item: Item; index: number }
+  /** The item has another content or status. */
+  | { kind: 'item_updated'; item: Item }
+  | { kind: 'text_appended'; item: MessageItem; delta: string }
+  | { kind: 'item_removed'; item: Item; index: number }
+  /** The server sends the whole conversation again: the list is empty, and the items follow. */
+  | { kind: 'items_replaced' }
+  /** A response began or ended. */
+  | { kind: 'turn_updated'; turn: Turn };
 
 /** A conversation as applications store it; its field names are part of that format. */
 export interface ConversationJson {
@@ -69,7 +75,7 @@ export class Conversation {
       case 'session.updated':
         if (event.session.resume?.resumed !== 'snapshot') return null;
         this.clear();
-        return { kind: 'item_list' };
+        return { kind: 'items_replaced' };
       case 'conversation.item.added':
         return this.#add(event.item, event.previous_item_id);
       case 'conversation.item.done':
@@ -96,15 +102,13 @@ export class Conversation {
     }
   }
 
-  /** Remove a turn and its items. */
-  removeTurn(turn: Turn): void {
-    this.#items = this.#items.filter((item) => !turn.items.includes(item.id));
-    for (const id of turn.items) {
-      this.#itemsById.delete(id);
-      this.#turnsByItemId.delete(id);
-    }
+  /** Remove a turn and its items. Returns what changed. */
+  removeTurn(turn: Turn): ConversationChange[] {
+    const changes = turn.items.map((id) => this.#delete(id)).filter((change) => change !== null);
+    for (const id of turn.items) this.#turnsByItemId.delete(id);
     this.#turns.delete(turn.id);
     if (this.#activeTurn === turn) this.#activeTurn = null;
+    return changes;
   }
 
   clear(): void {
@@ -139,7 +143,7 @@ export class Conversation {
     const itemCopy = copyItem(item);
     this.#items.splice(index, 0, itemCopy);
     this.#itemsById.set(itemCopy.id, itemCopy);
-    return { kind: 'item_list' };
+    return { kind: 'item_inserted', item: itemCopy, index };
   }
 
   #replace(item: Item): ConversationChange | null {
@@ -148,19 +152,20 @@ export class Conversation {
     const itemCopy = copyItem(item);
     this.#items[index] = itemCopy;
     this.#itemsById.set(itemCopy.id, itemCopy);
-    return { kind: 'item', id: item.id };
+    return { kind: 'item_updated', item: itemCopy };
   }
 
   #delete(id: string): ConversationChange | null {
-    this.#items = this.#items.filter((item) => item.id !== id);
-    return this.#itemsById.delete(id) ? { kind: 'item_list' } : null;
+    const index = this.#items.findIndex((one) => one.id === id);
+    const [item] = index < 0 ? [] : this.#items.splice(index, 1);
+    this.#itemsById.delete(id);
+    return item ? { kind: 'item_removed', item, index } : null;
   }
 
   #truncate(id: string, index: number, end: number | undefined): ConversationChange | null {
-    const part = this.#contentPart(id, index);
-    if (part?.text === undefined || end === undefined) return null;
-    part.text = Array.from(part.text).slice(0, end).join('');
-    return { kind: 'item', id };
+    const text = this.#contentPart(id, index)?.text;
+    if (text === undefined || end === undefined) return null;
+    return this.#setText(id, index, Array.from(text).slice(0, end).join(''));
   }
 
   #upsertTurn(response: RealtimeResponse): ConversationChange | null {
@@ -168,7 +173,7 @@ export class Conversation {
     turn.response = response;
     this.#turns.set(response.id, turn);
     this.#updateActiveTurn(turn);
-    return { kind: 'turn', id: response.id };
+    return { kind: 'turn_updated', turn };
   }
 
   #updateActiveTurn(turn: Turn): void {
@@ -189,23 +194,25 @@ export class Conversation {
 
   #appendText(id: string, index: number, delta: string): ConversationChange | null {
     const part = this.#contentPart(id, index);
-    if (!part) return null;
+    const item = this.#itemsById.get(id);
+    if (!part || item?.type !== 'message') return null;
     part.text = (part.text ?? '') + delta;
-    return { kind: 'item', id };
+    return { kind: 'text_appended', item, delta };
   }
 
   #setText(id: string, index: number, text: string): ConversationChange | null {
     const part = this.#contentPart(id, index);
-    if (!part) return null;
+    const item = this.#itemsById.get(id);
+    if (!part || !item || part.text === text) return null;
     part.text = text;
-    return { kind: 'item', id };
+    return { kind: 'item_updated', item };
   }
 
   #updateArguments(id: string, update: (current: string) => string): ConversationChange | null {
     const item = this.#itemsById.get(id);
     if (item?.type !== 'function_call') return null;
     item.arguments = update(item.arguments);
-    return { kind: 'item', id };
+    return { kind: 'item_updated', item };
   }
 
   #contentPart(id: string, index: number): ContentPart | undefined {
@@ -217,7 +224,7 @@ export class Conversation {
 }
 
 /** Copy an item, so that deltas do not modify the event that carried it. */
-function copyItem(item: Item): Item {
+export function copyItem(item: Item): Item {
   if (item.type !== 'message') return { ...item };
   return { ...item, content: item.content.map((part) => ({ ...part })) };
 }

@@ -42,10 +42,17 @@ export class Draft {
     if (this.#inFlightId === null) this.#sendChanges();
   }
 
-  /** Turn the draft into a user message. Rejects with EventRefusedError if the draft is empty
-   * or was refused. */
-  commit(): Receipt {
+  /** Append words as they come. */
+  append(text: string): void {
+    this.set(this.#text + text);
+  }
+
+  /** Turn the draft into a user message, and begin an empty one. Resolves with the message's id; with null
+   * if the draft was empty, in which case nothing is committed. Rejects with EventRefusedError if the text
+   * was refused. */
+  commit(): Promise<string | null> {
     this.#sendChanges();
+    if (this.#text === '') return Promise.resolve(null);
     const commit: ClientEvent = { type: 'input_text_buffer.commit' };
     // A server that lost the buffer needs the text again; any other ignores the repeated event id.
     const lastWrite = this.#lastWrite;
@@ -53,24 +60,35 @@ export class Draft {
       lastWrite === null
         ? []
         : [{ type: 'input_text_buffer.replace', event_id: lastWrite.eventId, text: this.#text }];
-    const { eventId, acknowledged } = this.#send(commit, [...writeAgain, commit]);
+    const { acknowledged } = this.#send(commit, [...writeAgain, commit]);
     this.#lastWrite = null;
     this.#refusal = null;
     this.#text = '';
     this.#bufferText = '';
     this.#inFlightId = null;
-    const settled = acknowledged.catch(async (error: unknown) => {
-      await lastWrite?.acknowledged; // a refused write explains the empty buffer
-      throw error;
-    });
-    settled.catch(() => undefined); // receipts may be ignored without an unhandled rejection
-    return { eventId, acknowledged: settled };
+    const committed = acknowledged.then(
+      (event) => (event.type === 'input_text_buffer.committed' ? event.item_id : null),
+      async (error: unknown) => {
+        // The server keeps the text of a refused commit in its buffer.
+        if (error instanceof EventRefusedError) this.#replaceBuffer();
+        await lastWrite?.acknowledged; // a refused write explains the empty buffer
+        throw error;
+      },
+    );
+    committed.catch(() => undefined); // it may be ignored without an unhandled rejection
+    return committed;
   }
 
   /** Mark the content of the server's buffer as unknown, so that the next write replaces all of it. */
   markBufferUnknown(): void {
     this.#bufferText = null;
     this.#inFlightId = null;
+  }
+
+  /** Replace all of the server's buffer with the next write, which is sent now if there is a text. */
+  #replaceBuffer(): void {
+    this.markBufferUnknown();
+    if (this.#text !== '') this.#sendChanges();
   }
 
   /** Send the draft again if the server's buffer is out of date. */

@@ -70,6 +70,19 @@ export interface SamplingParams {
   repetition_penalty?: number | null;
   presence_penalty?: number | null;
   frequency_penalty?: number | null;
+  /** Responses with a lower number are served first. */
+  priority?: number | null;
+  /** Milliseconds within which the first token is wanted. */
+  deadline_ms?: number | null;
+}
+
+export type ReasoningEffort = 'none' | 'minimal' | 'low' | 'medium' | 'high' | 'xhigh' | 'max';
+
+/** How much the model reasons before it answers. */
+export interface Reasoning {
+  effort?: ReasoningEffort | null;
+  /** Maximum number of tokens of the reasoning. */
+  max_tokens?: number | null;
 }
 
 export interface SessionSettings extends SamplingParams {
@@ -78,8 +91,9 @@ export interface SessionSettings extends SamplingParams {
   tool_choice?: ToolChoice | null;
   max_output_tokens?: number | 'inf' | null;
   truncation?: 'auto' | 'disabled' | { type: 'retention_ratio'; retention_ratio: number };
+  reasoning?: Reasoning | null;
   /** Optional events to receive. */
-  include?: 'response.interrupted'[] | null;
+  include?: ('response.interrupted' | 'response.reasoning_text')[] | null;
 }
 
 export type KVResidency = 'hot' | 'host' | 'recomputed' | 'none';
@@ -109,6 +123,7 @@ export interface Usage {
   input_tokens: number;
   output_tokens: number;
   input_token_details: { cached_tokens: number };
+  output_token_details?: { text_tokens: number; reasoning_tokens?: number };
   /** Seconds in the queue, from there to the first token, and of computation on the device. */
   timing?: { queued_s: number; prefill_s: number; model_s: number };
   /** Where the KV of the conversation so far was found. */
@@ -138,6 +153,7 @@ export interface ResponseSettings extends SamplingParams {
   tools?: Tool[] | null;
   tool_choice?: ToolChoice | null;
   max_output_tokens?: number | 'inf' | null;
+  reasoning?: Reasoning | null;
   metadata?: Record<string, string> | null;
 }
 
@@ -208,6 +224,9 @@ interface ServerEvents {
   'response.content_part.done': OutputItemRef & { content_index: number; part: ContentPart };
   'response.output_text.delta': OutputItemRef & { content_index: number; delta: string };
   'response.output_text.done': OutputItemRef & { content_index: number; text: string };
+  /** Reasoning, which is no item of the conversation. Sent to sessions that include it. */
+  'response.reasoning_text.delta': { response_id: string; item_id: string; delta: string };
+  'response.reasoning_text.done': { response_id: string; item_id: string; text: string };
   'response.function_call_arguments.delta': OutputItemRef & { call_id: string; delta: string };
   'response.function_call_arguments.done': OutputItemRef & {
     call_id: string;

@@ -24,7 +24,7 @@ export class EventRefusedError extends Error {
 
 /** The connection is closed for good: the client does not reconnect by itself. */
 export class ConnectionClosedError extends Error {
-  /** Code of the server's last error, or `close_CODE`; `disconnected` after a call of `disconnect`. */
+  /** Code of the server's last error, or `close_CODE`; `disconnected` after a call of `close`. */
   readonly code: string;
   readonly closeInfo: CloseInfo | null;
 
@@ -50,6 +50,7 @@ interface PendingEvent {
   resendAs: IdentifiedEvent[];
   /** Time at which the event was sent on this connection, in milliseconds; null if it was not. */
   sentAt: number | null;
+  acknowledged: Promise<ServerEvent>;
   resolve: (event: ServerEvent) => void;
   reject: (error: Error) => void;
 }
@@ -65,11 +66,14 @@ export class Outbox {
 
   /** Queue `event`. After a lost connection `resendAs` is sent instead; its last event has the same id. */
   add(event: IdentifiedEvent, resendAs: IdentifiedEvent[] = [event], atFront = false): Receipt {
-    const acknowledged = new Promise<ServerEvent>((resolve, reject) => {
-      const pendingEvent = { event, resendAs, sentAt: null, resolve, reject };
-      if (atFront) this.#pending.unshift(pendingEvent);
-      else this.#pending.push(pendingEvent);
+    let resolve: PendingEvent['resolve'] = noop;
+    let reject: PendingEvent['reject'] = noop;
+    const acknowledged = new Promise<ServerEvent>((resolveReceipt, rejectReceipt) => {
+      [resolve, reject] = [resolveReceipt, rejectReceipt];
     });
+    const pendingEvent = { event, resendAs, sentAt: null, acknowledged, resolve, reject };
+    if (atFront) this.#pending.unshift(pendingEvent);
+    else this.#pending.push(pendingEvent);
     acknowledged.catch(() => undefined); // receipts may be ignored without an unhandled rejection
     return { eventId: event.event_id, acknowledged };
   }
@@ -93,9 +97,9 @@ export class Outbox {
   markUnsent(): void {
     this.#pending = this.#pending.flatMap((pendingEvent) => {
       if (pendingEvent.sentAt === null) return [pendingEvent];
-      const { event, resendAs } = pendingEvent;
+      const { event, resendAs, acknowledged } = pendingEvent;
       const [before, last] = [resendAs.slice(0, -1), resendAs.at(-1) ?? event];
-      const unobserved = { sentAt: null, resolve: noop, reject: noop };
+      const unobserved = { sentAt: null, acknowledged, resolve: noop, reject: noop };
       return [
         ...before.map((event) => ({ event, resendAs: [event], ...unobserved })),
         { ...pendingEvent, event: last, resendAs: [last], sentAt: null },
@@ -103,15 +107,23 @@ export class Outbox {
     });
   }
 
-  receive(event: ServerEvent): void {
+  /** Settle the event that `event` acknowledges or refuses. Returns the id of an acknowledged event. */
+  receive(event: ServerEvent): string | null {
     if (event.type === 'error') {
       this.#rejectWith(event.error);
-      return;
+      return null;
     }
     const seen = event.type === 'response.created' && this.#seenBefore(event.response.id);
-    if (seen) return;
+    if (seen) return null;
     const index = this.#pending.findIndex((pendingEvent) => acknowledges(pendingEvent.event, event));
-    if (index >= 0) this.#pending.splice(index, 1)[0]?.resolve(event);
+    const acknowledged = index < 0 ? undefined : this.#pending.splice(index, 1)[0];
+    acknowledged?.resolve(event);
+    return acknowledged?.event.event_id ?? null;
+  }
+
+  /** Take the next announcement of a response as an acknowledgement, though it was announced before. */
+  expectAgain(responseId: string): void {
+    this.#seenResponses.delete(responseId);
   }
 
   /** Time at which the oldest unacknowledged event was sent, in milliseconds. */
@@ -126,6 +138,11 @@ export class Outbox {
   /** Unacknowledged events in order, as they would be sent again. */
   get events(): IdentifiedEvent[] {
     return this.#pending.flatMap((pendingEvent) => pendingEvent.resendAs);
+  }
+
+  /** Resolves once every event so far has been acknowledged or refused. */
+  async settled(): Promise<void> {
+    await Promise.allSettled(this.#pending.map((pendingEvent) => pendingEvent.acknowledged));
   }
 
   /** Reject every receipt. The events stay readable in `events`. */

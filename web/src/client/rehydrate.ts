@@ -9,20 +9,15 @@ export function settingsOf(session: Session): SessionSettings {
   return settings;
 }
 
-/** Prepare the rehydration of `conversation`: remove an unfinished response, which is requested again.
- * Returns the events that recreate the session, except items whose creation is still `pending`. */
-export function prepareRehydration(
+/** Returns the events that recreate `conversation`, except items whose creation is still `pending`. */
+export function recreateItems(
   conversation: Conversation,
   pending: readonly ClientEvent[],
 ): ClientEvent[] {
-  const unfinished = conversation.activeTurn;
-  if (unfinished) conversation.removeTurn(unfinished);
   const pendingIds = new Set(pending.map(createdItemId));
-  const events: ClientEvent[] = conversation.items
+  return conversation.items
     .filter((item) => !pendingIds.has(item.id))
     .map((item) => ({ type: 'conversation.item.create', item: withoutStatus(item) }));
-  if (unfinished) events.push({ type: 'response.create' });
-  return events;
 }
 
 function createdItemId(event: ClientEvent): string | undefined {

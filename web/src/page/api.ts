@@ -58,6 +58,13 @@ export interface SessionStatus {
   kv: SessionKV;
 }
 
+/** A session as operators see it. */
+export interface AdminSession extends SessionStatus {
+  tenant: string;
+  is_connected: boolean;
+  age_s: number;
+}
+
 /** An error response of the server. */
 export class ApiError extends Error {
   readonly status: number;
@@ -84,39 +91,68 @@ export const apiKey = {
   },
 };
 
+/** The absolute URL of a path relative to this page, which a proxy may serve under a prefix. */
+export const serverUrl = (path: string): string => new URL(path, location.href).href;
+
 /** Send a request and return its JSON body. Throws ApiError for an error response. */
 export async function fetchJson<T>(path: string, init: RequestInit = {}): Promise<T> {
-  const headers: Record<string, string> = { Accept: 'application/json' };
+  return (await (await send(path, 'application/json', init)).json()) as T;
+}
+
+/** Send a request with the API key. Throws ApiError for an error response. */
+async function send(path: string, accept: string, init: RequestInit = {}): Promise<Response> {
+  const headers: Record<string, string> = { Accept: accept, ...(init.headers as Record<string, string>) };
   if (apiKey.get()) headers.Authorization = `Bearer ${apiKey.get()}`;
   let response: Response;
   try {
-    response = await fetch(path, { ...init, headers });
+    response = await fetch(serverUrl(path), { ...init, headers });
   } catch {
     throw new Error('the server cannot be reached');
   }
+  if (response.ok) return response;
   const body = (await response.json().catch(() => null)) as {
     error?: { code: string; message: string };
   } | null;
-  if (response.ok) return body as T;
   const { code, message } = body?.error ?? { code: `http_${response.status}`, message: '' };
   const text = code === 'missing_api_key' ? MISSING_KEY_MESSAGE : message;
   throw new ApiError(response.status, code, text || `The server returned status ${response.status}.`);
 }
 
 export const fetchModels = async (): Promise<Model[]> =>
-  (await fetchJson<{ data: Model[] }>('/v1/models')).data;
+  (await fetchJson<{ data: Model[] }>('v1/models')).data;
 
-export const fetchStats = (): Promise<ServerStats> => fetchJson('/v1/stats');
+export const fetchStats = (): Promise<ServerStats> => fetchJson('v1/stats');
 
-export const fetchSessions = (): Promise<{ data: SessionStatus[]; has_more: boolean }> =>
-  fetchJson('/v1/realtime/sessions');
+/** The sessions of all tenants in the memory of this gateway. */
+export const fetchAllSessions = (): Promise<{ data: AdminSession[]; has_more: boolean }> =>
+  fetchJson('v1/admin/sessions');
+
+/** Unload a session from memory; its client resumes it from the store. */
+export const evictSession = (id: string): Promise<unknown> =>
+  fetchJson(`v1/admin/sessions/${encodeURIComponent(id)}/evict`, { method: 'POST' });
+
+/** End a session of any tenant and delete it. */
+export const endSession = (id: string): Promise<unknown> =>
+  fetchJson(`v1/admin/sessions/${encodeURIComponent(id)}`, { method: 'DELETE' });
+
+/** Stop the gateway when its responses have ended. */
+export const drainServer = (): Promise<unknown> => fetchJson('v1/admin/drain', { method: 'POST' });
+
+export const fetchMetrics = async (): Promise<string> => (await send('metrics', 'text/plain')).text();
+
+/** Whether the page's API key, or none, permits to see and control the server. */
+export const isOperator = (): Promise<boolean> =>
+  fetchStats().then(
+    () => true,
+    () => false,
+  );
 
 export const fetchSession = (id: string): Promise<SessionStatus> =>
-  fetchJson(`/v1/realtime/sessions/${encodeURIComponent(id)}`);
+  fetchJson(`v1/realtime/sessions/${encodeURIComponent(id)}`);
 
 /** Delete a session; completes even while the page is being closed. */
 export const deleteSession = (id: string): Promise<unknown> =>
-  fetchJson(`/v1/realtime/sessions/${encodeURIComponent(id)}`, { method: 'DELETE', keepalive: true });
+  fetchJson(`v1/realtime/sessions/${encodeURIComponent(id)}`, { method: 'DELETE', keepalive: true });
 
 /** Returns a short-lived key for one connection, or undefined if the server requires no key. */
 export async function fetchClientSecret(): Promise<string | undefined> {
@@ -126,7 +162,7 @@ export async function fetchClientSecret(): Promise<string | undefined> {
       return undefined;
     }
     const body = JSON.stringify({ session: { type: 'realtime' } });
-    const secret = await fetchJson<{ value: string }>('/v1/realtime/client_secrets', {
+    const secret = await fetchJson<{ value: string }>('v1/realtime/client_secrets', {
       method: 'POST',
       body,
     });

@@ -1,85 +1,115 @@
 /** Chat page: shows one conversation, switches between those stored in this browser, and connects the
  * parts of the page. */
 
-import type { ConnectionState, EventRefusedError } from '../client/index.js';
-import { apiKey, fetchModels, type Model } from './api.js';
+import type { ConnectionState, EventRefusedError, ResponseSettings } from '../client/index.js';
+import { apiKey, fetchModels, isOperator, type Model } from './api.js';
 import { Composer } from './composer.js';
 import { ConnectionBanner } from './connection_banner.js';
 import { ConversationController } from './conversation_controller.js';
 import { type ChosenSettings, openSettingsDialog, promptForApiKey } from './dialogs.js';
-import { h, iconButton } from './dom.js';
+import { demoToken } from './demo_mode.js';
+import { DemonstrationPlayer } from './demonstration_player.js';
+import { h, icon, iconButton } from './dom.js';
+import { download } from './files.js';
+import { Forks } from './forks.js';
+import { importConversation } from './import.js';
 import { MetricsPanel } from './metrics_panel.js';
-import { Sidebar } from './sidebar.js';
+import { PageFrame } from './page_frame.js';
+import { describeRefusal } from './refusal_text.js';
+import { type ExportFormat, Sidebar } from './sidebar.js';
 import { Speech } from './speech.js';
 import {
+  conversationOf,
+  type ConversationSummary,
   defaultSettings,
+  INDEX_STORAGE_KEY,
   listConversations,
+  listVersions,
   loadConversation,
+  loadVersions,
   newConversation,
-  type StoredConversation,
+  onStorageNotice,
+  renameConversation,
 } from './storage.js';
 import { switchTheme } from './theme.js';
 import { Transcript } from './transcript.js';
+import { fileNameOf, toJson, toMarkdown } from './transfer.js';
 import { UndoDelete } from './undo_delete.js';
-
-const SUGGESTIONS = ['Tell me a short story.', 'Count from one to ten.', 'What can you do?'];
-const PANEL_STORAGE_KEY = 'continuo.panel';
-const NOTICE_MS = 8000;
-/** Whether the sidebar fits beside the conversation. */
-const SIDEBAR_FITS = matchMedia('(min-width: 900px)');
-/** Whether the metrics panel fits as well. */
-const PANEL_FITS = matchMedia('(min-width: 1180px)');
+import { createWelcome } from './welcome.js';
 
 export class App {
-  readonly #root: HTMLElement;
-  readonly #title = h('h1', { class: 'title' });
-  readonly #connectionStatus = h('span', { class: 'status' });
-  readonly #scroller = h('div', { class: 'scroller', tabindex: '-1' });
-  readonly #notice = h('div', { class: 'notice', role: 'alert', hidden: true });
+  readonly #frame: PageFrame;
   readonly #banner: ConnectionBanner;
   readonly #composer: Composer;
   readonly #sidebar: Sidebar;
   readonly #deletedConversations: UndoDelete;
   readonly #speech: Speech;
-  readonly #main = h('main', {});
+  readonly #forks: Forks;
+  readonly #demonstrations: DemonstrationPlayer;
+  /** Link to the admin page, shown to operators only. */
+  readonly #adminLink = h(
+    'a',
+    { class: 'icon-button', href: 'admin', title: 'State and control of the server', hidden: true },
+    icon('server'),
+    h('span', { class: 'word' }, 'Server'),
+  );
+  #welcome = h('section', {});
   #conversation: ConversationController | null = null;
   /** The last conversation deleted while it was open, and the one opened in its place. */
   #replacement: { id: string; conversation: ConversationController | null } | null = null;
   #transcript: Transcript | null = null;
   #panel: MetricsPanel | null = null;
   #models: Model[] = [];
-  #noticeTimer: ReturnType<typeof setTimeout> | undefined;
   #promptingForApiKey = false;
 
   constructor(root: HTMLElement) {
-    this.#root = root;
+    this.#frame = new PageFrame(root);
     this.#banner = new ConnectionBanner({
       retryNow: () => this.#conversation?.client.retryNow(),
       reconnect: () => this.#reconnect(),
       promptForApiKey: (message) => void this.#promptForApiKey(message),
     });
     this.#composer = new Composer({
-      setDraft: (text) => this.#conversation?.setDraft(text),
-      send: () => void this.#send(),
+      setDraft: (text) => {
+        this.#demonstrations.onUserInput();
+        this.#conversation?.setDraft(text);
+      },
+      send: () => {
+        this.#demonstrations.onUserSend();
+        this.#send();
+      },
       cancelResponse: () => void this.#conversation?.cancelResponse(),
       editLastMessage: () => {
+        const queued = this.#conversation?.queue.at(-1);
+        if (queued) this.#conversation?.takeBack(queued.id);
         const edits = root.querySelectorAll<HTMLElement>('.message.user [aria-label^="Edit"]');
-        [...edits].at(-1)?.click();
+        if (!queued) [...edits].at(-1)?.click();
       },
     });
     this.#sidebar = new Sidebar({
       select: () => {
-        this.#closeOverlays();
+        this.#frame.closeDrawers();
       },
       create: () => {
         this.#startConversation();
-        this.#closeOverlays();
+        this.#frame.closeDrawers();
       },
-      delete: (id) => {
-        this.#deleteConversation(id);
+      rename: (conversation, title) => {
+        this.#renameConversation(conversation, title);
       },
-      restore: (id) => {
-        this.#undoDelete(id);
+      export: (summary, format) => {
+        this.#exportConversation(summary, format);
+      },
+      import: (file) => void this.#importConversation(file),
+      delete: (conversation) => {
+        this.#deleteConversation(conversation);
+      },
+      restore: (conversation) => {
+        this.#undoDelete(conversation);
+      },
+      openMessage: (version, itemId) => {
+        if (version !== this.#conversation?.record.id) this.#forks.openVersion(version);
+        this.#transcript?.reveal(itemId);
       },
     });
     this.#deletedConversations = new UndoDelete({
@@ -88,15 +118,19 @@ export class App {
         this.#drawSidebar();
       },
     });
+    this.#forks = this.#createForks();
+    this.#demonstrations = this.#createDemonstrations();
     this.#speech = new Speech({
       conversation: () => this.#conversation,
       interimTranscript: (text) => {
         this.#composer.text = text;
         this.#conversation?.setDraft(text);
       },
-      finalTranscript: () => void this.#send(),
+      finalTranscript: () => {
+        this.#send();
+      },
       recognitionFailed: (reason) => {
-        this.#showNotice(reason);
+        this.#frame.showNotice(reason);
       },
     });
   }
@@ -109,6 +143,12 @@ export class App {
     addEventListener('keydown', (event) => {
       this.#handleKey(event);
     });
+    addEventListener('storage', ({ key, newValue }) => {
+      this.#onOtherTab(key ?? '', newValue);
+    });
+    onStorageNotice((text) => {
+      this.#frame.showNotice(text);
+    });
     this.#route();
     void this.#loadModels();
   }
@@ -117,11 +157,17 @@ export class App {
 
   /** Open the conversation named in the URL's fragment, or a new one. */
   #route(): void {
+    if (demoToken.takeFromAddress()) this.#drawWelcome();
     const id = location.hash.slice(1);
     if (id && id === this.#conversation?.record.id) return;
-    const stored = id ? loadConversation(id) : null;
+    if (!id || !this.#openStored(id)) this.#startConversation();
+  }
+
+  /** Open a stored version. Returns false if it is not stored. */
+  #openStored(id: string): boolean {
+    const stored = loadConversation(id);
     if (stored) this.#openConversation(new ConversationController(stored));
-    else this.#startConversation();
+    return stored !== null;
   }
 
   #startConversation(settings = defaultSettings.get(), model: string | null = null): void {
@@ -140,34 +186,39 @@ export class App {
     else previous?.dispose();
     this.#panel?.stopPolling();
     this.#speech.stop();
-    this.#notice.hidden = true;
+    this.#frame.hideNotice();
     this.#conversation = conversation;
+    this.#demonstrations.onConversationOpened(conversation);
     const { client } = conversation;
     history.replaceState(null, '', `#${conversation.record.id}`);
     this.#transcript = new Transcript(
       conversation,
       {
-        edit: (id, text) =>
-          void this.#ensureConnected().then((connected) => connected?.editMessage(id, text)),
+        edit: (id, text) => void this.#forks.editMessage(id, text),
         branch: (id) => {
-          this.#branchConversation(id);
+          this.#forks.openBranch(conversation, id);
+          this.#frame.showNotice('New branch. It shares the conversation up to this message.');
         },
-        regenerate: () => void this.#ensureConnected().then((connected) => connected?.regenerate()),
+        regenerate: () => void this.#forks.regenerate(),
+        switchVersion: (id, position, direction) => {
+          this.#forks.switchVersion(id, position, direction);
+        },
         submitToolResult: (call, output) =>
           void this.#ensureConnected().then((connected) => connected?.submitToolResult(call, output)),
       },
-      this.#scroller,
+      this.#frame.scroller,
     );
-    this.#scroller.replaceChildren(this.#createWelcome(conversation), this.#transcript.element);
+    this.#frame.scroller.replaceChildren(this.#welcome, this.#transcript.element);
+    this.#drawWelcome();
     const panel = new MetricsPanel(conversation);
-    this.#root.querySelector('.panel')?.replaceWith(panel.element);
+    this.#frame.panel = panel.element;
     this.#panel = panel;
-    this.#composer.isQueued = false;
     this.#composer.text = conversation.record.draft;
     conversation.onEventRefused = (refused) => {
       this.#showRefusal(refused);
     };
     conversation.onResponseStatusChange = () => {
+      this.#onConversationChange(conversation);
       this.#transcript?.redraw();
     };
     conversation.onDraftChange = () => {
@@ -184,7 +235,8 @@ export class App {
     });
     this.#drawTitle();
     this.#onConversationChange(conversation);
-    this.#transcript.scrollToEnd();
+    if (conversation.isEmpty) this.#frame.scroller.scrollTop = 0;
+    else this.#transcript.scrollToEnd();
     panel.redraw();
     client.connect();
     this.#onConnectionStateChange(client.state.value);
@@ -205,49 +257,41 @@ export class App {
     return this.#conversation;
   }
 
-  /** Open a new conversation that shares the current one up to an item. */
-  #branchConversation(itemId: string): void {
-    const conversation = this.#conversation;
-    if (!conversation) return;
-    conversation.save();
-    const { record, client } = conversation;
-    const { items, turns } = client.conversation.toJSON();
-    const sharedItems = items.slice(0, items.findIndex((item) => item.id === itemId) + 1);
-    const ids = new Set(sharedItems.map((item) => item.id));
-    const sharedTurns = turns.filter((turn) => turn.items.some((id) => ids.has(id)));
-    const branch: StoredConversation = {
-      ...newConversation(record),
-      title: record.title,
-      saved: { items: sharedItems, turns: sharedTurns },
-      metrics: record.metrics.filter((metrics) => sharedTurns.some((turn) => turn.id === metrics.id)),
-    };
-    const { resumePoint } = client;
-    const child = new ConversationController(
-      branch,
-      resumePoint === null
-        ? undefined
-        : { sessionId: resumePoint.sessionId, itemId, ...(resumePoint.token && { token: resumePoint.token }) },
-    );
-    // The parent session must stay open until the server has forked it.
-    const forkSettled = new Promise<void>((resolve) => {
-      child.client.state.subscribe(({ phase }) => {
-        if (phase === 'open' || phase === 'closed') resolve();
-      });
-    });
-    this.#openConversation(child, forkSettled);
-    this.#showNotice('New branch. It shares the conversation up to this message.');
+  #renameConversation(conversation: string, title: string): void {
+    const current = this.#conversation;
+    current?.save();
+    renameConversation(conversation, title);
+    if (current && conversationOf(current.record) === conversation) current.rename(title);
+    this.#drawSidebar();
+  }
+
+  #exportConversation({ id, conversation, title }: ConversationSummary, format: ExportFormat): void {
+    this.#conversation?.save();
+    const stored = loadConversation(id);
+    if (!stored) return;
+    const model = stored.model ?? this.#models[0]?.id ?? null;
+    if (format === 'markdown') {
+      download(`${fileNameOf(title)}.md`, 'text/markdown', toMarkdown(stored, model));
+    } else {
+      download(`${fileNameOf(title)}.json`, 'application/json', toJson(stored, loadVersions(conversation), model));
+    }
+  }
+
+  async #importConversation(file: File): Promise<void> {
+    const imported = await importConversation(file);
+    this.#frame.closeDrawers();
+    if (typeof imported === 'string') this.#frame.showNotice(imported);
+    else this.#openStored(imported.id);
   }
 
   #deleteConversation(id: string): void {
     const conversation = this.#conversation;
-    if (id === conversation?.record.id) {
+    if (conversation && id === conversationOf(conversation.record)) {
       conversation.dispose();
       this.#conversation = null;
       this.#deletedConversations.delete(id);
       const next = listConversations()[0];
-      const stored = next && loadConversation(next.id);
-      if (stored) this.#openConversation(new ConversationController(stored));
-      else this.#startConversation();
+      if (!next || !this.#openStored(next.id)) this.#startConversation();
       this.#replacement = { id, conversation: this.#conversation };
     } else this.#deletedConversations.delete(id);
     this.#drawSidebar();
@@ -255,141 +299,165 @@ export class App {
   }
 
   #undoDelete(id: string): void {
-    this.#deletedConversations.restore(id);
+    const restored = this.#deletedConversations.restore(id);
     this.#drawSidebar();
     this.#sidebar.focus(id);
     const replacement = this.#replacement;
-    if (id === replacement?.id && this.#conversation === replacement.conversation) location.hash = id;
+    if (restored && id === replacement?.id && this.#conversation === replacement.conversation) {
+      location.hash = restored.id;
+    }
   }
 
-  async #send(): Promise<void> {
+  /** Another tab has stored something: draw what it changed, and take over a new name. */
+  #onOtherTab(key: string, value: string | null): void {
+    const conversation = this.#conversation;
+    conversation?.onOtherTabStored(key);
+    if (conversation && value !== null && key.endsWith(`.${conversation.record.id}`)) {
+      const { title, renamed } = JSON.parse(value) as { title: string; renamed?: boolean };
+      if (renamed && title !== conversation.record.title) conversation.rename(title);
+    }
+    if (key !== INDEX_STORAGE_KEY) return;
+    const current = conversation && conversationOf(conversation.record);
+    const others = listVersions().filter((one) => conversationOf(one) === current);
+    if (others.length > 1) this.#transcript?.reloadVersions();
+    this.#drawSidebar();
+  }
+
+  #send(response?: ResponseSettings): void {
     if (this.#conversation?.isClosed) this.#reconnect();
     const conversation = this.#conversation;
     if (!conversation) return;
-    this.#transcript?.scrollToEnd();
-    this.#composer.isQueued = true;
-    await conversation.send();
-    if (conversation !== this.#conversation) return;
-    this.#composer.isQueued = false;
+    this.#frame.hideNotice();
+    conversation.send(response);
     this.#composer.text = conversation.record.draft;
+    this.#onConversationChange(conversation);
     this.#transcript?.redraw();
+    this.#transcript?.scrollToEnd();
   }
 
   // ---------------------------------------------------------------- drawing
 
   #build(): void {
-    const header = h(
-      'header',
-      { class: 'top' },
-      iconButton('list', 'Conversations', () => {
-        this.#root.classList.toggle('with-sidebar');
-      }),
-      h('a', { class: 'brand', href: '/', 'aria-label': 'Continuo: new conversation' }, 'Continuo'),
-      this.#title,
-      this.#connectionStatus,
-      iconButton('disconnect', 'Drop the connection to test recovery', () => {
-        this.#conversation?.client.reconnect('you dropped the connection');
-      }),
-      iconButton('settings', 'Settings', () => {
-        this.#openSettings();
-      }),
-      iconButton('sun', 'Switch between light and dark', () => {
-        switchTheme();
-        this.#panel?.redraw();
-      }),
-      iconButton('panel', 'Live metrics', () => {
-        const shown = this.#root.classList.toggle('with-panel');
-        localStorage.setItem(PANEL_STORAGE_KEY, shown ? 'shown' : 'hidden');
-        this.#panel?.redraw();
-      }),
-    );
+    this.#sidebar.menu.append(...this.#createMenu());
     this.#composer.extraButtons.append(...this.#speech.buttons);
-    const foot = h('div', { class: 'foot' }, this.#banner.element, this.#notice, this.#composer.element);
-    this.#main.append(this.#scroller, foot);
-    this.#main.addEventListener('click', () => {
-      this.#closeOverlays();
+    this.#frame.build({
+      sidebar: this.#sidebar.element,
+      foot: [this.#banner.element, this.#demonstrations.element, this.#composer.element],
+      onPanelToggle: () => this.#panel?.redraw(),
+      onResize: () => this.#transcript?.onResize(),
     });
-    this.#root.className = 'app';
-    const preference = localStorage.getItem(PANEL_STORAGE_KEY);
-    this.#root.classList.toggle('with-panel', PANEL_FITS.matches && preference !== 'hidden');
-    this.#root.classList.toggle('with-sidebar', SIDEBAR_FITS.matches);
-    this.#root.append(header, this.#sidebar.element, this.#main, h('aside', { class: 'panel' }));
   }
 
-  /** On a small screen, hide the sidebar and the panel, which cover the conversation. */
-  #closeOverlays(): void {
-    if (!SIDEBAR_FITS.matches) this.#root.classList.remove('with-sidebar');
-    if (!PANEL_FITS.matches) this.#root.classList.remove('with-panel');
-  }
-
-  #createWelcome(conversation: ConversationController): HTMLElement {
-    const sendSuggestion = (text: string): void => {
-      this.#composer.text = text;
-      conversation.setDraft(text);
-      void this.#send();
+  /** Returns the controls of the page below the list of conversations. */
+  #createMenu(): HTMLElement[] {
+    const dropConnection = (): void => {
+      this.#conversation?.client.reconnect('you dropped the connection');
+      this.#frame.closeDrawers();
     };
-    const buttons = SUGGESTIONS.map((text) =>
-      h('button', { type: 'button', onclick: () => sendSuggestion(text) }, text),
-    );
-    return h(
-      'section',
-      { class: 'welcome', 'aria-label': 'Welcome' },
-      h('h2', {}, 'Start a conversation'),
-      h(
-        'p',
-        {},
-        'Text is prefilled while you type, and earlier turns are reused from the KV cache. ' +
-          'Reload, go offline or restart the server: the conversation continues.',
-      ),
-      h('div', { class: 'row' }, ...buttons),
-    );
+    const changeTheme = (): void => {
+      switchTheme();
+      this.#panel?.redraw();
+    };
+    const openSettings = (): void => {
+      this.#frame.closeDrawers();
+      this.#openSettings();
+    };
+    return [
+      iconButton('settings', 'Settings', openSettings, 'Settings'),
+      iconButton('sun', 'Theme: switch between light and dark', changeTheme, 'Theme'),
+      this.#adminLink,
+      iconButton('disconnect', 'Drop the connection to test recovery', dropConnection, 'Drop the connection'),
+    ];
+  }
+
+  #drawWelcome(): void {
+    const welcome = createWelcome((demonstration) => {
+      this.#demonstrations.play(demonstration);
+    });
+    this.#welcome.replaceWith(welcome);
+    this.#welcome = welcome;
+  }
+
+  #createForks(): Forks {
+    const getConversation = (): ConversationController | null => this.#conversation;
+    const getTranscript = (): Transcript | null => this.#transcript;
+    return new Forks({
+      get conversation() {
+        return getConversation();
+      },
+      get transcript() {
+        return getTranscript();
+      },
+      ensureConnected: () => this.#ensureConnected(),
+      openConversation: (conversation, disposeAfter) => {
+        this.#openConversation(conversation, disposeAfter);
+      },
+      openStored: (id) => this.#openStored(id),
+      startConversation: () => {
+        this.#startConversation();
+      },
+      drawSidebar: () => {
+        this.#drawSidebar();
+      },
+    });
+  }
+
+  #createDemonstrations(): DemonstrationPlayer {
+    const getConversation = (): ConversationController | null => this.#conversation;
+    return new DemonstrationPlayer({
+      get conversation() {
+        return getConversation();
+      },
+      setDraft: (text) => {
+        this.#composer.text = text;
+        this.#conversation?.setDraft(text);
+      },
+      send: (response) => {
+        this.#send(response);
+      },
+      branch: (itemId) => {
+        if (this.#conversation) this.#forks.openBranch(this.#conversation, itemId);
+      },
+      startConversation: () => {
+        this.#startConversation();
+      },
+      openConversation: (id) => {
+        location.hash = id;
+      },
+      focusComposer: () => {
+        this.#composer.field.focus();
+      },
+    });
   }
 
   #onConversationChange(conversation: ConversationController): void {
     this.#composer.isResponding = conversation.isResponding;
-    this.#root.classList.toggle('empty', conversation.isEmpty && conversation.pendingMessages.length === 0);
+    const unsentCount = conversation.pendingMessages.length + conversation.queue.length;
+    this.#frame.root.classList.toggle('empty', conversation.isEmpty && unsentCount === 0);
     this.#speech.onConversationChange();
   }
 
   #onConnectionStateChange(state: ConnectionState): void {
     this.#banner.show(state);
-    const labels = {
-      idle: 'Not connected',
-      connecting: 'Connecting',
-      open: 'Connected',
-      waiting: 'Not connected',
-      closed: 'Not connected',
-    };
-    this.#connectionStatus.textContent = labels[state.phase];
-    this.#connectionStatus.dataset.phase = state.phase;
+    this.#frame.phase = state.phase;
     this.#transcript?.redraw();
     if (state.phase === 'open' && this.#models.length === 0) void this.#loadModels();
   }
 
   #drawTitle(): void {
-    const title = this.#conversation?.record.title ?? '';
-    this.#title.textContent = title;
-    document.title = title ? `${title} · Continuo` : 'Continuo';
+    this.#frame.title = this.#conversation?.record.title ?? '';
     this.#conversation?.save();
     this.#drawSidebar();
   }
 
   #drawSidebar(): void {
-    this.#sidebar.draw(this.#conversation?.record.id ?? '', this.#deletedConversations.summaries);
+    const current = this.#conversation && conversationOf(this.#conversation.record);
+    this.#sidebar.draw(current ?? '', this.#deletedConversations.summaries);
   }
 
   #showRefusal(refused: EventRefusedError): void {
     const ignoredCodes = ['response_cancel_not_active', 'input_text_buffer_commit_empty'];
-    if (!ignoredCodes.includes(refused.code ?? '')) this.#showNotice(refused.message);
-  }
-
-  #showNotice(text: string): void {
-    clearTimeout(this.#noticeTimer);
-    this.#notice.textContent = text;
-    this.#notice.hidden = false;
-    this.#noticeTimer = setTimeout(() => {
-      this.#notice.hidden = true;
-    }, NOTICE_MS);
+    if (!ignoredCodes.includes(refused.code ?? '')) this.#frame.showNotice(describeRefusal(refused));
   }
 
   #handleKey(event: KeyboardEvent): void {
@@ -399,6 +467,11 @@ export class App {
       event.preventDefault();
       this.#speech.stopSynthesis();
       void this.#conversation.cancelResponse();
+    } else if (event.key === 'Escape') this.#frame.closeDrawers();
+    else if (event.key === 'k' && (event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey) {
+      event.preventDefault();
+      this.#frame.openSidebar();
+      this.#sidebar.focusSearch();
     } else if (event.key === '/' && !typing) {
       event.preventDefault();
       this.#composer.field.focus();
@@ -445,6 +518,7 @@ export class App {
 
   async #loadModels(): Promise<void> {
     this.#models = await fetchModels().catch(() => []);
+    this.#adminLink.hidden = this.#models.length === 0 || !(await isOperator());
   }
 }
 

@@ -3,8 +3,9 @@
 import uPlot from 'uplot';
 import 'uplot/dist/uPlot.min.css';
 import { h } from './dom.js';
-import { formatCount, formatMs, RESIDENCY_TEXT } from './format.js';
+import { formatCount, formatMs } from './format.js';
 import type { TurnMetrics } from './storage.js';
+import { describeTokens } from './turn_figures.js';
 
 const HEIGHT_PX = 120;
 
@@ -26,6 +27,7 @@ class Chart {
 
   constructor(
     title: string,
+    explanation: string,
     series: ChartSeries[],
     formatValue: (value: number) => string,
     captionOf: (index: number) => string,
@@ -40,6 +42,7 @@ class Chart {
       'section',
       { class: 'chart' },
       h('h3', {}, title),
+      h('p', { class: 'explanation' }, explanation),
       h('p', { class: 'legend' }, ...legend),
       this.#plot,
       this.#caption,
@@ -129,6 +132,7 @@ export class Charts {
   constructor() {
     this.#latency = new Chart(
       'Latency per turn',
+      'Time from the request to the first token, then from each token to the next.',
       [
         { label: 'first token', color: '--accent' },
         { label: 'per output token', color: '--second' },
@@ -144,6 +148,7 @@ export class Charts {
     );
     this.#tokens = new Chart(
       'Tokens per turn',
+      'Reused: in the KV cache already at the request. Prefilled: computed after it.',
       [
         { label: 'reused from the KV cache', color: '--reused', bars: true },
         { label: 'prefilled', color: '--accent', bars: true },
@@ -152,11 +157,7 @@ export class Charts {
       (index) => {
         const turn = this.#turns[index];
         if (!turn) return '';
-        const { prefilled, reused, residency } = turn;
-        const moved = residency === 'host' || residency === 'recomputed';
-        const where = moved ? `; KV ${RESIDENCY_TEXT[residency]}` : '';
-        const tokens = `${formatCount(prefilled)} prefilled, ${formatCount(reused)} reused`;
-        return `Turn ${index + 1}: ${tokens}${where}`;
+        return `Turn ${index + 1}: ${describeTokens(turn)}`;
       },
     );
     this.element = h('div', {}, this.#latency.element, this.#tokens.element);

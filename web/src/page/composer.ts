@@ -1,14 +1,12 @@
 /** Composer for the next message; every keystroke updates the draft on the server. */
 
-import { h, icon } from './dom.js';
-
-const LINES_MAX = 9;
+import { h, icon, throttleToFrame } from './dom.js';
 
 export interface ComposerHandler {
   setDraft(text: string): void;
   send(): void;
   cancelResponse(): void;
-  /** Edit the last user message. */
+  /** Take back the last queued message, or edit the last user message. */
   editLastMessage(): void;
 }
 
@@ -24,7 +22,6 @@ export class Composer {
   readonly extraButtons = h('div', { class: 'composer-tools' });
   readonly #button = h('button', { class: 'send', type: 'submit' });
   #isResponding: boolean | null = null;
-  #isQueued = false;
 
   constructor(handler: ComposerHandler) {
     const { field } = this;
@@ -35,7 +32,6 @@ export class Composer {
     };
     this.element = h('form', { class: 'composer', onsubmit: submit }, field, this.extraButtons, this.#button);
     field.addEventListener('input', () => {
-      this.isQueued = false;
       handler.setDraft(field.value);
       this.#resize();
       this.#updateButton();
@@ -50,6 +46,7 @@ export class Composer {
         handler.editLastMessage();
       }
     });
+    new ResizeObserver(throttleToFrame(() => this.#resize())).observe(this.element);
     this.isResponding = false;
   }
 
@@ -57,13 +54,6 @@ export class Composer {
   set isResponding(isResponding: boolean) {
     if (isResponding === this.#isResponding) return;
     this.#isResponding = isResponding;
-    this.#updateButton();
-  }
-
-  /** Whether the text is queued to be sent. */
-  set isQueued(isQueued: boolean) {
-    this.#isQueued = isQueued;
-    this.#button.classList.toggle('queued', isQueued);
     this.#updateButton();
   }
 
@@ -75,8 +65,7 @@ export class Composer {
 
   #updateButton(): void {
     const showsStop = this.#isResponding === true && !this.field.value.trim();
-    const sendLabel = this.#isQueued ? 'Sending' : 'Send (Enter)';
-    const label = showsStop ? 'Stop (Escape)' : sendLabel;
+    const label = showsStop ? 'Stop (Escape)' : 'Send (Enter)';
     if (this.#button.title === label) return;
     this.#button.title = label;
     this.#button.setAttribute('aria-label', label);
@@ -84,8 +73,10 @@ export class Composer {
     this.#button.replaceChildren(icon(showsStop ? 'stop' : 'send'));
   }
 
+  /** Make the field as high as its text, up to the maximum in the style sheet. */
   #resize(): void {
-    const lines = this.field.value.split('\n').length;
-    this.field.rows = Math.min(LINES_MAX, Math.max(lines, Math.ceil(this.field.value.length / 72)));
+    const { style, value } = this.field;
+    style.height = '';
+    if (value) style.height = `${this.field.scrollHeight}px`;
   }
 }

@@ -11,16 +11,23 @@ import {
   RealtimeClient,
   type Receipt,
   reconnectOnBrowserEvents,
+  type ResponseSettings,
   type ServerEvent,
   type SessionSettings,
   textOf,
 } from '../client/index.js';
-import { fetchClientSecret } from './api.js';
+import { fetchClientSecret, serverUrl } from './api.js';
+import { eventIdsOf, messageOf, MessageQueue, type QueuedMessage } from './message_queue.js';
+import { describeRefusal } from './refusal_text.js';
 import { describeMissingResponse, type MissingResponse } from './response_status.js';
 import {
+  deleteVersion,
   loadConversation,
+  randomId,
   saveConversation,
+  saveQueued,
   type StoredConversation,
+  titleFrom,
   type TurnMetrics,
 } from './storage.js';
 import { TurnTiming } from './turn_timing.js';
@@ -38,6 +45,18 @@ export interface LoggedEvent {
   event: ClientEvent | ServerEvent;
 }
 
+/** The first `chars` UTF-16 units of a message. */
+export interface ShownPart {
+  itemId: string;
+  chars: number;
+}
+
+/** How to request a response: with settings of its own, and under an id if it may be requested twice. */
+interface ResponseRequest {
+  response?: ResponseSettings | undefined;
+  event_id?: string;
+}
+
 const LOGGED_EVENTS_MAX = 5000;
 
 export class ConversationController {
@@ -53,24 +72,36 @@ export class ConversationController {
   onResponseStatusChange: () => void = () => undefined;
   /** Called when the controller itself changes the draft. */
   onDraftChange: () => void = () => undefined;
+  /** Called when the server refuses a message, or the user takes it back, with its text. */
+  onMessageReturned: (text: string) => void = (text) => {
+    this.restoreDraft(text);
+  };
   readonly #removeBrowserListeners: () => void;
   readonly #saveTimer: ReturnType<typeof setInterval>;
   readonly #pageListeners = new AbortController();
   readonly #timing = new TurnTiming();
+  readonly #queue: MessageQueue;
+  /** Responses to messages that were refused. */
+  readonly #discardedResponses = new Set<string>();
+  /** Pending until the response that is being cancelled has ended. */
+  #cancellation: Promise<unknown> | null = null;
   #isDirty = false;
-  /** Message to send once the response in progress has been cancelled. */
-  #queuedText: string | null = null;
   #isDisposed = false;
   #isInterrupted = false;
   /** Why the last request for a response was refused. */
   #responseRefusal = '';
+  #shown: ShownPart | null = null;
 
   /** `fork`: begin with a fork of another session. */
   constructor(record: StoredConversation, fork?: ForkOptions) {
     this.record = record;
-    const base = location.origin.replace(/^http/, 'ws');
+    this.#queue = new MessageQueue(record.id);
+    for (const message of record.queue ?? []) {
+      if (!this.#queue.has(message.id)) saveQueued(record, this.#queue, message);
+    }
+    record.queue = [];
     this.client = new RealtimeClient({
-      url: `${base}/v1/realtime`,
+      url: serverUrl('v1/realtime').replace(/^http/, 'ws'),
       session: { ...record.settings, include: ['response.interrupted'] },
       getApiKey: fetchClientSecret,
       ...(record.model !== null && { model: record.model }),
@@ -85,7 +116,7 @@ export class ConversationController {
     client.onSent((event) => {
       this.#logEvent(true, event);
     });
-    for (const event of record.pending) this.#reportRefusal(client.send(event));
+    this.#sendPending(record.pending.filter(({ event_id }) => !this.#queue.has(messageOf(event_id) ?? '')));
     if (record.position !== null || record.pending.length > 0) client.draft.markBufferUnknown();
     client.draft.set(record.draft);
     this.#removeBrowserListeners = reconnectOnBrowserEvents(client);
@@ -93,10 +124,28 @@ export class ConversationController {
       if (this.#isDirty) this.save();
     }, SAVE_INTERVAL_MS);
     addEventListener('pagehide', () => this.save(), this.#pageListeners);
+    client.caughtUp.subscribe(() => {
+      this.#scheduleQueued();
+    });
+    client.onConversationChange(() => {
+      this.#updateTitle();
+      this.#scheduleQueued();
+    });
+  }
+
+  /** The message of which only a part is shown, as if it were read aloud; null if all are shown whole. */
+  get shown(): ShownPart | null {
+    return this.#shown;
+  }
+
+  set shown(shown: ShownPart | null) {
+    if (shown?.chars === this.#shown?.chars && shown?.itemId === this.#shown?.itemId) return;
+    this.#shown = shown;
+    this.onResponseStatusChange();
   }
 
   get isEmpty(): boolean {
-    return this.client.conversation.items.length === 0;
+    return this.client.conversation.items.every((item) => this.isDiscarded(item.id));
   }
 
   get isResponding(): boolean {
@@ -127,31 +176,122 @@ export class ConversationController {
 
   /** Update the draft; called on every keystroke. */
   setDraft(text: string): void {
-    if (text.trim() !== this.#queuedText) this.#queuedText = null;
     this.record.draft = text;
     this.#isDirty = true;
     if (!this.isClosed) this.client.draft.set(text);
   }
 
-  /** Send the draft and request a response. A response in progress is cancelled first, which may have to
-   * wait for a connection; if the draft changes meanwhile, it is not sent. */
-  async send(): Promise<void> {
+  /** Send the draft as a message and request a response. A response in progress is cancelled first. Without
+   * a connection the message is queued, as are all after it until each has had its response. */
+  send(response?: ResponseSettings): void {
     const text = this.record.draft.trim();
-    if (!text || this.#queuedText === text) return;
+    if (!text) return;
     const { refusal } = this.client.draft;
     if (refusal) {
       this.onEventRefused(refusal);
       return;
     }
-    this.#queuedText = text;
-    await this.cancelResponse();
-    if (this.#queuedText !== text) return;
-    this.#queuedText = null;
-    if (this.isClosed) return;
-    this.#setTitle(text);
     this.record.draft = '';
-    this.#requestResponseTo(this.client.draft.commit(), text);
+    if (this.queue.length === 0 && this.client.caughtUp.value && !this.#isResponseDue) {
+      void this.#requestResponseTo(this.client.draft.commit(), text, { response });
+      this.#updateTitle();
+      this.save();
+    } else {
+      if (!this.isClosed) this.client.draft.set('');
+      this.enqueue(text, response);
+    }
+  }
+
+  /** Queue a message, to be sent when the connection is open and no other waits for its response. */
+  enqueue(text: string, response?: ResponseSettings): void {
+    const interrupts = this.queue.length === 0 && this.#isResponseDue;
+    saveQueued(this.record, this.#queue, { id: `item_${randomId()}`, text, interrupts, ...(response && { response }) });
+    this.#updateTitle();
     this.save();
+    this.#scheduleQueued();
+  }
+
+  /** Messages that this tab has not sent. */
+  get queue(): readonly QueuedMessage[] {
+    const { messages } = this.#queue;
+    if (messages.length === 0) return messages;
+    const pending = new Set(this.client.pendingEvents.map(({ event_id }) => messageOf(event_id)));
+    return messages.filter(({ id }) => !pending.has(id));
+  }
+
+  /** Take over what another tab has queued, sent or taken back. `key`: what it has stored. */
+  onOtherTabStored(key: string): void {
+    if (!this.#queue.owns(key)) return;
+    this.#queue.reload();
+    this.#onQueueChange();
+  }
+
+  #onQueueChange(): void {
+    this.#updateTitle();
+    this.#scheduleQueued();
+    this.onResponseStatusChange();
+  }
+
+  /** Remove a message from the queue; its text returns to the draft. */
+  takeBack(id: string): void {
+    const message = this.queue.find((one) => one.id === id);
+    if (!message || message.isSent) return;
+    if (this.#queue.remove(id)) this.onMessageReturned(message.text);
+    this.save();
+    this.#onQueueChange();
+  }
+
+  /** Whether a response is in progress or requested. */
+  get #isResponseDue(): boolean {
+    return this.isResponding || this.client.pendingEvents.some(({ type }) => type === 'response.create');
+  }
+
+  /** Send the first message of the queue once what is being processed has been: an event that opens the
+   * connection must be processed completely before anything is sent. */
+  #scheduleQueued(): void {
+    if (this.queue.length > 0) setTimeout(() => this.#sendQueued(), 0);
+  }
+
+  #sendQueued(): void {
+    const [next] = this.queue;
+    if (!next || !this.client.caughtUp.value || this.#isDisposed) return;
+    if (this.#isResponseDue) {
+      if (next.interrupts) void this.cancelResponse();
+      return;
+    }
+    const { id, text } = next;
+    const { items } = this.client.conversation;
+    const position = items.findIndex((item) => item.id === id);
+    const isAnswered = position >= 0 && position < items.length - 1; // in another tab
+    if (isAnswered) this.#queue.remove(id);
+    if (isAnswered || !this.#queue.markSent(id)) {
+      this.#onQueueChange();
+      return;
+    }
+    const { create, respond } = eventIdsOf(id);
+    const content = [{ type: 'input_text' as const, text }];
+    const item = { id, type: 'message' as const, role: 'user' as const, content };
+    const created =
+      position < 0
+        ? this.client.send({ type: 'conversation.item.create', event_id: create, item }).acknowledged
+        : Promise.resolve();
+    const response = this.#requestResponse({ response: next.response, event_id: respond });
+    void this.#removeSent(id, created, response.acknowledged);
+    void this.#onMessageSettled(created, text, response);
+    this.save();
+    this.onResponseStatusChange();
+  }
+
+  /** Remove a message from the queue once the server has refused it, or has answered both events; without an
+   * answer it stays there for the tab that is connected next. */
+  async #removeSent(id: string, created: Promise<unknown>, responded: Promise<unknown>): Promise<void> {
+    try {
+      await created;
+      await responded;
+    } catch (error) {
+      if (!(error instanceof EventRefusedError)) return;
+    }
+    this.#queue.remove(id);
   }
 
   /** Texts of the user messages that the server has not acknowledged. */
@@ -173,7 +313,13 @@ export class ConversationController {
   /** Cancel the response in progress, if any, and wait until it has ended. */
   async cancelResponse(): Promise<void> {
     if (!this.isResponding) return;
-    await this.client.cancelResponse().acknowledged.catch(() => undefined);
+    this.#cancellation ??= this.client
+      .cancelResponse()
+      .acknowledged.catch(() => undefined)
+      .finally(() => {
+        this.#cancellation = null;
+      });
+    await this.#cancellation;
   }
 
   /** Cancel the response and truncate `item` to its first `spokenChars` UTF-16 units, those read aloud. */
@@ -188,33 +334,18 @@ export class ConversationController {
     await this.client.updateSession({}).acknowledged.catch(() => undefined);
   }
 
-  /** Replace a user message, delete everything after it, and request a response. */
-  async editMessage(id: string, text: string): Promise<void> {
-    if (this.isClosed) {
-      this.#restoreDraft(text);
-      return;
-    }
-    await this.cancelResponse();
-    this.#deleteFrom(this.client.conversation.items.findIndex((item) => item.id === id));
-    this.#requestResponseTo(this.client.sendUserMessage(text), text);
-  }
-
-  /** Delete the last response and request another one. */
-  async regenerate(): Promise<void> {
-    if (this.isClosed) return;
-    await this.cancelResponse();
-    const { items } = this.client.conversation;
-    const lastUserMessage = items.findLastIndex((item) => item.type === 'message' && item.role === 'user');
-    this.#deleteFrom(lastUserMessage + 1);
-    const temperature = Math.max(this.client.session?.temperature ?? 0, REGENERATE_TEMPERATURE_MIN);
-    this.#requestResponse({ temperature, seed: null });
+  /** Request another response to the last message, at the usual `temperature` or a higher one. */
+  requestAlternative(temperature: number): void {
+    this.#requestResponse({
+      response: { temperature: Math.max(temperature, REGENERATE_TEMPERATURE_MIN), seed: null },
+    });
+    this.save();
   }
 
   /** Why the last message has no response; null if it has one or one is pending. */
   get missingResponse(): MissingResponse | null {
-    const { conversation, pendingEvents } = this.client;
-    const requested = pendingEvents.some((event) => event.type === 'response.create');
-    if (this.isClosed || this.isResponding || requested) return null;
+    const { conversation } = this.client;
+    if (this.isClosed || this.#isResponseDue || this.queue.length > 0) return null;
     return describeMissingResponse(conversation, this.pendingCalls.length > 0, this.#responseRefusal);
   }
 
@@ -263,8 +394,12 @@ export class ConversationController {
     this.#isDirty = false;
     const { client, record } = this;
     if (this.#isTakenOver) return;
-    const pending = client.pendingEvents.filter((event) => !event.type.startsWith('session.'));
-    if (this.isEmpty && !record.draft && pending.length === 0) return;
+    const pending = this.#storedPending;
+    const isQueueEmpty = this.#queue.messages.length === 0; // of those sent too, until they are acknowledged
+    if (this.isEmpty && !record.draft && pending.length === 0 && isQueueEmpty) {
+      if (record.saved.items.length === 0) deleteVersion(record.id); // what was stored was a draft
+      return;
+    }
     if (this.isClosed) {
       saveConversation(this.recordForReconnect());
       return;
@@ -275,15 +410,22 @@ export class ConversationController {
     saveConversation(record);
   }
 
+  /** Unacknowledged events to store: the session is configured anew, and the queue stores its own. */
+  get #storedPending(): ClientEvent[] {
+    return this.client.pendingEvents.filter(
+      ({ type, event_id }) => !type.startsWith('session.') && messageOf(event_id) === null,
+    );
+  }
+
   /** Returns the record from which a closed conversation reconnects: the one stored by the tab that took
    * over, the same session with another key, or else a new session. Unacknowledged events are kept. */
   recordForReconnect(): StoredConversation {
     const { record, client } = this;
-    const pending = client.pendingEvents.filter((event) => !event.type.startsWith('session.'));
+    const pending = this.#storedPending;
     if (this.#isTakenOver) {
       const otherTab = loadConversation(record.id) ?? record;
       const draft = record.draft || otherTab.draft;
-      return { ...otherTab, draft, pending: mergeById(otherTab.pending, pending) };
+      return { ...otherTab, draft, pending: mergeById(otherTab.pending, pending, eventId) };
     }
     if (API_KEY_ERROR_CODES.has(this.#closeErrorCode ?? '')) return { ...record, pending };
     return { ...record, pending, saved: client.conversation.toJSON(), position: null };
@@ -296,21 +438,47 @@ export class ConversationController {
     this.#pageListeners.abort();
     this.#removeBrowserListeners();
     clearInterval(this.#saveTimer);
-    this.client.disconnect();
+    void this.client.close(0);
   }
 
-  /** Request a response to a message. If the server refuses the message, its text returns to the draft. */
-  #requestResponseTo(message: Receipt, text: string): void {
-    const response = this.#requestResponse();
-    this.#reportRefusal(message, (refused) => {
-      this.onEventRefused(refused);
-      this.#restoreDraft(text);
+  /** Send events that an earlier page had not seen acknowledged. */
+  #sendPending(events: readonly ClientEvent[]): void {
+    const receipts = events.map((event) => this.client.send(event));
+    let buffer = '';
+    for (const [i, event] of events.entries()) {
+      const receipt = receipts[i];
+      if (!receipt) continue;
+      if (event.type === 'input_text_buffer.replace') buffer = event.text;
+      const text = event.type === 'input_text_buffer.commit' ? buffer : createdText(event);
+      const response = events[i + 1]?.type === 'response.create' ? receipts[i + 1] : undefined;
+      if (text && response) void this.#onMessageSettled(receipt.acknowledged, text, response);
+      else this.#reportRefusal(receipt);
+    }
+  }
+
+  /** Request a response to a message that was sent. */
+  async #requestResponseTo(message: Promise<unknown>, text: string, request: ResponseRequest): Promise<void> {
+    await this.#onMessageSettled(message, text, this.#requestResponse(request));
+  }
+
+  /** If the server refuses a message, return its text to the user, and discard the response. */
+  async #onMessageSettled(message: Promise<unknown>, text: string, response: Receipt): Promise<void> {
+    this.#isDirty = true;
+    try {
+      await message;
+    } catch (error) {
+      if (!(error instanceof EventRefusedError)) return;
       void this.#discardResponse(response);
-    });
+      this.onMessageReturned(text);
+      this.#updateTitle();
+      this.save();
+      this.onResponseStatusChange();
+      this.onEventRefused(error);
+    }
   }
 
   /** Put a text back in front of the draft. */
-  #restoreDraft(text: string): void {
+  restoreDraft(text: string): void {
     this.setDraft([text, this.record.draft].filter(Boolean).join('\n'));
     this.onDraftChange();
   }
@@ -318,19 +486,34 @@ export class ConversationController {
   /** Cancel a response whose message was refused, and delete its items. */
   async #discardResponse(response: Receipt): Promise<void> {
     const created = await response.acknowledged.catch(() => null);
+    this.#responseRefusal = '';
     if (created?.type !== 'response.created') return;
+    this.#discardedResponses.add(created.response.id);
     await this.cancelResponse();
     const { turns } = this.client.conversation;
     const turn = turns.find(({ id }) => id === created.response.id);
-    for (const id of turn?.items.toReversed() ?? []) this.#reportRefusal(this.client.deleteItem(id));
+    const deletions = turn?.items.toReversed().map((id) => this.client.deleteItem(id)) ?? [];
+    await Promise.allSettled(deletions.map(({ acknowledged }) => acknowledged));
+    this.save();
+    this.onTitleChange(); // the list may have shown it
   }
 
-  #requestResponse(response?: Parameters<RealtimeClient['createResponse']>[0]): Receipt {
+  /** Whether an item belongs to a response that is being discarded. */
+  isDiscarded(itemId: string): boolean {
+    return this.#discardedResponses.has(this.client.conversation.turnOf(itemId)?.id ?? '');
+  }
+
+  #requestResponse({ response, event_id }: ResponseRequest = {}): Receipt {
     this.#timing.markRequested();
     this.#responseRefusal = '';
-    const receipt = this.client.createResponse(response);
+    const receipt = this.client.send({
+      type: 'response.create',
+      ...(event_id !== undefined && { event_id }),
+      ...(response && { response }),
+    });
     this.#reportRefusal(receipt, (refused) => {
-      this.#responseRefusal = refused.message;
+      this.#responseRefusal = describeRefusal(refused);
+      this.#scheduleQueued();
       this.onResponseStatusChange();
     });
     return receipt;
@@ -353,9 +536,28 @@ export class ConversationController {
     });
   }
 
-  #setTitle(text: string): void {
-    if (this.record.title) return;
-    this.record.title = text.length > 60 ? `${text.slice(0, 59).trimEnd()}…` : text;
+  /** Name the conversation; an empty name lets its title follow the first message. */
+  rename(title: string): void {
+    this.record.renamed = title !== '';
+    if (title) {
+      this.record.title = title;
+      this.onTitleChange();
+    } else this.#updateTitle();
+    this.save();
+  }
+
+  /** Let the title follow the first message, unless the user has named the conversation. */
+  #updateTitle(): void {
+    const { record, client } = this;
+    if (record.renamed) return;
+    const { items } = client.conversation;
+    const first = items.find((item) => item.type === 'message' && item.role === 'user');
+    const text = first ? textOf(first) : (this.pendingMessages[0] ?? this.queue[0]?.text ?? '');
+    // While the server sends the conversation again, its first message is missing.
+    if (!text && record.saved.items.length > 0) return;
+    const title = titleFrom(text);
+    if (title === record.title) return;
+    record.title = title;
     this.onTitleChange();
   }
 
@@ -368,7 +570,7 @@ export class ConversationController {
     const interrupted = event.type === 'response.interrupted';
     if (event.type.startsWith('response.')) this.#setInterrupted(interrupted);
     const metrics = this.#timing.receive(event);
-    if (!metrics || this.metricsOf(metrics.id)) return;
+    if (!metrics || this.metricsOf(metrics.id) || this.#discardedResponses.has(metrics.id)) return;
     this.record.metrics.push(metrics);
     this.onMetricsChange();
   }
@@ -395,8 +597,16 @@ function isComplete(item: Item): boolean {
   return item.status !== 'in_progress' && item.status !== 'incomplete';
 }
 
-/** Returns both lists without duplicate event ids. */
-function mergeById(some: ClientEvent[], others: ClientEvent[]): ClientEvent[] {
-  const known = new Set(some.map((event) => event.event_id));
-  return [...some, ...others.filter((event) => !known.has(event.event_id))];
+/** Returns the text of the user message that an event creates; '' if it creates none. */
+function createdText(event: ClientEvent): string {
+  if (event.type !== 'conversation.item.create' || event.item.type !== 'message') return '';
+  return event.item.role === 'user' ? textOf(event.item as Item) : '';
+}
+
+const eventId = (event: ClientEvent): string | undefined => event.event_id;
+
+/** Returns both lists without the elements of the second whose ids the first contains. */
+function mergeById<T>(some: readonly T[], others: readonly T[], idOf: (one: T) => string | undefined): T[] {
+  const known = new Set(some.map(idOf));
+  return [...some, ...others.filter((one) => !known.has(idOf(one)))];
 }

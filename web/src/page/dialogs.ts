@@ -116,7 +116,7 @@ export function openSettingsDialog(options: SettingsDialogOptions): void {
       const param = error instanceof EventRefusedError ? (error.param ?? '') : '';
       const key = /^session\.(\w+)/.exec(param)?.[1] ?? '';
       const errorElement = fields.get(key)?.error ?? generalError;
-      errorElement.textContent = error instanceof Error ? error.message : String(error);
+      errorElement.textContent = describeFieldError(error);
       fields.get(key)?.input.focus();
     }
     saveButton.disabled = false;
@@ -145,6 +145,13 @@ export function openSettingsDialog(options: SettingsDialogOptions): void {
   });
   document.body.append(dialog);
   dialog.showModal();
+}
+
+/** Returns what is wrong with a field. Its name, with which the server's message begins, is beside it. */
+function describeFieldError(error: unknown): string {
+  const message = error instanceof Error ? error.message : String(error);
+  const reason = message.replace(/^Invalid '[^']*': /, '');
+  return reason.charAt(0).toUpperCase() + reason.slice(1);
 }
 
 /** Returns the tools, or an error message. */
@@ -193,12 +200,41 @@ export function promptForApiKey(message: string): Promise<string | null> {
             'which issues a short-lived key for each connection.',
         ),
       ),
-      h('div', { class: 'row end' }, h('button', { type: 'submit', class: 'primary' }, 'Continue')),
+      h(
+        'div',
+        { class: 'row end' },
+        h('button', { type: 'button', onclick: () => dialog.close() }, 'Cancel'),
+        h('button', { type: 'submit', class: 'primary' }, 'Continue'),
+      ),
     );
     dialog.append(form);
     dialog.addEventListener('close', () => {
       dialog.remove();
       resolve(entered);
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+/** Ask the user to confirm an action that destroys something. Resolves with whether it was confirmed. */
+export function confirmAction(message: string, action: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    const dialog = h('dialog', { class: 'settings narrow', 'aria-labelledby': 'confirm-message' });
+    let isConfirmed = false;
+    const close = (confirmed: boolean) => (): void => {
+      isConfirmed = confirmed;
+      dialog.close();
+    };
+    const cancelButton = h('button', { type: 'button', onclick: close(false) }, 'Cancel');
+    const confirmButton = h('button', { type: 'button', class: 'primary destructive', onclick: close(true) }, action);
+    dialog.append(
+      h('p', { id: 'confirm-message' }, message),
+      h('div', { class: 'row end' }, cancelButton, confirmButton),
+    );
+    dialog.addEventListener('close', () => {
+      dialog.remove();
+      resolve(isConfirmed);
     });
     document.body.append(dialog);
     dialog.showModal();

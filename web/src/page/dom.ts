@@ -31,12 +31,21 @@ const ICONS = {
   branch: 'M7 4v16M7 14c0-5 10-3 10-8M17 6V4',
   copy: 'M9 9h10v11H9zM15 9V4H5v11h4',
   check: 'M5 13l4 4L19 7',
+  close: 'M6 6l12 12M18 6L6 18',
+  image: 'M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h1',
   disconnect: 'M4 12h5M15 12h5M9 8l-2-3M15 16l2 3M12 7V4M12 20v-3',
   settings: 'M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4',
   panel: 'M4 5h16v14H4zM14 5v14',
+  search: 'M11 4a7 7 0 1 1 0 14 7 7 0 0 1 0-14M16 16l4 4',
+  previous: 'M15 5l-7 7 7 7',
+  next: 'M9 5l7 7-7 7',
+  more: 'M5 12h.01M12 12h.01M19 12h.01',
+  clock: 'M12 4a8 8 0 1 1 0 16 8 8 0 0 1 0-16M12 8v4l3 2',
+  import: 'M12 4v11M7 10l5 5 5-5M5 20h14',
   list: 'M4 6h16M4 12h16M4 18h10',
   mic: 'M12 4a3 3 0 0 1 3 3v4a3 3 0 0 1-6 0V7a3 3 0 0 1 3-3M5 11a7 7 0 0 0 14 0M12 18v3',
   trash: 'M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13',
+  server: 'M4 5h16v6H4zM4 13h16v6H4zM8 8h1M8 16h1',
   sun: 'M12 8a4 4 0 1 1 0 8 4 4 0 0 1 0-8M12 2v3M12 19v3M2 12h3M19 12h3M5 5l2 2M17 17l2 2M19 5l-2 2M7 17l-2 2',
 } as const;
 
@@ -53,26 +62,36 @@ export function icon(name: IconName): SVGElement {
   return svg;
 }
 
-/** Create an icon button; its label is the accessible name and the tooltip. */
-export function iconButton(name: IconName, label: string, onClick: () => void): HTMLButtonElement {
+/** Create an icon button; its label, which contains the word beside the icon, is the accessible name and
+ * the tooltip. */
+export function iconButton(
+  name: IconName,
+  label: string,
+  onClick: () => void,
+  word?: string,
+): HTMLButtonElement {
   return h(
     'button',
     { type: 'button', class: 'icon-button', 'aria-label': label, title: label, onclick: onClick },
     icon(name),
+    word !== undefined && h('span', { class: 'word' }, word),
   );
 }
 
 const CHECK_MARK_MS = 1200;
 
-/** Show a check mark on the button for a moment. */
+/** Show a check mark for a moment: in place of the button's icon, or after its text. */
 export function flashCheckMark(button: HTMLElement): void {
-  const before = [...button.childNodes];
   if (button.classList.contains('done')) return;
+  const before = button.querySelector('.icon');
+  const checkMark = icon('check');
   button.classList.add('done');
-  button.replaceChildren(icon('check'));
+  if (before) before.replaceWith(checkMark);
+  else button.append(checkMark);
   setTimeout(() => {
     button.classList.remove('done');
-    button.replaceChildren(...before);
+    if (before) checkMark.replaceWith(before);
+    else checkMark.remove();
   }, CHECK_MARK_MS);
 }
 

@@ -16,6 +16,5 @@ export const EXAMPLE_TOOLS: Tool[] = [
 ];
 
 export function sampleResult(call: FunctionCallItem): string {
-  const known = call.name.includes('weather');
-  return JSON.stringify(known ? { temperature: 18, conditions: 'sunny' } : { result: '' });
+  return call.name.includes('weather') ? '{"temperature": 18, "conditions": "sunny"}' : '{"result": ""}';
 }

@@ -6,7 +6,7 @@ import type { KVResidency } from '../client/index.js';
 export const RESIDENCY_TEXT: Record<KVResidency, string> = {
   hot: 'already on device',
   host: 'restored from host memory',
-  recomputed: 'recomputed',
+  recomputed: 'lost, then recomputed',
   none: 'not cached',
 };
 
@@ -19,6 +19,12 @@ export function formatMs(value: number | null | undefined): string {
 
 export function formatCount(value: number): string {
   return value.toLocaleString('en');
+}
+
+/** Returns a size such as `87 B` or `1.2 kB`. */
+export function formatBytes(n: number): string {
+  if (n < 1000) return `${n} B`;
+  return n < 999_500 ? `${(n / 1000).toPrecision(n < 100_000 ? 2 : 3)} kB` : `${(n / 1_000_000).toFixed(1)} MB`;
 }
 
 /** Returns a rounded percentage; at least '< 1%' if `part` is not 0. */

@@ -1,10 +1,10 @@
 /** Views of the transcript's items: messages with their actions, and tool calls. */
 
 import { type FunctionCallItem, type Item, type MessageItem, textOf } from '../client/index.js';
-import { copyText, flashCheckMark, h, icon, iconButton } from './dom.js';
+import { copyText, flashCheckMark, h, iconButton } from './dom.js';
 import { sampleResult } from './example_tools.js';
 import { formatCount, formatMs } from './format.js';
-import { StreamingMarkdown } from './markdown.js';
+import { StreamingMarkdown } from './markdown/streaming_markdown.js';
 import type { MissingResponse } from './response_status.js';
 import type { TurnMetrics } from './storage.js';
 
@@ -17,8 +17,10 @@ export interface MessageHandler {
 
 /** State of a message that its view draws besides the text. */
 export interface MessageState {
-  /** Whether the message is still being generated. */
+  /** Whether the message is still being generated, or shown. */
   isGenerating: boolean;
+  /** Number of UTF-16 units that are shown; null: all. */
+  shownChars: number | null;
   metrics: TurnMetrics | null;
   /** Whether this is the last item of the conversation. */
   isLast: boolean;
@@ -40,8 +42,9 @@ export function createItemView(item: Item, handler: MessageHandler): ItemView {
 class MessageView implements ItemView {
   readonly element: HTMLElement;
   readonly #handler: MessageHandler;
-  readonly #role = h('span', { class: 'role' });
+  readonly #role = h('h2', { class: 'role' });
   readonly #usage = h('span', { class: 'usage' });
+  readonly #content = h('div', { class: 'content' });
   readonly #body = h('div', { class: 'body' });
   readonly #incompleteNote = h('p', { class: 'ending note' });
   readonly #buttonRow = h('div', { class: 'actions' });
@@ -55,8 +58,8 @@ class MessageView implements ItemView {
   constructor(handler: MessageHandler) {
     this.#handler = handler;
     const margin = h('div', { class: 'margin' }, this.#role, this.#usage);
-    const content = h('div', { class: 'content' }, this.#body, this.#incompleteNote, this.#buttonRow);
-    this.element = h('article', {}, margin, content);
+    this.#content.append(this.#body, this.#incompleteNote);
+    this.element = h('article', {}, margin, this.#content);
   }
 
   draw(item: Item, state: MessageState): void {
@@ -64,7 +67,7 @@ class MessageView implements ItemView {
     this.#item = item;
     this.#drawMetadata(item, state);
     if (this.#isEditing) return;
-    const text = textOf(item);
+    const text = textOf(item).slice(0, state.shownChars ?? undefined);
     const key = `${String(state.isGenerating)}${text.length}${text.slice(-16)}`;
     if (key === this.#drawnText) return;
     this.#drawnText = key;
@@ -91,26 +94,24 @@ class MessageView implements ItemView {
     this.#incompleteNote.hidden = !incompleteNote;
     this.element.classList.toggle('cut', incompleteNote !== '');
     this.#buttonRow.replaceChildren(...this.#buttons(item, state));
+    // Below a response, and beside a user message.
+    if (item.role === 'assistant') this.#content.after(this.#buttonRow);
+    else this.#content.append(this.#buttonRow);
     this.#buttonRow.hidden = isGenerating;
   }
 
   #buttons(item: MessageItem, state: MessageState): Node[] {
-    const copy = iconButton('copy', 'Copy', () => {
-      void copyText(this.#item ? textOf(this.#item) : '').then(() => {
-        flashCheckMark(copy);
-      });
-    });
-    const branch = iconButton('branch', 'Branch from here', () => {
-      this.#handler.branch(item.id);
-    });
-    const edit = iconButton('edit', 'Edit and resend', () => {
-      this.#edit();
-    });
-    const regenerate = iconButton('refresh', 'Regenerate', () => {
-      this.#handler.regenerate();
-    });
+    const copy = iconButton('copy', 'Copy', () => void this.#copy(copy), 'Copy');
+    const branch = iconButton('branch', 'Branch from here', () => this.#handler.branch(item.id), 'Branch');
+    const edit = iconButton('edit', 'Edit and resend', () => this.#edit(), 'Edit');
+    const regenerate = iconButton('refresh', 'Regenerate', () => this.#handler.regenerate(), 'Regenerate');
     if (item.role === 'user') return [edit, branch, copy];
-    return state.isLast ? [regenerate, branch, copy] : [branch, copy];
+    return state.isLast ? [copy, regenerate, branch] : [copy, branch];
+  }
+
+  async #copy(button: HTMLElement): Promise<void> {
+    await copyText(this.#item ? textOf(this.#item) : '');
+    flashCheckMark(button);
   }
 
   #edit(): void {
@@ -141,7 +142,7 @@ class MessageView implements ItemView {
     });
     const saveButton = h('button', { type: 'button', class: 'primary', onclick: saveEdit }, 'Send');
     const cancelButton = h('button', { type: 'button', onclick: stopEditing }, 'Cancel');
-    const note = h('span', { class: 'note' }, 'Later messages will be deleted.');
+    const note = h('span', { class: 'note' }, 'The earlier version is kept.');
     this.#body.replaceChildren(field, h('div', { class: 'row' }, saveButton, cancelButton, note));
     this.#buttonRow.hidden = true;
     field.focus();
@@ -158,8 +159,8 @@ class ToolCallView implements ItemView {
 
   constructor(handler: MessageHandler) {
     this.#handler = handler;
-    const head = h('div', { class: 'tool-head' }, 'called ', this.#name);
-    const margin = h('div', { class: 'margin' }, h('span', { class: 'role' }, 'Tool'));
+    const head = h('div', { class: 'tool-head' }, 'Called ', this.#name);
+    const margin = h('div', { class: 'margin' }, h('h2', { class: 'role' }, 'Tool'));
     const content = h('div', { class: 'content' }, head, this.#arguments, this.#result);
     this.element = h('article', { class: 'message call', 'aria-label': 'Tool call' }, margin, content);
   }
@@ -178,7 +179,7 @@ class ToolCallView implements ItemView {
       this.#result.replaceChildren(h('p', { class: 'ending note' }, state.incompleteNote));
     } else if (state.output === null) this.#drawResultForm(item);
     else {
-      const head = h('div', { class: 'tool-head' }, 'result');
+      const head = h('div', { class: 'tool-head' }, 'Result');
       this.#result.replaceChildren(head, h('pre', { class: 'output' }, prettyJson(state.output)));
     }
   }
@@ -199,14 +200,6 @@ class ToolCallView implements ItemView {
     const note = h('span', { class: 'note' }, 'You act as the tool: edit this result as you like.');
     this.#result.replaceChildren(field, h('div', { class: 'row' }, button, note));
   }
-}
-
-/** View of a message that the server has not acknowledged. */
-export function pendingMessageView(text: string): HTMLElement {
-  const margin = h('div', { class: 'margin' }, h('span', { class: 'role' }, 'You'));
-  const note = h('span', { class: 'note' }, icon('refresh'), ' sending');
-  const content = h('div', { class: 'content' }, h('div', { class: 'body' }, text), note);
-  return h('article', { class: 'message user unsent', 'aria-label': 'You' }, margin, content);
 }
 
 /** Why a response is missing or incomplete, and a button that requests it. */

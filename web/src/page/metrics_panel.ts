@@ -26,8 +26,22 @@ export class MetricsPanel {
       'aside',
       { class: 'panel', 'aria-label': 'Live metrics' },
       this.#charts.element,
-      h('section', {}, h('h3', {}, 'KV cache of this conversation'), this.#tokenBar, this.#kvStats),
-      h('section', {}, h('h3', {}, 'Server'), this.#pageBar, this.#serverStats),
+      h(
+        'section',
+        {},
+        h('h3', {}, 'KV cache of this conversation'),
+        explanation('What the model keeps of each token that it has read, so that it need not read it again.'),
+        this.#tokenBar,
+        this.#kvStats,
+      ),
+      h(
+        'section',
+        {},
+        h('h3', {}, 'Server'),
+        explanation('The memory for the KV of all its conversations, in pages of equal size.'),
+        this.#pageBar,
+        this.#serverStats,
+      ),
       new EventLog(conversation).element,
     );
     conversation.onMetricsChange = () => {
@@ -75,7 +89,7 @@ export class MetricsPanel {
     const residency = last ? RESIDENCY_TEXT[last] : '–';
     this.#tokenBar.hidden = status === null;
     if (!status) {
-      drawStats(this.#kvStats, [['At the last turn', residency]]);
+      drawStats(this.#kvStats, [['Found at the last turn', residency]]);
       return;
     }
     const { kv } = status;
@@ -84,7 +98,7 @@ export class MetricsPanel {
     const describe = (n: number): string => (n > 0 ? `${formatCount(n)} tokens` : 'none');
     drawTokenBar(this.#tokenBar, kv, total);
     drawStats(this.#kvStats, [
-      ['At the last turn', residency],
+      ['Found at the last turn', residency],
       ['On the device', `${formatCount(kv.tokens)} of ${formatCount(total)} tokens`, 'accent'],
       ['In host memory', describe(kv.host_tokens), 'second'],
       ['To be recomputed', describe(kv.lost_tokens), 'lost'],
@@ -104,8 +118,12 @@ export class MetricsPanel {
       ['Pages', `${formatCount(engine.pages_free)} of ${formatCount(engine.pages_total)} free`],
       ['Active turns', formatCount(engine.active_turns)],
       ['Queued turns', formatCount(engine.queued_turns)],
-      ['Connections', formatCount(stats.sessions)],
+      ['Sessions', formatCount(stats.sessions)],
       ['Model', `${stats.model}, ${stats.dtype} on ${stats.device}`],
     ]);
   }
+}
+
+function explanation(text: string): HTMLElement {
+  return h('p', { class: 'explanation' }, text);
 }

@@ -20,11 +20,11 @@ const FAILED_COMPONENTS: Record<string, string> = {
 export function incompleteNote(turn: Turn | undefined): string {
   switch (turn?.response.status) {
     case 'failed':
-      return 'interrupted by an error';
+      return 'Interrupted by an error';
     case 'incomplete':
-      return 'maximum response length reached';
+      return 'Maximum response length reached';
     default:
-      return 'stopped';
+      return 'Stopped';
   }
 }
 

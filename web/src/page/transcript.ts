@@ -9,9 +9,10 @@ import {
   type MessageHandler,
   type MessageState,
   missingResponseView,
-  pendingMessageView,
 } from './message_view.js';
 import { incompleteNote } from './response_status.js';
+import { UnsentMessageViews } from './unsent_messages.js';
+import { type SwitchDirection, type SwitchVersion, VersionSwitchers } from './version_switcher.js';
 
 /** Distance from the end, in pixels, within which the transcript keeps scrolling with new text. */
 const NEAR_END_PX = 80;
@@ -29,6 +30,8 @@ export class Transcript {
     { type: 'button', class: 'earlier', hidden: true, onclick: () => this.#showEarlier() },
     'Earlier messages',
   );
+  readonly #unsentViews = new UnsentMessageViews();
+  readonly #versionSwitchers: VersionSwitchers;
   readonly #tail = h('div', { class: 'tail' });
   readonly #scheduleDraw = throttleToFrame(() => {
     this.#draw();
@@ -38,9 +41,14 @@ export class Transcript {
   #autoScroll = true;
   #shownCount = MESSAGES_PER_PAGE;
 
-  constructor(conversation: ConversationController, actions: MessageHandler, scroller: HTMLElement) {
+  constructor(
+    conversation: ConversationController,
+    actions: MessageHandler & { switchVersion: SwitchVersion },
+    scroller: HTMLElement,
+  ) {
     this.#conversation = conversation;
     this.#handler = actions;
+    this.#versionSwitchers = new VersionSwitchers(conversation, actions.switchVersion);
     this.#scroller = scroller;
     this.element.append(this.#earlierButton, this.#tail);
     new IntersectionObserver(
@@ -50,10 +58,15 @@ export class Transcript {
       { root: scroller, rootMargin: '400px' },
     ).observe(this.#earlierButton);
     conversation.client.onConversationChange((change) => {
-      if (change.kind === 'item') this.#dirtyItemIds.add(change.id);
+      const isOneItem = change.kind === 'item_updated' || change.kind === 'text_appended';
+      if (isOneItem) this.#dirtyItemIds.add(change.item.id);
       else this.#allDirty = true;
       this.#scheduleDraw();
     });
+    // Long messages are drawn in parts, and formulas when their module is loaded.
+    new ResizeObserver(() => {
+      this.#followEnd();
+    }).observe(this.element);
     scroller.addEventListener('scroll', () => {
       const { scrollTop, scrollHeight, clientHeight } = scroller;
       this.#autoScroll = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
@@ -68,8 +81,37 @@ export class Transcript {
 
   /** Scroll to the end, and stay there as text arrives. */
   scrollToEnd(): void {
+    this.element.querySelector('.found')?.classList.remove('found');
     this.#autoScroll = true;
     this.#scheduleDraw();
+  }
+
+  /** Stay at the end, if the transcript is there, when its visible height has changed. */
+  onResize(): void {
+    this.#scheduleDraw();
+  }
+
+  /** Scroll to a message. With `focus`, focus that button of its version switcher. */
+  reveal(itemId: string, focus?: SwitchDirection): void {
+    const { items } = this.#conversation.client.conversation;
+    this.#shownCount = Math.max(this.#shownCount, items.length - items.findIndex(({ id }) => id === itemId));
+    this.element.querySelector('.found')?.classList.remove('found');
+    this.#autoScroll = false;
+    this.#drawAll();
+    const element = this.#views.get(itemId)?.element ?? this.#tail;
+    element.scrollIntoView({ block: 'center' });
+    if (focus === undefined) {
+      element.classList.add('found');
+      return;
+    }
+    const buttons = [...element.querySelectorAll<HTMLButtonElement>('.versions button:enabled')];
+    (buttons.find(({ dataset }) => dataset.direction === focus) ?? buttons[0])?.focus();
+  }
+
+  /** Load the other versions again. */
+  reloadVersions(): void {
+    this.#versionSwitchers.reload();
+    this.redraw();
   }
 
   /** Draw earlier messages without moving those in view. */
@@ -86,12 +128,19 @@ export class Transcript {
     else for (const id of this.#dirtyItemIds) this.#drawOne(id);
     this.#allDirty = false;
     this.#dirtyItemIds = new Set();
-    if (this.#autoScroll) this.#scroller.scrollTop = this.#scroller.scrollHeight;
+    this.#followEnd();
+  }
+
+  /** Scroll to the end if the reader is there, but not to the end of the welcome screen. */
+  #followEnd(): void {
+    if (this.#autoScroll && !this.#conversation.isEmpty) this.#scroller.scrollTop = this.#scroller.scrollHeight;
   }
 
   #drawAll(): void {
     const { items } = this.#conversation.client.conversation;
-    const messages = items.filter((item) => item.type !== 'function_call_output');
+    const messages = items.filter(
+      (item) => item.type !== 'function_call_output' && !this.#conversation.isDiscarded(item.id),
+    );
     const shown = messages.slice(-this.#shownCount);
     this.#earlierButton.hidden = shown.length === messages.length;
     const shownIds = new Set(shown.map((item) => item.id));
@@ -114,7 +163,12 @@ export class Transcript {
       if (view.element.nextSibling !== before) this.element.insertBefore(view.element, before);
       before = view.element;
     }
-    this.#tail.replaceChildren(...this.#tailNodes());
+    const switchers = this.#versionSwitchers.draw(items.map((item) => item.id));
+    for (const [position, item] of items.entries()) {
+      const element = this.#views.get(item.id)?.element;
+      if (element) replaceSwitcher(element, switchers.get(position));
+    }
+    replaceChildren(this.#tail, [...this.#tailNodes(), switchers.get(items.length)]);
   }
 
   #drawOne(id: string): void {
@@ -127,7 +181,10 @@ export class Transcript {
   #stateOf(item: Item, outputs: Map<string, string>, isLast: boolean): MessageState {
     const { conversation } = this.#conversation.client;
     const activeTurn = conversation.activeTurn;
-    const isGenerating = activeTurn?.items.includes(item.id) === true && item.status !== 'completed';
+    const { shown } = this.#conversation;
+    const shownChars = shown?.itemId === item.id ? shown.chars : null;
+    const isWritten = !activeTurn?.items.includes(item.id) || item.status === 'completed';
+    const isGenerating = !isWritten || shownChars !== null;
     const turn = isGenerating ? undefined : conversation.turnOf(item.id);
     const isResponse = turn && item.type === 'message' && item.role === 'assistant';
     const metrics = isResponse ? this.#conversation.metricsOf(turn.id) : undefined;
@@ -135,6 +192,7 @@ export class Transcript {
     const output = item.type === 'function_call' ? (outputs.get(item.call_id) ?? null) : null;
     return {
       isGenerating,
+      shownChars,
       metrics: metrics ?? null,
       isLast: isLast && !isGenerating,
       incompleteNote: note,
@@ -145,7 +203,10 @@ export class Transcript {
   /** Returns what is drawn below the last message: unacknowledged messages, a pending response, or why
    * the response is missing. */
   #tailNodes(): Node[] {
-    const nodes: Node[] = this.#conversation.pendingMessages.map(pendingMessageView);
+    const { pendingMessages: pending, queue, client } = this.#conversation;
+    const isConnected = client.state.value.phase === 'open';
+    const takeBack = (id: string): void => this.#conversation.takeBack(id);
+    const nodes: Node[] = this.#unsentViews.draw({ pending, queue, isConnected, takeBack });
     const { activeTurn } = this.#conversation.client.conversation;
     if (activeTurn?.items.length === 0) {
       nodes.push(h('p', { class: 'pending', 'aria-label': 'Generating a response' }));
@@ -158,4 +219,21 @@ export class Transcript {
     if (missing) nodes.push(missingResponseView(missing, () => this.#conversation.retryResponse()));
     return nodes;
   }
+}
+
+/** Replace the version switcher of a message. */
+function replaceSwitcher(message: HTMLElement, switcher: HTMLElement | undefined): void {
+  const drawn = message.querySelector(':scope > .versions');
+  if (drawn === (switcher ?? null)) return;
+  drawn?.remove();
+  if (switcher) message.append(switcher);
+}
+
+/** Replace the children of an element, unless they are the same, which keeps the focus. */
+function replaceChildren(element: HTMLElement, nodes: (Node | undefined)[]): void {
+  const children = nodes.filter((node) => node !== undefined);
+  const isSame =
+    children.length === element.childNodes.length &&
+    children.every((child, i) => child === element.childNodes[i]);
+  if (!isSame) element.replaceChildren(...children);
 }

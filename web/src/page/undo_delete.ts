@@ -2,11 +2,14 @@
  * is deleted too. */
 
 import { deleteSession } from './api.js';
+import { MessageQueue } from './message_queue.js';
 import {
   type ConversationSummary,
   deleteConversation,
-  loadConversation,
+  listConversations,
+  loadVersions,
   saveConversation,
+  saveQueued,
   type StoredConversation,
 } from './storage.js';
 
@@ -22,7 +25,8 @@ export interface UndoDeleteHandler {
 }
 
 interface DeletedConversation {
-  stored: StoredConversation;
+  summary: ConversationSummary;
+  versions: StoredConversation[];
   timer: ReturnType<typeof setTimeout>;
 }
 
@@ -39,22 +43,29 @@ export class UndoDelete {
 
   /** Deleted conversations that can be restored. */
   get summaries(): ConversationSummary[] {
-    return [...this.#deleted.values()].map(({ stored }) => stored);
+    return [...this.#deleted.values()].map(({ summary }) => summary);
   }
 
+  /** Delete a conversation with all its versions. */
   delete(id: string): void {
-    const stored = loadConversation(id);
+    const summary = listConversations().find(({ conversation }) => conversation === id);
+    const versions = loadVersions(id);
     deleteConversation(id);
-    if (stored) this.#deleted.set(id, { stored, timer: this.#schedule(id, UNDO_MS) });
+    if (summary) this.#deleted.set(id, { summary, versions, timer: this.#schedule(id, UNDO_MS) });
   }
 
-  /** Undo a deletion. */
-  restore(id: string): void {
+  /** Undo a deletion. Returns the conversation. */
+  restore(id: string): ConversationSummary | undefined {
     const entry = this.#deleted.get(id);
-    if (!entry) return;
+    if (!entry) return undefined;
     clearTimeout(entry.timer);
     this.#deleted.delete(id);
-    saveConversation(entry.stored);
+    for (const stored of entry.versions.toReversed()) {
+      const queue = new MessageQueue(stored.id);
+      for (const message of stored.queue ?? []) saveQueued(stored, queue, message);
+      saveConversation(stored);
+    }
+    return entry.summary;
   }
 
   #schedule(id: string, ms: number): ReturnType<typeof setTimeout> {
@@ -70,9 +81,10 @@ export class UndoDelete {
     if (!entry) return;
     clearTimeout(entry.timer);
     this.#deleted.delete(id);
-    const session = entry.stored.position?.sessionId;
-    // If the server cannot be reached, the session expires there by itself.
-    if (session !== undefined) void deleteSession(session).catch(() => undefined);
+    for (const { position } of entry.versions) {
+      // If the server cannot be reached, the session expires there by itself.
+      if (position !== null) void deleteSession(position.sessionId).catch(() => undefined);
+    }
     this.#handler.deletedPermanently();
   }
 }

@@ -1,26 +1,16 @@
 /** Accessibility, keyboard use, themes, small screens, and rendering after five hundred turns. */
 
-import type { Browser } from 'playwright-core';
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { seriousViolations } from './axe.js';
-import { ChatPage, launch } from './chat_page.js';
-import { Server } from './server.js';
-
-let server: Server;
-let browser: Browser;
-beforeAll(async () => {
-  [server, browser] = await Promise.all([Server.start(), launch()]);
-});
-afterAll(async () => {
-  await browser.close();
-  await server.stop();
-});
+import { expect, it } from 'vitest';
+import { lowContrast, seriousViolations } from './axe.js';
+import { ChatPage } from './chat_page.js';
+import { server } from './shared.js';
 
 it.each(['light', 'dark'] as const)('has no serious accessibility violations in the %s theme', async (colorScheme) => {
-  const chat = await ChatPage.open(browser, server.url, { colorScheme, reducedMotion: 'reduce' });
+  const chat = await ChatPage.open(server.url, { colorScheme, reducedMotion: 'reduce' });
   await chat.waitForConnection();
   expect(await seriousViolations(chat)).toEqual([]);
   await chat.sendAndWait('What is 3 plus 4?');
+  await chat.openPanel();
   await chat.page.locator('.log > summary').click();
   expect(await seriousViolations(chat)).toEqual([]);
   await chat.page.locator('.message.user').hover();
@@ -36,7 +26,7 @@ it.each(['light', 'dark'] as const)('has no serious accessibility violations in 
 });
 
 it('is usable with the keyboard alone, and on a small screen', async () => {
-  const chat = await ChatPage.open(browser, server.url, { viewport: { width: 360, height: 700 } });
+  const chat = await ChatPage.open(server.url, { viewport: { width: 360, height: 700 } });
   await chat.waitForConnection();
   await chat.page.keyboard.press('/');
   await chat.page.keyboard.type('What is 3 plus 4?');
@@ -50,7 +40,7 @@ it('is usable with the keyboard alone, and on a small screen', async () => {
 });
 
 it('follows the theme of the system, unless the user has switched it', async () => {
-  const chat = await ChatPage.open(browser, server.url, { colorScheme: 'light' });
+  const chat = await ChatPage.open(server.url, { colorScheme: 'light' });
   const background = () => chat.page.evaluate(() => getComputedStyle(document.body).backgroundColor);
   const light = await background();
   await chat.page.emulateMedia({ colorScheme: 'dark' });
@@ -64,7 +54,7 @@ it('follows the theme of the system, unless the user has switched it', async () 
 });
 
 it('closes the sidebar and the panel over the conversation on a small screen', async () => {
-  const chat = await ChatPage.open(browser, server.url, { viewport: { width: 390, height: 700 } });
+  const chat = await ChatPage.open(server.url, { viewport: { width: 390, height: 700 } });
   await chat.sendAndWait('What is 3 plus 4?');
   const [sidebar, panel] = [chat.page.locator('.sidebar'), chat.page.locator('.panel')];
   await chat.page.getByRole('button', { name: 'Conversations' }).click();
@@ -72,24 +62,72 @@ it('closes the sidebar and the panel over the conversation on a small screen', a
   await expect.poll(() => sidebar.isVisible()).toBe(false);
   await expect.poll(() => chat.userMessages.count()).toBe(0);
   await chat.page.getByRole('button', { name: 'Conversations' }).click();
-  await sidebar.locator('a').last().click();
+  await sidebar.locator('.conversations a').last().click();
   await expect.poll(() => sidebar.isVisible()).toBe(false);
   await expect.poll(() => chat.userMessages.count()).toBe(1);
   await chat.page.getByRole('button', { name: 'Live metrics' }).click();
   await panel.waitFor();
-  await chat.page.locator('.scroller').click({ position: { x: 5, y: 300 } });
+  expect(await chat.page.locator('main').evaluate((main) => (main as HTMLElement).inert)).toBe(true);
+  await chat.page.locator('.scrim').click({ position: { x: 5, y: 300 } });
   await expect.poll(() => panel.isVisible()).toBe(false);
+  await expect.poll(() => chat.page.locator('main').evaluate((main) => (main as HTMLElement).inert)).toBe(false);
+  await chat.page.getByRole('button', { name: 'Conversations', expanded: false }).click();
+  await chat.page.getByRole('button', { name: 'Conversations', expanded: true }).press('Escape');
+  await expect.poll(() => sidebar.isVisible()).toBe(false);
+  await chat.close();
+});
+
+it('has targets of 44 pixels for fingers, and words on its controls', async () => {
+  const viewport = { width: 390, height: 780 };
+  const chat = await ChatPage.open(server.url, { viewport, hasTouch: true, isMobile: true });
+  await chat.sendAndWait('What is 3 plus 4?');
+  await chat.page.locator('.message.user').tap();
+  expect(await smallTargets(chat)).toEqual([]);
+  await chat.page.getByRole('button', { name: 'Conversations' }).tap();
+  expect(await smallTargets(chat)).toEqual([]);
+  const menu = await chat.page.locator('.menu > :not([hidden])').allInnerTexts();
+  expect(menu).toEqual(['Import a conversation', 'Settings', 'Theme', 'Server', 'Drop the connection']);
+  await chat.page.getByRole('button', { name: 'Settings' }).tap();
+  expect(await smallTargets(chat)).toEqual([]);
+  await chat.page.goto(`${server.url}admin`);
+  await chat.page.getByRole('button', { name: 'Drain and stop' }).waitFor();
+  expect(await smallTargets(chat)).toEqual([]);
+  expect(await chat.page.evaluate(() => document.documentElement.scrollWidth)).toBeLessThanOrEqual(390);
+  await chat.page.getByRole('link', { name: 'Conversations', exact: true }).tap();
+  await chat.waitForConnection();
+  expect(chat.consoleErrors).toEqual([]);
+  await chat.close();
+});
+
+/** Returns the controls in view that are lower or narrower than 44 pixels. */
+async function smallTargets(chat: ChatPage): Promise<string[]> {
+  return chat.page.evaluate(() => {
+    const scope = document.querySelector('dialog[open]') ?? document;
+    const controls = [...scope.querySelectorAll<HTMLElement>('button, a, input, select, textarea, summary')];
+    return controls
+      .filter((control) => control.checkVisibility() && !control.closest('[inert]'))
+      .map((control) => ({ control, box: control.getBoundingClientRect() }))
+      .filter(({ box }) => Math.min(box.width, box.height) < 44)
+      .map(({ control, box }) => `${control.outerHTML.slice(0, 80)}: ${box.width} x ${box.height}`);
+  });
+}
+
+it.each(['light', 'dark'] as const)('has a contrast of 7 : 1 on request in the %s theme', async (colorScheme) => {
+  const chat = await ChatPage.open(server.url, { colorScheme, contrast: 'more', reducedMotion: 'reduce' });
+  await chat.sendAndWait('What is 3 plus 4?');
+  expect(await lowContrast(chat)).toEqual([]);
   await chat.close();
 });
 
 it('stays smooth in a conversation of five hundred turns', async () => {
-  const chat = await ChatPage.open(browser, server.url);
+  const chat = await ChatPage.open(server.url);
   await chat.waitForConnection();
   await chat.sendAndWait('What is 3 plus 4?');
   await chat.page.evaluate(growConversation);
   await chat.page.reload();
   await chat.waitForConnection();
   await chat.waitForResponse();
+  await chat.openPanel();
   await expect.poll(() => chat.page.locator('.chart .caption').first().innerText()).toContain('Turn 500');
   await chat.page.evaluate(() => {
     const longest = { ms: 0 };

@@ -1,39 +1,46 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import type { Browser } from 'playwright-core';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { ChatPage, launch } from './chat_page.js';
+import { ChatPage } from './chat_page.js';
 import { Server } from './server.js';
+import { browser } from './shared.js';
 
 const KEY = 'sk-test-browser';
+const USER_KEY = 'sk-test-user';
+const folder = mkdtempSync(join(tmpdir(), 'continuo-keys-'));
 let server: Server;
-let browser: Browser;
 beforeAll(async () => {
-  const hostRules = 'MAP foreign.test 127.0.0.1';
-  [server, browser] = await Promise.all([
-    Server.start([], { CONTINUO_API_KEY: KEY }),
-    launch([`--host-resolver-rules=${hostRules}`]),
-  ]);
+  const keys = [
+    `[[keys]]\nkey = "${USER_KEY}"\ntenant = "acme"`,
+    `[[keys]]\nkey = "${KEY}"\ntenant = "operations"\nscopes = ["converse", "read", "admin"]`,
+  ];
+  writeFileSync(join(folder, 'keys.toml'), keys.join('\n'));
+  server = await Server.start(['--api-keys-file', join(folder, 'keys.toml')]);
 });
 afterAll(async () => {
-  await browser.close();
   await server.stop();
+  rmSync(folder, { recursive: true });
 });
 
+async function enterKey({ page }: ChatPage, key: string): Promise<void> {
+  await page.getByLabel('API key', { exact: true }).fill(key);
+  await page.getByLabel('API key', { exact: true }).press('Enter');
+}
+
 it('asks for an API key if the server requires one, and stores it in this tab only', async () => {
-  const chat = await ChatPage.open(browser, server.url);
+  const chat = await ChatPage.open(server.url);
   const subprotocols: string[] = [];
   const cdp = await chat.context.newCDPSession(chat.page);
   await cdp.send('Network.enable');
   cdp.on('Network.webSocketWillSendHandshakeRequest', ({ request }) => {
     subprotocols.push(request.headers['Sec-WebSocket-Protocol'] ?? '');
   });
-  const field = chat.page.getByLabel('API key', { exact: true });
-  await field.fill('wrong');
-  await field.press('Enter');
-  await chat.page.getByText(/key .*valid/i).first().waitFor();
-  await chat.page.getByLabel('API key', { exact: true }).fill(KEY);
-  await chat.page.getByLabel('API key', { exact: true }).press('Enter');
+  await enterKey(chat, 'wrong');
+  await chat.page.getByText(/Incorrect API key/i).first().waitFor();
+  await enterKey(chat, KEY);
   await chat.waitForConnection();
   expect(await chat.sendAndWait('What is 3 plus 4?')).toContain('7');
   const stored = await chat.page.evaluate(() => JSON.stringify(Object.entries(localStorage)));
@@ -49,7 +56,7 @@ it('asks for an API key if the server requires one, and stores it in this tab on
 });
 
 it('keeps messages and the draft until a key is entered', async () => {
-  const chat = await ChatPage.open(browser, server.url);
+  const chat = await ChatPage.open(server.url);
   const key = chat.page.getByLabel('API key', { exact: true });
   await key.press('Escape');
   await chat.banner.getByText('Ask its operator for one.').waitFor();
@@ -71,23 +78,36 @@ it('keeps messages and the draft until a key is entered', async () => {
 });
 
 it('shows live server metrics on the admin page', async () => {
-  const chat = await ChatPage.open(browser, `${server.url}admin`);
-  await chat.page.getByLabel('API key', { exact: true }).fill(KEY);
-  await chat.page.getByLabel('API key', { exact: true }).press('Enter');
+  const chat = await ChatPage.open(`${server.url}admin`);
+  await enterKey(chat, KEY);
   await chat.page.getByText('Leased by sessions').waitFor();
-  const chatting = await ChatPage.open(browser, server.url);
-  await chatting.page.getByLabel('API key', { exact: true }).fill(KEY);
-  await chatting.page.getByLabel('API key', { exact: true }).press('Enter');
+  const chatting = await ChatPage.open(server.url);
+  await enterKey(chatting, KEY);
   await chatting.sendAndWait('What is 3 plus 4?');
   await chat.page.locator('td code').first().waitFor();
   const sampled = chat.page.locator('.facts > div', { hasText: 'Tokens sampled' });
   const rateAboveZero = sampled.getByText(/^[1-9]\d* per second$/).waitFor();
   await chatting.sendAndWait('Tell me a short story.');
   await rateAboveZero;
-  await expect.poll(() => chat.page.locator('main button, main input, main form').count()).toBe(0);
   expect(chat.consoleErrors).toEqual([]);
   await chatting.close();
   await chat.close();
+});
+
+it('hides the admin page from users whose key does not permit it', async () => {
+  const user = await ChatPage.open(server.url);
+  await enterKey(user, USER_KEY);
+  await user.sendAndWait('What is 3 plus 4?');
+  expect(await user.page.getByRole('link', { name: 'Server' }).isVisible()).toBe(false);
+  await user.page.goto(`${server.url}admin`);
+  await user.page.getByText(/needs the scope 'admin'/).first().waitFor();
+  expect(await user.page.locator('tbody tr[data-id]').count()).toBe(0);
+  const operator = await ChatPage.open(server.url);
+  await enterKey(operator, KEY);
+  await operator.page.getByRole('link', { name: 'Server' }).click();
+  await operator.page.getByText('acme').waitFor();
+  await operator.close();
+  await user.close();
 });
 
 it('refuses connections from pages of another origin', async () => {

@@ -1,20 +1,12 @@
 /** Page object of the chat page (and of the admin page): actions of a user, and what the page shows. */
 
-import {
-  type Browser,
-  type BrowserContext,
-  type BrowserContextOptions,
-  chromium,
-  type Locator,
-  type Page,
-} from 'playwright-core';
+import type { BrowserContext, BrowserContextOptions, Locator, Page } from 'playwright-core';
+import { browser } from './shared.js';
 import { WebSocketLog } from './websocket_log.js';
 
-export function launch(args: string[] = []): Promise<Browser> {
-  return chromium.launch({
-    executablePath: process.env.CONTINUO_CHROMIUM ?? '/usr/bin/chromium',
-    args: ['--no-sandbox', ...args],
-  });
+export interface OpenOptions extends BrowserContextOptions {
+  /** Maximum length of responses. */
+  responseTokens?: number;
 }
 
 export class ChatPage {
@@ -38,12 +30,14 @@ export class ChatPage {
     page.on('request', (request) => this.requestedHosts.add(new URL(request.url()).host));
   }
 
-  static async open(
-    browser: Browser,
-    url: string,
-    options: BrowserContextOptions = {},
-  ): Promise<ChatPage> {
+  /** Open the page as a new visitor. */
+  static async open(url: string, { responseTokens, ...options }: OpenOptions = {}): Promise<ChatPage> {
     const context = await browser.newContext({ viewport: { width: 1360, height: 860 }, ...options });
+    if (responseTokens !== undefined) {
+      await context.addInitScript((max_output_tokens) => {
+        localStorage['continuo.settings'] ??= JSON.stringify({ max_output_tokens });
+      }, responseTokens);
+    }
     return ChatPage.openTab(context, url);
   }
 
@@ -72,7 +66,7 @@ export class ChatPage {
   /** Type a message key by key, and send it. */
   async send(text: string): Promise<void> {
     await this.input.click();
-    await this.page.keyboard.type(text, { delay: 5 });
+    await this.page.keyboard.type(text);
     await this.page.keyboard.press('Enter');
   }
 
@@ -96,6 +90,17 @@ export class ChatPage {
       return !document.querySelector(inProgress) && last?.classList.contains('assistant');
     });
     return (await this.responses.last().innerText()).trim();
+  }
+
+  /** Choose an option in the menu of a conversation in the sidebar, with the keyboard. */
+  async chooseOption(title: string, option: string): Promise<void> {
+    await this.page.getByRole('button', { name: `Options of “${title}”` }).press('Enter');
+    await this.page.getByRole('menuitem', { name: option }).press('Enter');
+  }
+
+  /** Returns the version that a message shows, such as '2/3'. */
+  versionAt(message: Locator): Promise<string> {
+    return message.locator('.versions span').innerText();
   }
 
   /** Set the maximum length of responses. */
@@ -141,6 +146,12 @@ export class ChatPage {
       const { saved } = JSON.parse(stored) as { saved: { items: { content: { text: string }[] }[] } };
       return saved.items.map(({ content }) => content.map(({ text }) => text).join(''));
     });
+  }
+
+  /** Show the metrics panel, which is folded at first. */
+  async openPanel(): Promise<void> {
+    await this.page.getByRole('button', { name: 'Live metrics' }).click();
+    await this.page.locator('.panel').waitFor();
   }
 
   async waitForConnection(): Promise<void> {

@@ -34,6 +34,51 @@ it.each([
   expect(observed.responseRequests).toBe(1);
 });
 
+it('asks, is interrupted, and goes on from what was read, though the server is killed', async () => {
+  const { client } = new ObservedClient();
+  const story = client.ask(STORY);
+  for await (const _ of story) if (story.text.length > 20) break;
+  await server.kill();
+  await server.start();
+  const kept = await story.interrupt({ keep: 20 });
+  expect(kept).toBe(story.text);
+  expect(client.conversation.items.map(textOf)).toEqual([STORY, kept]);
+  const title = client.respond({ conversation: 'none', max_output_tokens: 8 });
+  expect(await title).not.toBe('');
+  expect(title.status).toBe('incomplete');
+  expect(title.usage?.output_tokens).toBe(8);
+  expect(client.conversation.items).toHaveLength(2);
+  await client.deleteSession();
+});
+
+it('forks a conversation in whole and in part, and rewinds it', async () => {
+  const { client } = new ObservedClient();
+  expect(() => client.fork()).toThrow('no session');
+  const texts = (one: RealtimeClient): string[] => one.conversation.items.map(textOf);
+  await client.ask('My name is Zorban.');
+  const beginning = texts(client);
+  const at = client.conversation.items[1]?.id ?? '';
+  await client.ask('What is 3 plus 4?');
+  const [branch, whole] = [client.fork({ at, instructions: 'Be brief.' }), client.fork()];
+  for (const one of [branch, whole]) one.connect();
+  const name = branch.ask('What is my name?');
+  expect(await name).toContain('Zorban');
+  expect(texts(branch)).toEqual([...beginning, 'What is my name?', name.text]);
+  expect(branch.session?.instructions).toBe('Be brief.');
+  const again = whole.ask('What is my name?');
+  expect(await again).toContain('Zorban');
+  expect(again.usage?.input_token_details.cached_tokens).toBeGreaterThan(20);
+  expect(texts(whole).slice(0, 4)).toEqual(texts(client));
+
+  await client.rewind(at);
+  expect(texts(client)).toEqual(beginning);
+  expect(await client.ask('What is my name?')).toContain('Zorban');
+  await client.rewind(null);
+  expect(texts(client)).toEqual([]);
+  await expect(client.rewind(at)).rejects.toThrow(RangeError);
+  for (const one of [client, branch, whole]) await one.deleteSession();
+});
+
 it('reports the field of a refused update, and changes nothing', async () => {
   const { client } = new ObservedClient();
   const refused = await client.updateSession({ temperature: 9 }).acknowledged.catch((e: unknown) => e);
@@ -41,7 +86,7 @@ it('reports the field of a refused update, and changes nothing', async () => {
   expect(refused).toMatchObject({ param: 'session.temperature' });
   await client.updateSession({ instructions: 'Be brief.' }).acknowledged;
   expect(client.session?.instructions).toBe('Be brief.');
-  await client.closeSession();
+  await client.deleteSession();
 });
 
 /** A client whose events are recorded. */
@@ -76,12 +121,12 @@ async function runStory(
   const done = new Promise((resolve) => client.on('response.done', resolve));
   const firstDelta = new Promise((resolve) => client.on('response.output_text.delta', resolve));
   for (let end = 1; end <= STORY.length; end += 1) client.draft.set(STORY.slice(0, end));
-  await client.draft.commit().acknowledged;
+  await client.draft.commit();
   await client.createResponse().acknowledged;
   await firstDelta;
   await midResponse(client);
   await done;
   const texts = client.conversation.items.map(textOf);
-  await client.closeSession();
+  await client.deleteSession();
   return texts;
 }

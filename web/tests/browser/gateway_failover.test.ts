@@ -1,7 +1,6 @@
 import { spawnSync } from 'node:child_process';
-import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { ChatPage, launch } from './chat_page.js';
+import { ChatPage } from './chat_page.js';
 import { GatewayPair } from './gateway_pair.js';
 
 const STORY = 'Tell me a short story.';
@@ -9,20 +8,18 @@ const redis = spawnSync('redis-server', ['--version']).status === 0;
 
 describe.skipIf(!redis)(`two gateways${redis ? '' : ' (redis-server is not installed)'}`, () => {
   let gateways: GatewayPair;
-  let browser: Browser;
   beforeAll(async () => {
-    [gateways, browser] = await Promise.all([GatewayPair.start(), launch()]);
+    gateways = await GatewayPair.start();
   });
   afterAll(async () => {
-    await browser.close();
     await gateways.stop();
   });
 
   it('continue a response when one of them is killed', async () => {
-    const reference = await ChatPage.open(browser, gateways.url);
+    const reference = await ChatPage.open(gateways.url);
     const expected = await reference.sendAndWait(STORY);
     await reference.close();
-    const chat = await ChatPage.open(browser, gateways.url);
+    const chat = await ChatPage.open(gateways.url);
     await chat.send(STORY);
     await chat.waitForCharacters(20);
     await gateways.kill();

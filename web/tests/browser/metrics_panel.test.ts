@@ -1,29 +1,14 @@
 /** The metrics panel shows what the server reported. */
 
-import type { Browser } from 'playwright-core';
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { ChatPage, launch } from './chat_page.js';
-import { freePort, Subprocess } from './subprocess.js';
-
-let browser: Browser;
-/** Slow enough to observe a response in progress. */
-let server: Subprocess;
-let url: string;
-beforeAll(async () => {
-  const port = await freePort();
-  url = `http://127.0.0.1:${port}/`;
-  server = Subprocess.python('tests.browser.failing', ['--port', String(port)], 'Listening on');
-  [browser] = await Promise.all([launch(), server.start()]);
-});
-afterAll(async () => {
-  await browser.close();
-  await server.stop();
-});
+import { expect, it } from 'vitest';
+import { ChatPage } from './chat_page.js';
+import { failing } from './shared.js';
 
 it('shows the latency and tokens of each turn, KV usage, and server status', async () => {
-  const chat = await ChatPage.open(browser, url);
-  await chat.limitResponseTokens(20);
+  const chat = await ChatPage.open(failing.url, { responseTokens: 20 });
+  await chat.openPanel();
   const { page, wire } = chat;
+  await expect.poll(() => page.locator('.panel .explanation:visible').count()).toBe(4);
   const statOf = (name: string) => page.locator('.panel .facts > div', { hasText: name }).locator('dd');
   const [latency, tokens] = [page.locator('.chart').first(), page.locator('.chart').last()];
   await expect.poll(() => latency.innerText()).toContain('No turns yet.');
@@ -67,24 +52,27 @@ it('shows the latency and tokens of each turn, KV usage, and server status', asy
   await chat.close();
 });
 
-it('stays hidden after a reload', async () => {
-  const chat = await ChatPage.open(browser, url);
+it('is folded at first, and stays as the user leaves it after a reload', async () => {
+  const chat = await ChatPage.open(failing.url);
   const panel = chat.page.locator('.panel');
+  await chat.waitForConnection();
+  expect(await panel.isVisible()).toBe(false);
+  await chat.openPanel();
+  await chat.page.reload();
+  await chat.waitForConnection();
   await panel.waitFor();
   await chat.page.getByRole('button', { name: 'Live metrics' }).click();
   await panel.waitFor({ state: 'hidden' });
   await chat.page.reload();
   await chat.waitForConnection();
-  await expect.poll(() => panel.isVisible()).toBe(false);
-  await chat.page.getByRole('button', { name: 'Live metrics' }).click();
-  await panel.waitFor();
+  expect(await panel.isVisible()).toBe(false);
   await chat.close();
 });
 
 it('filters, expands and exports the event log', async () => {
-  const chat = await ChatPage.open(browser, url);
-  await chat.limitResponseTokens(20);
+  const chat = await ChatPage.open(failing.url, { responseTokens: 20 });
   await chat.sendAndWait('Hello?');
+  await chat.openPanel();
   const rows = chat.page.locator('.events > li');
   await chat.page.locator('.log > summary').click();
   await chat.page.getByLabel('Filter events').fill('response.done');

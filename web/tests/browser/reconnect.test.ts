@@ -1,25 +1,22 @@
-import type { Browser } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
-import { ChatPage, launch } from './chat_page.js';
+import { ChatPage } from './chat_page.js';
 import { Server } from './server.js';
 
 let server: Server;
-let browser: Browser;
 let chat: ChatPage;
 /** The response to STORY without interruptions. */
 let story: string;
 beforeAll(async () => {
-  [server, browser] = await Promise.all([Server.start(), launch()]);
-  chat = await ChatPage.open(browser, server.url);
+  server = await Server.start();
+  chat = await ChatPage.open(server.url);
   story = await chat.sendAndWait(STORY);
   await chat.close();
 });
 afterAll(async () => {
-  await browser.close();
   await server.stop();
 });
 beforeEach(async () => {
-  chat = await ChatPage.open(browser, server.url);
+  chat = await ChatPage.open(server.url);
   await chat.waitForConnection();
 });
 afterEach(async () => {
@@ -48,6 +45,7 @@ it('resumes after a reload during a response', async () => {
   await chat.waitForCharacters(20);
   await chat.page.reload();
   await expectResumed();
+  await chat.openPanel();
   const [latency, tokens] = [chat.page.locator('.chart').first(), chat.page.locator('.chart').last()];
   await tokens.getByText(/^Turn 2: /).waitFor(); // including the turn that began before the reload
   await latency.getByText(/^Turn 2: first token/).waitFor();
@@ -69,7 +67,7 @@ it('resumes after a time offline, and keeps the draft', async () => {
   await chat.send(STORY);
   await chat.waitForCharacters(20);
   await chat.context.setOffline(true);
-  await chat.banner.getByText('offline').waitFor();
+  await chat.banner.getByText(/offline|cannot be reached/).waitFor();
   await chat.input.fill('What is 2 plus 2?');
   await chat.context.setOffline(false);
   expect(await chat.waitForResponse()).toBe(story);

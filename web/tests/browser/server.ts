@@ -29,6 +29,11 @@ export class Server {
     return `http://127.0.0.1:${this.port}/`;
   }
 
+  /** Address of the page as the server has printed it, with the token of a demonstration. */
+  get printedUrl(): string {
+    return /Open +(\S+)/.exec(this.#process?.output ?? '')?.[1] ?? '';
+  }
+
   get socketUrl(): string {
     return `ws://127.0.0.1:${this.port}/v1/realtime`;
   }

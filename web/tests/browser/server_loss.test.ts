@@ -1,20 +1,11 @@
-import type { Browser } from 'playwright-core';
-import { afterAll, beforeAll, expect, it, onTestFinished } from 'vitest';
-import { ChatPage, launch } from './chat_page.js';
+import { expect, it, onTestFinished } from 'vitest';
+import { ChatPage } from './chat_page.js';
 import { Server } from './server.js';
-
-let browser: Browser;
-beforeAll(async () => {
-  browser = await launch();
-});
-afterAll(async () => {
-  await browser.close();
-});
 
 it('rehydrates the conversation after its session has expired', async () => {
   const server = await Server.start(['--resume-window-s', '1']);
   onTestFinished(() => server.stop());
-  const chat = await ChatPage.open(browser, server.url);
+  const chat = await ChatPage.open(server.url);
   const response = await chat.sendAndWait('What is 3 plus 4?');
   const id = chat.wire.receivedOf('session.created')[0]?.session.id ?? '';
   await chat.context.setOffline(true);
@@ -39,8 +30,8 @@ it('rehydrates the conversation after its session has expired', async () => {
 it('reports a lost server, and keeps messages and the draft until it is back', async () => {
   const server = await Server.start();
   onTestFinished(() => server.stop());
-  const chat = await ChatPage.open(browser, server.url);
-  const admin = await ChatPage.open(browser, `${server.url}admin`);
+  const chat = await ChatPage.open(server.url);
+  const admin = await ChatPage.open(`${server.url}admin`);
   await chat.sendAndWait('What is 3 plus 4?');
   await admin.page.getByText('Leased by sessions').waitFor();
   await server.kill();

@@ -12,6 +12,7 @@ export class Subprocess {
   readonly #readyText: string;
   readonly #env: Record<string, string>;
   #process: ChildProcess | null = null;
+  #output = '';
 
   /** `readyText`: output that shows that the process is ready. */
   constructor(args: string[], readyText: string, env: Record<string, string> = {}) {
@@ -34,6 +35,15 @@ export class Subprocess {
     return new Subprocess([PYTHON, '-m', module, ...args], readyText, env);
   }
 
+  get pid(): number {
+    return this.#process?.pid ?? 0;
+  }
+
+  /** What the process has printed since its last start. */
+  get output(): string {
+    return this.#output;
+  }
+
   /** Start the process and wait until it is ready. */
   async start(): Promise<void> {
     const [program = '', ...args] = this.#args;
@@ -44,14 +54,14 @@ export class Subprocess {
     });
     this.#process = child;
     await new Promise<void>((resolve, reject) => {
-      let output = '';
+      this.#output = '';
       child.stdout.on('data', (data: Buffer) => {
-        output += data.toString();
-        if (output.includes(this.#readyText)) resolve();
+        this.#output += data.toString();
+        if (this.#output.includes(this.#readyText)) resolve();
       });
       child.once('error', reject);
       child.once('exit', (code) => {
-        reject(new Error(`${program} ended with status ${code}: ${output}`));
+        reject(new Error(`${program} ended with status ${code}: ${this.#output}`));
       });
     });
   }

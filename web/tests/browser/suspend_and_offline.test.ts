@@ -1,31 +1,21 @@
-import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { ChatPage, launch } from './chat_page.js';
-import { freePort, Subprocess } from './subprocess.js';
+import { ChatPage } from './chat_page.js';
+import { failing } from './shared.js';
 import { TcpProxy } from './tcp_proxy.js';
 
-let browser: Browser;
-/** Slow enough that a response is still in progress when the device is suspended. */
-let server: Subprocess;
 let proxy: TcpProxy;
 beforeAll(async () => {
-  const port = await freePort();
-  server = Subprocess.python('tests.browser.failing', ['--port', String(port)], 'Listening on');
-  proxy = await TcpProxy.listen(() => [port]);
-  [browser] = await Promise.all([launch(), server.start()]);
+  proxy = await TcpProxy.listen(() => [Number(new URL(failing.url).port)]);
 });
-afterAll(async () => {
-  await browser.close();
+afterAll(() => {
   proxy.close();
-  await server.stop();
 });
 
 it.each([
   ['a suspend', false],
   ['a suspend during which the connection silently died', true],
 ])('resumes after %s', async (_, silent) => {
-  const chat = await ChatPage.open(browser, proxy.url);
-  await chat.limitResponseTokens(150);
+  const chat = await ChatPage.open(proxy.url, { responseTokens: 150 });
   await chat.send('Hello?');
   await chat.waitForCharacters(5);
   await chat.input.fill('typed before');
@@ -51,28 +41,32 @@ it.each([
 
 it.each([
   ['unchanged', false],
-  ['unless the draft was changed since', true],
+  ['unless it was taken back and changed', true],
 ])('sends a message written offline during a response, %s', async (_, changed) => {
-  const chat = await ChatPage.open(browser, proxy.url);
-  await chat.limitResponseTokens(600);
+  const chat = await ChatPage.open(proxy.url, { responseTokens: 600 });
   await chat.send('Hello?');
   await chat.waitForCharacters(5);
   await chat.context.setOffline(true);
-  await chat.banner.getByText('offline').waitFor();
+  await chat.banner.getByText(/offline|cannot be reached/).waitFor();
   await chat.send('And you?');
-  await chat.page.getByLabel('Sending').waitFor();
+  const queued = chat.page.locator('.message.queued');
+  await queued.getByText('And you?').waitFor();
+  await expect.poll(() => chat.input.inputValue()).toBe('');
   if (changed) {
+    await queued.getByRole('button', { name: 'Take back' }).click();
+    await expect.poll(() => queued.count()).toBe(0);
+    await expect.poll(() => chat.input.inputValue()).toBe('And you?');
     await chat.input.fill('And they?');
-    await chat.page.getByLabel('Send (Enter)').waitFor();
   }
   await chat.context.setOffline(false);
-  await chat.page.locator('.message.cut').getByText('stopped').waitFor();
   if (changed) {
-    await chat.waitForResponse();
+    await chat.waitForConnection();
+    await chat.waitForCharacters(30);
     await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual(['Hello?']);
     await expect.poll(() => chat.input.inputValue()).toBe('And they?');
     await chat.input.press('Enter');
   }
+  await chat.page.locator('.message.cut').getByText('stopped').waitFor();
   await chat.page.locator('.message.assistant').nth(1).waitFor();
   await chat.stopAtCharacters(5);
   await chat.waitForResponse();

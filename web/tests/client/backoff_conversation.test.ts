@@ -57,6 +57,39 @@ describe('a conversation', () => {
     expect(ids(conversation)).toEqual(['a', 'b', 'd', 'e']);
   });
 
+  it('says what changed', () => {
+    const conversation = new Conversation();
+    const apply = (type: string, fields: object) =>
+      conversation.apply({ type, event_id: 'e', ...fields } as unknown as ServerEvent);
+    const kinds = (...changes: unknown[]) => changes;
+    const position = { response_id: 'r', item_id: 'b', output_index: 0, content_index: 0 };
+    expect(
+      kinds(
+        conversation.apply(added(message('a', 'one'), null)),
+        conversation.apply(added(message('c', ''), 'a')),
+        conversation.apply(added(message('b', ''), 'a')),
+        apply('response.output_text.delta', { ...position, delta: 'Hi' })?.kind,
+        apply('response.output_text.done', { ...position, text: 'Hi' }),
+        apply('response.output_text.done', { ...position, text: 'Hi!' }),
+        apply('conversation.item.deleted', { item_id: 'a' }),
+        apply('conversation.item.deleted', { item_id: 'a' }),
+        apply('response.created', { response: { id: 'r', status: 'in_progress' } })?.kind,
+        apply('session.updated', { session: { resume: { resumed: 'snapshot' } } }),
+      ),
+    ).toMatchObject([
+      { kind: 'item_inserted', item: { id: 'a' }, index: 0 },
+      { kind: 'item_inserted', item: { id: 'c' }, index: 1 },
+      { kind: 'item_inserted', item: { id: 'b' }, index: 1 },
+      'text_appended',
+      null,
+      { kind: 'item_updated', item: message('b', 'Hi!') },
+      { kind: 'item_removed', item: { id: 'a' }, index: 0 },
+      null,
+      'turn_updated',
+      { kind: 'items_replaced' },
+    ]);
+  });
+
   it('appends deltas, and truncates at code points', () => {
     const conversation = new Conversation();
     const position = { event_id: 'e', response_id: 'r', item_id: 'a', output_index: 0, content_index: 0 };

@@ -301,3 +301,32 @@ describe('a session that the server has lost', () => {
     expect((await waitForPhase(client, 'closed')).error.code).toBe('session_not_found');
   });
 });
+
+describe('leaving', () => {
+  it('waits for what was sent, but not for ever', async () => {
+    const { client, connection } = await server.createConnectedClient();
+    client.sendUserMessage('remember');
+    const closed = client.close();
+    const { item } = await connection.receive('conversation.item.create');
+    expect(client.state.value.phase).toBe('open');
+    connection.sendItemAdded(item);
+    await closed;
+    expect(client.state.value).toMatchObject({ phase: 'closed', error: { code: 'disconnected' } });
+    expect([client.pendingEvents, client.resumePoint?.sessionId]).toEqual([[], 'sess_1']);
+
+    const { client: other } = await server.createConnectedClient();
+    other.sendUserMessage('never acknowledged');
+    await other.close(20);
+    expect([other.state.value.phase, other.pendingEvents.length]).toEqual(['closed', 1]);
+    await server.createClient().close();
+  });
+
+  it('with the session deleted does not reconnect', async () => {
+    const { client, connection } = await server.createConnectedClient();
+    const deleted = client.deleteSession();
+    await connection.receive('session.close');
+    connection.send('session.closed', { reason: 'client' });
+    await deleted;
+    expect(client.state.value.phase).toBe('closed');
+  });
+});

@@ -31,14 +31,14 @@ it('commits at once, after sending the remaining text', async () => {
   const { client, connection } = await server.createConnectedClient();
   client.draft.set('one');
   client.draft.set('one two');
-  const receipt = client.draft.commit();
+  const committed = client.draft.commit();
   expect((await connection.receive('input_text_buffer.append')).text).toBe('one');
   expect((await connection.receive('input_text_buffer.append')).text).toBe(' two');
   await connection.receive('input_text_buffer.commit');
   connection.send('input_text_buffer.appended', { length: 3 });
   connection.send('input_text_buffer.appended', { length: 7 });
   connection.send('input_text_buffer.committed', { item_id: 'i', previous_item_id: null });
-  expect(await receipt.acknowledged).toMatchObject({ item_id: 'i' });
+  expect(await committed).toBe('i');
   expect(client.draft.text).toBe('');
 });
 
@@ -55,11 +55,11 @@ it('reports why it was refused, and is sent again once changed', async () => {
   client.draft.set('long');
   expect(client.draft.refusal).toBeNull();
   const replace = await connection.receive('input_text_buffer.replace');
-  const receipt = client.draft.commit();
+  const committed = client.draft.commit();
   const commit = await connection.receive('input_text_buffer.commit');
   await refuse(replace.event_id, 'still_too_long');
   await refuse(commit.event_id, 'input_text_buffer_commit_empty');
-  await expect(receipt.acknowledged).rejects.toMatchObject({ code: 'still_too_long' });
+  await expect(committed).rejects.toMatchObject({ code: 'still_too_long' });
   expect(client.draft.refusal).toBeNull();
 });
 
@@ -73,7 +73,7 @@ it('is sent in full after a lost connection', async () => {
   await connection.receive('input_text_buffer.append');
   connection.terminate();
   await waitForPhase(client, 'waiting');
-  client.draft.commit();
+  void client.draft.commit();
   const reconnected = await server.accept();
   await reconnected.acceptResume('snapshot');
   expect((await reconnected.receive('input_text_buffer.replace')).text).toBe('one two');
@@ -113,17 +113,44 @@ it('is sent again with its commit, under the same event ids', async () => {
   const writeId = (await connection.receive('input_text_buffer.append')).event_id;
   connection.send('input_text_buffer.appended', { length: 5 });
   await waitForEvent(client, 'input_text_buffer.appended');
-  const receipt = client.draft.commit();
-  await connection.receive('input_text_buffer.commit');
+  const committed = client.draft.commit();
+  const commitId = (await connection.receive('input_text_buffer.commit')).event_id;
   connection.terminate();
   const reconnected = await server.accept();
-  expect(client.pendingEvents.map((event) => event.event_id)).toEqual([writeId, receipt.eventId]);
+  expect(client.pendingEvents.map((event) => event.event_id)).toEqual([writeId, commitId]);
   await reconnected.acceptResume('exact');
   expect(await reconnected.receive('input_text_buffer.replace')).toMatchObject({
     text: 'typed',
     event_id: writeId,
   });
-  expect((await reconnected.receive('input_text_buffer.commit')).event_id).toBe(receipt.eventId);
+  expect((await reconnected.receive('input_text_buffer.commit')).event_id).toBe(commitId);
   reconnected.send('input_text_buffer.committed', { item_id: 'i', previous_item_id: null });
-  expect(await receipt.acknowledged).toMatchObject({ item_id: 'i' });
+  expect(await committed).toBe('i');
+});
+
+it('commits nothing if it is empty', async () => {
+  const { client, connection } = await server.createConnectedClient();
+  expect(await client.draft.commit()).toBeNull();
+  client.draft.append('o');
+  client.draft.append('ne');
+  client.draft.set('');
+  expect(await client.draft.commit()).toBeNull();
+  await connection.receive('input_text_buffer.append');
+  await connection.receive('input_text_buffer.clear');
+  client.createResponse();
+  await connection.receive('response.create');
+});
+
+it('does not append to the text of a refused commit', async () => {
+  const { client, connection } = await server.createConnectedClient();
+  client.draft.set('too long');
+  await connection.receive('input_text_buffer.append');
+  const committed = client.draft.commit();
+  const { event_id } = await connection.receive('input_text_buffer.commit');
+  connection.send('input_text_buffer.appended', { length: 8 });
+  const error = { type: 'x', code: 'context_length_exceeded', message: 'm', param: null, event_id };
+  connection.send('error', { error });
+  await expect(committed).rejects.toMatchObject({ code: 'context_length_exceeded' });
+  client.draft.set('short');
+  expect((await connection.receive('input_text_buffer.replace')).text).toBe('short');
 });

@@ -1,10 +1,19 @@
-/** The npm package of the client library: packs, installs, and compiles with a strict compiler. */
+/** The npm package of the client library: its contents, and that a strict compiler accepts it. */
 
 import { execFileSync } from 'node:child_process';
-import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  readdirSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import { afterAll, expect, it } from 'vitest';
+import { join, resolve } from 'node:path';
+import { afterAll, beforeAll, expect, it } from 'vitest';
 
 const web = new URL('../..', import.meta.url).pathname;
 const folder = mkdtempSync(join(tmpdir(), 'client-'));
@@ -12,17 +21,48 @@ afterAll(() => {
   rmSync(folder, { recursive: true });
 });
 
-it('packs with complete types', { timeout: 120_000 }, () => {
-  const run = (command: string, ...args: string[]) =>
-    execFileSync(command, args, { cwd: folder, encoding: 'utf8' });
+const run = (command: string, ...args: string[]) =>
+  execFileSync(command, args, { cwd: folder, encoding: 'utf8' });
+
+interface Manifest {
+  version: string;
+  license: string;
+}
+
+const manifest = JSON.parse(readFileSync(join(web, 'src/client/package.json'), 'utf8')) as Manifest;
+
+beforeAll(() => {
   execFileSync('npm', ['pack', '--silent', '--pack-destination', folder], {
     cwd: join(web, 'src/client'),
   });
+  run('tar', '-xzf', `continuo-client-${manifest.version}.tgz`);
+}, 120_000);
+
+it('contains the licence, the readme, and the sources that its maps name', () => {
+  const text = (file: string) => readFileSync(join(folder, 'package', file), 'utf8');
+  expect(manifest.license).toBe('Apache-2.0');
+  expect(text('LICENSE')).toBe(readFileSync(join(web, '../LICENSE'), 'utf8'));
+  expect(text('README.md')).toContain('@continuo/client');
+  const dist = readdirSync(join(folder, 'package/dist'));
+  expect(dist).toContain('index.js');
+  for (const file of dist.filter((name) => /\.(js|d\.ts)$/.test(name))) {
+    expect(text(join('dist', file))).toContain(`//# sourceMappingURL=${file}.map`);
+    const { sources } = JSON.parse(text(join('dist', `${file}.map`))) as { sources: string[] };
+    for (const source of sources) {
+      expect(existsSync(resolve(folder, 'package/dist', source)), source).toBe(true);
+    }
+  }
+});
+
+it('has the version of the server', () => {
+  const project = readFileSync(join(web, '../pyproject.toml'), 'utf8');
+  expect(/^version = "(.*)"$/m.exec(project)?.[1]).toBe(manifest.version);
+});
+
+it('has complete types', { timeout: 120_000 }, () => {
   const scope = join(folder, 'node_modules/@continuo');
   mkdirSync(scope, { recursive: true });
-  run('tar', '-xzf', 'continuo-client-0.1.0.tgz');
   symlinkSync(join(folder, 'package'), join(scope, 'client'));
-  expect(run('tar', '-tzf', 'continuo-client-0.1.0.tgz')).toContain('package/README.md');
 
   writeFileSync(join(folder, 'package.json'), '{"type": "module"}');
   writeFileSync(

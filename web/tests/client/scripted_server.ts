@@ -139,7 +139,7 @@ export class ScriptedServer {
   }
 
   stop(): void {
-    for (const client of this.#clients) client.disconnect();
+    for (const client of this.#clients) void client.close(0);
     for (const socket of this.#server.clients) socket.terminate();
     this.#server.close();
   }

@@ -22,6 +22,7 @@ redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'fence', fence, 'deadline', deadli
 if ARGV[4] ~= '' then
   redis.call('HSET', KEYS[1], 'secret', ARGV[4])
 end
+expire_keys(deadline)
 if layout == LAYOUT then
   return {'ok', fence, deadline}
 end

@@ -18,4 +18,5 @@ redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'fence', now, 'tenant', ARGV[2], '
   'deadline', ARGV[4], 'created', now, 'epoch', 0, 'parked', 0, 'events', 0, 'weight', 0,
   'layout', LAYOUT)
 redis.call('SET', KEYS[2], ARGV[5])
+expire_keys(ARGV[4])
 return {'ok', now}

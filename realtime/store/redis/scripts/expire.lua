@@ -1,8 +1,9 @@
 -- Remove a session, or the tombstone of one, if its deadline is over.
 -- KEYS   1 meta, and all others
 -- ARGV   -
--- reply  {'gone'} no session was removed | {'expired'} | {'later', deadline ms}
-local owner, deadline = unpack(redis.call('HMGET', KEYS[1], 'owner', 'deadline'))
+-- reply  {'gone'} no session was removed | {'expired', tenant} | {'later', deadline ms}
+local owner, deadline, tenant = unpack(
+  redis.call('HMGET', KEYS[1], 'owner', 'deadline', 'tenant'))
 if not deadline then
   return {'gone'}
 end
@@ -10,4 +11,4 @@ if tonumber(deadline) > now_ms then
   return {'later', deadline}
 end
 redis.call('DEL', unpack(KEYS))
-return {owner == '' and 'gone' or 'expired'}
+return {owner == '' and 'gone' or 'expired', tenant or ''}

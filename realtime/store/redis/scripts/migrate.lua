@@ -25,4 +25,5 @@ for _, event in ipairs(session.events) do
 end
 redis.call('HSET', meta, 'weight', session.event_bytes, 'requests', #session.requests,
   'request_bytes', session.request_bytes, 'layout', LAYOUT)
+expire_keys(redis.call('HGET', meta, 'deadline'))
 return {'ok'}

@@ -146,4 +146,5 @@ end
 if batch.state then
   redis.call('SET', state, batch.state)
 end
+expire_keys(redis.call('HGET', meta, 'deadline'))
 return {'ok', entry_count, next_event}

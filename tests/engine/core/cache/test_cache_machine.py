@@ -21,12 +21,18 @@ from hypothesis.stateful import (
     rule,
 )
 
+from continuo.engine.batch import NO_STATE, STATE_POOL, WindowGroup
 from continuo.engine.core.cache import PageLease, SessionAwareCache
+from continuo.engine.core.cache.window_pages import WindowPages
 from tests.support.digest_runner import apply_moves
 
 pytestmark = pytest.mark.slow
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
+
+
+def memory_of(units: int, size: int) -> list[list[object]]:
+    return [[None] * size for _ in range(units)]
 
 
 class LeaseModel:
@@ -46,16 +52,77 @@ class CacheMachine(RuleBasedStateMachine):
     leases = Bundle("leases")
 
     @initialize(
-        page_size=st.sampled_from([1, 2, 4]), pages=st.integers(4, 12), host=st.integers(0, 8)
+        page_size=st.sampled_from([1, 2, 4]),
+        pages=st.integers(4, 12),
+        host=st.integers(0, 8),
+        windows=st.sampled_from([(), (), (2,), (5,), (3, 7)]),
+        slots=st.sampled_from([0, 0, 4, 9]),
+        scarce=st.booleans(),
     )
-    def start(self, page_size: int, pages: int, host: int) -> None:
-        self.cache = SessionAwareCache(pages, page_size, host)
-        self.host: list[list[object]] = [[None] * page_size for _ in range(host)]
-        self.memory: list[list[object]] = [[None] * page_size for _ in range(pages)]
+    def start(
+        self,
+        page_size: int,
+        pages: int,
+        host: int,
+        windows: tuple[int, ...],
+        slots: int,
+        scarce: bool,
+    ) -> None:
+        window_pages = 6 if scarce else 2 * pages
+        groups = [WindowGroup(window, window_pages, host) for window in windows]
+        host_slots = min(host, slots)
+        self.cache = SessionAwareCache(pages, page_size, host, groups, slots, host_slots)
+        self.memory, self.host = memory_of(pages, page_size), memory_of(host, page_size)
+        self.windows = [memory_of(window_pages, page_size) for _ in windows]
+        self.host_windows = [memory_of(host, page_size) for _ in windows]
+        self.states, self.host_states = memory_of(slots, 1), memory_of(host_slots, 1)
         self.all: list[LeaseModel] = []
 
     def _device(self) -> None:
-        apply_moves(self.cache.take_moves(), self.memory, self.host)
+        moves = self.cache.take_moves()
+        apply_moves(moves, self.memory, self.host)
+        for n, (device, host) in enumerate(zip(self.windows, self.host_windows, strict=True), 1):
+            apply_moves(moves, device, host, n)
+        apply_moves(moves, self.states, self.host_states, STATE_POOL)
+
+    def _run_row(self, model: LeaseModel, start: int, end: int) -> None:
+        """Compute one row: read what a model's layers read, and write what they write."""
+        size, lease = self.cache.page_size, model.lease
+        tables, slots = self.cache.components.row_memory(lease)
+        if self.cache.components.states:
+            assert slots.read != slots.write
+            self._check_state(model, slots.read, start)
+            self.states[slots.write] = [(lease.scope, tuple(model.ids[:end]))]
+        for position in range(start, end):
+            past = (lease.scope, tuple(model.ids[: position + 1]))
+            self.memory[lease.pages[position // size]][position % size] = past
+        for component, (first, pages), memory in zip(
+            self.cache.components.windows, tables, self.windows, strict=True
+        ):
+            self._check_window(model, component, (first, pages), start)
+            for position in range(start, end):
+                past = (lease.scope, tuple(model.ids[: position + 1]))
+                memory[pages[position // size - first]][position % size] = past
+
+    def _check_window(
+        self,
+        model: LeaseModel,
+        component: WindowPages,
+        table: "tuple[int, array[int]]",
+        at: int,
+    ) -> None:
+        size, (first, pages) = self.cache.page_size, table
+        memory = self.windows[component.index]
+        for position in range(max(at - component.window + 1, 0), at):
+            past = (model.lease.scope, tuple(model.ids[: position + 1]))
+            assert position // size >= first, "a row reads before its window"
+            assert memory[pages[position // size - first]][position % size] == past
+
+    def _check_state(self, model: LeaseModel, slot: int, at: int) -> None:
+        if at:
+            assert self.states[slot] == [(model.lease.scope, tuple(model.ids[:at]))]
+        else:
+            assert slot == -1
 
     def _mark_busy(self, model: LeaseModel) -> LeaseModel:
         self.cache.mark_busy(model.lease)
@@ -90,6 +157,33 @@ class CacheMachine(RuleBasedStateMachine):
             ahead = data.draw(st.integers(0, owed - count), "ahead")
             self._step(model, count, ahead, data)
 
+    @rule(model=leases, drafts=st.integers(1, 9), data=st.data())
+    def speculate(self, model: LeaseModel, drafts: int, data: st.DataObject) -> None:
+        """Compute the owed ids and drafts behind them, some of which become ids."""
+        self._compute_all(model)
+        lease = self._mark_busy(model).lease
+        start, known = lease.committed, len(model.ids)
+        if lease.committed != known or lease.host_pages:
+            return
+        model.ids += data.draw(TOKENS, "owed")
+        count = len(model.ids) - start
+        accepted = data.draw(st.integers(0, drafts), "accepted")
+        if self.cache.components.fit_row(lease, count + drafts) < count + drafts:
+            return
+        if not self.cache.reserve(lease, count + drafts):
+            return
+        self._device()
+        ids, model.ids = model.ids, model.ids + [n % 3 for n in range(drafts)]
+        self._run_row(model, start, start + count + drafts)
+        model.ids = model.ids[: len(ids) + accepted]
+        self.cache.commit(lease, count + drafts, count + accepted)
+        is_refused = accepted < drafts
+        if self.cache.components.states and is_refused:
+            assert lease.committed == start
+        else:
+            assert lease.committed == start + count + accepted
+        assert lease.reserved == 0
+
     def _compute_all(self, model: LeaseModel) -> None:
         owed = len(model.ids) - model.lease.committed
         if owed:
@@ -108,18 +202,21 @@ class CacheMachine(RuleBasedStateMachine):
         pages, committed = list(lease.pages), lease.committed
         if not self.cache.reserve(lease, count):
             assert (list(lease.pages), lease.committed, lease.reserved) == (pages, committed, 0)
-            assert not self.cache.tree.unreferenced, "refused while a page could be evicted"
+            assert self.cache.components or not self.cache.tree.unreferenced, (
+                "refused while a page could be evicted"
+            )
             return
-        more = ahead if ahead and self.cache.reserve(lease, ahead) else 0
         self._device()
-        for position in range(committed, committed + count + more):
-            page = lease.pages[position // self.cache.page_size]
-            past = (lease.scope, tuple(model.ids[: position + 1]))
-            self.memory[page][position % self.cache.page_size] = past
+        self._run_row(model, committed, committed + count)
+        more = ahead if ahead and self.cache.reserve(lease, ahead) else 0
+        if more:
+            self._device()
+            self._run_row(model, committed + count, committed + count + more)
         kept = data.draw(st.integers(0, more), "kept") if more and data else 0
         self.cache.commit(lease, count)
         if more:
             self.cache.commit(lease, more, kept)
+            kept = 0 if self.cache.components.states and kept < more else kept
         assert lease.committed == committed + count + kept
 
     @rule(model=leases, data=st.data())
@@ -132,8 +229,13 @@ class CacheMachine(RuleBasedStateMachine):
     def rewind(self, model: LeaseModel, data: st.DataObject) -> None:
         to = data.draw(st.integers(0, len(model.ids)))
         committed, known = model.lease.committed, model.lease.resident_tokens
+        marks = [mark for mark in model.lease.marks if mark <= to]
         self.cache.rewind(model.lease, to)
         del model.ids[to:]
+        if self.cache.components:
+            newest = committed if committed <= to else max(marks, default=0)
+            assert newest <= model.lease.committed <= to, "rewind lost a mark"
+            return
         assert model.lease.committed == min(to, committed), "rewind lost committed tokens"
         assert model.lease.resident_tokens == min(to, known), "rewind lost spilled tokens"
 
@@ -151,13 +253,33 @@ class CacheMachine(RuleBasedStateMachine):
         self._mark_busy(model)
         at = data.draw(st.integers(0, len(model.ids)))
         shareable = data.draw(st.integers(at, len(model.ids)))
-        committed = model.lease.committed
+        committed, marks = model.lease.committed, [x for x in model.lease.marks if x <= at]
         lease = self.cache.fork(model.lease, model.ids_array, at, shareable)
         assert model.lease.committed == committed
-        assert min(at, committed) - lease.committed < self.cache.page_size
+        if not self.cache.components:
+            assert min(at, committed) - lease.committed < self.cache.page_size
+        elif model.lease.marks:
+            assert lease.committed >= max(marks, default=0), "a fork lost a mark"
         child = LeaseModel(lease, model.ids[:at])
         self.all.append(child)
         return child
+
+    @rule(model=leases)
+    def begin_answer(self, model: LeaseModel) -> None:
+        self.cache.components.begin_answer(model.lease, len(model.ids))
+
+    @rule(model=leases, count=st.integers(1, 9))
+    def decode(self, model: LeaseModel, count: int) -> None:
+        """Compute ids one by one, so that marks are made at page boundaries."""
+        for n in range(count):
+            model.ids.append(n % 3)
+            while len(model.ids) > model.lease.committed:
+                before = model.lease.committed
+                self._step(
+                    model, self.cache.components.fit_row(model.lease, len(model.ids) - before)
+                )
+                if model.lease.committed <= before:
+                    return
 
     @rule(model=leases)
     def mark_idle(self, model: LeaseModel) -> None:
@@ -179,12 +301,18 @@ class CacheMachine(RuleBasedStateMachine):
         """A greedy lease takes all available pages, and releases them."""
         kept = [(x, list(x.lease.pages)) for x in self.all if not x.is_idle]
         greedy = self.cache.open("greedy")
-        count = self.cache.available_pages() * self.cache.page_size
+        count = self.cache.usage.available_pages() * self.cache.page_size
         while count and not self.cache.reserve(greedy, count):
             count -= self.cache.page_size
         self._device()
         for page in greedy.pages:
             self.memory[page] = ["greedy"] * self.cache.page_size
+        tables, slots = self.cache.components.row_memory(greedy) if count else ((), NO_STATE)
+        for (_, pages), memory in zip(tables, self.windows, strict=False):
+            for page in pages:
+                memory[page] = ["greedy"] * self.cache.page_size
+        if slots.write >= 0:
+            self.states[slots.write] = ["greedy"]
         assert all(list(model.lease.pages) == pages for model, pages in kept)
         self.cache.commit(greedy, count, 0)
         self.cache.close(greedy, array("i"), 0)
@@ -199,6 +327,13 @@ class CacheMachine(RuleBasedStateMachine):
                 page = model.lease.pages[position // self.cache.page_size]
                 past = (model.lease.scope, tuple(model.ids[: position + 1]))
                 assert self.memory[page][position % self.cache.page_size] == past
+            if model.lease.committed and not model.lease.reserved:
+                for component in self.cache.components.windows:
+                    table = component.table(model.lease)
+                    self._check_window(model, component, table, model.lease.committed)
+                if self.cache.components.states:
+                    live = self.cache.components.states.spillable(model.lease)[0]
+                    self._check_state(model, live, model.lease.committed)
             for index, slot in enumerate(model.lease.host_pages, len(model.lease.pages)):
                 start = index * self.cache.page_size
                 for position in range(
@@ -218,11 +353,13 @@ class CacheMachine(RuleBasedStateMachine):
         for model in self.all:
             self.cache.close(model.lease, model.ids_array, 0)
         self.cache.audit()
-        assert self.cache.leased_pages == 0
+        assert self.cache.usage.leased_pages == 0
         assert self.cache.tree.unreferenced == self.cache.tree.size
         while self.cache.tree.evict() is not None:
             pass
         assert self.cache.tree.size == 0
+        for component in self.cache.components:
+            assert component.pool.free_count == component.pool.total
 
 
 TestCache = CacheMachine.TestCase

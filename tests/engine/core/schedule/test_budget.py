@@ -1,4 +1,4 @@
-"""Tests of the step budget and of the step-time model: shares, fits, predictions.
+"""Tests of the step budget and of the step-time model: fits, predictions.
 
 No clock is read: timings are computed from known coefficients.
 """
@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from continuo.engine.core.schedule.budget import StepBudget, StepLoad, allot
+from continuo.engine.core.schedule.budget import StepBudget, StepLoad
 from continuo.engine.core.schedule.step_time_model import (
     OBSERVATIONS_MIN,
     OUTLIER_RATIO_MAX,
@@ -39,46 +39,6 @@ def fitted_model(count: int = 200, noise: float = 0.0, seed: int = 1) -> StepTim
     for load in loads(count, seed):
         time.observe(load, cost(load) * (1 + noise * source.uniform(-1, 1)))
     return time
-
-
-# ---- allot ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("requested", "tokens", "allotted"),
-    [
-        ([], 10, []),
-        ([5], 10, [5]),
-        ([50], 10, [10]),
-        ([100, 100], 10, [5, 5]),
-        ([100, 2, 100], 12, [6, 2, 4]),  # what the second leaves is given to the oldest
-        ([3, 100], 12, [3, 9]),
-        ([100, 100, 100], 2, [1, 1, 0]),  # too little for all: the oldest first
-        ([1, 1, 1], 3, [1, 1, 1]),
-        ([9, 9], 0, [0, 0]),
-    ],
-)
-def test_allot_divides_the_tokens_of_a_step(
-    requested: list[int], tokens: int, allotted: list[int]
-) -> None:
-    assert allot(requested, tokens) == allotted
-
-
-def test_allot_gives_each_row_at_least_its_fair_share() -> None:
-    source = random.Random(3)
-    for _ in range(500):
-        requested = [source.randint(1, 90) for _ in range(source.randint(1, 9))]
-        tokens = source.randint(0, 200)
-        allotted = allot(requested, tokens)
-        assert sum(allotted) == min(sum(requested), tokens)
-        assert all(
-            0 <= granted <= request for granted, request in zip(allotted, requested, strict=True)
-        )
-        share = tokens // len(requested)
-        assert all(
-            granted >= min(request, share)
-            for granted, request in zip(allotted, requested, strict=True)
-        ), "no row gets less than its share because of a longer one"
 
 
 # ---- StepBudget ----------------------------------------------------------------------------

@@ -7,7 +7,11 @@ import pytest
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.schedule import Scheduler, StepPlan
 from continuo.engine.core.schedule.budget import StepLoad
-from continuo.engine.core.schedule.scheduler import CHUNK_TOKENS_MIN, SHORT_TURN_TOKENS_MAX
+from continuo.engine.core.schedule.scheduler import (
+    CHUNK_TOKENS_MIN,
+    CHUNK_TOKENS_MIN_ALONE,
+    SHORT_TURN_TOKENS_MAX,
+)
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.turn import Turn
 from continuo.engine.wire.messages import Sampling
@@ -18,10 +22,16 @@ class SchedulerHarness:
     """A scheduler, its cache, and the steps of a loop by hand."""
 
     def __init__(
-        self, *, pages: int = 100, tokens: int = 512, rows: int = 8, host_pages: int = 0
+        self,
+        *,
+        pages: int = 100,
+        tokens: int = 512,
+        rows: int = 8,
+        host_pages: int = 0,
+        samples_late: bool = False,
     ) -> None:
         self.cache = SessionAwareCache(pages, 4, host_pages)
-        self.scheduler = Scheduler(self.cache, tokens, rows)
+        self.scheduler = Scheduler(self.cache, tokens, rows, samples_late=samples_late)
 
     def sequence(self, length: int, name: str = "s", first: int = 0) -> Sequence:
         log = TokenLog(10_000, streaming=True)
@@ -38,16 +48,20 @@ class SchedulerHarness:
         self.cache.mark_idle(sequence.lease)
         return sequence
 
-    def begin_turn(self, sequence: Sequence, limit: int = 100) -> Sequence:
-        turn = Turn("turn", Sampling(), 0, limit, None, None, 0.0)
-        turn.begin(sequence.ids)
+    def begin_turn(
+        self, sequence: Sequence, limit: int = 100, sampling: Sampling | None = None
+    ) -> Sequence:
+        turn = Turn("turn", sampling or Sampling(), 0, limit, None, None, 0.0)
+        turn.begin(sequence.log)
         sequence.turn = turn
         sequence.turn_count += 1
         self.scheduler.add_turn(sequence)
         return sequence
 
-    def waiting_turn(self, length: int, name: str = "s", first: int = 0) -> Sequence:
-        return self.begin_turn(self.sequence(length, name, first))
+    def waiting_turn(
+        self, length: int, name: str = "s", first: int = 0, limit: int = 100
+    ) -> Sequence:
+        return self.begin_turn(self.sequence(length, name, first), limit)
 
     def plan(self) -> list[tuple[Sequence, int, bool]]:
         """Plan a step and leave it in flight. Returns (sequence, tokens, draws) for each row."""
@@ -57,10 +71,10 @@ class SchedulerHarness:
             if work.turn is not None:
                 work.turn.launched_tokens += 1
                 work.sequence.promised += 1
-        return [(s, n, turn is not None) for s, n, turn in self.last_plan.rows]
+        return [(s, n, turn is not None) for s, n, turn, _ in self.last_plan.rows]
 
     def collect(self) -> None:
-        for sequence, count, turn in self.last_plan.rows:
+        for sequence, count, turn, _ in self.last_plan.rows:
             self.cache.commit(sequence.lease, count)
             sequence.committed_high_water = max(sequence.committed_high_water, sequence.committed)
             if turn is not None:
@@ -121,6 +135,20 @@ def test_committed_appends_are_planned_before_provisional_ones() -> None:
     assert [(s.id, n) for s, n, _ in harness.step()] == [("committed", 8), ("provisional", 2)]
 
 
+@pytest.mark.parametrize("samples_late", [False, True])
+def test_penalized_turn_runs_ahead_if_samples_are_read_late(samples_late: bool) -> None:
+    harness = SchedulerHarness(samples_late=samples_late)
+    sampling = Sampling(repetition_penalty=1.2)
+    penalized = harness.begin_turn(harness.sequence(10, "penalized"), sampling=sampling)
+    plain = harness.waiting_turn(10, "plain", first=3)
+    harness.step()
+    first = harness.plan()
+    assert [sequence for sequence, _, _ in first] == [penalized, plain]
+    # A second step is planned while the first, which draws the ids, is in flight.
+    second = [sequence for sequence, _, _ in harness.plan()]
+    assert second == ([penalized, plain] if samples_late else [plain])
+
+
 def test_only_the_last_prefill_chunk_draws_an_id() -> None:
     harness = SchedulerHarness(tokens=16)
     sequence = harness.waiting_turn(40)
@@ -160,16 +188,17 @@ def test_turn_draws_at_most_its_limit() -> None:
 # ---- long prompts --------------------------------------------------------------------------
 
 
-def test_long_prompts_share_the_tokens_left_by_short_turns() -> None:
-    harness = SchedulerHarness(tokens=100)
-    one, two = harness.waiting_turn(4_000 // 25, "one"), harness.waiting_turn(160, "two", first=1)
-    short = harness.waiting_turn(5, "short", first=2)
-    assert harness.plan() == [(short, 5, True), (one, 48, False), (two, 47, False)]
+def test_tokens_left_by_short_turns_go_to_the_shortest_long_prompt() -> None:
+    harness = SchedulerHarness(tokens=200, pages=400)
+    harness.waiting_turn(170, "longest")
+    long, shorter = harness.waiting_turn(160, "long", 1), harness.waiting_turn(150, "shorter", 2)
+    short = harness.waiting_turn(5, "short", first=3)
+    assert harness.plan() == [(short, 5, True), (shorter, 150, True), (long, 45, False)]
 
 
 def test_prefill_chunk_beside_decodes_fits_the_step_time() -> None:
     """Each decode costs 1 ms: the prefill chunk may double the time of the step at most."""
-    harness = SchedulerHarness(rows=20, pages=200)
+    harness = SchedulerHarness(rows=20, pages=400)
     live = [harness.begin_turn(harness.idle_sequence(20, f"live {n}", first=n)) for n in range(10)]
     harness.observe_token_time(0.001)
     cold = harness.waiting_turn(300, "cold", first=60)
@@ -183,7 +212,9 @@ def test_prefill_chunk_has_a_minimum_on_a_slow_device() -> None:
     harness = SchedulerHarness()
     harness.observe_token_time(1.0)
     cold = harness.waiting_turn(300)
-    assert harness.step() == [(cold, CHUNK_TOKENS_MIN, False)]
+    assert harness.step() == [(cold, CHUNK_TOKENS_MIN_ALONE, False)]
+    live = harness.begin_turn(harness.idle_sequence(20, "live", first=60))
+    assert harness.step() == [(live, 1, True), (cold, CHUNK_TOKENS_MIN, False)]
 
 
 def test_rows_of_a_step_are_bounded() -> None:
@@ -206,20 +237,23 @@ def test_tokens_of_a_step_are_bounded() -> None:
 
 
 def test_youngest_turn_is_retracted_first_and_the_oldest_never() -> None:
-    harness = SchedulerHarness(pages=12)
-    turns = [harness.waiting_turn(14, f"s{n}", first=n * 20) for n in range(3)]
+    harness = SchedulerHarness(pages=17)
+    limits = (26, 20, 20)
+    turns = [harness.waiting_turn(14, f"s{n}", n * 20, limits[n]) for n in range(3)]
     retracted: list[str] = []
-    for _ in range(20):
+    for _ in range(26):
         harness.step()
-        retracted += [s.id for s in turns if not s.lease.pages and s.id not in retracted]
-        assert turns[0].lease.pages
+        for sequence in turns:
+            assert sequence.turn is not None
+            if not sequence.turn.is_admitted and sequence.id not in retracted:
+                retracted.append(sequence.id)
     assert retracted == ["s2", "s1"]
-    assert harness.scheduler.retractions >= 2
-    assert len(turns[0].ids) == 14 + 20
+    assert harness.scheduler.retractions == 2
+    assert len(turns[0].ids) == 14 + 26
 
 
 def test_retracted_turn_keeps_its_ids_and_its_place_in_the_queue() -> None:
-    harness = SchedulerHarness(pages=24)
+    harness = SchedulerHarness(pages=80)
     older, younger = (
         harness.waiting_turn(10, "older"),
         harness.waiting_turn(10, "younger", first=30),
@@ -228,33 +262,49 @@ def test_retracted_turn_keeps_its_ids_and_its_place_in_the_queue() -> None:
         harness.step()
     ids = array("i", younger.ids)
     harness.scheduler.retract(younger)
+    harness.cache.retract(younger.lease)
     assert younger.turn is not None
     assert (younger.ids, younger.committed, younger.turn.is_admitted) == (ids, 0, False)
-    assert list(younger.lease.pages) == []
-    new_turn = harness.waiting_turn(10, "new", first=60)
-    assert harness.plan() == [(older, 1, True), (younger, 13, True), (new_turn, 10, True)]
+    new_turn = harness.waiting_turn(13, "new", first=60)
+    assert harness.plan() == [(older, 1, True), (younger, 13, True), (new_turn, 13, True)]
+
+
+def test_retracted_turn_loses_only_as_many_pages_as_are_needed() -> None:
+    """The older turn takes a page at a time from the tail of the younger one."""
+    harness = SchedulerHarness(pages=8)
+    older = harness.waiting_turn(15, "older", limit=6)
+    younger = harness.waiting_turn(15, "younger", first=30, limit=3)
+    held = [
+        (harness.step(), len(older.lease.pages), len(younger.lease.pages))[1:] for _ in range(7)
+    ]
+    assert held == [(4, 4), (4, 4), (5, 3), (5, 3), (5, 3), (5, 3), (5, 3)]
+    assert (len(older.ids), younger.committed) == (21, 12)
+    harness.scheduler.remove(older)
+    older.turn = None
+    harness.cache.rewind(older.lease, 0)
+    assert harness.step() == [(younger, 5, True)], "a page and the id drawn last"
 
 
 def test_turn_in_flight_is_awaited_before_it_is_retracted() -> None:
     harness = SchedulerHarness(pages=4)
-    older, younger = harness.waiting_turn(7, "older"), harness.waiting_turn(7, "younger", first=30)
+    older = harness.waiting_turn(7, "older", limit=5)
+    younger = harness.waiting_turn(7, "younger", first=30, limit=5)
     assert len(harness.plan()) == 2
     harness.plan()
     assert [s.id for s, _, _ in harness.plan()] == [], (
         "a page is needed, and all pages are in flight"
     )
-    assert younger.lease.pages
     for work in ((older, 7), (younger, 7), (older, 1), (younger, 1)):
         harness.cache.commit(work[0].lease, work[1])
     assert [s.id for s, _, _ in harness.plan()] == ["older"]
-    assert not younger.lease.pages
+    assert len(younger.lease.pages) == 1
 
 
 def test_idle_leases_are_evicted_in_lru_order_before_any_retraction() -> None:
     harness = SchedulerHarness(pages=20)
     idle = [harness.idle_sequence(16, f"idle {n}", first=n * 16) for n in range(4)]
-    harness.begin_turn(idle[1])
-    harness.waiting_turn(15, "new", first=70)
+    harness.begin_turn(idle[1], limit=10)
+    harness.waiting_turn(15, "new", first=70, limit=10)
     harness.step()
     harness.step()
     harness.step()
@@ -265,12 +315,12 @@ def test_idle_leases_are_evicted_in_lru_order_before_any_retraction() -> None:
 
 def test_turn_is_admitted_only_when_its_whole_prompt_fits() -> None:
     harness = SchedulerHarness(pages=10)
-    harness.waiting_turn(22, "old")
+    harness.waiting_turn(22, "old", limit=5)
     harness.step()
-    new_turn = harness.waiting_turn(20, "new", first=30)
+    new_turn = harness.waiting_turn(20, "new", first=30, limit=5)
     assert new_turn not in [s for s, _, _ in harness.step()]
     assert not new_turn.lease.pages
-    small_turn = harness.waiting_turn(6, "small", first=60)
+    small_turn = harness.waiting_turn(6, "small", first=60, limit=5)
     assert small_turn in [s for s, _, _ in harness.step()], (
         "a turn that fits is not blocked by one that does not"
     )
@@ -281,9 +331,9 @@ def test_admission_counts_pages_of_idle_sessions_as_available() -> None:
     harness = SchedulerHarness(pages=20)
     for n in range(4):
         harness.idle_sequence(16, f"idle {n}", first=n * 16)
-    old = harness.waiting_turn(6, "old", first=66)
+    old = harness.waiting_turn(6, "old", first=66, limit=10)
     harness.step()
-    new_turn = harness.waiting_turn(15, "new", first=70)
+    new_turn = harness.waiting_turn(15, "new", first=70, limit=10)
     assert harness.cache.pool.free_count < 4
     assert harness.step() == [(old, 1, True), (new_turn, 15, True)]
 
@@ -374,8 +424,8 @@ def test_turn_reports_the_residency_of_its_kv(host_pages: int) -> None:
     harness.scheduler.remove(large)
     large.turn = None
     harness.cache.rewind(large.lease, 0)
-    fresh = harness.waiting_turn(5, "fresh", first=70)
-    harness.begin_turn(evicted)
+    fresh = harness.waiting_turn(5, "fresh", first=70, limit=5)
+    harness.begin_turn(evicted, limit=5)
     harness.step()
     assert fresh.turn is not None
     assert evicted.turn is not None
@@ -392,8 +442,6 @@ def test_first_turn_reuses_pages_of_the_radix_tree() -> None:
     harness.cache.mark_busy(closed.lease)
     harness.cache.close(closed.lease, closed.ids, 20)
     new = harness.waiting_turn(20, "new")
-    assert harness.step() == [(new, 4, True)], (
-        "20 ids are five pages; one id must remain to be computed"
-    )
+    assert harness.step() == [(new, 1, True)], "one id must remain to be computed"
     assert new.turn is not None
-    assert new.turn.cached_tokens == 16
+    assert new.turn.cached_tokens == 19

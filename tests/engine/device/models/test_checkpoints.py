@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from continuo.engine import available_memory
 from continuo.engine.config import EngineConfig
 from continuo.engine.device import weights
 from continuo.engine.device.build import build_runner
@@ -118,6 +120,38 @@ def test_kv_pages_beyond_memory_are_refused(folder: Path, options: dict[str, Any
     assert "\n" not in refused.value.message
 
 
+def test_kv_pages_beyond_available_memory_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool takes its memory later, when no error could be reported."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 1000 kB\n")
+    monkeypatch.setattr(available_memory, "ROOT", tmp_path)
+    config = EngineConfig(model=str(folder), device="cpu", kv_cache_memory_bytes=1_000_000)
+    build_runner(config, ignore_progress)
+    config = msgspec.structs.replace(config, kv_cache_memory_bytes=1_100_000)
+    with pytest.raises(ModelError, match=r"no memory for .* KV pages"):
+        build_runner(config, ignore_progress)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_gpu_blocks_override": 4}, "max_model_len is 64, not the model's 512"),
+        ({"num_gpu_blocks_override": 4, "max_model_len": 64}, None),
+        ({"num_gpu_blocks_override": 32}, None),
+    ],
+)
+def test_pool_that_shortens_sessions_is_logged(
+    folder: Path, options: dict[str, Any], message: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit_config(folder, max_position_embeddings=512)
+    build_runner(EngineConfig(model=str(folder), device="cpu", **options), ignore_progress)
+    warnings = [record.getMessage() for record in caplog.records if "max_model_len" in record.msg]
+    assert len(warnings) == (message is not None)
+    assert message is None or warnings[0].startswith(message)
+
+
 def test_complete_checkpoint_reports_metadata_and_progress(folder: Path) -> None:
     fractions: list[float] = []
     config = EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4)
@@ -139,7 +173,7 @@ def test_every_parameter_is_filled_with_its_tensor(folder: Path) -> None:
     config = EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4)
     runner, _ = build_runner(config, ignore_progress)
     index = json.loads((folder / weights.INDEX_FILE).read_text())["weight_map"]
-    slots = runner.model.weight_targets()  # pyright: ignore[reportAttributeAccessIssue]
+    slots = runner.model.weight_targets(set(index))  # pyright: ignore[reportAttributeAccessIssue]
     assert set(slots) == set(index)
     for name, slot in slots.items():
         assert torch.equal(slot.tensor, load_file(folder / index[name])[name]), name

@@ -322,10 +322,23 @@ def test_late_system_message_may_be_encoded_as_a_user_message() -> None:
         assert template.extend(dialogue("One?", "1"), [late]).ids == as_user
 
 
-def test_tool_result_is_refused_by_a_template_without_tools() -> None:
+def test_tool_result_is_a_message_of_the_user_where_the_template_has_no_other() -> None:
     result = ChatMessage(role="tool", content="1", tool_call_id="call00000")
-    with pytest.raises(BadRequest, match="no place"):
-        family_template("llama2").encode_message("assistant", result)
+    text = ChatMessage(role="user", content="<tool_response>\n1\n</tool_response>")
+    template = family_template("llama2")
+    assert template.encode_message("assistant", result) == template.encode_message(
+        "assistant", text
+    )
+
+
+def test_tools_are_shown_where_the_template_shows_none() -> None:
+    template, text = family_template("gemma"), family_text("gemma")
+    tool = {"type": "function", "function": {"name": "look_around", "parameters": {}}}
+    conversation = [ChatMessage(role="system", content="Be kind."), *dialogue("Hello?")]
+    head = text.decode(template.render(conversation, [tool]))
+    assert "Be kind." in head
+    assert "look_around" in head
+    assert '{"name": "function_name", "arguments": {"argument_name": "value"}}' in head
 
 
 def test_template_that_looks_far_back_gets_the_whole_history() -> None:

@@ -281,9 +281,11 @@ def test_out_of_band_response_with_its_own_input() -> None:
 
 
 def test_audio_buffer_events_are_ignored_or_refused() -> None:
-    assert decode({"type": "input_audio_buffer.append", "audio": "AAAA"}) == IgnoredAudioEvent()
-    assert decode({"type": "output_audio_buffer.clear"}) == IgnoredAudioEvent()
-    assert decode({"type": "input_audio_buffer.clear"}) == IgnoredAudioEvent(is_clear=True)
+    assert decode({"type": "input_audio_buffer.append", "audio": "AAAA"}) == IgnoredAudioEvent(
+        "append"
+    )
+    assert decode({"type": "output_audio_buffer.clear"}) == IgnoredAudioEvent("output_clear")
+    assert decode({"type": "input_audio_buffer.clear"}) == IgnoredAudioEvent("clear")
     with pytest.raises(Refusal) as caught:
         decode({"type": "input_audio_buffer.commit"})
     assert caught.value.code == "input_audio_buffer_commit_empty"

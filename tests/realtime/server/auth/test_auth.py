@@ -7,13 +7,15 @@ import pytest
 from starlette.datastructures import Headers
 
 from continuo.realtime.registry.access import Credentials
+from continuo.realtime.server.auth.access_policy import plain_policy
 from continuo.realtime.server.auth.client_secrets import InMemorySecrets
 from continuo.realtime.server.auth.gate import Authenticator, Denied, offered_subprotocols
-from continuo.realtime.server.logging_setup import RedactingFormatter
+from continuo.realtime.server.logging_setup import RedactingFormatter, Redaction
 
-WITHOUT_KEYS = Authenticator({}, frozenset(), InMemorySecrets())
+WITHOUT_KEYS = Authenticator(plain_policy({}), InMemorySecrets())
 WITH_KEYS = Authenticator(
-    {"key-one": "one", "key-two": "two"}, frozenset({"https://app.example.org"}), InMemorySecrets()
+    plain_policy({"key-one": "one", "key-two": "two"}, frozenset({"https://app.example.org"})),
+    InMemorySecrets(),
 )
 
 
@@ -75,6 +77,13 @@ def test_request_without_a_valid_key_is_denied_with_401(headers: dict[str, str])
         "http://localhost.evil.net",
         "http://127.0.0.1.evil.net",
         "http://[::1",
+        "http://127.0.0.1:24010.evil.com",
+        "http://127.0.0.1:24010@evil.com",
+        "http://localhost/path",
+        "http://localhost:",
+        "http://localhost:99999",
+        "http://localhost:8000#evil.com",
+        "http://localhost http://evil.com",
         "file://localhost",
     ],
 )
@@ -111,10 +120,10 @@ def test_subprotocols_are_read_from_every_header_line() -> None:
     ],
 )
 def test_log_lines_never_contain_a_key(line: str) -> None:
-    redacting = RedactingFormatter(["canary-7f3a"])
-    assert "canary" not in redacting.redact(line.format("canary-7f3a"))
+    redacting = Redaction(["canary-7f3a"])
+    assert "canary" not in redacting.apply(line.format("canary-7f3a"))
     if "here" not in line:
-        assert "canary" not in RedactingFormatter([]).redact(line.format("canary-7f3a"))
+        assert "canary" not in Redaction([]).apply(line.format("canary-7f3a"))
 
 
 def test_logged_tracebacks_never_contain_a_key() -> None:
@@ -129,7 +138,7 @@ def test_logged_tracebacks_never_contain_a_key() -> None:
 
 
 def test_question_mark_in_a_log_line_is_no_query_string() -> None:
-    assert RedactingFormatter([]).redact("ready? yes") == "ready? yes"
+    assert Redaction([]).apply("ready? yes") == "ready? yes"
 
 
 @pytest.mark.parametrize(
@@ -147,3 +156,39 @@ def test_own_page_without_keys_is_trusted_at_an_ip_address_only(
 ) -> None:
     credentials = WITHOUT_KEYS.authenticate(Headers({"origin": origin, "host": host}))
     assert isinstance(credentials, Credentials) is allowed
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("127.0.0.1:8000", True),
+        ("localhost:8000", True),
+        ("LOCALHOST", True),
+        ("app.localhost", True),
+        ("[::1]:8000", True),
+        ("192.168.1.7", True),
+        ("[fd00::7]:8000", True),
+        ("gateway:8000", True),
+        ("app.example.org", True),
+        ("App.Example.org:8000", True),
+        ("", True),
+        ("rebind.evil.example", False),
+        ("rebind.evil.example:8000", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example", False),
+        ("app.example.org.evil.example", False),
+        ("evil.example.", False),
+        ("127.0.0.1:8000:x", False),
+        ("x@127.0.0.1", False),
+    ],
+)
+def test_host_must_be_one_of_the_server_where_no_key_is_required(host: str, allowed: bool) -> None:
+    """A name that its owner has pointed at this server (DNS rebinding) makes a page same-origin,
+    and browsers send no Origin with its GET requests."""
+    policy = plain_policy({}, frozenset({"https://app.example.org"}))
+    authenticated = Authenticator(policy, InMemorySecrets()).authenticate(Headers({"host": host}))
+    assert isinstance(authenticated, Credentials) is allowed
+    if isinstance(authenticated, Denied):
+        assert (authenticated.status, authenticated.code) == (403, "host_not_allowed")
+    with_key = Headers({"host": host, "authorization": "Bearer key-one"})
+    assert isinstance(WITH_KEYS.authenticate(with_key), Credentials)

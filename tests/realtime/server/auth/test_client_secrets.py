@@ -27,6 +27,7 @@ from continuo.realtime.registry.access import (
     hash_token,
     make_secret,
 )
+from continuo.realtime.server.auth.access_policy import plain_policy
 from continuo.realtime.server.auth.client_secrets import (
     SECRET_PREFIX,
     InMemorySecrets,
@@ -401,7 +402,7 @@ def test_resume_token_is_accepted_with_an_expired_secret(is_signed: bool) -> Non
     secrets = (
         SignedSecrets(SECRET, lambda: now[0]) if is_signed else InMemorySecrets(lambda: now[0])
     )
-    gate = Authenticator(TENANTS, frozenset(), secrets)
+    gate = Authenticator(plain_policy(TENANTS), secrets)
     value = secrets.mint("acme", GenerationSettings(), 10).value
     assert isinstance(gate.authenticate(Headers(bearer(value))), Credentials)
     now[0] = 1010

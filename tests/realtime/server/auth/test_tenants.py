@@ -14,9 +14,14 @@ from websockets.typing import Subprotocol
 from continuo.realtime.errors import Refusal, SetupError
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.settings import GenerationSettings
-from continuo.realtime.server.auth import api_keys, client_secrets
+from continuo.realtime.server.auth import client_secrets
+from continuo.realtime.server.auth.access_policy import AccessPolicy, read_keys_file
 from continuo.realtime.server.auth.client_secrets import InMemorySecrets, SignedSecrets
-from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
+from continuo.realtime.server.config.settings import (
+    GatewaySettings,
+    load_access_policy,
+    make_serve_settings,
+)
 from tests.support.clients import connect_realtime, open_realtime_session
 from tests.support.engines import EngineHarness
 from tests.support.web_servers import ACME, UMBRELLA, RunningServer, serve_harness
@@ -24,18 +29,21 @@ from tests.support.web_servers import ACME, UMBRELLA, RunningServer, serve_harne
 # ---------------------------------------------------------------- the keys file
 
 
+def tenants_of(policy: AccessPolicy, *keys: str) -> dict[str, str | None]:
+    found = {key: policy.find(key, time.time()) for key in keys}
+    return {key: None if one is None else one.tenant for key, one in found.items()}
+
+
 def test_keys_file_maps_keys_to_tenants(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nkey-one = acme\n\"key-two\" = 'umbrella'  # toml too\nkey-3=acme\n")
-    assert api_keys.read_keys_file(file) == {
-        "key-one": "acme",
-        "key-two": "umbrella",
-        "key-3": "acme",
-    }
+    listed = {"key-one": "acme", "key-two": "umbrella", "key-3": "acme"}
+    assert tenants_of(read_keys_file(file), *listed, "mine") == {**listed, "mine": None}
     settings = make_serve_settings(
         {"api_keys_file": str(file), "api_key": ["mine"], "host": "0.0.0.0"}
     )
-    assert settings.tenants == {**api_keys.read_keys_file(file), "mine": "default"}
+    found = tenants_of(load_access_policy(settings), *listed, "mine", "other")
+    assert found == {**listed, "mine": "default", "other": None}
 
 
 @pytest.mark.parametrize(
@@ -53,10 +61,10 @@ def test_invalid_keys_file_is_refused_without_quoting_a_key(
     file = tmp_path / "keys"
     file.write_text(text)
     with pytest.raises(SetupError, match=problem) as caught:
-        api_keys.read_keys_file(file)
+        read_keys_file(file)
     assert "secret-1" not in str(caught.value)
     with pytest.raises(SetupError, match="cannot be read"):
-        api_keys.read_keys_file(tmp_path / "none")
+        read_keys_file(tmp_path / "none")
 
 
 # ---------------------------------------------------------------- sessions over HTTP
@@ -86,7 +94,7 @@ async def test_delete_session_closes_its_connection(
         assert await client.wait_close_code() == 4003
     status, _ = await server.request("GET", path)
     assert status == 404
-    assert await harness.engine.list_sessions() == []
+    assert await harness.engine.fleet.list_sessions() == []
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
@@ -265,7 +273,7 @@ async def test_session_close_is_acknowledged_and_closes_the_connection(
         event = await client.wait_for("session.closed")
         assert event["reason"] == "client_request"
         assert await client.wait_close_code() == 1000
-    assert await harness.engine.list_sessions() == []
+    assert await harness.engine.fleet.list_sessions() == []
 
 
 async def test_connection_closes_after_its_maximum_duration(harness: EngineHarness) -> None:

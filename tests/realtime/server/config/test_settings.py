@@ -1,10 +1,12 @@
 """Options from flags, environment and file, and the one-line errors that name a wrong one."""
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
 
+from continuo.engine import SpeculativeConfig
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server.config.options import (
     COMMAND_GROUPS,
@@ -14,6 +16,7 @@ from continuo.realtime.server.config.options import (
     merge_sources,
 )
 from continuo.realtime.server.config.settings import (
+    GatewaySettings,
     make_engine_settings,
     make_gateway_settings,
     make_serve_settings,
@@ -42,6 +45,23 @@ def test_defaults_are_the_bundled_model_on_loopback() -> None:
     assert settings.is_loopback
 
 
+def test_demo_is_off_by_default_and_refused_where_strangers_could_use_it() -> None:
+    def settings_of(*flags: str) -> GatewaySettings:
+        return make_serve_settings(merge_sources(parse(*flags), {}))
+
+    assert not settings_of().demo
+    assert settings_of("--demo").demo
+    assert settings_of("--demo", "--host", "0.0.0.0", "--api-key", "k").demo
+    for flags, message in (
+        (("--host", "0.0.0.0", "--no-auth"), r"--demo .* --host 0\.0\.0\.0 .* set --api-key"),
+        (("--no-web",), "--demo has no effect with --no-web"),
+    ):
+        with pytest.raises(SetupError, match=message):
+            settings_of("--demo", *flags)
+    with pytest.raises(SystemExit):
+        parse("--demo", command="gateway")
+
+
 def test_every_kind_of_option_is_read_from_every_source(tmp_path: Path) -> None:
     file = tmp_path / "continuo.toml"
     file.write_text('api-key = ["a", "b"]\nno-auth = true\ntemperature = 1\nmodel = "m"\n')
@@ -62,13 +82,63 @@ def test_every_kind_of_option_is_read_from_every_source(tmp_path: Path) -> None:
 
 
 def test_every_engine_option_reaches_the_engine() -> None:
-    values = {"integer": "7", "number": "0.5", "text": "m"}
+    values = {"integer": "7", "number": "0.5", "text": "m", "switch": "True"}
     for option in OPTIONS:
         if option.group not in ("model", "engine") or option.kind == "list":
             continue
-        text = option.choices[-1] if option.choices else values[option.kind]
-        engine = make_serve_settings(merge_sources(parse(f"--{option.name}", text), {})).engine
+        if option.name == "speculative-config":  # JSON: see the test of it below
+            continue
+        is_switch = option.kind == "switch"
+        text = option.choices[-1] if option.choices else values.get(option.kind, "True")
+        flags = [f"--{option.name}"] if is_switch else [f"--{option.name}", text]
+        engine = make_serve_settings(merge_sources(parse(*flags), {})).engine
         assert str(getattr(engine, option.key)) == text, option.name
+
+
+def test_speculative_config_is_json_with_the_names_of_vllm() -> None:
+    def read(text: str) -> SpeculativeConfig | None:
+        settings = make_serve_settings(merge_sources(parse("--speculative-config", text), {}))
+        return settings.engine.speculative_config
+
+    fields = {"method": "ngram", "num_speculative_tokens": 4}
+    config = read(json.dumps(fields))
+    assert config is not None
+    assert (config.num_speculative_tokens, config.shortest_ngram, config.longest_ngram) == (4, 5, 5)
+    config = read(json.dumps({**fields, "prompt_lookup_min": 2, "prompt_lookup_max": 6}))
+    assert config is not None
+    assert (config.shortest_ngram, config.longest_ngram) == (2, 6)
+    config = read(json.dumps({**fields, "prompt_lookup_max": 3}))
+    assert config is not None
+    assert (config.shortest_ngram, config.longest_ngram) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ngram", "JSON is malformed"),
+        ('{"method": "ngram"}', "missing required field `num_speculative_tokens`"),
+        ('{"num_speculative_tokens": 2}', "missing required field `method`"),
+        (
+            '{"method": "draft_model", "num_speculative_tokens": 2}',
+            "value 'draft_model' - at `[$].method`",
+        ),
+        (
+            '{"method": "ngram", "model": "small", "num_speculative_tokens": 2}',
+            "unknown field `model`",
+        ),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens"),
+        ('{"method": "ngram", "num_speculative_tokens": 33}', "<= 32"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 4, '
+            '"prompt_lookup_max": 3}',
+            "prompt_lookup_min is 4; it must be at most prompt_lookup_max, 3",
+        ),
+    ],
+)
+def test_error_in_the_speculative_config_names_it(text: str, message: str) -> None:
+    with pytest.raises(SetupError, match=message) as caught:
+        make_serve_settings(merge_sources(parse("--speculative-config", text), {}))
+    assert str(caught.value).startswith("--speculative-config {" if "{" in text else "--spec")
 
 
 @pytest.mark.parametrize(
@@ -107,11 +177,26 @@ def test_error_in_the_config_file_names_file_and_option(
         ({"CONTINUO_TEMPERATURE": "3"}, "--temperature 3.0: expected 0 to 2"),
         ({"CONTINUO_ALLOWED_ORIGINS": "*"}, r"--allowed-origins \*: expected scheme"),
         ({"CONTINUO_ALLOWED_ORIGINS": "https://a.org/x"}, "expected scheme"),
+        ({"CONTINUO_ROOT_PATH": "llm"}, "--root-path llm: expected a path, as /llm"),
+        ({"CONTINUO_ROOT_PATH": "//llm"}, "--root-path //llm: expected a path"),
+        ({"CONTINUO_ROOT_PATH": "/llm?x"}, "--root-path /llm.x: expected a path"),
     ],
 )
 def test_error_in_an_option_names_option_and_value(environ: dict[str, str], message: str) -> None:
     with pytest.raises(SetupError, match=message):
         make_serve_settings(merge_sources(parse(), environ))
+
+
+@pytest.mark.parametrize("text", ["/llm", "/llm/", "/", "", "/a/b"])
+def test_root_path_has_no_slash_at_its_end(text: str) -> None:
+    settings = make_serve_settings(merge_sources(parse("--root-path", text), {}))
+    assert settings.root_path == text.rstrip("/")
+
+
+@pytest.mark.parametrize("key", ["", " "])
+def test_empty_api_key_is_refused(key: str) -> None:
+    with pytest.raises(SetupError, match="--api-key is empty"):
+        make_serve_settings(merge_sources(parse("--api-key", "k", "--api-key", key), {}))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])

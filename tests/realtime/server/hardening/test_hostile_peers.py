@@ -3,7 +3,11 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
+import time
+from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -14,7 +18,7 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.server import logging_setup
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.hardening import guarded_http, guards
-from continuo.realtime.server.hardening.guarded_websocket import frame_head
+from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket, frame_head
 from continuo.realtime.server.process import web_server
 from continuo.realtime.server.process.web_server import USER_TIMEOUT_MS, bind
 from tests.support.clients import open_realtime_session
@@ -28,6 +32,7 @@ from tests.support.frames import (
     encode_frame,
     upgrade_request,
 )
+from tests.support.waiting import wait_until
 from tests.support.web_servers import API_KEY, RunningServer, serve_harness
 
 pytestmark = pytest.mark.slow
@@ -77,7 +82,7 @@ async def test_reset_during_a_response_ends_a_session_without_resume_window(
             await client.wait_deltas(1)
             client.socket.transport.abort()
             await harness.wait_until_empty()
-        assert (await harness.engine.stats()).active_turns == 0
+        assert (await harness.engine.fleet.stats()).active_turns == 0
 
 
 async def test_fragmented_message_is_received_as_one(server: RunningServer) -> None:
@@ -209,7 +214,8 @@ SHORT_LIVED = Limits(resume_window_s=0.1, detach_grace_s=0.05, sweep_interval_s=
 async def until_released(harness: EngineHarness, server: RunningServer) -> None:
     """Wait until the engine has no session and the web server no connection."""
     async with asyncio.timeout(60):
-        while await harness.engine.list_sessions() or server.web_server.server_state.connections:
+        fleet, state = harness.engine.fleet, server.web_server.server_state
+        while await fleet.list_sessions() or state.connections:
             await asyncio.sleep(0.02)
 
 
@@ -221,7 +227,7 @@ async def test_disconnect_in_the_middle_of_a_frame_releases_everything(
     async with serve_harness(harness, GatewaySettings(limits=SHORT_LIVED)) as server:
         await disconnect_peers(server, part, how)
         await until_released(harness, server)
-    assert (await harness.engine.stats()).active_turns == 0
+    assert (await harness.engine.fleet.stats()).active_turns == 0
 
 
 async def disconnect_peers(server: RunningServer, part: bytes, how: str) -> None:
@@ -323,6 +329,106 @@ async def test_client_that_does_not_read_is_disconnected_at_the_outbox_bound(
         await asyncio.gather(*tasks, return_exceptions=True)
         peer.close()
         await until_released(harness, server)
+
+
+UNREAD_COMMANDS = {
+    "as long as their errors": f'{{"type": "response.cancel", "response_id": "{"r" * 200}"}}',
+    "as short as possible": "{}",
+}
+"""Commands that are answered with errors. Parsed, a short one takes thirty times its bytes."""
+
+
+@pytest.mark.parametrize("command", UNREAD_COMMANDS.values(), ids=list(UNREAD_COMMANDS))
+@pytest.mark.alone
+async def test_client_that_reads_nothing_costs_little_and_gets_1013_in_5_s(
+    harness: EngineHarness, command: str
+) -> None:
+    async with serve_harness(harness, GatewaySettings()) as server:
+        async with open_realtime_session(server.url) as client:  # what the first client loads
+            await client.send("response.cancel")
+            await client.wait_for("error")
+        before_bytes = _resident_bytes()
+        peers = [await _unread_peer(server.port) for _ in range(CLIENT_COUNT)]
+        connections = cast("set[GuardedWebSocket]", server.web_server.server_state.connections)
+        sending = [asyncio.create_task(_flood(peer, command)) for peer in peers]
+        peak_bytes, full_s = before_bytes, 0.0
+        async with asyncio.timeout(60):
+            while connections:
+                if any(each.writable.is_set() for each in connections):
+                    full_s = time.monotonic()
+                peak_bytes = max(peak_bytes, _resident_bytes())
+                await asyncio.sleep(0.05)
+        ended_s = time.monotonic()
+        # The tests and the server are one process, so this counts the buffers of both ends.
+        assert (peak_bytes - before_bytes) / CLIENT_COUNT < 1024 * 1024
+        assert ended_s - full_s < 5
+        for task in sending:
+            task.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+
+
+async def test_many_small_messages_of_one_read_are_parsed_in_slices_and_all_answered(
+    server: RunningServer,
+) -> None:
+    peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {API_KEY}")
+    await peer.receive_event()
+    (connection,) = cast("set[GuardedWebSocket]", server.web_server.server_state.connections)
+    queued = list[int]()
+    parse = connection._read
+
+    def parse_and_count(part: bytes) -> None:
+        parse(part)
+        queued.append(connection.queue.qsize())
+
+    connection._read = parse_and_count
+    frame = encode_frame(CLEAR)
+    await peer.send(frame * 3000)
+    for _ in range(3000):
+        assert (await peer.receive_event())["type"] == "input_audio_buffer.cleared"
+    assert len(queued) >= 3000 * len(frame) // guards.SLICE_BYTES
+    assert max(queued) <= guards.SLICE_BYTES // len(frame) + 1
+    peer.close()
+
+
+async def test_client_that_reads_again_in_time_receives_the_close_frame(
+    harness: EngineHarness,
+) -> None:
+    limits = msgspec.structs.replace(SHORT_LIVED, send_timeout_s=0.3)
+    async with serve_harness(harness, GatewaySettings(limits=limits)) as server:
+        peer = await _unread_peer(server.port, 128 * 1024)
+        sending = asyncio.create_task(_flood(peer, UNREAD_COMMANDS["as long as their errors"]))
+        (connection,) = cast("set[GuardedWebSocket]", server.web_server.server_state.connections)
+        await wait_until(lambda: not connection.writable.is_set())
+        sending.cancel()
+        await asyncio.sleep(1)
+        peer.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        assert await peer.wait_close_code() == 1013
+
+
+CLIENT_COUNT = 12
+
+
+async def _unread_peer(port: int, buffer_bytes: int = 4096) -> RawWebSocket:
+    """Connect a client with a small receive buffer that reads nothing."""
+    peer = await RawWebSocket.connect(port)
+    sock = peer.writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+    peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    return peer
+
+
+async def _flood(peer: RawWebSocket, command: str) -> None:
+    commands = encode_frame(command)
+    commands *= 12_000 // len(commands)
+    with contextlib.suppress(ConnectionError):
+        while True:
+            peer.writer.write(commands)
+            await peer.writer.drain()
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 200_000])

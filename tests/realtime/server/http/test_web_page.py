@@ -7,7 +7,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
-from continuo.realtime.server.http.page import Page
+from continuo.realtime.server.http.page import Page, is_page_built
 
 INDEX = "<!doctype html>" + "page " * 200
 
@@ -43,6 +43,11 @@ async def get(page: Page, path: str, **headers: str) -> tuple[int, dict[str, str
     return sent[0]["status"], response_headers, sent[1]["body"]
 
 
+def test_built_page_is_found(tmp_path: Path) -> None:
+    (tmp_path / "index.html").touch()
+    assert is_page_built(tmp_path)
+
+
 async def test_pages_are_revalidated_and_assets_are_immutable(built: Page) -> None:
     status, headers, body = await get(built, "/")
     assert (status, body.decode()) == (200, INDEX)
@@ -74,6 +79,7 @@ async def test_content_security_policy_allows_no_other_origin(built: Page) -> No
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "http" not in policy
+    assert "require-trusted-types-for 'script'; trusted-types 'none'" in policy
 
 
 @pytest.mark.parametrize(
@@ -87,7 +93,7 @@ async def test_other_files_of_the_folder_are_not_served(built: Page, path: str) 
 
 async def test_missing_page_is_404_with_build_instructions(tmp_path: Path) -> None:
     page = Page(tmp_path / "never built")
-    assert not page.is_built
+    assert not is_page_built(tmp_path / "never built")
     status, headers, body = await get(page, "/")
     assert status == 404
     assert headers["content-type"].startswith("text/html")

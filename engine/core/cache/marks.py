@@ -1,0 +1,30 @@
+"""Marks: the positions before `committed` at which a lease stays continuable, for rewinds and
+forks. Pure.
+
+    anchor ── 64 ── 64 ── 64 ── 64 ── newest ≤ committed
+    anchor ─── 128 ──── 128 ─── … once there would be more than MARKS_MAX between them
+
+The anchor is the last page boundary before the running answer. So a rewind into the answer owes at
+most MARK_SPACING_TOKENS tokens or half the answer, and a rewind to its start less than a page. The
+newest mark is the last page boundary that was committed: what is published ends there. All marks
+are at page boundaries, where nodes of the tree end.
+"""
+
+MARKS_MAX = 4
+"""Maximum number of marks inside an answer, besides its anchor and the newest mark."""
+MARK_SPACING_TOKENS = 64
+"""Distance of marks inside an answer at first; doubled whenever there are too many."""
+
+
+def add_mark(marks: list[int], anchor: int, spacing: int, position: int) -> tuple[list[int], int]:
+    """Add a mark after all others. Returns the marks that remain, and their spacing."""
+    kept = [x for x in marks if x <= anchor or (x - anchor) % spacing == 0]
+    if sum(x > anchor for x in kept) > MARKS_MAX:
+        spacing *= 2
+        kept = [x for x in kept if x <= anchor or (x - anchor) % spacing == 0]
+    return [*kept, position], spacing
+
+
+def first_spacing(page_size: int) -> int:
+    """Return the spacing of the first marks of an answer: MARK_SPACING_TOKENS in whole pages."""
+    return -(-MARK_SPACING_TOKENS // page_size) * page_size

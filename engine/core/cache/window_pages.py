@@ -1,0 +1,233 @@
+"""WindowPages: the pages of one window group, whose tokens attend to the last `window` positions.
+
+    position   0 ......... mark ................ committed ...... launched
+    pages                [m][m]        [live][live][live][live][live]
+                                       first
+
+A lease holds the pages from the window of its newest position on, and, for each mark, those of the
+window before the mark. A page that no later token can see is released when the tokens that slide
+it out of the window are committed. Page numbers are those of the lease's `pages`: the page at index
+i holds the positions [i * P, (i + 1) * P) in every group.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+from continuo.engine.batch import PageMove, WindowTable
+from continuo.engine.core.cache.lease import PageLease
+from continuo.engine.core.cache.page_pool import PagePool
+from continuo.engine.core.cache.radix_tree import RadixNode
+from continuo.engine.core.cache.shared_pool import SharedPool
+
+
+class WindowPart:
+    """The pages of one window group that a lease holds."""
+
+    __slots__ = ("first", "pages", "retained")
+
+    def __init__(self) -> None:
+        self.first = 0
+        """Index of the first of `pages`."""
+        self.pages: array[int] = array("i")
+        """Pages from `first` up to the end of the launched tokens; replaced, not mutated."""
+        self.retained: dict[int, int] = {}
+        """Pages before `first` that a mark needs, by index."""
+
+    def page_at(self, index: int) -> int | None:
+        if self.first <= index < self.first + len(self.pages):
+            return self.pages[index - self.first]
+        return self.retained.get(index)
+
+
+class WindowPages:
+    def __init__(
+        self,
+        index: int,
+        window: int,
+        page_size: int,
+        pages: int,
+        host_pages: int,
+        moves: list[PageMove],
+    ) -> None:
+        self.index, self.group = index, index + 1
+        self.window = window
+        self.pool = SharedPool(pages)
+        self.host_pool = PagePool(host_pages)
+        self._page_size = page_size
+        self._moves = moves
+
+    def open(self, lease: PageLease) -> None:
+        lease.parts.append(WindowPart())
+
+    def table(self, lease: PageLease) -> WindowTable:
+        part = self._part(lease)
+        return WindowTable(part.first, part.pages)
+
+    def page_count(self, lease: PageLease) -> int:
+        part = self._part(lease)
+        return len(part.pages) + len(part.retained)
+
+    def units_needed(self, lease: PageLease, count: int, *, copy: bool) -> int:
+        part = self._part(lease)
+        end = self._pages_for(lease.launched + count)
+        return end - part.first - len(part.pages) + copy
+
+    def room_of_a_row(self, lease: PageLease) -> int:
+        """Return the position up to which the whole pool would hold the next row of a lease, with
+        one page left to copy a shared one to."""
+        return (self._part(lease).first + self.pool.total - 1) * self._page_size
+
+    def units_of_a_row(self, tokens: int) -> int:
+        return self._pages_for(tokens) - self._first_needed(tokens - 1)
+
+    def units_of(self, lease: PageLease) -> int:
+        return len(self._part(lease).pages)
+
+    def reserve(self, lease: PageLease, count: int, *, copy: bool) -> None:
+        part = self._part(lease)
+        fresh = self.units_needed(lease, count, copy=False)
+        if copy:
+            last = part.pages[-1]
+            page = self.pool.allocate()
+            self._moves.append(PageMove("copy", last, page, self.group))
+            part.pages = part.pages[:-1] + array("i", [page])
+            self.pool.release(last)
+        if fresh:
+            part.pages = part.pages + array("i", [self.pool.allocate() for _ in range(fresh)])
+
+    def commit(self, lease: PageLease, start: int, *, is_kept: bool) -> None:
+        del start
+        part = self._part(lease)
+        if not is_kept:
+            self._truncate(part, self._pages_for(lease.launched))
+        first = self._first_needed(lease.committed)
+        if first > part.first:
+            self._advance(lease, part, first)
+
+    def holds(self, lease: PageLease, position: int) -> bool:
+        part = self._part(lease)
+        return all(part.page_at(index) is not None for index in self._needed(position))
+
+    def rewind(self, lease: PageLease, to: int) -> None:
+        part = self._part(lease)
+        needed = self._needed(to)
+        self._truncate(part, needed.stop)
+        if needed.start < part.first:
+            passed = range(needed.start, min(part.first, needed.stop))
+            part.pages = array("i", [part.retained.pop(n) for n in passed]) + part.pages
+            part.first = needed.start
+
+    def settle(self, lease: PageLease) -> None:
+        part = self._part(lease)
+        for index in [n for n in part.retained if not self._is_marked(lease, n)]:
+            self.pool.release(part.retained.pop(index))
+
+    def release(self, lease: PageLease) -> None:
+        part = self._part(lease)
+        for page in (*part.pages, *part.retained.values()):
+            self.pool.release(page)
+        lease.parts[self.index] = WindowPart()
+
+    def publish(self, lease: PageLease, path: Sequence[RadixNode], first: int) -> list[RadixNode]:
+        part = self._part(lease)
+        extended: list[RadixNode] = []
+        for index in range(first, len(path)):
+            page = part.page_at(index)
+            if page is not None and path[index].units[self.index] < 0:
+                path[index].units[self.index] = self.pool.share(page)
+                extended.append(path[index])
+        return extended
+
+    def whole_depth(self, path: Sequence[RadixNode], depth: int) -> int:
+        missing = depth
+        while missing is not None:
+            depth = missing
+            needed = self._needed(depth * self._page_size)
+            missing = next((n for n in reversed(needed) if path[n].units[self.index] < 0), None)
+        return depth
+
+    def adopt(self, lease: PageLease, path: Sequence[RadixNode]) -> None:
+        part = self._part(lease)
+        needed = self._needed(len(path) * self._page_size)
+        part.first = needed.start
+        part.pages = array("i", [self.pool.share(path[n].units[self.index]) for n in needed])
+
+    def fork(self, lease: PageLease, child: PageLease, at: int, *, copy: bool) -> None:
+        source, part = self._part(lease), self._part(child)
+        needed = self._needed(at)
+        held = [source.page_at(index) for index in needed]
+        pages = [page for page in held if page is not None]
+        assert len(pages) == len(needed), "the window of a fork is not held"
+        if copy:
+            fresh = self.pool.allocate()
+            self._moves.append(PageMove("copy", pages.pop(), fresh, self.group))
+            part.pages = array("i", [*map(self.pool.share, pages), fresh])
+        else:
+            part.pages = array("i", map(self.pool.share, pages))
+        part.first = needed.start
+
+    def spillable(self, lease: PageLease) -> list[int]:
+        return list(self._part(lease).pages)
+
+    def restore(self, lease: PageLease, units: list[int]) -> None:
+        part = self._part(lease)
+        part.first = self._needed(lease.committed).start
+        part.pages = array("i", units)
+
+    def audit(self, leases: Iterable[PageLease], nodes: Iterable[RadixNode]) -> None:
+        held = [node.units[self.index] for node in nodes if node.units[self.index] >= 0]
+        for lease in leases:
+            part = self._part(lease)
+            held += [*part.pages, *part.retained.values()]
+            assert part.first == self._first_needed(lease.committed), "the floor of a window"
+            end = part.first + len(part.pages)
+            assert end == self._pages_for(lease.launched), "the tail rule of a window is broken"
+            needed = {index for mark in lease.marks for index in self._needed(mark)}
+            assert part.retained.keys() == {n for n in needed if n < part.first}, "marks"
+            shared = {page for page in part.pages if self.pool.holders[page] > 1}
+            private = part.pages[max(len(lease.path) - part.first, 0) :]
+            assert not shared.intersection(private), "a writable page has two holders"
+        self.pool.audit(held)
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    def _part(self, lease: PageLease) -> WindowPart:
+        part = lease.parts[self.index]
+        assert isinstance(part, WindowPart)
+        return part
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self._page_size)
+
+    def _first_needed(self, position: int) -> int:
+        """Return the index of the first page that a token at `position` attends to or is written
+        to."""
+        return max(position - self.window + 1, 0) // self._page_size
+
+    def _needed(self, position: int) -> range:
+        """Return the indices of the pages with the tokens that a token at `position` attends to."""
+        return range(self._first_needed(position), self._pages_for(position))
+
+    def _is_marked(self, lease: PageLease, index: int) -> bool:
+        return any(index in self._needed(mark) for mark in lease.marks)
+
+    def _truncate(self, part: WindowPart, end: int) -> None:
+        """Release the pages from index `end` on."""
+        for index in [n for n in part.retained if n >= end]:
+            self.pool.release(part.retained.pop(index))
+        keep = max(end - part.first, 0)
+        for page in part.pages[keep:]:
+            self.pool.release(page)
+        part.pages = part.pages[:keep]
+
+    def _advance(self, lease: PageLease, part: WindowPart, first: int) -> None:
+        """Move the floor up to page `first`; the pages before it are released unless a mark needs
+        them."""
+        passed = part.pages[: first - part.first]
+        for index, page in enumerate(passed, part.first):
+            if self._is_marked(lease, index):
+                part.retained[index] = page
+            else:
+                self.pool.release(page)
+        part.pages = part.pages[len(passed) :]
+        part.first = first

@@ -1,0 +1,90 @@
+# pyright: basic
+"""Downloads of checkpoints from the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import (
+    DryRunError,
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from tqdm.auto import tqdm
+
+from continuo.engine.config import BUNDLED_MODEL
+from continuo.engine.errors import ModelError, first_line
+
+FETCH_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+"""Glob patterns of the files of a hub repository that are downloaded."""
+
+
+def fetch(model: str, revision: str | None, progress: Callable[[str, float], None]) -> Path:
+    """Return the folder of a hub repository in the usual Hugging Face cache; downloads what is not
+    there yet. Raises ModelError."""
+    options: dict[str, Any] = {"revision": revision, "allow_patterns": FETCH_PATTERNS}
+    try:
+        bar = _reporting_bar(model, _count_download_bytes(model, options), progress)
+        return Path(huggingface_hub.snapshot_download(model, tqdm_class=bar, **options))
+    except HFValidationError as error:
+        raise ModelError(f"{model}: neither a folder nor a hub id") from error
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{model}: the hub requires a login and acceptance of the model's licence"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{model}: the hub has no revision {revision!r}") from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"{model}: no such folder, and the hub has no such model") from error
+    except LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"{model}: not in the local cache, and the hub is unreachable; the bundled model "
+            f"({BUNDLED_MODEL}) needs no network"
+        ) from error
+    except Exception as error:
+        raise ModelError(f"{model}: download failed: {first_line(error)}") from error
+
+
+def _count_download_bytes(model: str, options: dict[str, Any]) -> int | None:
+    """Return the size of what is downloaded of a hub repository. Returns None if the repository is
+    in the cache, and if the hub is unreachable. Raises what the download would raise."""
+    if isinstance(try_to_load_from_cache(model, "config.json", revision=options["revision"]), str):
+        return None
+    silent = _reporting_bar(model, None, lambda _what, _fraction: None)
+    try:
+        files = huggingface_hub.snapshot_download(model, dry_run=True, tqdm_class=silent, **options)
+    except DryRunError:
+        return None
+    return sum(file.file_size or 0 for file in files if file.will_download)
+
+
+def _reporting_bar(
+    model: str, size_bytes: int | None, progress: Callable[[str, float], None]
+) -> type:
+    """Create a tqdm class that draws nothing and reports the share of `size_bytes` fetched. The
+    share of the files is reported if the size is not known."""
+    size = "" if size_bytes is None else f" ({size_bytes / 1e9:,.2f} GB)"
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs.pop("name", None)
+            super().__init__(*args, **(kwargs | {"disable": False, "gui": True}))
+
+        def display(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def update(self, n: float | None = 1) -> bool | None:
+            done = super().update(n)
+            total = size_bytes if self.unit == "B" else self.total
+            if total and (size_bytes is None or self.unit == "B"):
+                progress(f"fetching {model}{size}", min(1.0, self.n / total))
+            return done
+
+    return Bar

@@ -1,0 +1,258 @@
+# pyright: basic
+"""Our decoder: embedding, layers, norm and head of a model that a `DecoderShape` describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from continuo.engine.device.model import LayerMemory, PagedAttentionFn, StepStates, WeightTarget
+from continuo.engine.device.models import rope
+from continuo.engine.device.models.attention import SelfAttention
+from continuo.engine.device.models.gated_delta_net import GatedDeltaNet
+from continuo.engine.device.models.gemma4 import LayerInputGate, LayerInputs, MixtureBeside
+from continuo.engine.device.models.layers import (
+    ForwardStep,
+    GatedMlp,
+    Linear,
+    prefix_names,
+    whole_target,
+)
+from continuo.engine.device.models.mamba2 import Mamba2
+from continuo.engine.device.models.mixture import Mixture
+from continuo.engine.device.models.operations import PLAIN, Operations
+from continuo.engine.device.models.rms_norm import RMSNorm
+from continuo.engine.device.models.shapes import (
+    AttentionShape,
+    DecoderShape,
+    GatedDeltaNetShape,
+    LayerShape,
+    Mamba2Shape,
+    MixtureShape,
+    ShortConvolutionShape,
+    TensorNames,
+)
+from continuo.engine.device.models.short_convolution import ShortConvolution
+
+PREFIXES = (
+    ("model.", ""),
+    ("model.language_model.", ""),
+    ("language_model.model.", "language_model."),
+)
+"""Prefixes of the tensors of a model, and of its head, in a checkpoint: of a model of text alone,
+and of the text part of a model of text and images."""
+
+
+class DecoderLayer:
+    """A decoder layer: x + mixer(norm(x)), then x + mlp(norm(x)). In some families the outputs of
+    mixer and MLP are normalized and scaled, too."""
+
+    def __init__(self, number: int, shape: LayerShape, decoder: DecoderShape, like: Tensor) -> None:
+        self.mixer = _build_mixer(number, shape, decoder, like)
+        if isinstance(shape.mlp, MixtureShape):
+            self.mlp = Mixture(shape.mlp, decoder.hidden, like)
+        else:
+            mlp = shape.mlp
+            self.mlp = GatedMlp(decoder.hidden, mlp.intermediate, mlp.act, like, bias=mlp.bias)
+        self.input_norm, self.mlp_norm = _norms(2, decoder, like)
+        self.mixer_output_norm = self.mlp_output_norm = None
+        if decoder.has_output_norms:
+            self.mixer_output_norm, self.mlp_output_norm = _norms(2, decoder, like)
+        self.scale = decoder.residual_scale
+        self.mixture_beside = self.input_gate = self.scalar = None
+        if shape.mixture_beside is not None:
+            self.mixture_beside = MixtureBeside(shape.mixture_beside, decoder, like)
+        if decoder.layer_inputs is not None:
+            self.input_gate = LayerInputGate(decoder, like)
+        if decoder.has_layer_scalars:
+            self.scalar = like.new_empty(1)
+
+    def __call__(
+        self,
+        x: Tensor,
+        addend: Tensor | None,
+        step: ForwardStep,
+        layer_input: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the layer for x + scale * addend, and return its output in the same form, so that
+        each sum is computed together with the norm that follows it. `addend` None: zero."""
+        x, normed = step.operations.add_norm(x, addend, self.scale, self.input_norm)
+        mixed = self.mixer(normed, step)
+        if self.mixer_output_norm is not None:
+            mixed = self.mixer_output_norm(mixed)
+        x, normed = step.operations.add_norm(x, mixed, self.scale, self.mlp_norm)
+        out = self.mlp(normed, step.operations)
+        if self.mixture_beside is not None:
+            out = self.mixture_beside.add_to(out, x)
+        if self.mlp_output_norm is not None:
+            out = self.mlp_output_norm(out)
+        if self.input_gate is None and self.scalar is None:
+            return x, out
+        x = x.add_(out, alpha=self.scale)
+        if self.input_gate is not None and layer_input is not None:
+            x = self.input_gate(x, layer_input)
+        return x if self.scalar is None else x * self.scalar, None
+
+    def targets(
+        self, names: TensorNames, present: set[str], prefix: str
+    ) -> dict[str, WeightTarget]:
+        """Map tensor names to their destinations. `present`: names of all tensors in the
+        checkpoint; `prefix`: that of this layer's."""
+        targets = {
+            f"{names.input_norm}.weight": self.input_norm.target(),
+            f"{names.mlp_norm}.weight": self.mlp_norm.target(),
+        }
+        if self.mixer_output_norm is not None and self.mlp_output_norm is not None:
+            targets[f"{names.mixer_output_norm}.weight"] = self.mixer_output_norm.target()
+            targets[f"{names.mlp_output_norm}.weight"] = self.mlp_output_norm.target()
+        if isinstance(self.mixer, SelfAttention):
+            targets |= self.mixer.targets(names)
+        else:
+            targets |= self.mixer.targets()
+        if isinstance(self.mlp, Mixture):
+            targets |= self.mlp.targets(names, present, prefix)
+        else:
+            targets |= prefix_names(f"{names.mlp}.", self.mlp.targets(names.gate_up, names.down))
+        if self.mixture_beside is not None:
+            targets |= self.mixture_beside.targets(names, present, prefix)
+        if self.input_gate is not None:
+            targets |= self.input_gate.targets()
+        if self.scalar is not None:
+            targets["layer_scalar"] = whole_target(self.scalar)
+        return prefix_names(prefix, targets)
+
+
+def _norms(count: int, decoder: DecoderShape, like: Tensor) -> Iterable[RMSNorm]:
+    is_centered = decoder.has_centered_norms
+    return [
+        RMSNorm(decoder.hidden, decoder.eps, like, is_centered=is_centered) for _ in range(count)
+    ]
+
+
+def _build_mixer(
+    number: int, shape: LayerShape, decoder: DecoderShape, like: Tensor
+) -> SelfAttention | ShortConvolution | GatedDeltaNet | Mamba2:
+    match shape.mixer:
+        case AttentionShape():
+            return SelfAttention(number, shape.mixer, decoder, like)
+        case ShortConvolutionShape():
+            return ShortConvolution(number, shape.mixer, decoder, like)
+        case GatedDeltaNetShape():
+            return GatedDeltaNet(number, shape.mixer, decoder, like)
+        case Mamba2Shape():
+            return Mamba2(number, shape.mixer, decoder, like)
+
+
+class Decoder:
+    """A decoder-only model, for the T tokens of several rows."""
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        config: Any,
+        length: int,
+        like: Tensor,
+        operations: Operations = PLAIN,
+    ) -> None:
+        """Allocate the parameters, uninitialized, with the dtype and device of `like`.
+
+        `config`: source of the rotary parameters; `length`: number of positions in their tables.
+        """
+        self.shape = shape = _without_wide_windows(shape, length)
+        self.operations = operations
+        self.vocab_size = shape.vocab_size
+        self.embedding = like.new_empty(shape.vocab_size, shape.hidden)
+        self.layers = [
+            DecoderLayer(number, layer, shape, like) for number, layer in enumerate(shape.layers)
+        ]
+        self.memory: list[LayerMemory] = [layer.mixer.memory for layer in self.layers]
+        [self.norm] = _norms(1, shape, like)
+        tied = self.embedding if shape.has_tied_embeddings else None
+        self.head = Linear(shape.hidden, shape.vocab_size, like, bias=False, tied=tied)
+        self.layer_inputs = None if shape.layer_inputs is None else LayerInputs(shape, like)
+        # Rounded to the dtype of the embeddings, as transformers does.
+        self.embedding_scale = like.new_tensor(shape.embedding_scale)
+        self.rope_tables = {
+            each.rope: rope.build_table(config, each.head_dim, length, like, each.rope)
+            for each in (layer.mixer for layer in shape.layers)
+            if isinstance(each, AttentionShape) and each.rope is not None
+        }
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: PagedAttentionFn,
+        logit_indices: Tensor | None,
+        states: StepStates,
+    ) -> Tensor:
+        """Run a forward pass: tokens, positions [T] int64 -> logits [S, vocab].
+
+        `logit_indices` [S]: indices of the tokens whose logits are computed; None: all T, in order.
+        """
+        x = F.embedding(tokens, self.embedding)
+        if self.shape.embedding_scale != 1.0:
+            x = x * self.embedding_scale
+        rotations = {}
+        for key, table in self.rope_tables.items():
+            cos, sin = table[positions].unsqueeze(2).unbind(1)  # each [T, 1, dim]
+            rotations[key] = cos, sin
+        step = ForwardStep(self.operations, attend, states, rotations)
+        layer_inputs = [None] * len(self.layers)
+        if self.layer_inputs is not None:
+            layer_inputs = self.layer_inputs(tokens, x)
+        addend = None
+        for layer, layer_input in zip(self.layers, layer_inputs, strict=True):
+            x, addend = layer(x, addend, step, layer_input)
+        if logit_indices is not None:
+            x = x.index_select(0, logit_indices)
+            addend = None if addend is None else addend.index_select(0, logit_indices)
+        _, normed = self.operations.add_norm(x, addend, self.shape.residual_scale, self.norm)
+        logits = self.head(normed)
+        if self.shape.logit_scale != 1.0:
+            logits = logits * self.shape.logit_scale
+        softcap = self.shape.logit_softcap
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+    def weight_targets(self, present: set[str]) -> dict[str, WeightTarget]:
+        """Map the names of all required checkpoint tensors to their destinations. `present`: names
+        of all tensors in the checkpoint, which decide between the names that a family may use."""
+        body, head = next(
+            (pair for pair in PREFIXES if f"{pair[0]}embed_tokens.weight" in present), PREFIXES[0]
+        )
+        names = self.shape.names
+        head_target = self.head.targets(["head"])["head.weight"]
+        targets = {f"{body}embed_tokens.weight": whole_target(self.embedding)}
+        for number, layer in enumerate(self.layers):
+            targets |= layer.targets(names, present, f"{body}layers.{number}.")
+        if self.layer_inputs is not None:
+            targets |= prefix_names(body, self.layer_inputs.targets())
+        targets[f"{body}{names.final_norm}.weight"] = self.norm.target()
+        at = f"{head}lm_head.weight"
+        if self.head.is_tied:
+            at = f"{body}embed_tokens.weight"
+        targets[at if at in present else "lm_head.weight"] = head_target
+        return targets
+
+
+def _without_wide_windows(shape: DecoderShape, length: int) -> DecoderShape:
+    """Remove the windows that no sequence of `length` tokens outgrows."""
+
+    def widen(layer: LayerShape) -> LayerShape:
+        mixer = layer.mixer
+        if isinstance(mixer, AttentionShape) and (mixer.window or 0) >= length:
+            return replace(layer, mixer=replace(mixer, window=None))
+        return layer
+
+    return replace(shape, layers=tuple(map(widen, shape.layers)))
+
+
+def empty_tensor(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Create a tensor without elements, which carries a dtype and a device: the argument `like` of
+    functions and classes that create tensors."""
+    return torch.empty(0, dtype=dtype, device=device)

@@ -1,0 +1,512 @@
+# pyright: basic
+"""The families that our decoder runs: a function from the config to the shape, and a row of the
+table, for each. The config is that of the text part of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from continuo.engine.device.models.shapes import (
+    AttentionShape,
+    DecoderShape,
+    GatedDeltaNetShape,
+    LayerInputsShape,
+    LayerShape,
+    Mamba2Shape,
+    MixerShape,
+    MixtureShape,
+    MlpShape,
+    ShortConvolutionShape,
+    TensorNames,
+)
+from continuo.engine.errors import ModelError
+
+
+def _decoder(
+    config: Any, mixers: Iterable[MixerShape], mlps: Any = None, **more: Any
+) -> DecoderShape:
+    """Describe a decoder. `mlps`: one MLP for all layers, or one for each; None: dense."""
+    mixers = list(mixers)
+    if mlps is None:
+        mlps = MlpShape(config.intermediate_size, config.hidden_act)
+    if not isinstance(mlps, list):
+        mlps = [mlps] * len(mixers)
+    fields: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "hidden": config.hidden_size,
+        "eps": getattr(config, "rms_norm_eps", None),
+        "layers": tuple(map(LayerShape, mixers, mlps)),
+    }
+    return DecoderShape(**(fields | more))
+
+
+def _attention(config: Any, **differences: Any) -> AttentionShape:
+    heads = config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    fields: dict[str, Any] = {
+        "heads": heads,
+        "kv_heads": config.num_key_value_heads or heads,
+        "head_dim": dim,
+        "scale": dim**-0.5,
+    }
+    return AttentionShape(**(fields | differences))
+
+
+def _layer_types(config: Any, *known: str) -> list[str]:
+    """Return the type of each layer. Raises ModelError for one that is not `known`."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    unknown = set(kinds) - set(known)
+    if unknown:
+        raise ModelError(f"config.json: layer type {min(unknown)!r} is not supported")
+    return kinds
+
+
+def _windowed(config: Any, **differences: Any) -> list[AttentionShape]:
+    """Return the attention of each layer, with the windows of `layer_types`."""
+    attention = _attention(config, **differences)
+    sliding = replace(attention, window=getattr(config, "sliding_window", None))
+    kinds = _layer_types(config, "full_attention", "sliding_attention")
+    return [sliding if kind == "sliding_attention" else attention for kind in kinds]
+
+
+def _biases(config: Any) -> dict[str, bool]:
+    return {"qkv_bias": config.attention_bias, "out_bias": config.attention_bias}
+
+
+def _dense(config: Any, *, bias: bool = False) -> MlpShape:
+    return MlpShape(config.intermediate_size, config.hidden_act, bias)
+
+
+def _llama(config: Any) -> DecoderShape:
+    attention = _attention(config, **_biases(config))
+    mlp = _dense(config, bias=config.mlp_bias)
+    return _decoder(config, [attention] * config.num_hidden_layers, mlp)
+
+
+def _mistral(config: Any) -> DecoderShape:
+    attention = _attention(config, window=config.sliding_window)
+    return _decoder(config, [attention] * config.num_hidden_layers)
+
+
+def _ministral(config: Any) -> DecoderShape:
+    return _decoder(config, _windowed(config))
+
+
+def _qwen2(config: Any) -> DecoderShape:
+    return _decoder(config, _windowed(config, qkv_bias=True))
+
+
+def _qwen3(config: Any) -> DecoderShape:
+    return _decoder(config, _windowed(config, qk_norm=True, **_biases(config)))
+
+
+def _smollm3(config: Any) -> DecoderShape:
+    has_rope = config.no_rope_layers[: config.num_hidden_layers]
+    attention = [
+        each if rotates else replace(each, rope=None)
+        for each, rotates in zip(_windowed(config, **_biases(config)), has_rope, strict=True)
+    ]
+    return _decoder(config, attention, _dense(config, bias=config.mlp_bias))
+
+
+def _phi3(config: Any) -> DecoderShape:
+    attention = _attention(config, window=config.sliding_window)
+    names = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
+    return _decoder(config, [attention] * config.num_hidden_layers, names=names)
+
+
+def _gemma(config: Any, attention: list[AttentionShape], **more: Any) -> DecoderShape:
+    return _decoder(
+        config,
+        attention,
+        MlpShape(config.intermediate_size, config.hidden_activation),
+        has_centered_norms=True,
+        embedding_scale=config.hidden_size**0.5,
+        **more,
+    )
+
+
+GEMMA2_NAMES = TensorNames(mlp_norm="pre_feedforward_layernorm")
+
+
+def _gemma1(config: Any) -> DecoderShape:
+    config.hidden_activation = getattr(config, "hidden_activation", None) or config.hidden_act
+    attention = _attention(config, **_biases(config))
+    return _gemma(config, [attention] * config.num_hidden_layers)
+
+
+def _gemma2(config: Any) -> DecoderShape:
+    return _gemma(
+        config,
+        _windowed(
+            config,
+            scale=config.query_pre_attn_scalar**-0.5,
+            softcap=config.attn_logit_softcapping,
+            qk_norm=config.model_type.startswith("gemma3"),
+            **_biases(config),
+        ),
+        has_output_norms=True,
+        logit_softcap=config.final_logit_softcapping,
+        names=GEMMA2_NAMES,
+    )
+
+
+def _gemma3(config: Any) -> DecoderShape:
+    if config.use_bidirectional_attention:
+        raise ModelError("config.json: bidirectional attention is not supported")
+    shape = _gemma2(config)
+    return replace(
+        shape,
+        layers=tuple(
+            replace(layer, mixer=replace(layer.mixer, rope=kind))
+            for layer, kind in zip(shape.layers, config.layer_types, strict=True)
+        ),
+    )
+
+
+def _gemma4(config: Any) -> DecoderShape:
+    if config.use_bidirectional_attention == "all":
+        raise ModelError("config.json: bidirectional attention is not supported")
+    kinds = _layer_types(config, "full_attention", "sliding_attention")
+    sharing = config.kv_sharing_modes
+    layers: list[LayerShape] = []
+    for number, (kind, mode) in enumerate(zip(kinds, sharing, strict=True)):
+        is_sliding, is_shared = kind == "sliding_attention", mode == "reuse"
+        sources = [n for n in range(number) if kinds[n] == kind and sharing[n] == "store"]
+        attention = _attention(
+            config.per_layer_config[number],
+            scale=1.0,
+            window=config.sliding_window if is_sliding else None,
+            rope=kind,
+            qk_norm=True,
+            v_norm=True,
+            key_is_value=config.attention_k_eq_v and not is_sliding,
+            kv_layer=sources[-1] if is_shared else None,
+            **_biases(config),
+        )
+        width = 2 if config.use_double_wide_mlp and is_shared else 1
+        mlp = MlpShape(width * config.intermediate_size, config.hidden_activation)
+        layers.append(LayerShape(attention, mlp, _gemma4_mixture(config)))
+    inputs = LayerInputsShape(
+        config.vocab_size_per_layer_input,
+        config.hidden_size_per_layer_input,
+        config.hidden_activation,
+    )
+    return DecoderShape(
+        config.vocab_size,
+        config.hidden_size,
+        config.rms_norm_eps,
+        tuple(layers),
+        has_output_norms=True,
+        embedding_scale=config.hidden_size**0.5,
+        logit_softcap=config.final_logit_softcapping,
+        layer_inputs=inputs if config.hidden_size_per_layer_input else None,
+        has_layer_scalars=True,
+        names=GEMMA2_NAMES,
+    )
+
+
+def _gemma4_mixture(config: Any) -> MixtureShape | None:
+    if not config.enable_moe_block:
+        return None
+    return MixtureShape(
+        config.num_experts,
+        config.top_k_experts,
+        config.moe_intermediate_size,
+        config.hidden_activation,
+        "softmax",
+    )
+
+
+def _granite(config: Any, mlps: Any = None, **more: Any) -> DecoderShape:
+    attention = _attention(config, scale=config.attention_multiplier, **_biases(config))
+    return _decoder(
+        config,
+        more.pop("mixers", [attention] * config.num_hidden_layers),
+        mlps or _dense(config, bias=getattr(config, "mlp_bias", False)),
+        embedding_scale=float(config.embedding_multiplier),
+        residual_scale=float(config.residual_multiplier),
+        logit_scale=1.0 / config.logits_scaling,
+        **more,
+    )
+
+
+def _softmax_mixture(config: Any, **differences: Any) -> MixtureShape:
+    """Return a mixture of experts in the form of Qwen's configs."""
+    fields: dict[str, Any] = {
+        "experts": config.num_experts,
+        "chosen": config.num_experts_per_tok,
+        "intermediate": config.moe_intermediate_size,
+        "act": config.hidden_act,
+        "router": "softmax",
+        "normalizes": getattr(config, "norm_topk_prob", True),
+    }
+    return MixtureShape(**(fields | differences))
+
+
+def _sparse_layers(config: Any, mixture: MixtureShape) -> list[MlpShape | MixtureShape]:
+    """Return the MLP of each layer: the mixture in every `decoder_sparse_step`-th one."""
+    step = getattr(config, "decoder_sparse_step", None) or 1
+    dense_layers = getattr(config, "mlp_only_layers", None) or []
+    return [
+        mixture
+        if number not in dense_layers and mixture.experts > 0 and (number + 1) % step == 0
+        else _dense(config)
+        for number in range(config.num_hidden_layers)
+    ]
+
+
+def _with_shared_expert(config: Any) -> MixtureShape:
+    shared = MlpShape(config.shared_expert_intermediate_size, config.hidden_act)
+    return _softmax_mixture(config, shared=shared, shared_has_gate=True)
+
+
+def _qwen2_moe(config: Any) -> DecoderShape:
+    attention = _windowed(config, qkv_bias=getattr(config, "qkv_bias", True))
+    return _decoder(config, attention, _sparse_layers(config, _with_shared_expert(config)))
+
+
+def _qwen3_moe(config: Any) -> DecoderShape:
+    attention = _attention(config, qk_norm=True, window=config.sliding_window, **_biases(config))
+    mlps = _sparse_layers(config, _softmax_mixture(config))
+    return _decoder(config, [attention] * config.num_hidden_layers, mlps)
+
+
+def _mixtral(config: Any) -> DecoderShape:
+    mixture = MixtureShape(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        config.hidden_act,
+        "softmax",
+    )
+    names = TensorNames(mixture="block_sparse_moe", expert_gate_up=("w1", "w3"), expert_down="w2")
+    attention = _attention(config, window=config.sliding_window)
+    return _decoder(config, [attention] * config.num_hidden_layers, mixture, names=names)
+
+
+def _gpt_oss(config: Any) -> DecoderShape:
+    mixture = MixtureShape(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        config.hidden_act,
+        "softmax of chosen",
+        router_bias=True,
+        expert_bias=True,
+        clamp=(config.swiglu_alpha, config.swiglu_limit),
+    )
+    names = TensorNames(router="router", experts="stacked, transposed")
+    attention = _windowed(config, has_sinks=True, **_biases(config))
+    return _decoder(config, attention, mixture, names=names)
+
+
+def _delta_layers(config: Any, projections: str) -> list[MixerShape]:
+    """Return the mixers of Qwen3-Next and Qwen3.5: gated attention, and gated delta nets."""
+    attention = _attention(config, qk_norm=True, has_gate=True, **_biases(config))
+    delta_net = GatedDeltaNetShape(
+        key_heads=config.linear_num_key_heads,
+        value_heads=config.linear_num_value_heads,
+        key_dim=config.linear_key_head_dim,
+        value_dim=config.linear_value_head_dim,
+        kernel=config.linear_conv_kernel_dim,
+        act=config.hidden_act,
+        projections=projections,  # pyright: ignore[reportArgumentType]
+    )
+    kinds = _layer_types(config, "full_attention", "linear_attention")
+    return [delta_net if kind == "linear_attention" else attention for kind in kinds]
+
+
+def _qwen3_next(config: Any) -> DecoderShape:
+    mlps = _sparse_layers(config, _with_shared_expert(config))
+    return _decoder(config, _delta_layers(config, "interleaved"), mlps, has_centered_norms=True)
+
+
+def _qwen3_5(config: Any) -> DecoderShape:
+    return _decoder(config, _delta_layers(config, "separate"), has_centered_norms=True)
+
+
+def _qwen3_5_moe(config: Any) -> DecoderShape:
+    mixture = _with_shared_expert(config)
+    return _decoder(config, _delta_layers(config, "separate"), mixture, has_centered_norms=True)
+
+
+LFM2_NAMES = TensorNames(
+    input_norm="operator_norm",
+    mlp_norm="ffn_norm",
+    out="out_proj",
+    q_norm="q_layernorm",
+    k_norm="k_layernorm",
+    mlp="feed_forward",
+    gate_up=("w1", "w3"),
+    down="w2",
+    mixture="feed_forward",
+    expert_gate_up=("w1", "w3"),
+    expert_down="w2",
+    final_norm="embedding_norm",
+)
+
+
+def _lfm2_mixers(config: Any) -> list[MixerShape]:
+    convolution = ShortConvolutionShape(config.conv_L_cache, config.conv_bias)
+    attention = _attention(config, qk_norm=True)
+    kinds = _layer_types(config, "full_attention", "conv")
+    return [convolution if kind == "conv" else attention for kind in kinds]
+
+
+def _lfm2(config: Any) -> DecoderShape:
+    size = config.intermediate_size
+    if config.block_auto_adjust_ff_dim:
+        size = int((config.block_ffn_dim_multiplier or 1.0) * int(2 * size / 3))
+        size = -(-size // config.block_multiple_of) * config.block_multiple_of
+    mlp = MlpShape(size, "silu")
+    return _decoder(config, _lfm2_mixers(config), mlp, eps=config.norm_eps, names=LFM2_NAMES)
+
+
+def _lfm2_moe(config: Any) -> DecoderShape:
+    mixture = MixtureShape(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        "silu",
+        "sigmoid",
+        normalizes=config.norm_topk_prob,
+        weight_scale=config.routed_scaling_factor,
+        has_choice_bias=config.use_expert_bias,
+    )
+    dense = config.num_dense_layers
+    mlps: list[Any] = [MlpShape(config.intermediate_size, "silu")] * dense
+    mlps += [mixture] * (config.num_hidden_layers - dense)
+    return _decoder(config, _lfm2_mixers(config), mlps, eps=config.norm_eps, names=LFM2_NAMES)
+
+
+GRANITE_MOE_NAMES = TensorNames(
+    mixture="block_sparse_moe",
+    router="router.layer",
+    experts="stacked",
+    stacked_gate_up="input_linear.weight",
+    stacked_down="output_linear.weight",
+    mlp="shared_mlp",
+    gate_up=("input_linear",),
+    down="output_linear",
+    shared="shared_mlp",
+    shared_gate_up=("input_linear",),
+    shared_down="output_linear",
+)
+
+
+def _granite_mixture(config: Any, shared: MlpShape | None = None) -> MixtureShape:
+    return MixtureShape(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        config.hidden_act,
+        "softmax of chosen",
+        shared=shared,
+    )
+
+
+def _granite_moe(config: Any) -> DecoderShape:
+    return _granite(config, _granite_mixture(config), names=GRANITE_MOE_NAMES)
+
+
+def _granite_hybrid(config: Any) -> DecoderShape:
+    shared = MlpShape(config.shared_intermediate_size, config.hidden_act)
+    attention = _attention(
+        config,
+        scale=config.attention_multiplier,
+        rope="" if config.position_embedding_type == "rope" else None,
+        **_biases(config),
+    )
+    mamba = Mamba2Shape(
+        heads=config.mamba_n_heads,
+        head_dim=config.mamba_d_head,
+        groups=config.mamba_n_groups,
+        state=config.mamba_d_state,
+        kernel=config.mamba_d_conv,
+        act=config.hidden_act,
+        conv_bias=config.mamba_conv_bias,
+        proj_bias=config.mamba_proj_bias,
+        time_step_limit=tuple(config.time_step_limit),
+    )
+    kinds = _layer_types(config, "full_attention", "attention", "linear_attention", "mamba")
+    return _granite(
+        config,
+        _granite_mixture(config, shared) if config.num_local_experts else shared,
+        mixers=[mamba if kind in ("linear_attention", "mamba") else attention for kind in kinds],
+        names=GRANITE_MOE_NAMES,
+    )
+
+
+FAMILIES: dict[str, Callable[[Any], DecoderShape]] = {
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _mistral,
+    "MinistralForCausalLM": _ministral,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
+    "SmolLM3ForCausalLM": _smollm3,
+    "Phi3ForCausalLM": _phi3,
+    "GemmaForCausalLM": _gemma1,
+    "Gemma2ForCausalLM": _gemma2,
+    "Gemma3ForCausalLM": _gemma3,
+    "Gemma4ForCausalLM": _gemma4,
+    "GraniteForCausalLM": _granite,
+    "GraniteMoeForCausalLM": _granite_moe,
+    "GraniteMoeHybridForCausalLM": _granite_hybrid,
+    "Qwen2MoeForCausalLM": _qwen2_moe,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
+    "MixtralForCausalLM": _mixtral,
+    "GptOssForCausalLM": _gpt_oss,
+    "Qwen3NextForCausalLM": _qwen3_next,
+    "Qwen3_5ForCausalLM": _qwen3_5,
+    "Qwen3_5MoeForCausalLM": _qwen3_5_moe,
+    "Lfm2ForCausalLM": _lfm2,
+    "Lfm2MoeForCausalLM": _lfm2_moe,
+}
+
+WRAPPERS = {
+    "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+}
+"""Architectures of images and text, of which the text part runs."""
+
+TEXT_FAMILIES: dict[str, Callable[[Any], DecoderShape]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen2_5_vl_text": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3_vl_text": _qwen3,
+    "gemma3_text": _gemma3,
+    "gemma4_text": _gemma4,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_5_moe_text": _qwen3_5_moe,
+}
+"""Families of the text parts of wrappers, by `model_type`."""
+
+
+def read_shape(config: Any, tensors: set[str]) -> DecoderShape | None:
+    """Return the shape of the model, or of its text part. Returns None if no family of ours runs
+    it. Raises ModelError if one does, but not with this config.
+
+    `tensors`: names of all tensors in the checkpoint. The configs of some wrappers do not say that
+    there is a head.
+    """
+    architecture = (config.architectures or [""])[0]
+    text = config.get_text_config()
+    family, has_head = FAMILIES.get(architecture), False
+    if architecture in WRAPPERS:
+        family = TEXT_FAMILIES.get(text.model_type)
+        has_head = any(name.endswith("lm_head.weight") for name in tensors)
+    if family is None:
+        return None
+    is_tied = bool(config.tie_word_embeddings) and not has_head
+    return replace(family(text), has_tied_embeddings=is_tied)

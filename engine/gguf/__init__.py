@@ -1,0 +1,4 @@
+"""GGUF files: models as llama.cpp stores them, in one file.
+
+Does not import torch.
+"""

@@ -1,0 +1,276 @@
+"""Token turns: turns whose prompt is raw text or token ids, without a chat template.
+
+    prompt ── encode ──▶ ids ── complete ──▶ turn ── read ──▶ chunks of output
+
+A turn is not stored, and does not outlive its engine or its client. It takes a turn slot of its
+tenant like a response, and waits if all of them are taken.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+import msgspec
+
+from continuo.engine import (
+    EngineClient,
+    EngineError,
+    OutputChunk,
+    Sampling,
+    SessionGroup,
+    TooLong,
+    TurnEnded,
+    TurnStream,
+)
+from continuo.realtime.conversation.text_limits import TextLimits
+from continuo.realtime.errors import context_length_exceeded
+from continuo.realtime.generation.error_mapping import map_engine_error, require_engine
+from continuo.realtime.generation.observation import ResponseObservation
+from continuo.realtime.generation.output_grammar import check_schema
+from continuo.realtime.generation.prompt import check_logit_bias
+from continuo.realtime.generation.tokenizer_threads import TokenizerThreads
+from continuo.realtime.ids import generate_id
+from continuo.realtime.protocol.response import ResponseStatus, Usage
+from continuo.realtime.protocol.validation import invalid_parameter
+from continuo.realtime.tenants.tenants import Tenants
+from continuo.realtime.tenants.turn_slots import TurnSlot
+
+RawPrompt = str | Sequence[int]
+_STATUS: dict[str, ResponseStatus] = {
+    "stop": "completed",
+    "length": "incomplete",
+    "cancelled": "cancelled",
+    "failed": "failed",
+}
+"""Status of a response by the reason for the end of its turn."""
+StartTurn = Callable[[str], Awaitable[TurnStream]]
+"""Starts a turn at the engine, given the W3C trace context of its span."""
+
+
+class TokenTurn:
+    """A turn on a raw prompt, from its place among the turns of its tenant to its end."""
+
+    def __init__(self, tenant: str, slot: TurnSlot, sampling: Sampling, start: StartTurn) -> None:
+        self.tenant = tenant
+        self.slot = slot
+        self.sampling = sampling
+        self.start = start
+        self.stream: TurnStream | None = None
+        """The turn at the engine; None: it has not started."""
+        self.is_cancelled = False
+        self.observation = ResponseObservation(generate_id("turn"))
+
+    @property
+    def ended(self) -> TurnEnded | None:
+        return None if self.stream is None else self.stream.ended
+
+    @property
+    def status(self) -> ResponseStatus:
+        if self.ended is None:
+            return "cancelled"
+        return _STATUS[self.ended.reason]
+
+    @property
+    def last_id(self) -> int | None:
+        """The last id that was received."""
+        return self.stream.ids[-1] if self.stream is not None and self.stream.ids else None
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of the turn, so far if it has not ended."""
+        if self.stream is None:
+            return Usage()
+        ended = self.stream.ended
+        if ended is None:
+            return Usage(input_tokens=self.stream.prompt_tokens, output_tokens=self.stream.received)
+        return Usage(
+            input_tokens=ended.prompt_tokens,
+            cached_tokens=ended.cached_tokens,
+            output_tokens=ended.output_tokens,
+            queued_s=ended.queued_s,
+            prefill_s=ended.prefill_s,
+            residency=ended.residency,
+        )
+
+
+class TokenTurns:
+    """Starts turns on raw prompts, within the limits of their tenants."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        group_of: Callable[[str], SessionGroup],
+        tenants: Tenants,
+        tokenizer_threads: TokenizerThreads,
+    ) -> None:
+        """`group_of` returns the group of a tenant."""
+        self.engine = engine
+        self.group_of = group_of
+        self.tenants = tenants
+        self._tokenizer_threads = tokenizer_threads
+        self._open: set[TokenTurn] = set()
+        """Turns that run or wait."""
+
+    @property
+    def context_tokens(self) -> int:
+        return self.engine.ready.max_model_len
+
+    async def encode(self, prompt: RawPrompt, tenant: str, param: str) -> list[int]:
+        """Return the ids of a prompt, and charge one request. A text begins with the tokenizer's
+        BOS token, if it has one, and control tokens written in it are parsed. Raises Refusal."""
+        require_engine(self.engine)
+        limits = self.tenants.of(tenant).rate_limits
+        with limits.charge_request():
+            if not isinstance(prompt, str):
+                return self._check_ids(prompt, param)
+            text = self.engine.text
+            if text.template is not None:
+                TextLimits.for_model(self.engine.ready, text.template).check(len(prompt), param)
+            with limits.charge_text(len(prompt), 2 * self.context_tokens):
+                try:
+                    ids = await self._tokenizer_threads.run(
+                        len(prompt), lambda: text.encode(prompt)
+                    )
+                except TooLong as error:
+                    detail = f"'{param}': {error.message}."
+                    raise context_length_exceeded(self.context_tokens, detail, param) from error
+        return [*text.bos_ids, *ids] if ids[: len(text.bos_ids)] != [*text.bos_ids] else ids
+
+    async def check_schema(self, sampling: Sampling, tenant: str, param: str) -> None:
+        """Check that the JSON schema of a turn, if it has one, can be enforced. Raises Refusal."""
+        if sampling.grammar is None:
+            return
+        schema = sampling.grammar.source
+        limits = self.tenants.of(tenant).rate_limits
+        with limits.charge_text(len(schema), 2 * self.context_tokens):
+            await check_schema(schema, param)
+
+    def _check_ids(self, ids: Sequence[int], param: str) -> list[int]:
+        size = self.engine.ready.vocab_size
+        for place, id in enumerate(ids):
+            if not 0 <= id < size:
+                raise invalid_parameter(
+                    f"{param}[{place}]", f"{id} is no token id; the model has 0 to {size - 1:,}."
+                )
+        return list(ids)
+
+    def bound_sampling(self, sampling: Sampling, length: int, param: str) -> Sampling:
+        """Return the sampling parameters of a turn on a prompt of `length` tokens: with the stop
+        ids of the model, and at most as many tokens as the context has room for. Raises Refusal."""
+        check_logit_bias(sampling, self.engine.ready)
+        room = self.context_tokens - length
+        if room < 1:
+            detail = f"The prompt is {length:,} tokens, and one must be left for the output."
+            raise context_length_exceeded(self.context_tokens, detail, param)
+        vocabulary = self.engine.ready.vocab_size
+        stop_ids = {
+            *sampling.stop_ids,
+            *(id for id in self.engine.text.stop_ids if id < vocabulary),
+        }
+        return msgspec.structs.replace(
+            sampling,
+            max_tokens=min(sampling.max_tokens or room, room),
+            stop_ids=tuple(sorted(stop_ids)),
+        )
+
+    async def enter(self, tenant: str, sampling: Sampling, start: StartTurn) -> TokenTurn:
+        """Take a turn slot, or a place in the queue; `close` gives it back. `start` starts the turn
+        at the engine. Raises Refusal."""
+        await self.tenants.follow(tenant)
+        turn = TokenTurn(tenant, self.tenants.of(tenant).turns.enter(), sampling, start)
+        self._open.add(turn)
+        return turn
+
+    async def start(self, turn: TokenTurn) -> None:
+        """Start a turn at the engine when it has its slot, unless it is cancelled before. Raises
+        Refusal; then the turn is closed."""
+        try:
+            if await turn.slot.wait() and not turn.is_cancelled:
+                turn.stream = await turn.start(turn.observation.traceparent)
+                turn.observation.start()
+        except EngineError as error:
+            await self.close(turn)
+            raise map_engine_error(error) from error
+        except BaseException:
+            await self.close(turn)
+            raise
+        if turn.is_cancelled:
+            await self.cancel(turn)
+
+    async def complete(
+        self, ids: Sequence[int], sampling: Sampling, tenant: str, param: str
+    ) -> TokenTurn:
+        """Enter a turn on `ids`, and start it unless it has to wait. Raises Refusal."""
+        bounded = self.bound_sampling(sampling, len(ids), param)
+        group = self.group_of(tenant)
+
+        def start(traceparent: str) -> Awaitable[TurnStream]:
+            return self.engine.complete(ids, bounded, group=group, traceparent=traceparent)
+
+        turn = await self.enter(tenant, bounded, start)
+        if not turn.slot.is_waiting:
+            await self.start(turn)
+        return turn
+
+    async def complete_all(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, tenant: str, param: str
+    ) -> list[TokenTurn]:
+        """Enter a turn on each prompt. Raises Refusal; then none runs."""
+        turns: list[TokenTurn] = []
+        try:
+            for ids in prompts:
+                turns.append(await self.complete(ids, sampling, tenant, param))
+        except BaseException:
+            await self.close_all(turns)
+            raise
+        return turns
+
+    async def read(self, turn: TokenTurn) -> AsyncGenerator[OutputChunk, None]:
+        """Yield the output of a turn, and close it. Raises Refusal."""
+        try:
+            if turn.stream is None:
+                await self.start(turn)
+            if turn.stream is not None:
+                async for chunk in turn.stream:
+                    turn.observation.on_output(len(chunk.ids))
+                    yield chunk
+        except EngineError as error:
+            raise map_engine_error(error) from error
+        finally:
+            await self.close(turn)
+
+    async def cancel(self, turn: TokenTurn, *, discard_output: bool = False) -> None:
+        """Cancel a turn: it ends soon, or does not start."""
+        turn.is_cancelled = True
+        if turn.slot.is_waiting:
+            turn.slot.release()
+        if turn.stream is not None:
+            with contextlib.suppress(EngineError):
+                await self.engine.cancel(
+                    turn.stream.session, turn.stream.id, discard_output=discard_output
+                )
+
+    async def close(self, turn: TokenTurn) -> None:
+        """Cancel a turn that has not ended, charge its tokens, and give its slot back.
+        Idempotent."""
+        if turn not in self._open:
+            return
+        self._open.discard(turn)
+        try:
+            if turn.stream is not None and turn.ended is None:
+                await self.cancel(turn)
+        finally:
+            turn.slot.release()
+            self.tenants.of(turn.tenant).rate_limits.charge_usage(turn.usage)
+            if turn.ended is not None:
+                turn.observation.on_turn_ended(turn.ended)
+            turn.observation.end_token_turn(turn.status, turn.usage)
+
+    async def close_all(self, turns: Sequence[TokenTurn]) -> None:
+        for turn in turns:
+            await self.close(turn)
+
+    async def cancel_tenant(self, tenant: str) -> None:
+        """Cancel the turns of a deleted tenant."""
+        for turn in list(self._open):
+            if turn.tenant == tenant:
+                await self.cancel(turn)

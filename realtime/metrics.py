@@ -1,0 +1,148 @@
+"""Metrics of this process, for Prometheus. Each is incremented where its event already passes.
+
+Names and meanings are vLLM's where vLLM has the metric (`vllm:…`), and ours elsewhere
+(`continuo_…`). Metrics that are read, not counted (gauges of the engine, the store and the
+registry), are collected when they are scraped: see `server.http.metrics_routes`.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY = CollectorRegistry()
+"""Registry of the metrics in this module; prometheus_client's global one stays unused."""
+
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
+_LONG_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 50_000, 200_000)
+
+# ---------------------------------------------------------------- responses, by vLLM's names
+
+prompt_tokens = Counter(
+    "vllm:prompt_tokens", "Tokens of the prompts of responses.", registry=REGISTRY
+)
+generation_tokens = Counter("vllm:generation_tokens", "Tokens generated.", registry=REGISTRY)
+prefix_cache_queries = Counter(
+    "vllm:prefix_cache_queries", "Prompt tokens looked up in KV.", registry=REGISTRY
+)
+prefix_cache_hits = Counter(
+    "vllm:prefix_cache_hits", "Prompt tokens found in KV.", registry=REGISTRY
+)
+request_success = Counter(
+    "vllm:request_success",
+    "Responses that have ended, by reason: stop, length, abort or error.",
+    ["finished_reason"],
+    registry=REGISTRY,
+)
+time_to_first_token_seconds = Histogram(
+    "vllm:time_to_first_token_seconds",
+    "Time from the start of a response to its first token.",
+    buckets=(*_SECONDS, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160),
+    registry=REGISTRY,
+)
+inter_token_latency_seconds = Histogram(
+    "vllm:inter_token_latency_seconds",
+    "Time between two outputs of a response, at the gateway.",
+    buckets=(0.0025, *_SECONDS[1:], 1, 2.5, 5, 10, 20, 40, 80),
+    registry=REGISTRY,
+)
+e2e_request_latency_seconds = Histogram(
+    "vllm:e2e_request_latency_seconds",
+    "Time from the start of a response to its end.",
+    buckets=_LONG_SECONDS,
+    registry=REGISTRY,
+)
+request_queue_time_seconds = Histogram(
+    "vllm:request_queue_time_seconds",
+    "Time that a response waited in the engine for its first step.",
+    buckets=_LONG_SECONDS,
+    registry=REGISTRY,
+)
+request_prefill_time_seconds = Histogram(
+    "vllm:request_prefill_time_seconds",
+    "Time from the first step of a response to its first token.",
+    buckets=_LONG_SECONDS,
+    registry=REGISTRY,
+)
+request_decode_time_seconds = Histogram(
+    "vllm:request_decode_time_seconds",
+    "Time from the first token of a response to its end.",
+    buckets=_LONG_SECONDS,
+    registry=REGISTRY,
+)
+
+# ---------------------------------------------------------------- sessions
+
+prefill_tokens = Histogram(
+    "continuo_prefill_tokens",
+    "Prompt tokens prefilled after a response was requested, those not found in KV.",
+    buckets=_TOKENS,
+    registry=REGISTRY,
+)
+turns_by_residency = Counter(
+    "continuo_turns",
+    "Turns that have ended, by where the KV of their session was when they began.",
+    ["residency"],
+    registry=REGISTRY,
+)
+engine_interruptions = Counter(
+    "continuo_engine_interruptions",
+    "Turns whose engine was lost, and that were continued elsewhere.",
+    registry=REGISTRY,
+)
+sessions_opened = Counter(
+    "continuo_sessions_opened", "Sessions opened, forks included.", registry=REGISTRY
+)
+resumes = Counter(
+    "continuo_resumes",
+    "Requests to resume a session, by outcome: exact, snapshot or the code of the refusal.",
+    ["outcome"],
+    registry=REGISTRY,
+)
+rewinds = Counter(
+    "continuo_rewinds",
+    "Edits of the history that discarded KV, and must prefill again.",
+    registry=REGISTRY,
+)
+rewound_tokens = Counter(
+    "continuo_rewound_tokens", "Tokens to prefill again after rewinds.", registry=REGISTRY
+)
+
+# ---------------------------------------------------------------- requests and connections
+
+connections = Gauge(
+    "continuo_connections", "Open WebSocket connections.", ["path"], registry=REGISTRY
+)
+requests = Counter(
+    "continuo_requests",
+    "HTTP requests and WebSocket upgrades, by route and status.",
+    ["method", "path", "status"],
+    registry=REGISTRY,
+)
+refusals = Counter(
+    "continuo_refusals",
+    "Refused requests and client events, by error code.",
+    ["code"],
+    registry=REGISTRY,
+)
+
+security_events = Counter(
+    "continuo_security_events",
+    "Wrong keys, foreign origins, malformed frames, by kind of event.",
+    ["event"],
+    registry=REGISTRY,
+)
+
+# ---------------------------------------------------------------- store
+
+store_call_seconds = Histogram(
+    "continuo_store_call_seconds",
+    "Time of a call of the store.",
+    ["call"],
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+    registry=REGISTRY,
+)
+store_failures = Counter(
+    "continuo_store_failures",
+    "Calls that failed because the store was unavailable.",
+    ["call"],
+    registry=REGISTRY,
+)

@@ -1,0 +1,83 @@
+"""Requests of SGLang's native API. Keys that are not listed are ignored; null counts as absent."""
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from continuo.realtime import limits
+from continuo.realtime.protocol.sampling import BoundedText, ItemId, TopLogprobs
+from continuo.realtime.protocol.validation import decode_json
+
+T = TypeVar("T")
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class OpenSession(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `/open_session`. `capacity_of_str_len` has no effect, as in SGLang."""
+
+    capacity_of_str_len: int | None = None
+    session_id: ItemId | None = None
+    streaming: bool | None = None
+    timeout: Annotated[float, Meta(gt=0, le=limits.TOKEN_SESSION_TIMEOUT_S_MAX)] | None = None
+    """Idle time in seconds after which the session is closed."""
+
+
+class CloseSession(msgspec.Struct, frozen=True, kw_only=True):
+    session_id: ItemId
+
+
+class AbortRequest(msgspec.Struct, frozen=True, kw_only=True):
+    rid: ItemId | None = None
+    abort_all: bool = False
+
+
+class SessionParams(msgspec.Struct, frozen=True, kw_only=True):
+    id: ItemId
+    rid: ItemId | None = None
+    """Id of the finished turn to continue from, in a regular session."""
+    offset: Annotated[int, Meta(ge=-(2**31), le=2**31)] | None = None
+    replace: bool | None = None
+    drop_previous_output: bool | None = None
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling parameters. `skip_special_tokens` and its kind are ignored: `output_ids` has all."""
+
+    max_new_tokens: Annotated[int, Meta(ge=1, le=limits.OUTPUT_TOKENS_MAX)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1_073_741_824)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+    sampling_seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    json_schema: BoundedText | None = None
+    n: Annotated[int, Meta(ge=1, le=1)] | None = None
+    min_new_tokens: Annotated[int, Meta(ge=0, le=0)] | None = None
+    regex: BoundedText | None = None
+    ebnf: BoundedText | None = None
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `/generate`. Either `text` or `input_ids` is required."""
+
+    text: BoundedText | None = None
+    input_ids: list[int] | None = None
+    sampling_params: SamplingParams = SamplingParams()
+    session_params: SessionParams | None = None
+    rid: ItemId | None = None
+    stream: bool | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: Annotated[int, Meta(ge=-1, le=-1)] | None = None
+    """Only -1: log-probabilities are reported for the output alone."""
+    top_logprobs_num: TopLogprobs | None = None
+
+
+def decode_body(body: bytes, kind: type[T]) -> T:
+    """Decode the body of a request. Raises BadFrame."""
+    return decode_json(msgspec.json.Decoder(kind), body, "body")

@@ -1,0 +1,5 @@
+"""Version of the installed distribution."""
+
+from importlib.metadata import version
+
+VERSION = version("continuo-server")

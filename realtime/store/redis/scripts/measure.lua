@@ -1,0 +1,12 @@
+-- Measure the memory of a session, or of a stored response.
+-- KEYS   its keys
+-- ARGV   -
+-- reply  bytes; 0 if none of the keys exists, or if Redis does not permit MEMORY USAGE
+local bytes = 0
+for _, key in ipairs(KEYS) do
+  if redis.call('EXISTS', key) == 1 then  -- MEMORY USAGE also measures keys that have expired
+    local size = redis.pcall('MEMORY', 'USAGE', key)
+    bytes = bytes + (type(size) == 'number' and size or 0)
+  end
+end
+return bytes

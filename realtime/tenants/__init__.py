@@ -1,0 +1,1 @@
+"""Tenants of this process: their limits, what they use, and the turns that they may run at once."""

@@ -1,0 +1,226 @@
+"""The programs of examples/, as they stand, with a real server and the bundled model."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+
+from continuo.realtime.server.config.settings import GatewaySettings
+from tests.clients.conftest import KEY, ROOT, Server
+from tests.engine.server.test_several_gateways import front
+from tests.realtime.conftest import chat_folder
+from tests.support.engines import digest_engine
+from tests.support.sessions import shared_store
+from tests.support.web_servers import API_KEY, TENANTS, serve_engine, serve_harness
+
+pytestmark = pytest.mark.process
+
+EXAMPLES = ROOT / "examples"
+LINES_MAX = 65
+CHROMIUM = os.environ.get("CONTINUO_CHROMIUM", "/usr/bin/chromium")
+SHOWN = {
+    "hello.py": r"Ada.*\n.*Ada",
+    "agent_with_tools.py": r"^\[get_weather .*Rome.*\]\n.*21",
+    "interrupt_and_resume.py": r"… \[interrupted\]\n\[resumed: 2 items are still there\]\n.*\S",
+    "fork_and_compare.py": r"temperature 0.0: .*\n.*shared\)\ntemperature 1.0: .*\n.*shared\)",
+    "structured_form.py": r"name +\S.*\ncity +(Lisbon|Oslo|Rome)\nnights +\d+\nroom +\w+",
+    "load_generator.py": r"2 conversations of 1 turns .*\n[\d,]+ tokens a second\nfirst text after",
+}
+"""Pattern of the output of each program; programs that are missing here have their own tests."""
+OPTIONS = {"load_generator.py": ["--conversations", "2", "--turns", "1"]}
+
+
+def command(name: str, *options: str) -> list[str]:
+    return [sys.executable, str(EXAMPLES / name), *options]
+
+
+def environ(key: str = KEY) -> dict[str, str]:
+    return {**os.environ, "CONTINUO_API_KEY": key}
+
+
+def address(server: Server) -> str:
+    return server.url.removesuffix("/v1")
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_example_runs_as_it_stands(name: str, server: Server, tmp_path: Path) -> None:
+    run = subprocess.run(
+        command(name, "--url", address(server), *OPTIONS.get(name, [])),
+        env=environ(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert re.search(SHOWN[name], run.stdout, re.MULTILINE), run.stdout
+
+
+def test_engine_alone_needs_no_server(tmp_path: Path) -> None:
+    run = subprocess.run(
+        command("engine_alone.py"), cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"Ada.*\n.*Ada.*\nOnce upon a time \w+", run.stdout), run.stdout
+
+
+def test_type_ahead_sends_each_key(server: Server) -> None:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        command("type_ahead.py", "--url", address(server)),
+        env=environ(),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    shown = ""
+
+    def until(pattern: str) -> re.Match[str]:
+        nonlocal shown
+        while not (found := re.search(pattern, shown)):
+            ready, _, _ = select.select([master], [], [], 60)
+            assert ready, shown
+            shown += os.read(master, 4096).decode()
+        shown = shown[found.end() :]
+        return found
+
+    until("> ")
+    for key in "My name is Adam\x7f.":
+        os.write(master, key.encode())
+        until(re.escape(key) if key != "\x7f" else "\x08 \x08")
+    os.write(master, b"\n")
+    ready, total = map(int, until(r"\((\d+) of (\d+) tokens were ready\)").groups())
+    assert total // 2 < ready < total
+    until("> ")
+    os.write(master, b"\x04")
+    assert process.wait(20) == 0
+    os.close(master)
+
+
+@contextlib.asynccontextmanager
+async def two_gateways(folder: Path) -> AsyncIterator[list[str]]:
+    """Two gateways with one store, on a null device. Yields their addresses."""
+    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",))
+    async with (
+        digest_engine(chat_folder(folder), pages=256, page_size=4, max_model_len=400) as harness,
+        front(await harness.listen()) as engine,
+        serve_harness(harness, settings) as one,
+        serve_engine(engine, settings, await shared_store(harness)) as two,
+    ):
+        yield [f"http://127.0.0.1:{server.port}" for server in (one, two)]
+
+
+async def test_two_gateways_share_the_conversation(tmp_path: Path) -> None:
+    async with two_gateways(tmp_path) as (one, two):
+        process = await asyncio.create_subprocess_exec(
+            *command("two_gateways.py", "--url", one, "--other-url", two),
+            env=environ(API_KEY),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        stdout, stderr = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, stderr.decode()) == (0, "")
+    lines = sorted(
+        line.partition(": ")[0] for line in stdout.decode().splitlines() if " at " in line
+    )
+    assert lines == sorted([f"Ada at {one}", f"Ada at {two}", f"Bob at {two}", f"Bob at {two}"])
+
+
+@pytest.fixture(scope="module")
+def library() -> None:
+    """Build the JavaScript library, as the program says."""
+    if not (ROOT / "web/node_modules").is_dir() or shutil.which("npm") is None:
+        pytest.skip("node_modules is missing: make web installs it, with Node.js 20")
+    build = ["npm", "--prefix", str(ROOT / "web/src/client"), "run", "--silent", "prepack"]
+    subprocess.run(build, check=True, timeout=100)
+
+
+@contextlib.asynccontextmanager
+async def open_page(url: str, folder: Path) -> AsyncIterator[Callable[[str], Awaitable[Any]]]:
+    """Open a page in Chromium. Yields a function that evaluates an expression there."""
+    options = ("--headless=new", "--no-sandbox", "--remote-debugging-port=0", "--disable-gpu")
+    browser = await asyncio.create_subprocess_exec(
+        *(CHROMIUM, *options, f"--user-data-dir={folder}", url),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert browser.stderr is not None
+    try:
+        async for line in browser.stderr:
+            if found := re.search(rb"DevTools listening on ws://([^/]+)/", line):
+                break
+        targets = f"http://{found[1].decode()}/json"  # type: ignore[index]
+        while not (pages := [t for t in await fetch_json(targets) if t["url"].startswith(url)]):
+            await asyncio.sleep(0.1)
+        async with connect(pages[0]["webSocketDebuggerUrl"]) as socket:
+
+            async def evaluate(expression: str) -> Any:
+                parameters = {"expression": expression, "returnByValue": True}
+                request = {"id": 1, "method": "Runtime.evaluate", "params": parameters}
+                await socket.send(json.dumps(request))
+                return json.loads(await socket.recv())["result"]["result"].get("value")
+
+            yield evaluate
+    finally:
+        browser.kill()
+        await browser.wait()
+
+
+async def fetch_json(url: str) -> Any:
+    def fetch() -> Any:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return json.load(answer)
+
+    return await asyncio.to_thread(fetch)
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"{CHROMIUM} is not installed")
+async def test_hello_in_a_browser(library: None, server: Server, tmp_path: Path) -> None:
+    program = await asyncio.create_subprocess_exec(
+        *command("hello_browser.py", "--port", "0", "--url", address(server)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert program.stdout is not None
+    url = (await program.stdout.readline()).decode().removeprefix("Open ").strip()
+    send = """
+        document.querySelector('input').value = 'My name is Ada.';
+        document.querySelector('input').oninput();
+        document.querySelector('form').requestSubmit();
+    """
+    try:
+        async with asyncio.timeout(60), open_page(f"{url}&key={KEY}", tmp_path) as evaluate:
+            while not await evaluate("!!document.querySelector('form')?.onsubmit"):
+                await asyncio.sleep(0.05)
+            await evaluate(send)
+            while "Hello Ada" not in await evaluate("document.querySelector('pre').textContent"):
+                await asyncio.sleep(0.05)
+    finally:
+        program.kill()
+        await program.wait()
+
+
+def test_examples_are_short_and_listed() -> None:
+    table = (EXAMPLES / "README.md").read_text()
+    programs = sorted(EXAMPLES.glob("*.py"))
+    assert len(programs) == 10
+    for program in programs:
+        source = program.read_text()
+        assert f"({program.name})" in table
+        assert len(source.splitlines()) <= LINES_MAX, program.name
+        assert "argparse" in source, f"{program.name} has --help"

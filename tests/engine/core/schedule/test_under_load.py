@@ -1,0 +1,289 @@
+"""Tests of the scheduler under load, in exact counts of steps and tokens, on the loads of
+`continuo bench scheduling`. Some run on the null device that checks outputs."""
+
+import statistics
+
+import pytest
+
+from continuo.bench.scheduling_scenarios import (
+    LoadedEngine,
+    prompt_ids,
+    run_burst,
+    run_cold_prompts,
+    run_decode_pressure,
+    run_more_turns_than_rows,
+    run_shared_prompt,
+)
+from tests.support.digest_runner import DigestRunner, oracle
+
+AHEAD = pytest.mark.parametrize("ahead", [0, 1])
+HOST = pytest.mark.parametrize("host_pages", [0, 2_000])
+
+
+def check_outputs(loaded: LoadedEngine) -> None:
+    loaded.core.cache.audit()
+    for name, prompt in loaded.prompts.items():
+        assert loaded.outputs[name] == oracle(prompt, len(loaded.outputs[name]))
+
+
+# ---- sharing in flight ---------------------------------------------------------------------
+
+
+@AHEAD
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("scopes", [1, 2])
+def test_prompt_in_flight_is_computed_once_in_each_scope(
+    ahead: int, late: bool, scopes: int
+) -> None:
+    loaded = run_shared_prompt(late=late, scopes=scopes, ahead=ahead, make_runner=DigestRunner)
+    check_outputs(loaded)
+    assert loaded.computed_over_needed <= 1.0
+
+
+@AHEAD
+@pytest.mark.parametrize("begun_after", [0, 1, 2, 3, 4, 5])
+def test_turn_shares_what_another_has_computed_whenever_it_begins(
+    ahead: int, begun_after: int
+) -> None:
+    """The prompts have their first 900 ids in common; the second is otherwise different."""
+    loaded, common = LoadedEngine(ahead=ahead, make_runner=DigestRunner), prompt_ids(900, seed=1)
+    loaded.begin("first", common + prompt_ids(700, seed=2), 4)
+    for _ in range(begun_after):
+        loaded.step()
+    for n in range(3):
+        loaded.begin(f"second {n}", common + prompt_ids(300, seed=3), 4)
+    loaded.run()
+    check_outputs(loaded)
+    assert loaded.computed_over_needed <= 1.05
+
+
+@AHEAD
+def test_short_prompts_in_flight_are_shared(ahead: int) -> None:
+    loaded, prompt = LoadedEngine(ahead=ahead, make_runner=DigestRunner), prompt_ids(48, seed=1)
+    for n in range(30):
+        loaded.begin(f"s{n}", prompt, 2)
+    loaded.run()
+    check_outputs(loaded)
+    assert loaded.computed_over_needed <= 1.0
+    assert max(loaded.first_id_steps.values()) <= 2 + 2 * ahead
+
+
+def test_turn_does_not_wait_for_the_same_prefix_in_another_scope() -> None:
+    loaded, prompt = LoadedEngine(make_runner=DigestRunner), prompt_ids(100, seed=1)
+    for n in range(2):
+        loaded.begin(f"s{n}", prompt, 4, scope=f"scope {n}")
+    loaded.run()
+    check_outputs(loaded)
+    assert set(loaded.first_id_steps.values()) == {1}
+
+
+@AHEAD
+def test_turn_goes_on_when_the_one_that_it_waited_for_is_cancelled(ahead: int) -> None:
+    loaded, prompt = LoadedEngine(ahead=ahead, make_runner=DigestRunner), prompt_ids(1_600, seed=1)
+    loaded.begin("cancelled", prompt, 4)
+    loaded.begin("other", prompt, 4)
+    loaded.step()
+    loaded.step()
+    loaded.cancel("cancelled")
+    loaded.run()
+    assert loaded.outputs["other"] == oracle(prompt, 4)
+    assert loaded.computed_tokens <= 1_600 + 512 + 2 * 4
+
+
+# ---- admission -----------------------------------------------------------------------------
+
+
+@AHEAD
+@HOST
+@pytest.mark.parametrize(
+    ("count", "length", "steps_before"),
+    [(16, 1_000, 181), (32, 1_000, 371), (64, 1_000, 823), (16, 3_000, 301)],
+)
+def test_burst_into_a_small_pool_computes_each_prompt_once(
+    ahead: int, host_pages: int, count: int, length: int, steps_before: int
+) -> None:
+    loaded = run_burst(count, length, ahead=ahead, host_pages=host_pages)
+    assert loaded.computed_over_needed <= 1.1
+    assert loaded.steps <= 1.05 * steps_before
+
+
+@AHEAD
+@HOST
+@pytest.mark.parametrize(
+    ("count", "length", "outputs", "steps_before"),
+    [(16, 200, 400, (925, 937)), (8, 1_000, 200, (624, 625))],
+)
+def test_decodes_that_outgrow_the_pool_recompute_little(
+    ahead: int,
+    host_pages: int,
+    count: int,
+    length: int,
+    outputs: int,
+    steps_before: tuple[int, int],
+) -> None:
+    loaded = run_decode_pressure(
+        count, length, outputs, ahead=ahead, host_pages=host_pages, make_runner=DigestRunner
+    )
+    check_outputs(loaded)
+    assert loaded.computed_over_needed <= (1.0 if host_pages else 1.15)
+    assert loaded.steps <= 1.05 * steps_before[ahead]
+
+
+@AHEAD
+def test_admitted_turn_does_not_wait_for_turns_that_have_no_room(ahead: int) -> None:
+    """The others are before it in the queue, but wait for the pages that it has."""
+    loaded = LoadedEngine(pages=100, ahead=ahead)
+    loaded.begin("admitted", prompt_ids(1_500, seed=0), 4)
+    loaded.step()
+    for n in range(6):
+        loaded.begin(f"s{n}", prompt_ids(1_000, seed=n + 1), 4, priority=-1)
+    loaded.run()
+    assert loaded.first_id_steps["admitted"] <= 3 + ahead
+    assert loaded.computed_over_needed <= 1.0
+
+
+# ---- order ---------------------------------------------------------------------------------
+
+
+def test_cold_prompts_are_prefilled_one_after_the_other() -> None:
+    steps = run_cold_prompts(64).first_id_steps.values()
+    assert (min(steps), statistics.median(steps), max(steps)) == (2, 64, 125)
+
+
+def test_shorter_prompts_are_prefilled_first() -> None:
+    loaded = LoadedEngine()
+    for n, length in enumerate((2_000, 500, 1_000)):
+        loaded.begin(f"s{n}", prompt_ids(length, seed=n), 1)
+    loaded.run()
+    assert [loaded.first_id_steps[f"s{n}"] for n in range(3)] == [7, 1, 3]
+
+
+@AHEAD
+def test_turn_is_not_overtaken_once_it_has_waited_four_times_its_own_steps(ahead: int) -> None:
+    """Shorter prompts keep arriving, one in each step, and each fills a step."""
+    loaded = LoadedEngine(ahead=ahead)
+    loaded.begin("long", prompt_ids(2_048, seed=0), 1)
+    patience = 4 * 4
+    for n in range(60):
+        loaded.begin(f"s{n}", prompt_ids(512, seed=n + 1), 1)
+        loaded.step()
+    loaded.run()
+    assert patience < loaded.first_id_steps["long"] <= patience + 4 + 2 + ahead
+
+
+@AHEAD
+def test_turns_with_a_lower_priority_number_are_first(ahead: int) -> None:
+    loaded = LoadedEngine(ahead=ahead)
+    for n, priority in enumerate((0, 5, -3, 0)):
+        loaded.begin(f"s{n}", prompt_ids(1_024, seed=n), 1, priority=priority)
+    loaded.run()
+    steps = {n: loaded.first_id_steps[f"s{n}"] for n in range(4)}
+    assert sorted(steps, key=steps.__getitem__) == [2, 0, 3, 1]
+
+
+def test_turn_is_not_overtaken_when_its_deadline_is_near() -> None:
+    """Steps take 10 ms: of two equal prompts that shorter ones overtake, the one with a deadline of
+    100 ms has its first id in time."""
+    loaded = LoadedEngine()
+    loaded.step_s = 0.01
+    loaded.begin("warm", prompt_ids(16, seed=99), 100)
+    for _ in range(60):
+        loaded.step()
+    loaded.begin("patient", prompt_ids(1_024, seed=0), 1)
+    loaded.begin("urgent", prompt_ids(1_024, seed=1), 1, deadline_ms=60)
+    for n in range(20):
+        loaded.begin(f"s{n}", prompt_ids(500, seed=n + 2), 1)
+        loaded.step()
+    loaded.run()
+    assert loaded.first_id_steps["urgent"] <= 7
+    assert loaded.first_id_steps["patient"] > 8
+
+
+# ---- rows ----------------------------------------------------------------------------------
+
+
+@AHEAD
+def test_more_turns_than_rows_rotate(ahead: int) -> None:
+    loaded = run_more_turns_than_rows(ahead=ahead)
+    mean_gap = loaded.steps / 400
+    assert max(loaded.gaps.values()) <= 3 * mean_gap
+    assert loaded.steps <= 128 * 400 // 64 + 10
+
+
+# ---- groups --------------------------------------------------------------------------------
+
+
+def steps_of_fair_turn(tokens: int, share: float = 0.5) -> int:
+    """Return the steps in which a prompt is prefilled with its share of the tokens of each."""
+    return -(-tokens // int(512 * share))
+
+
+@AHEAD
+@pytest.mark.parametrize("queued", [1, 8, 64])
+def test_group_is_not_delayed_by_the_prompts_that_another_queues(ahead: int, queued: int) -> None:
+    loaded = LoadedEngine(ahead=ahead)
+    for n in range(queued):
+        loaded.begin(f"s{n}", prompt_ids(1_000, seed=n), 4, group="busy")
+    loaded.step()
+    loaded.begin("other", prompt_ids(1_000, seed=99), 4, group="quiet")
+    loaded.run()
+    assert loaded.first_id_steps["other"] <= steps_of_fair_turn(1_000) + 3
+
+
+@AHEAD
+def test_prefill_is_shared_by_weight(ahead: int) -> None:
+    loaded = LoadedEngine(ahead=ahead)
+    for n in range(24):
+        group, weight = ("heavy", 3.0) if n % 2 else ("light", 1.0)
+        loaded.begin(f"s{n}", prompt_ids(1_024, seed=n), 1, group=group, weight=weight)
+    for _ in range(24):
+        loaded.step()
+    heavy = sum(f"s{n}" in loaded.first_id_steps for n in range(1, 24, 2))
+    light = sum(f"s{n}" in loaded.first_id_steps for n in range(0, 24, 2))
+    assert 2 * light < heavy <= 4 * light
+
+
+@AHEAD
+def test_group_has_its_rows_when_another_has_more_turns_than_rows(ahead: int) -> None:
+    loaded = LoadedEngine(ahead=ahead, rows=16)
+    for n in range(100):
+        loaded.begin(f"s{n}", prompt_ids(16, seed=n), 60, group="busy")
+    for _ in range(20):
+        loaded.step()
+    loaded.begin("other", prompt_ids(16, seed=999), 30, group="quiet")
+    loaded.run()
+    assert loaded.first_id_steps["other"] <= 1 + 3
+    assert loaded.gaps["other"] <= 2
+
+
+@AHEAD
+def test_group_has_its_pages_when_another_fills_the_pool(ahead: int) -> None:
+    loaded = LoadedEngine(ahead=ahead, pages=225, make_runner=DigestRunner)
+    for n in range(30):
+        loaded.begin(f"s{n}", prompt_ids(200, seed=n), 300, group="busy")
+    for _ in range(150):
+        loaded.step()
+    loaded.begin("other", prompt_ids(1_000, seed=999), 20, group="quiet")
+    loaded.run()
+    check_outputs(loaded)
+    assert loaded.first_id_steps["other"] <= steps_of_fair_turn(1_000) + 3
+
+
+@AHEAD
+def test_groups_that_fill_the_pool_together_finish(ahead: int) -> None:
+    loaded = LoadedEngine(ahead=ahead, pages=100, make_runner=DigestRunner)
+    for n in range(24):
+        length, outputs = 50 + 40 * (n % 5), 60 + 50 * (n % 3)
+        loaded.begin(f"s{n}", prompt_ids(length, seed=n), outputs, group=f"group {n % 3}")
+        loaded.step()
+    loaded.run()
+    check_outputs(loaded)
+    assert loaded.computed_over_needed <= 1.6
+
+
+def test_group_has_at_most_its_maximum_share_of_the_rows() -> None:
+    loaded = LoadedEngine(rows=8, max_group_share=0.5)
+    for n in range(8):
+        loaded.begin(f"s{n}", prompt_ids(16, seed=n), 20, group="capped")
+    loaded.run()
+    assert loaded.steps >= 8 * 20 / 4

@@ -1,0 +1,260 @@
+"""Tests of sessions on models with sliding windows and recurrent states, in exact counts."""
+
+from collections.abc import Callable
+
+import pytest
+
+from continuo.engine.batch import WindowGroup
+from continuo.engine.wire.messages import CancelTurn, ForkSession, GetSessionInfo
+from tests.support.core_harness import CoreHarness
+from tests.support.digest_runner import VOCABULARY, oracle
+
+PAGE = 16
+
+
+def window_core(
+    window: int = 48, *, full: bool = False, host: int = 0, pages: int = 64
+) -> CoreHarness:
+    return CoreHarness(
+        pages=4096,
+        page_size=PAGE,
+        batched_tokens=64,
+        host_pages=4096 if host else 0,
+        windows=(WindowGroup(window, pages, host),),
+        has_full_layers=full,
+    )
+
+
+def state_core(
+    *, slots: int = 64, host: int = 0, windows: tuple[WindowGroup, ...] = ()
+) -> CoreHarness:
+    return CoreHarness(
+        pages=4096,
+        page_size=PAGE,
+        batched_tokens=64,
+        host_pages=4096 if host else 0,
+        windows=windows,
+        state_slots=slots,
+        host_state_slots=host,
+    )
+
+
+def words(count: int, first: int = 1) -> list[int]:
+    return [(first + 7 * n) % VOCABULARY for n in range(count)]
+
+
+def held_pages(core: CoreHarness, session: str) -> int:
+    done = core.apply(GetSessionInfo(core.next_number(), session))
+    assert done.info is not None
+    return done.info.held_pages
+
+
+def speak(core: CoreHarness, session: str, count: int, turn: str = "turn") -> list[int]:
+    """Run a turn; its ids are those of one fresh prefill. Returns them."""
+    log = list(core.sequence(session).ids)
+    core.generate(session, count, turn)
+    core.run(ahead=1)
+    output = core.turn_ids(session, turn)
+    assert output == oracle(log, count)
+    return output
+
+
+def computed_by(core: CoreHarness, action: Callable[[], object]) -> int:
+    """Return how many tokens the device computes until an action and its effects are done."""
+    before = core.runner.token_count
+    action()
+    core.run(ahead=1)
+    return core.runner.token_count - before
+
+
+def test_session_holds_only_the_pages_that_later_tokens_see() -> None:
+    """A window of 48 tokens is 4 or 5 pages of 16, whatever the length of the session."""
+    core = window_core()
+    core.open("s")
+    while len(core.sequence("s").ids) < 920:
+        core.append("s", words(84))
+        core.run()
+        assert held_pages(core, "s") <= 9, "the window, and that before the last answer"
+        speak(core, "s", 8, f"t{len(core.sequence('s').ids)}")
+        assert held_pages(core, "s") in (4, 5)
+    core.cache.audit()
+
+
+def test_one_shot_turn_frees_the_pages_it_no_longer_sees() -> None:
+    core = window_core(pages=20)
+    core.open("s", streaming=False)
+    core.append("s", words(900))
+    speak(core, "s", 300)
+    core.close("s", keep_prefix=False)
+    assert core.cache.usage.count_pages().leased == 0
+
+
+def test_barge_in_on_windows_owes_nothing_within_the_answer() -> None:
+    """Marks are 64 tokens apart, and a window of 96 is held before each."""
+    core = window_core(96)
+    core.open("s")
+    core.append("s", words(500))
+    core.run()
+    answer = speak(core, "s", 60)
+    assert len(answer) == 60
+    core.rewind("s", 531)
+    assert core.sequence("s").committed == 531
+    core.append("s", words(20))
+    assert computed_by(core, lambda: speak(core, "s", 5, "next")) <= 20 + 5
+
+
+@pytest.mark.parametrize("spoken", [40, 100, 400, 1000])
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.5, 0.63, 0.98, 1.0])
+def test_barge_in_on_a_recurrent_state_owes_at_most_half_the_answer(
+    spoken: int, share: float
+) -> None:
+    """The ids between the newest mark and the interruption are computed again, not the history."""
+    heard = round(spoken * share)
+    core = state_core()
+    core.open("s")
+    core.append("s", words(2000))
+    speak(core, "s", 30, "before")
+    core.append("s", words(100))
+    start = len(core.sequence("s").ids)
+    speak(core, "s", spoken)
+    core.rewind("s", start + heard)
+    owed = start + heard - core.sequence("s").committed
+    assert owed <= max(64, spoken // 2)
+    core.append("s", words(10))
+    assert computed_by(core, lambda: speak(core, "s", 3, "next")) <= owed + 10 + 3
+
+
+def test_marks_of_a_long_answer_are_few() -> None:
+    core = state_core()
+    core.open("s")
+    core.append("s", words(100))
+    speak(core, "s", 1900)
+    marks = core.sequence("s").lease.marks
+    assert len(marks) <= 6, "the start, at most four inside, the newest"
+    assert (marks[0], marks[-1]) == (96, 1984)
+
+
+def test_appended_ids_are_computed_before_the_turn_up_to_less_than_a_page() -> None:
+    core = state_core()
+    core.open("s")
+    for end in range(100, 140, 4):
+        assert computed_by(core, lambda end=end: core.append("s", words(4, end))) <= PAGE
+    core.append("s", words(800))
+    core.run()
+    assert computed_by(core, lambda: speak(core, "s", 9)) <= PAGE + 9
+    assert core.runner.token_count == len(core.sequence("s").ids) - 1, "none is computed twice"
+
+
+def test_interrupted_answer_can_be_generated_again_for_less_than_a_page() -> None:
+    core = state_core()
+    core.open("s")
+    core.append("s", words(1000))
+    speak(core, "s", 30, "before")
+    core.append("s", words(300))
+    first = speak(core, "s", 40)
+    core.rewind("s", len(core.sequence("s").ids) - 40)
+    again: list[int] = []
+    computed = computed_by(core, lambda: again.extend(speak(core, "s", 40, "again")))
+    assert again == first
+    assert computed <= PAGE + 40
+
+
+def test_rewinds_to_the_end_of_one_answer_after_another_never_compute_the_history() -> None:
+    core = state_core()
+    core.open("s")
+    core.append("s", words(3000))
+    core.run()
+    for turn in range(6):
+        start = len(core.sequence("s").ids)
+        core.append("s", words(40, turn))
+        computed = computed_by(core, lambda turn=turn: speak(core, "s", 70, f"t{turn}"))
+        assert computed <= 64 + 40 + 70
+        core.rewind("s", start + 40 + 35)
+
+
+def test_fork_shares_the_state_of_a_mark() -> None:
+    core = state_core()
+    core.open("s")
+    core.append("s", words(700))
+    speak(core, "s", 200)
+    [states] = core.cache.components
+    free = states.pool.free_count
+    core.apply(ForkSession(core.next_number(), "s", "child", 800))
+    assert states.pool.free_count == free
+    child = core.sequence("child")
+    assert 800 - child.committed < 64
+    core.append("child", words(5))
+    assert computed_by(core, lambda: speak(core, "child", 4)) <= 64 + 5 + 4
+    assert computed_by(core, lambda: speak(core, "s", 4, "on")) <= 5
+
+
+def test_prompt_shared_by_sessions_is_computed_once() -> None:
+    """The end of a published prompt has a state and a whole window."""
+    core = state_core(windows=(WindowGroup(48, 64),))
+    core.open("s")
+    core.append("s", words(1600))
+    speak(core, "s", 5)
+    for n in range(3):
+        core.open(f"other {n}")
+        core.append(f"other {n}", words(1600) + words(10, n))
+        computed = computed_by(core, lambda n=n: speak(core, f"other {n}", 5))
+        assert computed <= PAGE + 10 + 5
+
+
+def test_next_request_with_the_whole_history_continues_after_the_last_answer() -> None:
+    """Stateless clients send everything again; the tree has the state at the end of the answer."""
+    core = state_core()
+    history = words(900)
+    for n in range(4):
+        core.open(f"s{n}", streaming=False)
+        core.append(f"s{n}", history)
+        computed = computed_by(core, lambda n=n: speak(core, f"s{n}", 40))
+        history = [*core.sequence(f"s{n}").ids, *words(30, n)]
+        core.close(f"s{n}")
+        assert n == 0 or computed <= PAGE + 30 + 40
+
+
+def test_match_ends_where_a_window_page_was_evicted() -> None:
+    core = window_core(40, full=True, pages=24)
+    core.open("s")
+    core.append("s", words(320))
+    speak(core, "s", 5)
+    core.close("s")
+    assert core.cache.tree.evict_unit(0)
+    core.open("again")
+    core.append("again", words(320))
+    speak(core, "again", 5)
+
+
+def test_eviction_spills_and_recalls_what_continues_a_session() -> None:
+    """The host tier takes all full pages, the last window and one state of an idle session."""
+    core = state_core(slots=6, host=4, windows=(WindowGroup(40, 24, 24),))
+    core.open("idle")
+    core.append("idle", words(600))
+    speak(core, "idle", 50)
+    for n in range(3):
+        core.open(f"other {n}")
+        core.append(f"other {n}", words(200, n))
+        speak(core, f"other {n}", 40)
+    info = core.apply(GetSessionInfo(core.next_number(), "idle")).info
+    assert info is not None
+    assert (info.committed, info.held_pages) == (0, 0)
+    assert info.host_tokens == 649
+    core.append("idle", words(20))
+    assert computed_by(core, lambda: speak(core, "idle", 5, "later")) <= 20 + 5
+
+
+def test_abandoned_step_on_a_recurrent_state_is_computed_again() -> None:
+    """A cancelled turn has a step in flight, whose row is not kept."""
+    core = state_core()
+    core.open("s")
+    core.append("s", words(200))
+    core.generate("s", 50)
+    for _ in range(9):
+        core.launch()
+        if core.steps_in_flight > 1:
+            core.collect()
+    core.apply(CancelTurn(core.next_number(), "s"))
+    core.run()
+    core.append("s", words(5))
+    speak(core, "s", 5, "next")

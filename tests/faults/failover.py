@@ -1,0 +1,164 @@
+"""F7: Sentinel promotes a replica while the primary is cut off; then the old primary returns."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from tests.faults.deployment import Deployment, running_deployment
+from tests.faults.row import FaultRow
+from tests.faults.stores import check_items_after_loss, open_conversation
+from tests.support.redis_process import REDIS_SERVER, RedisProcess
+from tests.support.waiting import wait_until
+
+SERVICE = "talk"
+FAILOVER_TIMEOUT_MS = 1000
+"""Sentinel begins no second failover within twice this time."""
+TIMEOUT_S = 60.0
+
+
+class SentinelStore:
+    """A primary and a replica, watched by a sentinel; they change roles with each failover."""
+
+    def __init__(self, folder: Path) -> None:
+        self.primary = RedisProcess(folder / "first")
+        self.replica = RedisProcess(
+            folder / "second", "--replicaof", "127.0.0.1", str(self.primary.port)
+        )
+        config = folder / "sentinel.conf"
+        config.write_text(
+            f"sentinel monitor {SERVICE} 127.0.0.1 {self.primary.port} 1\n"
+            f"sentinel down-after-milliseconds {SERVICE} 300\n"
+            f"sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}\n"
+        )
+        self._sentinel = RedisProcess(folder / "watch", "--sentinel", config=config)
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://127.0.0.1:{self._sentinel.port}/{SERVICE}/0"
+
+    async def start(self) -> None:
+        for process in (self.primary, self.replica, self._sentinel):
+            await process.start()
+        await self.wait_until_replicated()
+
+    async def wait_until_replicated(self) -> None:
+        """Wait until the replica has all writes, and the sentinel would promote it."""
+        async with asyncio.timeout(TIMEOUT_S):
+            async with self.primary.client() as primary:
+                client: Any = primary
+                while await client.execute_command("WAIT", 1, 500) < 1:
+                    await asyncio.sleep(0.05)
+            async with self._sentinel.client() as sentinel:
+                client = sentinel
+                while not self._is_promotable(
+                    await client.execute_command("SENTINEL", "REPLICAS", SERVICE)
+                ):
+                    await asyncio.sleep(0.05)
+
+    def _is_promotable(self, replicas: list[dict[bytes, bytes]]) -> bool:
+        port = b"%d" % self.replica.port
+        return any((each[b"port"], each[b"flags"]) == (port, b"slave") for each in replicas)
+
+    async def cut_replication(self) -> None:
+        """Stop the replication: writes confirmed from now on are lost at the failover."""
+        async with self.replica.client() as client:
+            await client.execute_command("CONFIG", "SET", "masterauth", "nobody")
+            await client.execute_command("CLIENT", "KILL", "TYPE", "master")
+
+    async def wait_until_promoted(self) -> None:
+        """Wait until the replica is the primary, and exchange the roles."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not await self._is_replica_promoted():
+                await asyncio.sleep(0.05)
+        self.primary, self.replica = self.replica, self.primary
+
+    async def _is_replica_promoted(self) -> bool:
+        try:
+            async with self.replica.client() as replica:
+                client: Any = replica
+                role, *_ = await client.execute_command("ROLE")
+                if role == b"master":
+                    await client.execute_command("CONFIG", "SET", "masterauth", "")
+                    return True
+        except RedisError:
+            pass  # a sentinel closes the connections to what it promotes
+        return False
+
+    def stop(self) -> None:
+        for process in (self._sentinel, self.replica, self.primary):
+            process.kill()
+
+
+async def fail_over(environment: tuple[Deployment, SentinelStore], rng: Random) -> None:
+    """Stop the primary, with or without writes that the replica lacks; it returns before or after
+    the clients have gone on with the new one."""
+    deployment, store = environment
+    conversations = [await open_conversation(deployment, n % 2) for n in range(3)]
+    await store.wait_until_replicated()
+    if rng.random() < 0.7:
+        await store.cut_replication()
+    texts_by_item: list[dict[str, str]] = []
+    for client, _ in conversations:
+        lines = [f"line {n}" for n in range(rng.randrange(1, 6))]
+        texts = {client.item_ids[0]: "hello"} | {
+            await client.add_message(line): line for line in lines
+        }
+        texts_by_item.append(texts)
+    old = store.primary
+    old.pause()
+    returning = asyncio.create_task(_return_later(old, rng.uniform(0.5, 6)))
+    # Its first attempt is sent to the old primary, which executes it when it returns: a late write.
+    adding = asyncio.create_task(conversations[0][0].add_message("late"))
+    await store.wait_until_promoted()
+    texts_by_item[0][await adding] = "late"
+
+    async def wait_until_demoted() -> None:
+        await returning
+        await store.wait_until_replicated()
+
+    await check_items_after_loss(
+        deployment, conversations, texts_by_item, rng, wait_until_back=wait_until_demoted
+    )
+    await returning
+    await wait_until(lambda: all(len(each.registry) == 0 for each in deployment.gateways), 30)
+    await store.wait_until_replicated()
+    await asyncio.sleep(2 * FAILOVER_TIMEOUT_MS / 1000)
+
+
+async def _return_later(process: RedisProcess, after_s: float) -> None:
+    await asyncio.sleep(after_s)
+    process.resume()
+
+
+@asynccontextmanager
+async def deployment_with_sentinel(
+    folder: Path,
+) -> AsyncIterator[tuple[Deployment, SentinelStore]]:
+    store = SentinelStore(folder)
+    try:
+        await store.start()
+        async with running_deployment(folder, store_url=store.url) as deployment:
+            yield deployment, store
+    finally:
+        store.stop()
+
+
+ROWS = (
+    FaultRow(
+        id="F7",
+        fault="Sentinel promotes a replica, which has or lacks the last writes, while the primary "
+        "is stopped; the old primary returns before or after that",
+        expectation="late writes of the old primary have no effect; what is lost is written again "
+        "by the gateway, or a snapshot has what is left, without a gap",
+        environment=deployment_with_sentinel,
+        trial=fail_over,
+        full_trials=30,
+        quick_trials=1,
+        missing_requirement=lambda: None if REDIS_SERVER else "redis-server",
+    ),
+)

@@ -1,0 +1,271 @@
+"""SGLang's native API on the null device: each row of its table of session operations, with the
+status, the shape, and greedy ids equal to those of one fresh prefill."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.realtime.responses.test_responses_http import streaming
+from tests.support.engines import EngineHarness
+from tests.support.web_servers import ACME, UMBRELLA, RunningServer, encode_request
+
+CHUNKS = [[5, 6, 7, 8, 9], [10, 11, 12], [13, 14], [15, 16, 17, 18]]
+NEW_TOKENS = 6
+
+
+class Api:
+    """Client of the API, which greedily generates NEW_TOKENS ids a turn."""
+
+    def __init__(self, server: RunningServer, headers: dict[str, str] = ACME) -> None:
+        self.server = server
+        self._headers = headers
+
+    async def post(self, path: str, body: object) -> tuple[int, Any]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        writer.write(encode_request("POST", path, body, self._headers))
+        head, _, received = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        return int(head.split()[1]), json.loads(received) if received else None
+
+    async def open(self, **body: Any) -> str:
+        status, session = await self.post("/open_session", {"capacity_of_str_len": 1000, **body})
+        assert status == 200, session
+        return session
+
+    async def try_generate(self, ids: list[int], **body: Any) -> tuple[int, Any]:
+        sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+        sampling |= body.pop("sampling_params", {})
+        return await self.post("/generate", {"input_ids": ids, "sampling_params": sampling, **body})
+
+    async def generate(self, ids: list[int], **body: Any) -> dict[str, Any]:
+        status, reply = await self.try_generate(ids, **body)
+        assert status == 200, reply
+        return reply
+
+    async def turn(self, session: str, ids: list[int], **params: Any) -> dict[str, Any]:
+        return await self.generate(ids, session_params={"id": session, **params})
+
+    async def fresh(self, ids: list[int], **body: Any) -> list[int]:
+        """Return the output of one fresh prefill of `ids`."""
+        return (await self.generate(ids, **body))["output_ids"]
+
+
+@pytest.fixture
+def api(server: RunningServer) -> Api:
+    return Api(server)
+
+
+async def test_turn_without_a_session(api: Api) -> None:
+    reply = await api.generate(CHUNKS[0], rid="r1")
+    assert len(reply["output_ids"]) == NEW_TOKENS
+    meta = reply["meta_info"]
+    assert (meta["id"], meta["prompt_tokens"], meta["completion_tokens"]) == ("r1", 5, NEW_TOKENS)
+    assert meta["finish_reason"] == {"type": "length", "length": NEW_TOKENS}
+    again = await api.generate(CHUNKS[0])
+    assert again["output_ids"] == reply["output_ids"]
+    assert again["meta_info"]["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+async def test_appended_turns_generate_what_a_fresh_prefill_does(
+    api: Api, is_streaming: bool
+) -> None:
+    session, rid, history = await api.open(streaming=is_streaming), None, list[int]()
+    for number, chunk in enumerate(CHUNKS):
+        reply = await api.turn(session, chunk, rid=rid)
+        history += chunk
+        assert reply["output_ids"] == await api.fresh(history)
+        meta = reply["meta_info"]
+        assert meta["prompt_tokens"] == len(history)
+        assert number == 0 or meta["cached_tokens"] >= len(history) - len(chunk) - 1
+        history += reply["output_ids"]
+        rid = meta["id"]
+    assert (await api.post("/close_session", {"session_id": session}))[0] == 200
+
+
+async def test_branches_of_a_regular_session(api: Api) -> None:
+    session = await api.open()
+    first = await api.turn(session, CHUNKS[0])
+    root = first["meta_info"]["id"]
+    base = CHUNKS[0] + first["output_ids"]
+    for chunk in CHUNKS[1:]:
+        branch = await api.turn(session, chunk, rid=root)
+        assert branch["output_ids"] == await api.fresh(base + chunk)
+        deeper = await api.turn(session, [20], rid=branch["meta_info"]["id"])
+        ids = base + chunk + branch["output_ids"] + [20]
+        assert deeper["output_ids"] == await api.fresh(ids)
+    other = await api.turn(session, CHUNKS[2])
+    assert other["output_ids"] == await api.fresh(CHUNKS[2]), "without rid: a new root"
+    again = await api.turn(session, [21], rid=root)
+    assert again["output_ids"] == await api.fresh([*base, 21]), "the first root is still there"
+
+
+@pytest.mark.parametrize("offset", [3, 7, -2, -100])
+async def test_offset_cuts_the_history(api: Api, offset: int) -> None:
+    session = await api.open()
+    first = await api.turn(session, CHUNKS[0])
+    history = (CHUNKS[0] + first["output_ids"])[:offset]
+    cut = await api.turn(session, CHUNKS[1], rid=first["meta_info"]["id"], offset=offset)
+    assert cut["output_ids"] == await api.fresh(history + CHUNKS[1])
+    assert cut["meta_info"]["prompt_tokens"] == len(history + CHUNKS[1])
+
+
+async def test_replaced_turn_and_its_continuations_are_gone(api: Api) -> None:
+    session = await api.open()
+    first = await api.turn(session, CHUNKS[0])
+    root = first["meta_info"]["id"]
+    second = await api.turn(session, CHUNKS[1], rid=root)
+    replaced = second["meta_info"]["id"]
+    third = await api.turn(session, CHUNKS[2], rid=replaced, replace=True)
+    base = CHUNKS[0] + first["output_ids"]
+    assert third["output_ids"] == await api.fresh(base + CHUNKS[2])
+    status, reply = await api.try_generate([1], session_params={"id": session, "rid": replaced})
+    assert (status, reply["error"]["param"]) == (400, "session_params.rid")
+    cleared = await api.turn(session, CHUNKS[3], replace=True)
+    assert cleared["output_ids"] == await api.fresh(CHUNKS[3])
+    status, _ = await api.try_generate([1], session_params={"id": session, "rid": root})
+    assert status == 400, "without rid, all turns are discarded"
+
+
+async def test_previous_output_is_dropped(api: Api) -> None:
+    session = await api.open()
+    first = await api.turn(session, CHUNKS[0])
+    second = await api.turn(
+        session, CHUNKS[1], rid=first["meta_info"]["id"], drop_previous_output=True
+    )
+    assert second["output_ids"] == await api.fresh(CHUNKS[0] + CHUNKS[1])
+    assert second["meta_info"]["prompt_tokens"] == len(CHUNKS[0] + CHUNKS[1])
+
+
+@pytest.mark.parametrize(
+    "params", [{"replace": True}, {"drop_previous_output": True}, {"offset": 1}]
+)
+async def test_streaming_session_is_append_only(api: Api, params: dict[str, Any]) -> None:
+    session = await api.open(streaming=True)
+    first = await api.turn(session, CHUNKS[0])
+    status, reply = await api.try_generate(CHUNKS[1], session_params={"id": session, **params})
+    (name,) = params
+    assert (status, reply["error"]["param"]) == (400, f"session_params.{name}")
+    second = await api.turn(session, CHUNKS[1], offset=0, rid="ignored")
+    assert second["output_ids"] == await api.fresh(CHUNKS[0] + first["output_ids"] + CHUNKS[1])
+
+
+async def test_refusals_leave_the_session_unchanged(api: Api) -> None:
+    session = await api.open(streaming=True)
+    first = await api.turn(session, CHUNKS[0])
+    status, reply = await api.try_generate([5] * 500, session_params={"id": session})
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    status, reply = await api.try_generate([99999], session_params={"id": session})
+    assert (status, reply["error"]["param"]) == (400, "input_ids[0]")
+    history = CHUNKS[0] + first["output_ids"]
+    empty = await api.turn(session, [])
+    assert empty["output_ids"] == await api.fresh(history), "history alone is enough"
+    fresh = await api.open(streaming=True)
+    status, reply = await api.try_generate([], session_params={"id": fresh})
+    assert (status, reply["error"]["param"]) == (400, "input_ids")
+
+
+async def test_sessions_are_opened_and_closed_by_id(api: Api) -> None:
+    assert await api.open(session_id="mine") == "mine"
+    status, reply = await api.post("/open_session", {"session_id": "mine"})
+    assert (status, reply["error"]["code"]) == (400, "session_already_open")
+    other = Api(api.server, UMBRELLA)
+    assert await other.open(session_id="mine") == "mine", "ids are private to a tenant"
+    for _ in range(2):
+        assert (await api.post("/close_session", {"session_id": "mine"}))[0] == 200
+    status, reply = await api.try_generate([1], session_params={"id": "mine"})
+    assert (status, reply["error"]["code"]) == (400, "session_not_open")
+    assert (await other.turn("mine", CHUNKS[0]))["output_ids"]
+    assert (await other.post("/close_session", {"session_id": "mine"}))[0] == 200
+
+
+async def test_logprobs_and_stream(api: Api) -> None:
+    body = {"return_logprob": True, "top_logprobs_num": 2}
+    whole = await api.generate(CHUNKS[0], **body)
+    scores = whole["meta_info"]["output_token_logprobs"]
+    assert [id for _, id, _ in scores] == whole["output_ids"]
+    assert all(len(top) == 2 for top in whole["meta_info"]["output_top_logprobs"])
+    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    request = {"input_ids": CHUNKS[0], "sampling_params": sampling, "stream": True, **body}
+    async with streaming(api.server, "POST", "/generate", request) as events:
+        received = [data async for _, data in events]
+    assert received.pop() == "[DONE]"
+    replies = [json.loads(data) for data in received]
+    assert [reply["meta_info"]["finish_reason"] for reply in replies[:-1]] == [None] * (
+        len(replies) - 1
+    )
+    assert replies[-1]["output_ids"] == whole["output_ids"]
+    assert replies[-1]["text"] == whole["text"]
+    assert replies[-1]["meta_info"]["output_token_logprobs"] == scores
+    lengths = [len(reply["output_ids"]) for reply in replies]
+    assert lengths == sorted(lengths), "each event has the whole output so far"
+
+
+@pytest.mark.parametrize("by", ["abort", "abort_all", "disconnect"])
+async def test_aborted_turn_is_rolled_back(api: Api, harness: EngineHarness, by: str) -> None:
+    session = await api.open(streaming=True)
+    first = await api.turn(session, CHUNKS[0])
+    body = {
+        "input_ids": CHUNKS[1],
+        "rid": "long",
+        "session_params": {"id": session},
+        "sampling_params": {"temperature": 0, "max_new_tokens": 350, "ignore_eos": True},
+        "stream": True,
+    }
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.server.port)
+    writer.write(encode_request("POST", "/generate", body, ACME))
+    await asyncio.wait_for(reader.readuntil(b"data: "), 10)
+    status, reply = await api.try_generate([1], session_params={"id": session})
+    assert (status, reply["error"]["code"]) == (400, "session_busy")
+    if by == "disconnect":
+        writer.close()
+    else:
+        target = {"rid": "long"} if by == "abort" else {"abort_all": True}
+        assert (await api.post("/abort_request", target))[0] == 200
+        received = await asyncio.wait_for(reader.read(), 10)
+        assert b'"finish_reason":{"type":"abort"' in received
+    history = CHUNKS[0] + first["output_ids"]
+    async with asyncio.timeout(10):
+        while (await api.try_generate(CHUNKS[2], session_params={"id": session}))[0] != 200:
+            await asyncio.sleep(0.01)
+    last = await api.turn(session, [20])
+    third = await api.fresh(history + CHUNKS[2])
+    assert last["output_ids"] == await api.fresh(history + CHUNKS[2] + third + [20])
+    assert last["meta_info"]["prompt_tokens"] == len(history + CHUNKS[2] + third) + 1
+    await api.post("/close_session", {"session_id": session})
+    assert await harness.engine.fleet.list_sessions() == []
+
+
+async def test_idle_session_expires(api: Api) -> None:
+    session = await api.open(streaming=True, timeout=0.05)
+    async with asyncio.timeout(10):
+        while (await api.try_generate([1], session_params={"id": session}))[0] == 200:
+            await asyncio.sleep(0.2)
+    status, reply = await api.try_generate([1], session_params={"id": session})
+    assert (status, reply["error"]["code"]) == (400, "session_not_open")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text"),
+        ({"text": "x", "input_ids": [1]}, "text"),
+        ({"text": "x", "sampling_params": {"n": 2}}, "sampling_params.n"),
+        ({"text": "x", "sampling_params": {"regex": "a"}}, "sampling_params.regex"),
+        ({"text": "x", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "x", "top_logprobs_num": 21}, "top_logprobs_num"),
+        ({"text": "x" * 500}, "text"),
+        (
+            {"text": "x", "sampling_params": {"json_schema": '{"$ref": "#"}'}},
+            "sampling_params.json_schema",
+        ),
+        ({"text": "x", "sampling_params": {"json_schema": "{"}}, "sampling_params.json_schema"),
+    ],
+)
+async def test_invalid_request_is_refused_by_name(
+    api: Api, body: dict[str, Any], param: str
+) -> None:
+    status, reply = await api.post("/generate", body)
+    assert (status, reply["error"]["param"]) == (400, param)

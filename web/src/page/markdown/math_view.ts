@@ -1,0 +1,30 @@
+/** Formulas: their source until the typesetter is loaded, then MathML, which needs no fonts of ours. */
+
+import { h } from '../dom.js';
+import type { typeset } from './math.js';
+
+type Typeset = typeof typeset;
+
+/** Null until the module is loaded; it is only when there is a formula. */
+let loaded: Typeset | null = null;
+
+export function mathElement(source: string, isDisplayed: boolean): HTMLElement {
+  const element = h('span', { class: isDisplayed ? 'math displayed' : 'math' });
+  if (loaded) draw(element, source, isDisplayed, loaded);
+  else {
+    element.append(h('code', {}, source));
+    void import('./math.js').then(
+      (module) => {
+        loaded = module.typeset;
+        draw(element, source, isDisplayed, loaded);
+      },
+      () => undefined, // the source remains
+    );
+  }
+  return element;
+}
+
+function draw(element: HTMLElement, source: string, isDisplayed: boolean, typeset: Typeset): void {
+  const formula = typeset(source, isDisplayed);
+  element.replaceChildren(formula ?? h('code', {}, source));
+}

@@ -1,0 +1,123 @@
+/** Frame of the page: the header with the title and the state of the connection, the notice above the composer,
+ * and the sidebar and the panel, which are drawers over the conversation on a small screen. Knows nothing of
+ * what is in them. */
+
+import type { ConnectionState } from '../client/index.js';
+import { h, iconButton } from './dom.js';
+import { createScrim } from './drawers.js';
+import { createMark } from './mark.js';
+
+const PANEL_STORAGE_KEY = 'continuo.panel';
+const NOTICE_MS = 8000;
+/** Whether the sidebar fits beside the conversation. */
+const SIDEBAR_FITS = matchMedia('(min-width: 900px)');
+/** Whether the metrics panel fits as well. */
+const PANEL_FITS = matchMedia('(min-width: 1180px)');
+
+const PHASE_LABELS: Record<ConnectionState['phase'], string> = {
+  idle: 'Not connected',
+  connecting: 'Connecting',
+  open: 'Connected',
+  waiting: 'Not connected',
+  closed: 'Not connected',
+};
+
+export interface FrameParts {
+  sidebar: HTMLElement;
+  /** What is above the composer, from top to bottom; the notice is placed after the first. */
+  foot: [first: HTMLElement, ...others: HTMLElement[]];
+  /** Called when the panel has been opened or closed. */
+  onPanelToggle: () => void;
+  /** Called when the height of the scroller has changed. */
+  onResize: () => void;
+}
+
+export class PageFrame {
+  readonly root: HTMLElement;
+  /** Scrolls the conversation. */
+  readonly scroller = h('div', { class: 'scroller', tabindex: '-1' });
+  readonly #title = h('h1', { class: 'title' });
+  readonly #connectionStatus = h('span', { class: 'status' });
+  readonly #notice = h('div', { class: 'notice', role: 'alert', hidden: true });
+  #panel: HTMLElement = h('aside', { class: 'panel' });
+  #noticeTimer: ReturnType<typeof setTimeout> | undefined;
+
+  constructor(root: HTMLElement) {
+    this.root = root;
+  }
+
+  /** Build the frame around its parts. */
+  build({ sidebar, foot: [first, ...others], onPanelToggle, onResize }: FrameParts): void {
+    const { root } = this;
+    const sidebarButton = iconButton('list', 'Conversations', () => {
+      root.classList.toggle('with-sidebar');
+    });
+    const togglePanel = (): void => {
+      const shown = root.classList.toggle('with-panel');
+      localStorage.setItem(PANEL_STORAGE_KEY, shown ? 'shown' : 'hidden');
+      onPanelToggle();
+    };
+    const panelButton = iconButton('panel', 'Live metrics', togglePanel, 'Metrics');
+    const brand = h(
+      'a',
+      { class: 'brand', href: './', 'aria-label': 'Continuo: new conversation' },
+      createMark(),
+      'Continuo',
+    );
+    const header = h('header', { class: 'top' }, sidebarButton, brand, this.#title, this.#connectionStatus, panelButton);
+    const main = h('main', {}, this.scroller, h('div', { class: 'foot' }, first, this.#notice, ...others));
+    main.addEventListener('click', () => {
+      this.closeDrawers();
+    });
+    new ResizeObserver(onResize).observe(this.scroller);
+    root.className = 'app';
+    const preference = localStorage.getItem(PANEL_STORAGE_KEY);
+    root.classList.toggle('with-panel', PANEL_FITS.matches && preference === 'shown');
+    root.classList.toggle('with-sidebar', SIDEBAR_FITS.matches);
+    const buttons = { 'with-sidebar': sidebarButton, 'with-panel': panelButton };
+    const scrim = createScrim(root, main, buttons, () => {
+      this.closeDrawers();
+    });
+    root.append(header, scrim, sidebar, main, this.#panel);
+  }
+
+  set title(title: string) {
+    this.#title.textContent = title || 'New conversation';
+    document.title = title ? `${title} · Continuo` : 'Continuo';
+  }
+
+  set phase(phase: ConnectionState['phase']) {
+    this.#connectionStatus.textContent = PHASE_LABELS[phase];
+    this.#connectionStatus.dataset.phase = phase;
+  }
+
+  /** Show another panel. */
+  set panel(panel: HTMLElement) {
+    this.#panel.replaceWith(panel);
+    this.#panel = panel;
+  }
+
+  openSidebar(): void {
+    this.root.classList.add('with-sidebar');
+  }
+
+  /** On a small screen, hide the sidebar and the panel, which cover the conversation. */
+  closeDrawers(): void {
+    if (!SIDEBAR_FITS.matches) this.root.classList.remove('with-sidebar');
+    if (!PANEL_FITS.matches) this.root.classList.remove('with-panel');
+  }
+
+  /** Show a sentence above the composer for a while. */
+  showNotice(text: string): void {
+    clearTimeout(this.#noticeTimer);
+    this.#notice.textContent = text;
+    this.#notice.hidden = false;
+    this.#noticeTimer = setTimeout(() => {
+      this.hideNotice();
+    }, NOTICE_MS);
+  }
+
+  hideNotice(): void {
+    this.#notice.hidden = true;
+  }
+}
