@@ -83,16 +83,21 @@ export class EventLog {
   }
 
   #redraw(): void {
+    this.#undrawnCount = this.#conversation.loggedEvents.length;
+    this.#scheduleDraw();
+  }
+
+  /** Remove all rows, in the frame that draws the new ones: an empty list is never shown between them. */
+  #clear(): void {
     this.#rows.replaceChildren();
     this.#lastRow = null;
     this.#turnStartedAt = null;
-    this.#undrawnCount = this.#conversation.loggedEvents.length;
-    this.#scheduleDraw();
   }
 
   #draw(): void {
     if (!this.element.open) return;
     const { loggedEvents } = this.#conversation;
+    if (this.#undrawnCount >= loggedEvents.length) this.#clear();
     const filter = this.#filter.value.trim().toLowerCase();
     const direction = this.#direction.value;
     const atEnd =
