@@ -10,7 +10,6 @@ html_title = "Continuo"
 
 extensions = ["myst_parser", "sphinx_copybutton", "sphinxcontrib.mermaid"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["renames.md"]
 html_theme = "furo"
 highlight_language = "text"
 
