@@ -2,13 +2,17 @@
 # Everything is installed in .venv, and again whenever pyproject.toml changes.
 
 .PHONY: help setup web demo test quick fuzz attack faults frozen check format docs release clean
+.PHONY: environments system check-format check-lint check-types check-imports check-prose check-web
 .DEFAULT_GOAL := help
+
+# Some containers set it. Then each start of Python would compile all of PyTorch again, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-JOBS ?= 3
-NO_TESTS := 5
+# Tests wait as often as they compute.
+JOBS ?= $(shell expr 2 \* $$(nproc))
 QUICK := tests/engine tests/realtime tests/reference
 
 help:
@@ -37,14 +41,16 @@ demo:
 	@$(MAKE) --silent setup && { sh tools/build_web.sh 2>/dev/null || true; } && \
 		exec $(BIN)/continuo serve --demo $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-# First the tests that measure time, one by one, then all others, file by file in several processes.
-test: $(VENV)/ready-dev .venv-openai/ready .venv-middleware/ready
-	@sh tools/setup_system.sh
+test: environments
 	@sh tools/build_web.sh || true
-	@failed=; $(BIN)/python -m pytest -m alone $(ARGS) || [ $$? = $(NO_TESTS) ] || failed=1; \
-		$(BIN)/python -m pytest -m "not alone" --numprocesses $(JOBS) --dist loadfile \
-		--no-loadscope-reorder --max-worker-restart 0 $(ARGS) || [ $$? = $(NO_TESTS) ] || failed=1; \
-		[ -z "$$failed" ]
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) $(if $(filter-out 0,$(JOBS)),--dist loadfile) \
+		--no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+
+# What the tests need. `make --jobs environments` sets it up side by side.
+environments: $(VENV)/ready-dev .venv-openai/ready .venv-middleware/ready system
+
+system:
+	@sh tools/setup_system.sh
 
 quick: $(VENV)/ready-dev
 	@$(BIN)/python -m pytest --quick --quiet $(QUICK) $(ARGS)
@@ -63,12 +69,25 @@ frozen: $(VENV)/ready-dev
 	$(BIN)/python -m tests.frozen --lives 10000 $(ARGS)
 
 check: $(VENV)/ready-dev
+	@$(MAKE) --no-print-directory --jobs --output-sync=target \
+		check-format check-lint check-types check-imports check-prose docs check-web
+
+check-format:
 	$(BIN)/ruff format --check .
+
+check-lint:
 	$(BIN)/ruff check .
+
+check-types:
 	$(BIN)/pyright
+
+check-imports:
 	$(BIN)/lint-imports
+
+check-prose:
 	$(BIN)/python tools/check_prose.py
-	@$(MAKE) --no-print-directory docs
+
+check-web:
 	@! sh tools/build_web.sh || npm --prefix web run --silent check
 
 docs: $(VENV)/ready-dev

@@ -36,6 +36,27 @@ SIGNAL_DELAY_S = 30.0
 """Seconds between the timeout of an async test and the signal that interrupts a test which blocks
 its event loop."""
 
+LONGEST_FILES = (
+    "tests/browser/test_web.py",
+    "tests/clients/test_command.py",
+    "tests/faults/test_fault_rows.py",
+    "tests/bench/test_recovery.py",
+    "tests/fuzz/test_fuzz.py",
+    "tests/faults/test_apart_and_killed.py",
+    "tests/deploy/test_distribution.py",
+    "tests/engine/device/kernels/test_layer_kernels.py",
+    "tests/bench/test_workloads.py",
+    "tests/engine/device/kernels/test_sampling_kernels.py",
+    "tests/parity/test_random_histories_of_families.py",
+    "tests/attack/test_attacks.py",
+    "tests/engine/device/native/test_native.py",
+    "tests/deploy/test_compose.py",
+    "tests/faults/test_operations.py",
+    "tests/clients/test_openai_sdk.py",
+    "tests/engine/device/attention/test_paged_triton.py",
+)
+"""Files that a run with several workers begins with, so that none is left alone at its end."""
+
 STDERR = pytest.StashKey[int]()
 """File descriptor of the standard error that is not captured."""
 
@@ -123,6 +144,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("redis")
         if "server" in fixtures:
             item.add_marker("server")
+    if hasattr(config, "workerinput"):
+        ranks = {file: rank for rank, file in enumerate(LONGEST_FILES)}
+        items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
     if config.getoption("quick"):
         slow = [item for item in items if any(map(item.get_closest_marker, SLOW_MARKS))]
         config.hook.pytest_deselected(items=slow)

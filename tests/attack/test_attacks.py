@@ -1,6 +1,7 @@
-"""Tests of a second of each attack; `make attack` runs them for half an hour and compares stalls.
+"""Tests of a second of each attack: no bystander gets an error or a wrong answer.
 
-Connections are held for a shorter time than in `make attack`.
+`make attack` runs them for half an hour, with connections that are held longer, and measures how
+long bystanders wait.
 """
 
 from collections.abc import Iterator
@@ -8,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.attack.attacks import ATTACKS
-from tests.attack.run import Report, answer_alone_s, attack
+from tests.attack.run import Report, attack
 from tests.attack.target import Server, serving
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]
+pytestmark = pytest.mark.timeout(240)
 HOLD_S = 4
 
 
@@ -31,10 +32,8 @@ async def test_attack_does_not_disturb_bystanders(
     server, control = servers
     monkeypatch.setenv("CONTINUO_ATTACK_HOLD_S", str(HOLD_S))
     report = Report()
-    alone_s = await answer_alone_s(server, control, seconds=1)
     before_bytes, engines = server.memory_bytes(), server.engines()
     report.add(await attack(server, control, name, seconds=1, seed=0))
     report.check(server, before_bytes, engines)
-    report.check_shares(alone_s)
     assert report.violations == []
     assert report.outcomes[0].pair.server.answers > 0

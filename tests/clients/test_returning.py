@@ -11,7 +11,7 @@ import pytest
 
 from tests.clients.conftest import KEY, SDK, Server, start, stop
 from tests.clients.cutting import CuttingProxy, Event, received_text, run_client
-from tests.support.redis_process import free_port
+from tests.support.ports import free_port
 
 SCRIPT = Path(__file__).with_name("returning.py")
 

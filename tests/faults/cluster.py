@@ -18,8 +18,9 @@ from continuo.engine import ModelText
 from tests.faults.caller import ReconnectingClient
 from tests.faults.deployment import ExpectedConversation
 from tests.realtime.conftest import chat_folder
+from tests.support.ports import free_port
 from tests.support.processes import ROOT, Process, read_engine_address, read_gateway_url, wait_ready
-from tests.support.redis_process import RedisProcess, free_port
+from tests.support.redis_process import RedisProcess
 from tests.support.web_servers import API_KEY
 
 DIGEST_HOST_MODULE = "tests.support.digest_host"

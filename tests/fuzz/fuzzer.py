@@ -51,7 +51,7 @@ class ErrorRecorder(logging.Handler):
 
 
 class Fuzzer:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, stall_s_max: float = STALL_S_MAX) -> None:
         self.tally = Tally()
         self.realtime = RealtimeEvents(port, self.tally)
         self.wire = WebSocketBytes(port, self.tally)
@@ -61,6 +61,7 @@ class Fuzzer:
         self._errors = ErrorRecorder()
         self._stalls = Stalls()
         self._lock_stalls = LockStalls()
+        self._stall_s_max = stall_s_max
         self.sent = 0
         self.longest_s = 0.0
         self.longest_lock_s = 0.0
@@ -105,13 +106,13 @@ class Fuzzer:
             # wait while many others take the lock in turn. A stall by one call recurs each time.
             problem, measured = await self._send_once(endpoint, encoded, seed)
             stalls = _StallTimes(*map(min, stalls, measured))
-            if problem is not None or max(stalls) <= STALL_S_MAX:
+            if problem is not None or max(stalls) <= self._stall_s_max:
                 break
         self.longest_s = max(self.longest_s, stalls.loop_s)
         self.longest_lock_s = max(self.longest_lock_s, stalls.lock_s)
-        if problem is None and stalls.loop_s > STALL_S_MAX:
+        if problem is None and stalls.loop_s > self._stall_s_max:
             problem = f"the event loop was blocked for {stalls.loop_s * 1e3:.0f} ms"
-        elif problem is None and stalls.lock_s > STALL_S_MAX:
+        elif problem is None and stalls.lock_s > self._stall_s_max:
             problem = f"the interpreter lock was held for {stalls.lock_s * 1e3:.0f} ms"
         return None if problem is None else Fault(seed, problem, payloads, endpoint)
 

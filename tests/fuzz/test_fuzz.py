@@ -20,6 +20,8 @@ from tests.support.web_servers import RunningServer
 
 FRAMES = int(os.environ.get("CONTINUO_FUZZ_FRAMES", 20_000))
 SEED = int(os.environ.get("CONTINUO_FUZZ_SEED", 0))
+STALL_S_MAX_OF_A_TEST = 4 * STALL_S_MAX
+"""`make fuzz` measures on a quiet machine. Here other tests share its cores and caches."""
 
 
 def describe(fault: Fault) -> str:
@@ -29,7 +31,7 @@ def describe(fault: Fault) -> str:
 
 @pytest.mark.timeout(600)
 async def test_mutated_frames_cause_no_fault(server: RunningServer) -> None:
-    with Fuzzer(server.port) as fuzzer:
+    with Fuzzer(server.port, STALL_S_MAX_OF_A_TEST) as fuzzer:
         seed = SEED
         while fuzzer.sent < FRAMES:
             fault = await fuzzer.round(seed)
@@ -40,7 +42,7 @@ async def test_mutated_frames_cause_no_fault(server: RunningServer) -> None:
 
 async def test_unmutated_requests_of_the_corpora_are_accepted(server: RunningServer) -> None:
     """Otherwise an early refusal would hide the code behind it. This model cannot call a tool."""
-    with Fuzzer(server.port) as fuzzer:
+    with Fuzzer(server.port, STALL_S_MAX_OF_A_TEST) as fuzzer:
         for endpoint, corpus in ((fuzzer.responses, BODIES), (fuzzer.chats, CHATS)):
             for body in corpus:
                 if isinstance(body.get("tool_choice"), dict):
@@ -58,7 +60,7 @@ class Target(NamedTuple):
 
 
 async def send_values(server: RunningServer, target: Target, values: list[str]) -> None:
-    with Fuzzer(server.port) as fuzzer:
+    with Fuzzer(server.port, STALL_S_MAX_OF_A_TEST) as fuzzer:
         for value in values:
             fault = await fuzzer.send(target.endpoint(fuzzer), [target.frame % value], seed=0)
             assert fault is None, describe(fault)
@@ -130,7 +132,6 @@ async def test_large_texts_in_a_large_context_cause_no_fault(
     await send_values(large_context_server, target, large.values(random.Random(target.frame), 6))
 
 
-@pytest.mark.alone
 def test_call_that_holds_the_interpreter_lock_is_measured(large_context_folder: Path) -> None:
     """`encode` holds it; `encode_batch_fast`, which is used for long texts, does not."""
     tokenizer = Tokenizer.from_file(str(large_context_folder / "tokenizer.json"))
@@ -140,7 +141,8 @@ def test_call_that_holds_the_interpreter_lock_is_measured(large_context_folder: 
         stalls.take()
         tokenizer.encode(text)
         time.sleep(0.05)
-        assert stalls.take() > 2 * STALL_S_MAX
+        held_s = stalls.take()
+        assert held_s > 2 * STALL_S_MAX
         tokenizer.encode_batch_fast([text])
         time.sleep(0.05)
-        assert stalls.take() < STALL_S_MAX
+        assert stalls.take() < held_s / 2

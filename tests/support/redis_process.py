@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +15,8 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+
+from tests.support.ports import free_port
 
 REDIS_SERVER = shutil.which("redis-server")
 needs_redis = pytest.mark.skipif(
@@ -123,9 +124,3 @@ async def running_redis(folder: Path, *options: str) -> AsyncIterator[RedisProce
         yield process
     finally:
         process.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -15,7 +15,9 @@ log = logging.getLogger(__name__)
 def connect(file: Path | None, durability: Durability) -> sqlite3.Connection:
     """Open the file, or create it with mode 0600, because it holds user text. Migrates a file that
     an earlier version has written."""
-    if file is not None:
+    # Closing any descriptor of a file drops all locks that the process holds on it, so a file that
+    # exists, and may be open here, is left to SQLite.
+    if file is not None and not file.exists():
         os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
     db = sqlite3.connect(
         file or ":memory:",

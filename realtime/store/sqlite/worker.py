@@ -165,6 +165,10 @@ def _is_file_error(error: sqlite3.Error) -> bool:
 
 
 def _make_unavailable(cause: str, error: Exception | None) -> StoreUnavailable:
+    """Make the error of a failed call. Names the code of SQLite, whose text "disk I/O error" stands
+    for thirty of them."""
+    if isinstance(error, sqlite3.Error) and (name := getattr(error, "sqlite_errorname", None)):
+        cause = f"{cause} ({name})"
     unavailable = StoreUnavailable(f"SQLite: {cause}")
     unavailable.__cause__ = error
     return unavailable

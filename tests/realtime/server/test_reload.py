@@ -63,13 +63,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield Server(process, tmp_path)
 
 
-@pytest.mark.alone
 async def test_server_reloads_on_sighup_and_when_a_file_has_changed(server: Server) -> None:
     assert [server.status(key) for key in ("key-one", "key-two")] == [200, 401]
     (server.folder / "keys").write_text(KEYS.format("key-two"))
-    began_s = time.monotonic()
-    server.wait_until_reloaded(1)
-    assert time.monotonic() - began_s < 1, "a changed file needs no signal"
+    server.wait_until_reloaded(1)  # without a signal
     assert [server.status(key) for key in ("key-one", "key-two")] == [401, 200]
 
     before = server.certificate()

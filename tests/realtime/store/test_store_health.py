@@ -246,7 +246,7 @@ async def test_locked_file_makes_the_store_unhealthy_until_unlocked(
     with pytest.raises(StoreUnavailable):
         await append_entries(sqlite, lease, 0, make_entry(1))
     (line,) = store_log_lines(caplog)
-    assert line == "The store cannot be written: SQLite: database is locked"
+    assert line == "The store cannot be written: SQLite: database is locked (SQLITE_BUSY)"
     unlock()
     await wait_for_health(sqlite, available=True)
     await append_entries(sqlite, lease, 0, make_entry(1))
@@ -269,7 +269,7 @@ async def test_file_at_its_page_limit_keeps_the_store_unhealthy(
         await asyncio.sleep(0.3)
         assert not sqlite.is_available
     (line,) = store_log_lines(caplog)
-    assert line == "The store cannot be written: SQLite: database or disk is full"
+    assert line == "The store cannot be written: SQLite: database or disk is full (SQLITE_FULL)"
     await limit_pages(sqlite, 1_000_000)
     await wait_for_health(sqlite, available=True)
     await append_entries(sqlite, lease, 0, large)

@@ -19,7 +19,7 @@ from continuo.realtime.store import (
 )
 from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.sqlite.store import SqliteStore
-from tests.support.redis_process import free_port
+from tests.support.ports import free_port
 from tests.support.store_records import append_entries, make_entry, new_session
 from tests.support.waiting import wait_until
 

@@ -29,7 +29,8 @@ from continuo.realtime.store import (
     keys,
     open_store,
 )
-from tests.support.redis_process import RedisProcess, free_port, needs_redis
+from tests.support.ports import free_port
+from tests.support.redis_process import RedisProcess, needs_redis
 from tests.support.store_records import append_entries, make_entry, new_session, response_checkpoint
 from tests.support.waiting import wait_until
 

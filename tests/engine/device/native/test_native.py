@@ -125,18 +125,18 @@ def test_worker_threads_begin_a_step_before_collect(
 
 
 @needs_compiler
-@pytest.mark.alone
 def test_worker_threads_finish_a_step_that_is_near_its_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+    launched_s = time.monotonic()
     assert runner.run_until_near_end(pending)
     assert runner.pool.keys[-1].any()
-    time.sleep(0.5)
+    time.sleep(2)
     [drawn] = runner.collect(pending).results
     assert drawn is not None
     assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
-    assert runner.collect(pending).model_s < 0.4, (
+    assert runner.collect(pending).model_s < (time.monotonic() - launched_s) / 2, (
         "idle time after the end of the step is not counted"
     )
 

@@ -12,7 +12,8 @@ from continuo.realtime.server.config.options import OPTIONS
 from continuo.realtime.server.process.check_config import Finding, find_problems
 from continuo.realtime.store import keys, open_store
 from tests.support.certificates import create_certificate, create_expired_certificate
-from tests.support.redis_process import RedisProcess, free_port, running_redis
+from tests.support.ports import free_port
+from tests.support.redis_process import RedisProcess, running_redis
 
 
 async def findings(command: str, **options: object) -> dict[str, Finding]:
