@@ -11,13 +11,17 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Of the slow tests, `make test` runs one in SHARE, drawn by the commit; a run that ARGS narrows runs all.
+SHARE ?= $(if $(ARGS),1,3)
+SEED ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo 0)
 # Tests wait as often as they compute.
 JOBS ?= $(shell expr 2 \* $$(nproc))
 QUICK := tests/engine tests/realtime tests/reference
 
 help:
 	@echo "make demo     set up, then start the server with the bundled model  (make demo MODEL=Qwen/Qwen3-0.6B)"
-	@echo "make test     set up, then run the tests           (make test ARGS='-k resume')"
+	@echo "make test     set up, then run the tests, the slow ones in part    (make test ARGS='-k resume')"
+	@echo "              all of them: make test SHARE=1"
 	@echo "make quick    run the unit tests: no process, Redis, browser or torch; under 30 s"
 	@echo "make fuzz     send a million malformed frames to a server  (make fuzz ARGS='--frames 20000 --seed 7')"
 	@echo "make attack   attack a server for half an hour, with other clients connected  (make attack ARGS='--minutes 5')"
@@ -44,7 +48,7 @@ demo:
 test: environments
 	@sh tools/build_web.sh || true
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) $(if $(filter-out 0,$(JOBS)),--dist loadfile) \
-		--no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+		--no-loadscope-reorder --max-worker-restart 0 --share $(SHARE) --share-seed $(SEED) $(ARGS)
 
 # What the tests need. `make --jobs environments` sets it up side by side.
 environments: $(VENV)/ready-dev .venv-openai/ready .venv-middleware/ready system

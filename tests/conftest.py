@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,21 @@ LONGEST_FILES = (
 )
 """Files that a run with several workers begins with, so that none is left alone at its end."""
 
+SLOW_PATHS = (
+    "tests/attack/",
+    "tests/bench/",
+    "tests/browser/",
+    "tests/clients/test_command.py",
+    "tests/deploy/",
+    "tests/engine/device/",
+    "tests/faults/",
+    "tests/frozen/test_lives.py",
+    "tests/fuzz/",
+    "tests/parity/",
+)
+"""Files and folders of which `--share N` selects one test in N: together three quarters of the time
+that all tests take."""
+
 STDERR = pytest.StashKey[int]()
 """File descriptor of the standard error that is not captured."""
 
@@ -70,6 +86,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record", action="store_true", help="rewrite the transcripts of tests/clients/golden"
     )
+
+    parser.addoption(
+        "--share",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of the slow files, run one test in N, drawn by --share-seed (default: all)",
+    )
+    parser.addoption(
+        "--share-seed", default="0", metavar="TEXT", help="another text draws other tests"
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    share, seed = config.getoption("share"), config.getoption("share_seed")
+    if share == 1:
+        return None
+    return f"share: one in {share} tests of {', '.join(SLOW_PATHS)}, drawn by {seed}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -144,6 +178,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("redis")
         if "server" in fixtures:
             item.add_marker("server")
+    if (share := config.getoption("share")) > 1:
+        seed = config.getoption("share_seed")
+        left_out = [
+            item
+            for item in items
+            if item.nodeid.startswith(SLOW_PATHS)
+            and zlib.crc32(f"{seed} {item.nodeid}".encode()) % share
+        ]
+        config.hook.pytest_deselected(items=left_out)
+        unselected = set(left_out)
+        items[:] = [item for item in items if item not in unselected]
     if hasattr(config, "workerinput"):
         ranks = {file: rank for rank, file in enumerate(LONGEST_FILES)}
         items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
