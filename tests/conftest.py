@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
@@ -19,6 +20,7 @@ import uvloop
 from hypothesis import settings
 
 from tests.support.engines import write_tiny_model
+from tests.support.processes import logs_since
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -75,6 +77,8 @@ that all tests take."""
 
 STDERR = pytest.StashKey[int]()
 """File descriptor of the standard error that is not captured."""
+START_S = pytest.StashKey[float]()
+"""When the set-up of a test began, by the monotonic clock."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -196,6 +200,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if any(map(item.get_closest_marker, SLOW_MARKS))]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the last lines of the logs of its servers to the report of a failed test."""
+    report = yield
+    if call.when == "setup":
+        item.stash[START_S] = time.monotonic() - call.duration
+    if report.failed:
+        report.sections += [
+            (f"output of {command}", log) for command, log in logs_since(item.stash[START_S])
+        ]
+    return report
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the timeout of the test

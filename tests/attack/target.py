@@ -40,7 +40,6 @@ class Server:
     def __init__(self, process: Process) -> None:
         self.process = process
         url = process.wait_for_output(r"Listening on +(\S+)")
-        process.drain_output()
         match = re.search(r":(\d+)/", url)
         assert match is not None, url
         self.address = Address(int(match[1]), KEY)

@@ -130,11 +130,9 @@ async def test_prometheus_scrapes_evaluates_the_dashboard_and_fires_alerts(tmp_p
         engine = engine_stack.enter_context(running_engine("--metrics-listen", "127.0.0.1:0"))
         address = await asyncio.to_thread(read_engine_address, engine)
         engine_target = urllib.parse.urlsplit(engine.wait_for_output(r"Metrics +(\S+)")).netloc
-        engine.drain_output()
         options = ("--engine", address, "--store", "memory", "--api-key", KEY)
         with running_gateway(*options) as gateway:
             url = await asyncio.to_thread(read_gateway_url, gateway)
-            gateway.drain_output()
             targets = {
                 "continuo-gateway": urllib.parse.urlsplit(url).netloc,
                 "continuo-engine": engine_target,

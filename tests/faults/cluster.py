@@ -140,7 +140,6 @@ async def _started(process: Process, read_address: Any) -> Process:
     except BaseException:
         process.stop()
         raise
-    process.drain_output()
     return process
 
 

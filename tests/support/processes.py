@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -20,8 +22,23 @@ READY_TIMEOUT_S = 120
 CLI_MODULE = "continuo.realtime.server.cli"
 
 
+LOG_LINES = 20
+"""Number of lines of each server's log that the report of a failed test shows."""
+_started: "weakref.WeakSet[Process]" = weakref.WeakSet()
+
+
+def logs_since(start_s: float) -> list[tuple[str, str]]:
+    """Return command and last lines of the output of each process that is running, or was started
+    after `start_s` of the monotonic clock."""
+    return [
+        (process.command, process.tail())
+        for process in sorted(_started, key=lambda process: process.started_s)
+        if process.started_s >= start_s or not process.has_exited
+    ]
+
+
 class Process:
-    """Process of `continuo COMMAND …`, with the output read so far in `output`."""
+    """Process of `continuo COMMAND …`. A thread reads its output, so that it never blocks on it."""
 
     def __init__(
         self,
@@ -39,37 +56,53 @@ class Process:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.command = " ".join((module, *arguments))
+        self.started_s = time.monotonic()
         self._lines: list[str] = []
+        self._passed_count = 0
+        self._has_ended = False
+        self._new_line = threading.Condition()
+        threading.Thread(target=self._read, name="output", daemon=True).start()
+        _started.add(self)
 
     @property
     def output(self) -> str:
-        """Return all that has been read of stdout and stderr."""
+        """Return what the process has written to stdout and stderr so far."""
         return "".join(self._lines)
+
+    def tail(self) -> str:
+        """Return the last lines of the output."""
+        return "".join(self._lines[-LOG_LINES:])
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def wait_for_output(self, pattern: str) -> str:
-        """Read the output up to a line that matches `pattern`. Returns the match's first group.
+        """Wait for a line that matches `pattern`, after the line that the call before returned.
+        Returns the match's first group.
 
         Raises AssertionError if the process exits first.
         """
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.append(line)
-            if found := re.search(pattern, line):
-                return found[1]
-        raise AssertionError(f"exited with {self._process.wait()}:\n{self.output}")
-
-    def drain_output(self) -> None:
-        """Read the output on a thread from now on, so that the process cannot block on its pipe."""
-        threading.Thread(target=self._read, daemon=True).start()
+        with self._new_line:
+            while True:
+                for line in self._lines[self._passed_count :]:
+                    self._passed_count += 1
+                    if found := re.search(pattern, line):
+                        return found[1]
+                if self._has_ended:
+                    raise AssertionError(f"exited with {self._process.wait()}:\n{self.output}")
+                self._new_line.wait()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._lines.append(line)
+            with self._new_line:
+                self._lines.append(line)
+                self._new_line.notify_all()
+        with self._new_line:
+            self._has_ended = True
+            self._new_line.notify_all()
 
     def children(self) -> list[int]:
         """Return the pids of the child processes. The child of `engine` or `serve` is the engine

@@ -25,7 +25,6 @@ class Server:
         self.process, self.folder = process, folder
         process.wait_for_output(r"Ready (after)")
         self.url = process.wait_for_output(r"Listening on +wss?://(\S+)/v1/realtime")
-        process.drain_output()
 
     def status(self, key: str) -> int:
         headers = {"Authorization": f"Bearer {key}"}

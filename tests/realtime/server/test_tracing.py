@@ -303,7 +303,6 @@ async def test_gateway_and_engine_export_one_trace_over_otlp(
     )
     try:
         address = process.wait_for_output(r"Listening on +ws://(\S+)/v1/realtime")
-        process.drain_output()
         assert await asyncio.to_thread(post_chat, address) == 200
         process.send_signal(signal.SIGTERM)
         await process.wait_exit()

@@ -145,7 +145,6 @@ async def test_drain_stops_the_gateway_after_its_responses() -> None:
     options = ("--port", "0", "--threads", "1", "--store", "memory", "--no-web")
     with running_process("serve", *options) as process:
         url = await asyncio.to_thread(read_gateway_url, process)
-        process.drain_output()
         base = url.replace("ws://", "http://").removesuffix("/v1/realtime")
         async with open_realtime_session(url, {}) as client:
             await client.add_message("Count from one to thirty.")

@@ -28,7 +28,6 @@ class DemoServer:
         self.page = process.wait_for_output(r"Open +(\S+)")
         self.origin, _, self.token = self.page.partition("/#demo=")
         process.wait_for_output("(Stop)")
-        process.drain_output()
 
     @property
     def socket_url(self) -> str:
