@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -182,8 +182,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("redis")
         if "server" in fixtures:
             item.add_marker("server")
-    if (share := config.getoption("share")) > 1:
-        seed = config.getoption("share_seed")
+    share, seed = cast("int", config.getoption("share")), config.getoption("share_seed")
+    if share > 1:
         left_out = [
             item
             for item in items

@@ -1,5 +1,6 @@
 """The report of a failed test: its name, its error, the logs of its servers, and the counts."""
 
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,12 @@ FAILING = Path(__file__).with_name("failing.py")
 def test_report_of_a_failed_test_ends_with_name_error_logs_and_counts() -> None:
     arguments = ("-m", "pytest", "-p", "no:cacheprovider", str(FAILING))
     result = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 1, result.stdout + result.stderr
     _, failures = result.stdout.split("= FAILURES =", 1)
