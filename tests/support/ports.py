@@ -1,6 +1,6 @@
 """Ports for servers that a test stops and starts again.
 
-A server that is started once binds port 0. One that comes back needs its port to be free then, so
+A server that is started once binds port 0. If it is started again, its port must still be free, so
 these ports lie below those that Linux gives to port 0 and to outgoing connections, and each worker
 of pytest-xdist has its own.
 """
