@@ -10,6 +10,8 @@ html_title = "Continuo"
 
 extensions = ["myst_parser", "sphinx_copybutton", "sphinxcontrib.mermaid"]
 source_suffix = {".md": "markdown"}
+exclude_patterns = ["README.md"]
+"""The index for readers of the repository; that of the site is index.md."""
 html_theme = "furo"
 highlight_language = "text"
 

@@ -88,6 +88,14 @@ class SessionSubscriber(NamedTuple):
 
 
 class Router:
+    """The placement of every session of this gateway, and the commands and turns on their way.
+
+    Owns placements, pending commands, turn streams and the quarantine; connections only carry what
+    it sends. Called by EngineClient and EngineFleet, and by each EngineConnection with what it
+    receives, all on one event loop. Always: a placed session has one engine and one fence; each
+    pending command is resolved once, by a reply or by an error; and a turn stream ends once.
+    """
+
     def __init__(self) -> None:
         self.client_id = secrets.token_hex(8)
         self.connections: list[EngineConnection] = []

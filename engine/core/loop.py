@@ -75,6 +75,14 @@ class InFlightStep(NamedTuple):
 
 
 class EngineLoop(Generic[TicketT]):
+    """The one loop of an engine process, which alone gives steps to the device.
+
+    Owns the inbox of commands, the outbox of events and the steps in flight. `wake` may be called
+    on any thread, all else only on that of the event loop. Always: steps are collected in the order
+    of their launch; a command takes effect between two steps; and the events of a step are sent in
+    the order in which they were emitted.
+    """
+
     def __init__(
         self,
         runner: Runner[TicketT],

@@ -76,6 +76,14 @@ RecordTurn = Callable[[Turn, float], None]
 
 
 class Sessions:
+    """The sessions of an engine by id, and what each command does to them.
+
+    Owns the sequences, their timeouts and the deferred commands. Called by EngineLoop alone, on its
+    thread, between steps. Always: each command is answered by exactly one CommandDone or
+    CommandRefused, unless it asks for no reply; each turn ends by exactly one TurnEnded or is
+    paused; and a refused command has changed nothing.
+    """
+
     def __init__(  # noqa: PLR0913 - one argument per part of the core that commands act on
         self,
         cache: SessionAwareCache,

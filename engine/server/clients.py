@@ -113,6 +113,14 @@ class InFlightCommand(NamedTuple):
 
 
 class Clients:
+    """The connected gateways, and which of them each session is attached to.
+
+    Owns attachments with their fences, and the numbers of the commands in the loop. Called by the
+    listener (a link begins, sends, ends) and by the engine process with the loop's events, on one
+    event loop. Always: the fence of a session only grows; a command of a lower fence does not reach
+    the loop, except to read; and an event goes to one client, the one attached.
+    """
+
     def __init__(
         self,
         enqueue: Callable[[list[LoopCommand]], None],

@@ -27,6 +27,13 @@ class LogIndex(Protocol):
 
 
 class TokenLog:
+    """The token ids of one session, with at most one provisional span at their end.
+
+    Owned and changed by Sessions alone; cache, scheduler and drafts read it. Always: `len(ids)` is
+    at most `capacity`, turns of the tree end within the firm part, and the index, if there is one,
+    has no id beyond the log.
+    """
+
     def __init__(self, capacity: int, *, streaming: bool) -> None:
         self.capacity = capacity
         """Maximum length in tokens."""

@@ -78,6 +78,15 @@ KeyError if the item is not in the conversation."""
 
 
 class EventLog:
+    """The numbered events of one session, and its one listener.
+
+    Owns the last LOGGED_EVENTS_MAX logged events and the output of the responses being generated.
+    Called by that session alone: its UnitOfWork and ActiveResponses append, and Session attaches
+    the listener. Always: an event is emitted once, with an id from which it can be computed what
+    follows; offsets only grow; and after a resume the listener gets exactly what it has not seen,
+    or ReplayGap is raised.
+    """
+
     def __init__(
         self,
         epoch: str,

@@ -106,6 +106,14 @@ class _Observer:
 
 
 class Registry:
+    """The sessions of this gateway, and the ways by which they reach and leave it.
+
+    Owns the open sessions, connected or parked, and the lease of each in the store. Called by the
+    routes and connections of the server, on the event loop of the gateway. Always: one gateway
+    executes the requests of a session, the one whose fence is the highest in the store; a session
+    here has at most one connection; and resumes of one session run one after the other.
+    """
+
     def __init__(
         self,
         engine: EnginePort,

@@ -130,6 +130,14 @@ class Tenant:
 
 
 class Tenants:
+    """Each tenant of this process by name, with its limits and what it uses.
+
+    Owns the Tenant objects and the exchange with the store. Called by whatever admits work for a
+    tenant: the registry, sessions, the Responses service and token turns, on one event loop.
+    Always: a name has one Tenant as long as the process runs, so that its counts are complete; and
+    without the store the limits hold for this gateway alone.
+    """
+
     def __init__(
         self,
         limits: Limits | None = None,

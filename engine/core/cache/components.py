@@ -22,6 +22,14 @@ from continuo.engine.core.cache.window_pages import WindowPages
 
 
 class Components:
+    """The components of a model, as one for the cache.
+
+    Owns the window groups, the state pool and the set of leases with marks. Called by
+    SessionAwareCache; also by Scheduler and EngineLoop for the rows of a step, and by Sessions when
+    a turn begins. Always: `committed` and each mark of a lease are positions that every component
+    holds; empty, so that nothing is asked, for a model of full attention alone.
+    """
+
     def __init__(
         self,
         page_size: int,

@@ -51,6 +51,14 @@ class RadixNode:
 
 
 class RadixTree:
+    """The shared pages of all scopes, as a tree of one node for each page.
+
+    Owns the pages of its nodes, and their units of the components, until `evict` returns them.
+    Called by SessionAwareCache, the components and, to read only, by lookups of drafts and of
+    prefixes in flight. Always: `ref_count` does not increase from parent to child; a node with
+    references is not evicted; and `size` and `unreferenced` count the nodes.
+    """
+
     def __init__(self, page_size: int, unit_pools: Sequence[SharedPool] = ()) -> None:
         """`unit_pools`: the pool of each other component."""
         self.page_size = page_size

@@ -36,6 +36,15 @@ from continuo.engine.core.cache.radix_tree import RadixTree
 
 
 class SessionAwareCache:
+    """The pages of the device and of the host tier, and the lease of each sequence.
+
+    Owns every page number, and the moves that the next batch must execute; leases are changed by
+    its methods alone. Called by Scheduler (room), EngineLoop (reserve, commit) and Sessions (open,
+    rewind, fork, close), on the thread of the loop. Always, after each call: the accounts of the
+    module docstring balance, pages of busy leases are not evicted, and `committed` is a position
+    from which each component can continue.
+    """
+
     def __init__(
         self,
         pages: int,

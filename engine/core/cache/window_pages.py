@@ -40,6 +40,14 @@ class WindowPart:
 
 
 class WindowPages:
+    """The component of one window group: its pages on the device and in host memory.
+
+    Owns the pages of its two pools; leases and tree nodes refer to them by number. Called as a
+    Component, by the other parts of the cache only. Always, between steps: a lease holds the pages
+    of the window before `committed` and before each mark, and none that no later token can see;
+    `free + held == total` in the pool.
+    """
+
     def __init__(
         self,
         index: int,

@@ -93,6 +93,15 @@ class StepPlan(NamedTuple):
 
 
 class Scheduler:
+    """The order of turns and appends, and the rows of each next step.
+
+    Owns the queues, which turns are admitted, and the times from which a step's size follows;
+    sequences and leases belong to Sessions and to the cache. Called by Sessions (work appears and
+    ends) and by EngineLoop (plan, collect), on the thread of the loop. Always: a sequence is in at
+    most one queue; a plan is made from counters alone, without clock or device; and no turn takes
+    pages from the oldest one.
+    """
+
     def __init__(
         self,
         cache: SessionAwareCache,

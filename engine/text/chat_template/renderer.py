@@ -65,6 +65,13 @@ class _ToolsKey:
 
 
 class TemplateRenderer:
+    """The chat template of a checkpoint, and what it does with tools, calls and reasoning.
+
+    Owns what was found out about the template by rendering probes, all of it in `__init__`, and a
+    cache of rendered texts. Called by ChatTemplate, its variants and its probes. Always: the same
+    messages give the same text, and text of users that looks like a control token is marked.
+    """
+
     def __init__(
         self, program: JinjaProgram, tokenizer: Tokenizer, options: Mapping[str, Any]
     ) -> None:

@@ -49,6 +49,13 @@ async def check_redis(url: str, durability: Durability) -> str:
 
 
 class RedisAdministration:
+    """Statistics, backup, restore and vacuum of the sessions and responses in a Redis.
+
+    Owns a client of its own, beside those of the gateways. Called by `continuo store`, in its own
+    process. Always: a session is read at one point in time, and written whole or not at all; only
+    expired sessions are removed.
+    """
+
     def __init__(self, url: str) -> None:
         """Raises StoreUnusable for a malformed URL."""
         self._client = RedisClient(url, timeout_s=TIMEOUT_S)

@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 @observe_calls
 class RedisStore:
+    """The Store in one Redis, which several gateways share."""
+
     @classmethod
     async def open(cls, url: str, durability: Durability = "normal") -> Self:
         """Connect to Redis. Raises StoreUnusable if Redis could lose acknowledged data, refuses

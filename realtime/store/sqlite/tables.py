@@ -49,6 +49,8 @@ _PROBE_ID = "probe"
 
 
 class Tables:
+    """The operations of the store on one connection to a SQLite file."""
+
     def __init__(self, db: sqlite3.Connection, clock: WallClock) -> None:
         self._db = db
         self._clock = clock

@@ -1,6 +1,7 @@
 """The keys file with tenants, scopes, expiry and limits."""
 
 import hashlib
+import re
 import time
 from pathlib import Path
 
@@ -48,6 +49,12 @@ def read(folder: Path, text: str) -> AccessPolicy:
     file = folder / "keys.toml"
     file.write_text(text)
     return read_keys_file(file)
+
+
+def test_file_of_the_documentation_is_accepted(tmp_path: Path) -> None:
+    page = Path(__file__).parents[4] / "docs/limits.md"
+    (example,) = re.findall(r"```toml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert set(read(tmp_path, example).tenants) == {"acme"}
 
 
 def test_keys_have_tenant_scopes_and_expiry(tmp_path: Path) -> None:
