@@ -6,15 +6,16 @@ from typing import Any
 
 import msgspec
 
-from continuo.realtime.store import keys, layout_v1
+from continuo.realtime.store import keys
 from continuo.realtime.store.backup_file import BackupRecord, ResponseRecord, SessionRecord
 from continuo.realtime.store.base import StoredEvents
 from continuo.realtime.store.codec import pack_ids
 from continuo.realtime.store.durability import Durability
-from continuo.realtime.store.errors import NewerLayout, StoreUnusable
+from continuo.realtime.store.errors import StoreUnusable, UnknownLayout
 from continuo.realtime.store.keys import response_key, session_keys
 from continuo.realtime.store.redis.client import RedisClient
 from continuo.realtime.store.redis.store import (
+    check_layout,
     decode_response,
     encode_for_lua,
     parse_metadata,
@@ -44,7 +45,7 @@ async def check_redis(url: str, durability: Durability) -> str:
     finally:
         await client.aclose()
     if layout > keys.LAYOUT:
-        raise StoreUnusable(str(NewerLayout("the data in Redis", layout, keys.LAYOUT)))
+        raise StoreUnusable(str(UnknownLayout("the data in Redis", layout)))
     return f"Redis {info['redis_version']}, {durability} durability"
 
 
@@ -68,7 +69,7 @@ class RedisAdministration:
             epoch = await self._client.execute("GET", keys.EPOCH_KEY)
             memory = await self._client.execute("INFO", "memory")
         stats = StoreStats(
-            layout=int(layout or 1),
+            layout=int(layout or keys.LAYOUT),
             epoch=(epoch or b"").decode(),
             size_bytes=memory["used_memory"],
         )
@@ -117,15 +118,8 @@ class RedisAdministration:
             reply = await self._client.run_script("export", session_keys(session))
         if reply[0] == b"unknown":
             return None
-        if reply[0] == b"newer":
-            raise NewerLayout(f"session {session}", int(reply[1]), keys.LAYOUT)
-        kind, now_ms, next_event, fields, state, log, running, events, once = reply
-        if kind == b"old":
-            old = layout_v1.upgrade_session(state, log, running, once, events)
-            state, log, events, requests = old.state, old.entries, old.events, old.requests
-            running += [part for pair in old.checkpoints for part in pair]
-        else:
-            requests = [(key, content, result) for _, key, content, result in sorted(once)]
+        check_layout(session, reply)
+        _, now_ms, next_event, fields, state, log, running, events, once = reply
         metadata = parse_metadata(session, fields, len(log))
         return SessionRecord(
             id=session,
@@ -139,7 +133,7 @@ class RedisAdministration:
             entries=tuple(log),
             running_responses=parse_running_responses(running),
             events=StoredEvents(int(next_event) - len(events), tuple(events)),
-            requests=tuple(requests),
+            requests=tuple((key, content, result) for _, key, content, result in sorted(once)),
         )
 
     async def _export_response(self, response_id: str) -> ResponseRecord | None:

@@ -13,9 +13,9 @@ from continuo.realtime.store import keys
 from continuo.realtime.store.backup_file import BackupRecord, ResponseRecord, SessionRecord
 from continuo.realtime.store.base import StoredResponse
 from continuo.realtime.store.codec import pack_ids
-from continuo.realtime.store.errors import StoreUnavailable, StoreUnusable
+from continuo.realtime.store.errors import StoreUnavailable, StoreUnusable, UnknownLayout
 from continuo.realtime.store.sqlite.file import connect, read_epoch
-from continuo.realtime.store.sqlite.migrations import LAYOUT, transaction
+from continuo.realtime.store.sqlite.migrations import is_readable, read_layout, transaction
 from continuo.realtime.store.sqlite.tables import Tables
 from continuo.realtime.store.stats import StoreStats, VacuumResult
 
@@ -33,15 +33,12 @@ def check_sqlite(file: Path) -> str:
             raise StoreUnusable(f"the store {file} cannot be created: {folder} is not writable")
         return f"{file} will be created"
     layout = SqliteAdministration(file).read_layout()
-    if layout > LAYOUT:
-        raise StoreUnusable(
-            f"a newer version of Continuo has written {file}, in layout {layout}; this version "
-            f"reads layouts up to {LAYOUT}"
-        )
+    if not is_readable(layout):
+        raise StoreUnusable(str(UnknownLayout(f"the store {file}", layout)))
     if not os.access(file, os.W_OK) or not os.access(file.absolute().parent, os.W_OK):
         raise StoreUnusable(f"the store {file} or its folder is not writable")
-    migration = "" if layout == LAYOUT else f", will be migrated from layout {layout}"
-    return f"{file}{migration}"
+    is_current = layout in (0, keys.LAYOUT)
+    return f"{file}" if is_current else f"{file}, will be migrated from layout {layout}"
 
 
 class SqliteAdministration:
@@ -53,12 +50,11 @@ class SqliteAdministration:
 
     def read_layout(self) -> int:
         with self._reading() as db:
-            return db.execute("PRAGMA user_version").fetchone()[0]
+            return read_layout(db)
 
     async def compute_stats(self) -> StoreStats:
         with self._reading() as db:
-            (layout,) = db.execute("PRAGMA user_version").fetchone()
-            stats = StoreStats(layout=layout, epoch=read_epoch(db) or "")
+            stats = StoreStats(layout=read_layout(db), epoch=read_epoch(db) or "")
             rows = db.execute(
                 f"SELECT tenant, position, parked FROM sessions WHERE {_LIVE}", _now()
             )
@@ -223,8 +219,6 @@ def _insert_session(db: sqlite3.Connection, record: SessionRecord) -> None:
 
 def _insert_response(db: sqlite3.Connection, record: ResponseRecord) -> None:
     (now,) = _now()
-    packed = msgspec.msgpack.encode(record.response)
-    values = (record.response.id, now + record.remaining_ms, packed)
-    db.execute("INSERT INTO kept VALUES (?, ?, ?)", values)
-    tenant = record.response.tenant
-    db.execute("INSERT INTO kept_tenants VALUES (?, ?)", (record.response.id, tenant))
+    response, deadline_ms = record.response, now + record.remaining_ms
+    values = (response.id, response.tenant, deadline_ms, msgspec.msgpack.encode(response))
+    db.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", values)

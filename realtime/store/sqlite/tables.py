@@ -91,7 +91,7 @@ class Tables:
     def reserve_space(self, size: int) -> None:
         """Write `size` bytes, as an expired response. If the transaction commits, the disk has room
         for them. See `release_space`."""
-        sql = "INSERT OR REPLACE INTO kept VALUES (?, 0, zeroblob(?))"
+        sql = "INSERT OR REPLACE INTO kept VALUES (?, '', 0, zeroblob(?))"
         self._execute(sql, _PROBE_ID, size)
 
     def release_space(self) -> None:
@@ -456,9 +456,9 @@ class Tables:
     # ------------------------------------------------------------ responses
 
     def put_response(self, response: StoredResponse, ttl_s: float) -> None:
-        values = (response.id, self._ms_from_now(ttl_s), msgspec.msgpack.encode(response))
-        self._execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", *values)
-        self._execute("INSERT INTO kept_tenants VALUES (?, ?)", response.id, response.tenant)
+        deadline_ms, packed = self._ms_from_now(ttl_s), msgspec.msgpack.encode(response)
+        sql = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?)"
+        self._execute(sql, response.id, response.tenant, deadline_ms, packed)
 
     def find_response(self, response_id: str) -> StoredResponse | None:
         sql = "SELECT packed FROM kept WHERE id = ? AND deadline_ms > ?"

@@ -114,16 +114,12 @@ class SqliteTenants:
         parts = (("entries", "packed"), ("events", "packed"), ("answers", "begun"), ("said", "ids"))
         for table, column in parts:
             size += fetch(f"SELECT count(*), sum(length({column})) FROM {table} WHERE {own}")[1]
-        responses, kept = fetch(
-            "SELECT count(*), sum(length(packed)) FROM kept "
-            "WHERE id IN (SELECT id FROM kept_tenants WHERE tenant = ?)"
-        )
+        responses, kept = fetch("SELECT count(*), sum(length(packed)) FROM kept WHERE tenant = ?")
         return TenantHoldings(sessions, responses, size + kept)
 
     async def delete_records(self, tenant: str) -> None:
         def delete() -> None:
-            sql = "DELETE FROM kept WHERE id IN (SELECT id FROM kept_tenants WHERE tenant = ?)"
-            self._db.execute(sql, (tenant,))
+            self._db.execute("DELETE FROM kept WHERE tenant = ?", (tenant,))
             self._db.execute("DELETE FROM usage WHERE tenant = ?", (tenant,))
             self._put(tenant, _DELETED, int(self._clock() * 1000))
 
