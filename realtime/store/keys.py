@@ -103,7 +103,7 @@ class SessionKeys(NamedTuple):
     running: str
     """hash, where ID is that of a response being generated: ID → ResponseCheckpoint; ID# → number
     of token ids so far; ID:FIRST → token ids from offset FIRST on, 4 bytes each."""
-    once: str
+    idempotency_keys: str
     """hash of the idempotency records: digest of the key → number of the record, digest of the
     content, result (array in MessagePack)."""
     events: str
@@ -116,7 +116,7 @@ def session_keys(session: str) -> SessionKeys:
 
 def response_key(response_id: str) -> str:
     """Key of a string: a StoredResponse. Expires after the `ttl_s` of `put_response`."""
-    return f"continuo:{{{response_id}}}:kept"
+    return f"continuo:{{{response_id}}}:response"
 
 
 def scan_pattern(name: str) -> str:

@@ -79,7 +79,7 @@ def unexpired_sqlite_copy(folder: Path) -> str:
     with closing(sqlite3.connect(file)) as db:
         until = int(time.time() * 1000) + HOUR_MS
         db.execute("UPDATE sessions SET deadline_ms = ?", (until,))
-        db.execute("UPDATE kept SET deadline_ms = ?", (until,))
+        db.execute("UPDATE stored_responses SET deadline_ms = ?", (until,))
         db.commit()
     return f"sqlite:///{file}"
 

@@ -87,7 +87,7 @@ class RedisAdministration:
                 async with self._calling():
                     fields = await self._client.execute("HKEYS", session_keys(session).running)
                 stats.running_responses += sum(field.endswith(b"#") for field in fields)
-        async for responses in self._scan("kept"):
+        async for responses in self._scan("response"):
             stats.stored_responses += len(responses)
         return stats
 
@@ -99,7 +99,7 @@ class RedisAdministration:
                 if (record := await self._export_session(session)) is not None:
                     yield record
         exported, parents = set[str](), set[str]()
-        async for responses in self._scan("kept"):
+        async for responses in self._scan("response"):
             for response_id in responses:
                 if (record := await self._export_response(response_id)) is not None:
                     exported.add(response_id)
@@ -119,7 +119,7 @@ class RedisAdministration:
         if reply[0] == b"unknown":
             return None
         check_layout(session, reply)
-        _, now_ms, next_event, fields, state, log, running, events, once = reply
+        _, now_ms, next_event, fields, state, log, running, events, records = reply
         metadata = parse_metadata(session, fields, len(log))
         return SessionRecord(
             id=session,
@@ -133,17 +133,17 @@ class RedisAdministration:
             entries=tuple(log),
             running_responses=parse_running_responses(running),
             events=StoredEvents(int(next_event) - len(events), tuple(events)),
-            requests=tuple((key, content, result) for _, key, content, result in sorted(once)),
+            requests=tuple((key, content, result) for _, key, content, result in sorted(records)),
         )
 
     async def _export_response(self, response_id: str) -> ResponseRecord | None:
         key = response_key(response_id)
         async with self._calling():
-            packed = await self._client.execute("GET", key)
+            stored = await self._client.execute("GET", key)
             remaining_ms = await self._client.execute("PTTL", key)
-        if packed is None or remaining_ms <= 0:
+        if stored is None or remaining_ms <= 0:
             return None
-        response = decode_response(response_id, packed)
+        response = decode_response(response_id, stored)
         return ResponseRecord(response=response, remaining_ms=remaining_ms)
 
     async def _scan(self, name: str) -> AsyncIterator[list[str]]:
@@ -174,12 +174,12 @@ class RedisAdministration:
             return reply[0] == b"ok"
 
     async def _add_response(self, record: ResponseRecord) -> bool:
-        packed = msgspec.msgpack.encode(record.response)
+        stored = msgspec.msgpack.encode(record.response)
         key, remaining_ms = response_key(record.response.id), record.remaining_ms
         response = record.response
         async with self._calling():
             await self._tenants.index_response(response.tenant, response.id, remaining_ms)
-            reply = await self._client.execute("SET", key, packed, "PX", remaining_ms, "NX")
+            reply = await self._client.execute("SET", key, stored, "PX", remaining_ms, "NX")
             return reply is not None
 
     async def vacuum(self) -> VacuumResult:

@@ -52,6 +52,12 @@ log = logging.getLogger(__name__)
 
 @observe_calls
 class RedisStore:
+    """A `Store` in Redis, for the gateways of any number of processes. It owns the client, with its
+    connections and health probe, and the epoch of the Redis that it has opened. Any task of the
+    event loop may call it. Each step that must be atomic is one script, which refuses a lease that
+    does not hold; the indexes of deadlines and tenants are written in steps of their own, before a
+    session is created and after it is removed, so that they may list too much, never too little."""
+
     @classmethod
     async def open(cls, url: str, durability: Durability = "normal") -> Self:
         """Connect to Redis. Raises StoreUnusable if Redis could lose acknowledged data, refuses
@@ -257,7 +263,9 @@ class RedisStore:
         args = (digest(request.key.encode()), digest(request.content))
         async with self._client.bounded():
             await self._reexamine_after_outage()
-            reply = await self._run_fenced("find_result", lease, (names.meta, names.once), args)
+            reply = await self._run_fenced(
+                "find_result", lease, (names.meta, names.idempotency_keys), args
+            )
         if reply[0] == b"conflict":
             raise IdempotencyConflict(request.key)
         return reply[1] if reply[0] == b"repeated" else None
@@ -269,7 +277,7 @@ class RedisStore:
         async with self._client.bounded():
             await self._reexamine_after_outage()
             reply = await self._run_fenced("journal", lease, names, args)
-        if reply[0] == b"no answer":
+        if reply[0] == b"no response":
             raise ResponseNotFound(response_id)
         return int(reply[1])
 
@@ -299,11 +307,11 @@ class RedisStore:
     async def find_response(self, response_id: str) -> StoredResponse | None:
         async with self._client.bounded():
             await self._reexamine_after_outage()
-            packed = await self._client.execute("GET", response_key(response_id))
-            if packed is None:
+            stored = await self._client.execute("GET", response_key(response_id))
+            if stored is None:
                 await self._verify_epoch()
                 return None
-            return decode_response(response_id, packed)
+            return decode_response(response_id, stored)
 
     # ------------------------------------------------------------ internals
 

@@ -18,36 +18,37 @@ CREATE TABLE sessions (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, secret BLOB NOT NULL, owner TEXT NOT NULL,
     fence INTEGER NOT NULL, epoch INTEGER NOT NULL, parked INTEGER NOT NULL,
     created_ms INTEGER NOT NULL, deadline_ms INTEGER NOT NULL, state BLOB NOT NULL,
-    position INTEGER NOT NULL, next_event INTEGER NOT NULL, once_bytes INTEGER NOT NULL
+    position INTEGER NOT NULL, next_event INTEGER NOT NULL, idempotency_bytes INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX deadlines ON sessions (deadline_ms);
-CREATE INDEX tenants ON sessions (tenant);
+CREATE INDEX sessions_by_deadline ON sessions (deadline_ms);
+CREATE INDEX sessions_by_tenant ON sessions (tenant);
 CREATE TABLE entries (
     session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
-    n INTEGER NOT NULL, packed BLOB NOT NULL, PRIMARY KEY (session, n)
+    n INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (session, n)
 ) WITHOUT ROWID;
-CREATE TABLE answers (
+CREATE TABLE responses (
     session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
-    id TEXT NOT NULL, begun BLOB NOT NULL, said INTEGER NOT NULL, PRIMARY KEY (session, id)
+    id TEXT NOT NULL, checkpoint BLOB NOT NULL, output_count INTEGER NOT NULL,
+    PRIMARY KEY (session, id)
 ) WITHOUT ROWID;
-CREATE TABLE said (
-    session TEXT NOT NULL, answer TEXT NOT NULL, first INTEGER NOT NULL, ids BLOB NOT NULL,
-    PRIMARY KEY (session, answer, first),
-    FOREIGN KEY (session, answer) REFERENCES answers ON DELETE CASCADE
+CREATE TABLE output_ids (
+    session TEXT NOT NULL, response TEXT NOT NULL, first INTEGER NOT NULL, ids BLOB NOT NULL,
+    PRIMARY KEY (session, response, first),
+    FOREIGN KEY (session, response) REFERENCES responses ON DELETE CASCADE
 ) WITHOUT ROWID;
-CREATE TABLE once (
+CREATE TABLE idempotency_keys (
     n INTEGER PRIMARY KEY AUTOINCREMENT,
     session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
     key BLOB NOT NULL, digest BLOB NOT NULL, result BLOB NOT NULL, UNIQUE (session, key)
 );
 CREATE TABLE events (
     session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
-    n INTEGER NOT NULL, packed BLOB NOT NULL, PRIMARY KEY (session, n)
+    n INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (session, n)
 ) WITHOUT ROWID;
-CREATE TABLE kept (
-    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, deadline_ms INTEGER NOT NULL, packed BLOB NOT NULL
+CREATE TABLE stored_responses (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, deadline_ms INTEGER NOT NULL, body BLOB NOT NULL
 );
-CREATE INDEX tenants_kept ON kept (tenant);
+CREATE INDEX stored_responses_by_tenant ON stored_responses (tenant);
 CREATE TABLE usage (
     tenant TEXT NOT NULL, name TEXT NOT NULL, amount REAL NOT NULL, PRIMARY KEY (tenant, name)
 ) WITHOUT ROWID
@@ -76,19 +77,16 @@ def migrate(db: sqlite3.Connection) -> None:
 
 
 def read_layout(db: sqlite3.Connection) -> int:
-    """Return the layout of a file. Returns 0 if it has no tables yet."""
-    return db.execute("PRAGMA user_version").fetchone()[0]
-
-
-def is_readable(layout: int) -> bool:
-    """Whether files of a layout can be opened, after a migration if need be."""
-    return layout == 0 or keys.LAYOUT - len(_MIGRATIONS) <= layout <= keys.LAYOUT
+    """Return the layout of a file. Returns 0 if it has no tables yet. Raises sqlite3.DatabaseError
+    if no migration leads from its layout to the present one."""
+    (layout,) = db.execute("PRAGMA user_version").fetchone()
+    if layout != 0 and not keys.LAYOUT - len(_MIGRATIONS) <= layout <= keys.LAYOUT:
+        raise sqlite3.DatabaseError(str(UnknownLayout("it", layout)))
+    return layout
 
 
 def _find_step(layout: int) -> tuple[_Migration, int]:
     """Return the step that a file of this layout needs, and the layout to which it leads."""
-    if not is_readable(layout):
-        raise sqlite3.DatabaseError(str(UnknownLayout("it", layout)))
     if layout == 0:
         return _create_tables, keys.LAYOUT
     return _MIGRATIONS[layout - keys.LAYOUT], layout + 1

@@ -29,6 +29,7 @@ from continuo.realtime.store import (
     restore,
 )
 from continuo.realtime.store.backup_file import ResponseRecord, SessionRecord, read_backup
+from continuo.realtime.store.sqlite import migrations
 from tests.frozen import store as frozen
 from tests.support.redis_process import RedisProcess, running_redis
 from tests.support.store_records import append_entries, make_entry, new_session, response_checkpoint
@@ -265,11 +266,11 @@ async def test_missing_sqlite_file_is_not_created(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-async def test_stats_do_not_migrate_a_file(tmp_path: Path) -> None:
+async def test_stats_do_not_migrate_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = frozen.unexpired_sqlite_copy(tmp_path)
-    older = keys.LAYOUT - 1
-    with sqlite3.connect(tmp_path / "store.db") as db:
-        db.execute(f"PRAGMA user_version = {older}")
+    older = keys.LAYOUT
+    monkeypatch.setattr(migrations, "_MIGRATIONS", (lambda db: db.execute("DROP TABLE entries"),))
+    monkeypatch.setattr(keys, "LAYOUT", older + 1)
     async with administration(url) as store:
         stats = await store.compute_stats()
     assert (stats.layout, stats.sessions) == (older, 5)
