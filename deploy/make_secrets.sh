@@ -12,17 +12,11 @@ if [ ! -s "$folder/api_keys" ]; then
     printf '[[keys]]\nkey = "%s"\ntenant = "default"\nscopes = ["converse", "read"]\n' "$key" >"$folder/api_keys"
     echo "A key for clients, also in $folder/api_keys: $key"
 fi
-# The key of the operator, with which Prometheus scrapes the gateways. A file of KEY = TENANT lines, as
-# earlier versions made it, has no scopes.
+# The key of the operator, with which Prometheus scrapes the gateways.
 if [ ! -s "$folder/metrics_key" ]; then
     printf 'sk-%s' "$(random)" >"$folder/metrics_key"
-    if grep -q '^\[' "$folder/api_keys"; then
-        form='\n[[keys]]\nkey = "%s"\ntenant = "metrics"\nscopes = ["admin"]\n'
-    else
-        form='%s = metrics\n'
-    fi
-    # shellcheck disable=SC2059
-    printf "$form" "$(cat "$folder/metrics_key")" >>"$folder/api_keys"
+    printf '\n[[keys]]\nkey = "%s"\ntenant = "metrics"\nscopes = ["admin"]\n' \
+        "$(cat "$folder/metrics_key")" >>"$folder/api_keys"
 fi
 # The users of Redis: one for Continuo, with all that it and `continuo store` need, and the default
 # user, who may only ask whether Redis answers.

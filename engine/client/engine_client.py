@@ -337,8 +337,8 @@ class EngineClient:
             check_sampling(generate.sampling, self.ready.vocab_size)
             if not 0 <= generate.resumed <= len(attach.ids):
                 raise BadRequest(
-                    f"said is {generate.resumed}; it must be from 0 to {len(attach.ids)}",
-                    field="said",
+                    f"resumed is {generate.resumed}; it must be from 0 to {len(attach.ids)}",
+                    field="resumed",
                 )
         return attach
 

@@ -157,7 +157,7 @@ class EventLog:
     def to_logged_events(self, events: Sequence[ConversationEvent]) -> list[LoggedEvent]:
         """Return the LoggedEvent that `append` will make of each of these events."""
         ended_ids = (
-            event.answer.id if isinstance(event, ResponseEnded) else "" for event in events
+            event.response.id if isinstance(event, ResponseEnded) else "" for event in events
         )
         return [
             LoggedEvent(event, self._response_numbers.get(response_id))
@@ -170,7 +170,8 @@ class EventLog:
         return [
             event
             for event in events
-            if isinstance(event, ResponseStarted | ResponseEnded) and event.answer.id == response_id
+            if isinstance(event, ResponseStarted | ResponseEnded)
+            and event.response.id == response_id
         ]
 
     def received_item_count(self, response_id: str) -> int:
@@ -188,9 +189,9 @@ class EventLog:
         event_id = self.emitted_id
         response_number = None
         if isinstance(event, ResponseStarted):
-            self.start_response(event.answer.id, self.next_offset)
+            self.start_response(event.response.id, self.next_offset)
         elif isinstance(event, ResponseEnded):
-            response_number = self._response_numbers.pop(event.answer.id)
+            response_number = self._response_numbers.pop(event.response.id)
             del self._responses[response_number]
             if self._ahead.pop(response_number, None) is not None:
                 self._report_gap()
@@ -563,7 +564,7 @@ def _checksum(text: str, previous_checksum: int) -> int:
 def _make_delta(
     started: OutputItemStarted, text: str
 ) -> TextDelta | ArgumentsDelta | ReasoningDelta:
-    response_id, index, item = started.answer_id, started.index, started.item
+    response_id, index, item = started.response_id, started.index, started.item
     if isinstance(item, FunctionCallItem):
         return ArgumentsDelta(response_id, index, item.id, item.call_id, text)
     if isinstance(item, ReasoningItem):
@@ -610,7 +611,7 @@ def _rebuild_stream(logged: LoggedEvent, find_previous: FindPreviousItem) -> _Re
     """Rebuild the output of a response that has ended, from its items."""
     assert isinstance(logged.event, ResponseEnded)
     assert logged.response_number is not None
-    response = logged.event.answer
+    response = logged.event.response
     stream = _ResponseStream(logged.response_number)
     out_of_band = response.conversation is None
     index = 0

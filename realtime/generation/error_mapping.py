@@ -12,9 +12,9 @@ from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.store import (
     IdempotencyConflict,
     LeaseLost,
-    NewerLayout,
     SessionEnded,
     StoreError,
+    UnknownLayout,
 )
 
 RETRY_AFTER_S = 2.0
@@ -71,7 +71,7 @@ def map_store_error(error: StoreError) -> Refusal:
             return Refusal("The session has ended.", code="session_ended")
         case LeaseLost():
             return make_replaced_refusal()
-        case NewerLayout():
+        case UnknownLayout():
             return Refusal(f"{error}. Try again.", code="store_unavailable", kind="server_error")
         case _:
             return Refusal(

@@ -201,7 +201,7 @@ class Generation:
                 emit(event)
         for event in self._output.append(self._parser.finish()):
             emit(event)
-        error = ResponseError("answer_lost", "The response could not be resumed after a restart.")
+        error = ResponseError("response_lost", "The response could not be resumed after a restart.")
         self._end(emit, "failed", error)
 
     def _emit_output(self, chunks: Sequence[ParsedChunk], emit: EmitEvent) -> None:

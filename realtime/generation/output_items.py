@@ -113,11 +113,11 @@ class OutputItems:
     def _start_item(self, item: OutputItem) -> Iterator[ConversationEvent]:
         self._current, self._text = item, []
         yield OutputItemStarted(
-            answer_id=self._response.id,
+            response_id=self._response.id,
             index=self._index,
             item=item,
             previous=self._place_items(self.items),
-            apart=self._is_out_of_band,
+            is_out_of_band=self._is_out_of_band,
         )
 
     def _append_text(self, text: str) -> ConversationEvent:
@@ -146,11 +146,11 @@ class OutputItems:
         index, self._current = self._index, None
         self._finished.append(item)
         yield OutputItemEnded(
-            answer_id=self._response.id,
+            response_id=self._response.id,
             index=index,
             item=item,
             previous=self._place_items(self.items),
-            apart=self._is_out_of_band,
+            is_out_of_band=self._is_out_of_band,
         )
 
     @property

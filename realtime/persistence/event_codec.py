@@ -131,9 +131,9 @@ def _to_stored(logged: LoggedEvent) -> _StoredEvent:
             return _StoredConfigured(rewind)
         case ItemAdded(item=item, previous_item_id=previous, rewind=rewind):
             return _StoredItemAdded(item.id, previous, rewind)
-        case ResponseStarted(answer=response):
+        case ResponseStarted(response=response):
             return _StoredResponseStarted(_StoredResponse.of(response))
-        case ResponseEnded(answer=response):
+        case ResponseEnded(response=response):
             assert logged.response_number is not None, "a response that ends has started"
             return _StoredResponseEnded(_StoredResponse.of(response), logged.response_number)
         case event if isinstance(event, _EventStoredAsIs):

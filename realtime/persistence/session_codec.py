@@ -193,14 +193,7 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     first: int = 0
     """Offset, in the event log, of the event that has number 0 in the store."""
     model: str = ""
-    """Digest of the model, tokenizer and chat template that the token ids belong to; empty if
-    unknown."""
-
-
-def is_same_model(model: str, digest: str) -> bool:
-    """Whether the token ids stored under `model` belong to the model with this digest. False if
-    `model` is empty, which means unknown."""
-    return model != "" and model == digest
+    """Digest of the model, tokenizer and chat template that the token ids belong to."""
 
 
 _state_decoder = msgspec.msgpack.Decoder(StoredState)

@@ -105,22 +105,22 @@ class TextCommitted(msgspec.Struct, frozen=True, array_like=True, tag="text_comm
 
 
 class ResponseStarted(msgspec.Struct, frozen=True, array_like=True, tag="response_started"):
-    answer: Response
+    response: Response
 
 
 class OutputItemStarted(msgspec.Struct, frozen=True, array_like=True, tag="output_item_started"):
-    answer_id: str
+    response_id: str
     index: int
     """Number of output items before this one; reasoning is not counted."""
     item: OutputItem
     previous: str | None
     """Id of the item before this one in the conversation, if any."""
-    apart: bool
+    is_out_of_band: bool
     """Whether the item is out of band: not added to a conversation."""
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="text_delta"):
-    answer_id: str
+    response_id: str
     index: int
     item_id: str
     text: str
@@ -129,14 +129,14 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="tex
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="reasoning_delta"):
-    answer_id: str
+    response_id: str
     index: int
     item_id: str
     text: str
 
 
 class ArgumentsDelta(msgspec.Struct, frozen=True, array_like=True, tag="arguments_delta"):
-    answer_id: str
+    response_id: str
     index: int
     item_id: str
     call_id: str
@@ -144,15 +144,15 @@ class ArgumentsDelta(msgspec.Struct, frozen=True, array_like=True, tag="argument
 
 
 class OutputItemEnded(msgspec.Struct, frozen=True, array_like=True, tag="output_item_ended"):
-    answer_id: str
+    response_id: str
     index: int
     item: OutputItem
     previous: str | None
-    apart: bool
+    is_out_of_band: bool
 
 
 class ResponseEnded(msgspec.Struct, frozen=True, array_like=True, tag="response_ended"):
-    answer: Response
+    response: Response
 
 
 class ResponseInterrupted(msgspec.Struct, frozen=True):
@@ -168,7 +168,7 @@ class ResponseInterrupted(msgspec.Struct, frozen=True):
 class ResponseSteered(msgspec.Struct, frozen=True, array_like=True, tag="response_steered"):
     """Steering input of a response was accepted; the successor of the response will contain it."""
 
-    answer_id: str
+    response_id: str
     steer_id: str
 
 

@@ -64,7 +64,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     usage: Usage | None = None
     previous: str | None = None
     """Id of the response that this one continues; only in the Responses API."""
-    kept: bool = False
+    is_stored: bool = False
     """Whether the response is stored, so that other connections can continue it."""
     created_s: int = 0
     """Unix time of creation, in seconds."""

@@ -153,7 +153,7 @@ def make_secret(token: str, credentials: Credentials) -> bytes:
 
 def key_id_of(secret: bytes) -> bytes:
     """Return the id of the API key under which the session with this `secret` began. Returns
-    nothing if the server required no key, or if an earlier version began the session."""
+    nothing if the server required no key."""
     _, key_id = _split_origin(secret)
     return key_id
 

@@ -21,7 +21,6 @@ from continuo.realtime.persistence.session_codec import (
     StoredState,
     decode_conversation,
     decode_state,
-    is_same_model,
 )
 from continuo.realtime.persistence.session_writer import SessionWriter
 from continuo.realtime.persistence.token_journal import JournalFlusher
@@ -117,7 +116,7 @@ async def load(
     decoded = decode_conversation(snapshot.entries, factory.template, state.settings)
     entries, conversation, epoch = decoded.entries, decoded.conversation, snapshot.metadata.epoch
     next_offset = state.first + snapshot.events.next_offset
-    is_other_model = not is_same_model(state.model, factory.model_digest)
+    is_other_model = state.model != factory.model_digest
     if is_other_model:
         conversation = await _rerender(factory, snapshot, state, conversation)
         entries, events, epoch = (), [], max(epoch + 1, lease.fence)
@@ -168,7 +167,7 @@ async def fork_origin(
     state = decode_state(snapshot.state)
     settings = state.settings
     conversation = decode_conversation(snapshot.entries, factory.template, settings).conversation
-    if is_same_model(state.model, factory.model_digest):
+    if state.model == factory.model_digest:
         return SessionOrigin.of(settings, conversation, item_id)
 
     def cut(whole: Conversation) -> Conversation:
@@ -190,7 +189,7 @@ async def _rerender(
     logger.warning(
         "session %s was begun on another model (%s, this one is %s): it is rendered again",
         session_id,
-        state.model or "unknown",
+        state.model,
         factory.model_digest,
     )
 

@@ -11,7 +11,6 @@ import msgspec
 
 from continuo.engine import EffortSetting
 from continuo.realtime.conversation.tokenization import Span
-from continuo.realtime.persistence.session_codec import is_same_model
 from continuo.realtime.protocol.events import ResponseEvent
 from continuo.realtime.protocol.items import Item
 from continuo.realtime.protocol.response import Response
@@ -143,7 +142,7 @@ def _to_archived(span: Span, model_digest: str) -> _ArchivedSpan:
 
 
 def _to_spans(archived: _ArchivedSpan, model_digest: str) -> list[Span]:
-    if archived.response_id is None or not is_same_model(archived.model, model_digest):
+    if archived.response_id is None or archived.model != model_digest:
         return [Span((item,)) for item in archived.items]
     return [
         Span(

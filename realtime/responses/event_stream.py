@@ -30,10 +30,10 @@ class EventStream:
         """The final state of the response, or its initial state while it is being generated."""
         last = self.events[-1]
         if isinstance(last, ResponseEnded):
-            return last.answer
+            return last.response
         first = self.events[0]
         assert isinstance(first, ResponseStarted), "an event stream begins with ResponseStarted"
-        return first.answer
+        return first.response
 
     @property
     def is_ended(self) -> bool:

@@ -147,7 +147,7 @@ class ResponseService:
             settings=command.settings,
             metadata=command.metadata,
             previous=command.previous_response_id,
-            kept=command.store,
+            is_stored=command.store,
             created_s=int(time.time()),
         )
         branch = self.continuations.branch(
@@ -392,7 +392,7 @@ class ResponseService:
             is_stored = await self._archive.put(
                 run.requester.tenant, parent, spans, response, events, model
             )
-            response = msgspec.structs.replace(response, kept=is_stored)
+            response = msgspec.structs.replace(response, is_stored=is_stored)
         self._finish(run, conversation, response)
 
     async def _add_to_conversation(
@@ -451,7 +451,7 @@ class ResponseService:
                 branch,
                 tenant=requester.tenant,
                 connection=connection,
-                is_stored=response.kept,
+                is_stored=response.is_stored,
             )
             self.continuations.add(point)
         else:

@@ -25,7 +25,7 @@ from continuo.realtime.generation.prompt import Prompt, build_prompt
 from continuo.realtime.generation.tool_calls import make_output_parser
 from continuo.realtime.ids import conversation_id_of, deterministic_id_factory, generate_id
 from continuo.realtime.limits import Limits
-from continuo.realtime.persistence.session_codec import StoredRequest, decode_request, is_same_model
+from continuo.realtime.persistence.session_codec import StoredRequest, decode_request
 from continuo.realtime.persistence.token_journal import JournalFlusher, TokenJournal
 from continuo.realtime.protocol.commands import CreateSessionResponse
 from continuo.realtime.protocol.items import Item, ItemReference
@@ -330,7 +330,7 @@ class ActiveResponses:
         sampled so far. If the token ids are of another model, they are discarded, and the response
         restarts from its beginning.
         """
-        is_ours = is_same_model(inputs.model, self._engine.ready.digest)
+        is_ours = inputs.model == self._engine.ready.digest
         if not is_ours:
             sampled = ()
         settings = generation.response.settings

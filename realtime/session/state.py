@@ -18,7 +18,7 @@ class SessionState(Enum):
     """The values are on the wire, in the status of a session."""
 
     IDLE = "idle"
-    RESPONDING = "answering"
+    RESPONDING = "responding"
     CANCELLING = "cancelling"
     CLOSED = "closed"
 

@@ -34,7 +34,6 @@ from continuo.realtime.store.base import (
 from continuo.realtime.store.errors import (
     IdempotencyConflict,
     LeaseLost,
-    NewerLayout,
     ResponseNotFound,
     SessionDataLost,
     SessionEnded,
@@ -44,6 +43,7 @@ from continuo.realtime.store.errors import (
     StoreReplaced,
     StoreUnavailable,
     StoreUnusable,
+    UnknownLayout,
 )
 from continuo.realtime.store.expiry import sweep_overdue
 from continuo.realtime.store.factory import (
@@ -74,7 +74,6 @@ __all__ = [
     "IdempotentRequest",
     "LeaseLost",
     "NewSession",
-    "NewerLayout",
     "ResponseCheckpoint",
     "ResponseNotFound",
     "RestoreResult",
@@ -102,6 +101,7 @@ __all__ = [
     "TenantStore",
     "TenantUsage",
     "TokenBatch",
+    "UnknownLayout",
     "VacuumResult",
     "WriteBatch",
     "WriteResult",

@@ -4,7 +4,7 @@
     log        entry 0 │ entry 1 │ …      the source of truth: conversation and KV are rebuilt from
                it
     responses  checkpoint │ ids so far    those being generated; an ended one is an entry of the log
-    once       key → digest, result       the last idempotency keys, with their recorded outcomes
+    requests   key → digest, result       under the last idempotency keys, with their outcomes
     events     event n │ n+1 │ …          the last few, for replay; not derivable from the log
 
 Only the owner of a session writes to it. All changes with one cause are one `WriteBatch`, applied

@@ -4,7 +4,7 @@ has is unknown.
 StoreError               base class, a RealtimeError
 ├── StoreUnavailable     no reply in time, or no writes accepted (full, read-only, locked, another
 │   │                    password): try again; repeated calls take effect once
-│   └── NewerLayout      a newer version of Continuo has stored this: another gateway may read it
+│   └── UnknownLayout    another version of Continuo has stored this: another gateway may read it
 ├── StoreReplaced        not the store that granted the lease: flushed, or replaced by an empty one
 ├── StoreUnusable        wrong eviction policy, password or durability. Raised at opening
 ├── SessionNotFound      no such session, or it has expired
@@ -18,6 +18,7 @@ StoreError               base class, a RealtimeError
 """
 
 from continuo.realtime.errors import RealtimeError
+from continuo.realtime.store import keys
 
 
 class StoreError(RealtimeError):
@@ -28,11 +29,11 @@ class StoreUnavailable(StoreError):
     retryable = True
 
 
-class NewerLayout(StoreUnavailable):
-    def __init__(self, name: str, layout: int, known: int) -> None:
+class UnknownLayout(StoreUnavailable):
+    def __init__(self, name: str, layout: int) -> None:
         super().__init__(
-            f"{name} is stored in layout {layout} by a newer version of Continuo; this version "
-            f"reads layouts up to {known}"
+            f"{name} is stored in layout {layout} by another version of Continuo; this version "
+            f"stores in layout {keys.LAYOUT}"
         )
 
 

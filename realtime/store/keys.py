@@ -8,11 +8,11 @@ hash is checked before the session is removed.
 
 from typing import NamedTuple
 
-LAYOUT = 2
-"""Version of the layout of stored values. In Redis, each session and stored response has its own
-(none: layout 1); a SQLite file has one for all. `layout_v1` upgrades values of layout 1. The keys
-of a session, and what its `meta` says about lease and deadline, are the same in every layout, so
-that any version of a gateway can claim and remove the session."""
+LAYOUT = 3
+"""Version of the layout of stored values. In Redis, each session and stored response has its own; a
+SQLite file has one for all, and migrations from older ones. What the `meta` of a session says about
+lease and deadline is the same in every layout, so that any version of a gateway can remove the
+session."""
 
 TIMEOUT_S = 0.9
 """Time limit of one call of the store, waiting included; after it the call raises
@@ -103,7 +103,7 @@ class SessionKeys(NamedTuple):
     running: str
     """hash, where ID is that of a response being generated: ID → ResponseCheckpoint; ID# → number
     of token ids so far; ID:FIRST → token ids from offset FIRST on, 4 bytes each."""
-    once: str
+    idempotency_keys: str
     """hash of the idempotency records: digest of the key → number of the record, digest of the
     content, result (array in MessagePack)."""
     events: str
@@ -116,7 +116,7 @@ def session_keys(session: str) -> SessionKeys:
 
 def response_key(response_id: str) -> str:
     """Key of a string: a StoredResponse. Expires after the `ttl_s` of `put_response`."""
-    return f"continuo:{{{response_id}}}:kept"
+    return f"continuo:{{{response_id}}}:response"
 
 
 def scan_pattern(name: str) -> str:

@@ -10,8 +10,7 @@ resuming clients receive.
 One replayed.json serves both stores. All values are the same in every run of the scenario except
 those from the store's own clock: MASKED, and the epoch of a session with new event ids, which is
 its fence. Long values are deflated: a zlib whose output differs from the common one's needs its own
-files. The folder layout_1 has the same files, written by the last version with that layout; they
-are not written again.
+files.
 """
 
 import asyncio
@@ -34,8 +33,6 @@ from tests.frozen.virtual_server import Event, VirtualServer, run_on_virtual_tim
 from tests.support.redis_process import RedisProcess
 
 DATA = Path(__file__).parent / "data"
-"""The files below of the present layout; the folder `layout_1` has those of layout 1."""
-LAYOUT_1 = DATA / "layout_1"
 SQLITE, REDIS, REPLAYED = "store.db", "redis.json", "replayed.json"
 MASKED = {"fence", "created_ms", "deadline_ms", "created", "deadline"}
 """Columns and hash fields with a time of the store's clock; fences start from one. The dump of the
@@ -73,16 +70,16 @@ def _is_blob(value: object) -> bool:
     return isinstance(value, bytes)
 
 
-def unexpired_sqlite_copy(folder: Path, data: Path = DATA) -> str:
+def unexpired_sqlite_copy(folder: Path) -> str:
     """The URL of a copy of a frozen file with deadlines that have not expired."""
     file = folder / "store.db"
     for suffix in ("", "-wal", "-shm"):
         file.with_name(f"store.db{suffix}").unlink(missing_ok=True)
-    shutil.copy(data / SQLITE, file)
+    shutil.copy(DATA / SQLITE, file)
     with closing(sqlite3.connect(file)) as db:
         until = int(time.time() * 1000) + HOUR_MS
         db.execute("UPDATE sessions SET deadline_ms = ?", (until,))
-        db.execute("UPDATE kept SET deadline_ms = ?", (until,))
+        db.execute("UPDATE stored_responses SET deadline_ms = ?", (until,))
         db.commit()
     return f"sqlite:///{file}"
 
@@ -120,8 +117,8 @@ def redis_flush(port: int) -> None:
         client.flushall()
 
 
-def frozen_redis(data: Path = DATA) -> Dump:
-    return json.loads((data / REDIS).read_text())
+def frozen_redis() -> Dump:
+    return json.loads((DATA / REDIS).read_text())
 
 
 def masked_redis(dump: Dump) -> Dump:
@@ -136,12 +133,12 @@ def _masked_hash(fields: Dump) -> Dump:
     return {name: "masked" if name in MASKED else value for name, value in fields.items()}
 
 
-def redis_load(port: int, data: Path = DATA) -> None:
+def redis_load(port: int) -> None:
     """Replace the contents of Redis with a frozen dump, with deadlines that have not expired."""
     until = int(time.time() * 1000) + HOUR_MS
     with redis.Redis(port=port) as client:
         client.flushall()
-        for key, entry in frozen_redis(data).items():
+        for key, entry in frozen_redis().items():
             _redis_put(client, key, entry["type"], entry["value"], until)
             if entry["expires"]:
                 client.pexpireat(key, until)
@@ -226,8 +223,8 @@ def run_scenario(url: str) -> Event:
     return run_on_virtual_time(url, scenario.SEED, scenario.run)
 
 
-def frozen_replay(data: Path = DATA) -> Event:
-    return json.loads((data / REPLAYED).read_text())
+def frozen_replay() -> Event:
+    return json.loads((DATA / REPLAYED).read_text())
 
 
 def write() -> None:

@@ -1,5 +1,4 @@
-"""Tests of stored data: written by the scenario as frozen, and resumed from frozen stores, those of
-layout 1 included, which are migrated."""
+"""Tests of stored data: written by the scenario as frozen, and resumed from frozen stores."""
 
 import asyncio
 import json
@@ -12,8 +11,6 @@ from continuo.realtime.server.auth.client_secrets import SignedSecrets
 from tests.frozen import names, store
 from tests.frozen.virtual_server import Event
 from tests.support.redis_process import RedisProcess, needs_redis
-
-layouts = pytest.mark.parametrize("data", [store.DATA, store.LAYOUT_1], ids=["present", "layout_1"])
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +50,20 @@ def assert_equal_replays(replayed: Event, frozen: Event) -> None:
     assert replayed["responses"] == frozen["responses"]
 
 
-@layouts
-def test_sessions_resume_from_the_frozen_sqlite_file(tmp_path: Path, data: Path) -> None:
-    frozen = store.frozen_replay(data)
+def test_sessions_resume_from_the_frozen_sqlite_file(tmp_path: Path) -> None:
+    frozen = store.frozen_replay()
     assert_equal_replays(
-        store.replay(lambda: store.unexpired_sqlite_copy(tmp_path, data), frozen["known"]), frozen
+        store.replay(lambda: store.unexpired_sqlite_copy(tmp_path), frozen["known"]), frozen
     )
 
 
 @needs_redis
-@layouts
-def test_sessions_resume_from_the_frozen_redis_dump(redis: RedisProcess, data: Path) -> None:
+def test_sessions_resume_from_the_frozen_redis_dump(redis: RedisProcess) -> None:
     def fresh() -> str:
-        store.redis_load(redis.port, data)
+        store.redis_load(redis.port)
         return redis.url
 
-    frozen = store.frozen_replay(data)
+    frozen = store.frozen_replay()
     assert_equal_replays(store.replay(fresh, frozen["known"]), frozen)
 
 

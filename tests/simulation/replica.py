@@ -46,13 +46,13 @@ class Replica:
 def read_facts(db: sqlite3.Connection) -> dict[Fact, str]:
     """Read all facts that a client may have received."""
     found = {("owner", id): owner for id, owner in db.execute("SELECT id, owner FROM sessions")}
-    for (id,) in db.execute("SELECT id FROM answers"):
+    for (id,) in db.execute("SELECT id FROM responses"):
         found["answer", id] = found["making", id] = ""
         found["item", first_item_id(id)] = "(not yet)"  # a lost deletion restores the item
-    for (result,) in db.execute("SELECT result FROM once"):
+    for (result,) in db.execute("SELECT result FROM idempotency_keys"):
         found["answer", result.decode()] = ""  # or the id of an item, which matches no response
-    for (packed,) in db.execute("SELECT packed FROM entries"):
-        entry = decode_entry(packed)
+    for (body,) in db.execute("SELECT body FROM entries"):
+        entry = decode_entry(body)
         if isinstance(entry, Span | ResponsePlaceholder) and entry.response_id is not None:
             found["answer", entry.response_id] = ""
         for item in entry.items if isinstance(entry, Span | OutOfWindowItems) else ():

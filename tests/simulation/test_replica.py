@@ -37,7 +37,7 @@ def test_failover_records_every_lost_or_restored_fact() -> None:
         lease, WriteBatch(ended_responses=("resp_1",), started_responses=begun, request=once)
     )
     tables.write(lease, message_batch("item_1", "hel"))
-    lease = tables.claim("sess_1", "gate-2", 60, None, None)
+    lease = tables.claim("sess_1", "gate-2", ttl_s=60)
     assert replica.take_over()
     answers = [(kind, name) for kind in ("answer", "making") for name in ("resp_1", "resp_2")]
     items = [

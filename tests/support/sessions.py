@@ -89,7 +89,7 @@ class SessionDriver:
         self._ended_responses += 1
         event = await self.recorder.wait_for(ResponseEnded, self._ended_responses)
         assert isinstance(event, ResponseEnded)
-        return event.answer
+        return event.response
 
     def sampled_ids(self, response: Response) -> list[int]:
         spans = [s for s in self.session.conversation.spans if s.response_id == response.id]

@@ -78,7 +78,7 @@ class Encoder:
     def encode(self, event: ResponseEvent) -> Iterator[bytes]:
         """Encode an event as server-sent events."""
         match event:
-            case ResponseStarted(answer=response):
+            case ResponseStarted(response=response):
                 self._id, self._created = _completion_id(response), response.created_s
                 yield self._encode_chunk(replies.Delta(role="assistant", content=""))
             case OutputItemStarted(item=FunctionCallItem(call_id=call_id, name=name)):
@@ -95,7 +95,7 @@ class Encoder:
                 yield self._encode_tool_call(
                     replies.ToolCallOut(function=replies.FunctionCallOut(arguments=text))
                 )
-            case ResponseEnded(answer=response):
+            case ResponseEnded(response=response):
                 yield from self._encode_end(response)
             case OutputItemStarted() | OutputItemEnded() | ResponseSteered():
                 pass

@@ -133,7 +133,7 @@ class Encoder:
 
     def _encode(self, event: ResponseEvent) -> Iterator[StreamEvent]:
         match event:
-            case ResponseStarted(answer=response):
+            case ResponseStarted(response=response):
                 yield MessageStart(message=encode_message(response, self._model))
             case OutputItemStarted(item=ReasoningItem()) | OutputItemEnded(item=ReasoningItem()):
                 pass  # reasoning is not sent: a thinking block needs Anthropic's signature
@@ -145,7 +145,7 @@ class Encoder:
                 yield BlockDelta(index=index, delta=InputJsonDelta(partial_json=text))
             case OutputItemEnded(index=index):
                 yield BlockStop(index=index)
-            case ResponseEnded(answer=response):
+            case ResponseEnded(response=response):
                 yield from _encode_end(response)
             case ReasoningDelta() | OutputItemStarted() | ResponseSteered():
                 pass

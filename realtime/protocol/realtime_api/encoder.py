@@ -137,7 +137,7 @@ class Encoder:
                 yield server_events.TextCommitted(
                     event_id=self._next_event_id(), item_id=item_id, previous_item_id=previous
                 )
-            case ResponseStarted(answer=response):
+            case ResponseStarted(response=response):
                 yield server_events.ResponseCreated(
                     event_id=self._next_event_id(), response=encode_response(response)
                 )
@@ -149,14 +149,14 @@ class Encoder:
                 if INCLUDE_REASONING in self._include:
                     yield server_events.ReasoningTextDelta(
                         event_id=self._next_event_id(),
-                        response_id=event.answer_id,
+                        response_id=event.response_id,
                         item_id=event.item_id,
                         delta=event.text,
                     )
             case ArgumentsDelta():
                 yield server_events.ArgumentsDelta(
                     event_id=self._next_event_id(),
-                    response_id=event.answer_id,
+                    response_id=event.response_id,
                     item_id=event.item_id,
                     output_index=event.index,
                     call_id=event.call_id,
@@ -164,7 +164,7 @@ class Encoder:
                 )
             case OutputItemEnded():
                 yield from self._encode_output_item_ended(event)
-            case ResponseEnded(answer=response):
+            case ResponseEnded(response=response):
                 yield server_events.ResponseDone(
                     event_id=self._next_event_id(), response=encode_response(response)
                 )
@@ -213,18 +213,18 @@ class Encoder:
         item_out = encode_item(event.item)
         yield server_events.OutputItemAdded(
             event_id=self._next_event_id(),
-            response_id=event.answer_id,
+            response_id=event.response_id,
             output_index=event.index,
             item=item_out,
         )
-        if not event.apart:
+        if not event.is_out_of_band:
             yield server_events.ItemAdded(
                 event_id=self._next_event_id(), previous_item_id=event.previous, item=item_out
             )
         if isinstance(event.item, MessageItem):
             yield server_events.ContentPartAdded(
                 event_id=self._next_event_id(),
-                response_id=event.answer_id,
+                response_id=event.response_id,
                 item_id=event.item.id,
                 output_index=event.index,
                 content_index=0,
@@ -234,7 +234,7 @@ class Encoder:
     def _encode_output_item_ended(
         self, event: OutputItemEnded
     ) -> Iterator[server_events.ServerEvent]:
-        item, response_id, index = event.item, event.answer_id, event.index
+        item, response_id, index = event.item, event.response_id, event.index
         match item:
             case ReasoningItem():
                 if INCLUDE_REASONING in self._include:
@@ -282,7 +282,7 @@ class Encoder:
             output_index=index,
             item=item_out,
         )
-        if not event.apart:
+        if not event.is_out_of_band:
             yield server_events.ItemDone(
                 event_id=self._next_event_id(), previous_item_id=event.previous, item=item_out
             )
@@ -318,7 +318,7 @@ class Encoder:
 def _encode_text_delta(event: TextDelta, event_id: str) -> server_events.TextDelta:
     return server_events.TextDelta(
         event_id=event_id,
-        response_id=event.answer_id,
+        response_id=event.response_id,
         item_id=event.item_id,
         output_index=event.index,
         content_index=0,

@@ -57,7 +57,7 @@ class Encoder:
     def encode(self, event: ResponseEvent) -> Iterator[server_events.ResponseStreamEvent]:
         shift = self._reasoning_items
         match event:
-            case ResponseStarted(answer=response):
+            case ResponseStarted(response=response):
                 response_out = encode_response(response)
                 yield server_events.ResponseCreated(
                     **self._next_sequence_fields(), response=response_out
@@ -95,10 +95,10 @@ class Encoder:
             case OutputItemEnded(index=index, item=item):
                 yield from self._encode_output_item_ended(index + shift, item)
                 self._reasoning_items += isinstance(item, ReasoningItem)
-            case ResponseSteered(answer_id=response_id, steer_id=steer_id):
+            case ResponseSteered(response_id=response_id, steer_id=steer_id):
                 steer = server_events.SteerOut(id=steer_id, previous_response_id=response_id)
                 yield server_events.SteerAccepted(**self._next_sequence_fields(), steer=steer)
-            case ResponseEnded(answer=response):
+            case ResponseEnded(response=response):
                 yield self._encode_response_ended(response)
             case _:
                 assert_never(event)
@@ -255,7 +255,7 @@ def encode_response(response: Response) -> server_events.ResponseOut:
         parallel_tool_calls=settings.parallel_tool_calls,
         previous_response_id=response.previous,
         reasoning=_encode_reasoning(settings),
-        store=response.kept,
+        store=response.is_stored,
         temperature=settings.sampling.temperature,
         text=extras.text,
         tool_choice=_encode_tool_choice(settings.tool_choice),

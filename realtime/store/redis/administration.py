@@ -6,15 +6,16 @@ from typing import Any
 
 import msgspec
 
-from continuo.realtime.store import keys, layout_v1
+from continuo.realtime.store import keys
 from continuo.realtime.store.backup_file import BackupRecord, ResponseRecord, SessionRecord
 from continuo.realtime.store.base import StoredEvents
 from continuo.realtime.store.codec import pack_ids
 from continuo.realtime.store.durability import Durability
-from continuo.realtime.store.errors import NewerLayout, StoreUnusable
+from continuo.realtime.store.errors import StoreUnusable, UnknownLayout
 from continuo.realtime.store.keys import response_key, session_keys
 from continuo.realtime.store.redis.client import RedisClient
 from continuo.realtime.store.redis.store import (
+    check_layout,
     decode_response,
     encode_for_lua,
     parse_metadata,
@@ -44,7 +45,7 @@ async def check_redis(url: str, durability: Durability) -> str:
     finally:
         await client.aclose()
     if layout > keys.LAYOUT:
-        raise StoreUnusable(str(NewerLayout("the data in Redis", layout, keys.LAYOUT)))
+        raise StoreUnusable(str(UnknownLayout("the data in Redis", layout)))
     return f"Redis {info['redis_version']}, {durability} durability"
 
 
@@ -75,7 +76,7 @@ class RedisAdministration:
             epoch = await self._client.execute("GET", keys.EPOCH_KEY)
             memory = await self._client.execute("INFO", "memory")
         stats = StoreStats(
-            layout=int(layout or 1),
+            layout=int(layout or keys.LAYOUT),
             epoch=(epoch or b"").decode(),
             size_bytes=memory["used_memory"],
         )
@@ -93,7 +94,7 @@ class RedisAdministration:
                 async with self._calling():
                     fields = await self._client.execute("HKEYS", session_keys(session).running)
                 stats.running_responses += sum(field.endswith(b"#") for field in fields)
-        async for responses in self._scan("kept"):
+        async for responses in self._scan("response"):
             stats.stored_responses += len(responses)
         return stats
 
@@ -105,7 +106,7 @@ class RedisAdministration:
                 if (record := await self._export_session(session)) is not None:
                     yield record
         exported, parents = set[str](), set[str]()
-        async for responses in self._scan("kept"):
+        async for responses in self._scan("response"):
             for response_id in responses:
                 if (record := await self._export_response(response_id)) is not None:
                     exported.add(response_id)
@@ -124,15 +125,8 @@ class RedisAdministration:
             reply = await self._client.run_script("export", session_keys(session))
         if reply[0] == b"unknown":
             return None
-        if reply[0] == b"newer":
-            raise NewerLayout(f"session {session}", int(reply[1]), keys.LAYOUT)
-        kind, now_ms, next_event, fields, state, log, running, events, once = reply
-        if kind == b"old":
-            old = layout_v1.upgrade_session(state, log, running, once, events)
-            state, log, events, requests = old.state, old.entries, old.events, old.requests
-            running += [part for pair in old.checkpoints for part in pair]
-        else:
-            requests = [(key, content, result) for _, key, content, result in sorted(once)]
+        check_layout(session, reply)
+        _, now_ms, next_event, fields, state, log, running, events, records = reply
         metadata = parse_metadata(session, fields, len(log))
         return SessionRecord(
             id=session,
@@ -146,17 +140,17 @@ class RedisAdministration:
             entries=tuple(log),
             running_responses=parse_running_responses(running),
             events=StoredEvents(int(next_event) - len(events), tuple(events)),
-            requests=tuple(requests),
+            requests=tuple((key, content, result) for _, key, content, result in sorted(records)),
         )
 
     async def _export_response(self, response_id: str) -> ResponseRecord | None:
         key = response_key(response_id)
         async with self._calling():
-            packed = await self._client.execute("GET", key)
+            stored = await self._client.execute("GET", key)
             remaining_ms = await self._client.execute("PTTL", key)
-        if packed is None or remaining_ms <= 0:
+        if stored is None or remaining_ms <= 0:
             return None
-        response = decode_response(response_id, packed)
+        response = decode_response(response_id, stored)
         return ResponseRecord(response=response, remaining_ms=remaining_ms)
 
     async def _scan(self, name: str) -> AsyncIterator[list[str]]:
@@ -187,12 +181,12 @@ class RedisAdministration:
             return reply[0] == b"ok"
 
     async def _add_response(self, record: ResponseRecord) -> bool:
-        packed = msgspec.msgpack.encode(record.response)
+        stored = msgspec.msgpack.encode(record.response)
         key, remaining_ms = response_key(record.response.id), record.remaining_ms
         response = record.response
         async with self._calling():
             await self._tenants.index_response(response.tenant, response.id, remaining_ms)
-            reply = await self._client.execute("SET", key, packed, "PX", remaining_ms, "NX")
+            reply = await self._client.execute("SET", key, stored, "PX", remaining_ms, "NX")
             return reply is not None
 
     async def vacuum(self) -> VacuumResult:

@@ -29,7 +29,6 @@ _PLAIN_SCRIPTS = (
     "find",
     "load",
     "claim",
-    "migrate",
     "force_delete",
     "expire",
 )
@@ -37,7 +36,6 @@ _EXPIRING_SCRIPTS = (
     "create",
     "claim",
     "extend_deadline",
-    "migrate",
     "write",
     "delete",
     "force_delete",

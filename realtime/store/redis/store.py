@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 
 import msgspec
 
-from continuo.realtime.store import keys, layout_v1
+from continuo.realtime.store import keys
 from continuo.realtime.store.base import (
     DuplicateWrite,
     IdempotentRequest,
@@ -33,7 +33,6 @@ from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.errors import (
     IdempotencyConflict,
     LeaseLost,
-    NewerLayout,
     ResponseNotFound,
     SessionDataLost,
     SessionEnded,
@@ -41,6 +40,7 @@ from continuo.realtime.store.errors import (
     SessionNotFound,
     StoreReplaced,
     StoreUnusable,
+    UnknownLayout,
 )
 from continuo.realtime.store.keys import response_key, session_keys
 from continuo.realtime.store.observed_calls import observe_calls
@@ -52,7 +52,11 @@ log = logging.getLogger(__name__)
 
 @observe_calls
 class RedisStore:
-    """The Store in one Redis, which several gateways share."""
+    """A `Store` in Redis, for the gateways of any number of processes. It owns the client, with its
+    connections and health probe, and the epoch of the Redis that it has opened. Any task of the
+    event loop may call it. Each step that must be atomic is one script, which refuses a lease that
+    does not hold; the indexes of deadlines and tenants are written in steps of their own, before a
+    session is created and after it is removed, so that they may list too much, never too little."""
 
     @classmethod
     async def open(cls, url: str, durability: Durability = "normal") -> Self:
@@ -138,12 +142,8 @@ class RedisStore:
             if reply[0] == b"unknown":
                 await self._verify_epoch()
                 return None
-        _check_layout(session, reply)
-        kind, fields, entry_count, state, next_event, log, running, events = reply
-        if kind == b"old":
-            old = layout_v1.upgrade_session(state, log, running, b"", events)
-            state, log, events = old.state, old.entries, old.events
-            running += [part for pair in old.checkpoints for part in pair]
+        check_layout(session, reply)
+        _, fields, entry_count, state, next_event, log, running, events = reply
         return Snapshot(
             metadata=parse_metadata(session, fields, entry_count),
             state=state,
@@ -175,16 +175,10 @@ class RedisStore:
                 raise SessionNotFound(session)
             if reply[0] == b"stale":
                 raise LeaseLost(session, reply[1].decode())
-            _check_layout(session, reply)
+            check_layout(session, reply)
             lease = SessionLease(session, owner, int(reply[1]), self._epoch)
-            if reply[0] == b"old":
-                await self._migrate(lease, layout_v1.upgrade_session(*reply[3:]))
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], session)
             return lease
-
-    async def _migrate(self, lease: SessionLease, session: layout_v1.UpgradedSession) -> None:
-        args = (encode_for_lua(msgspec.structs.asdict(session)),)
-        await self._run_fenced("migrate", lease, session_keys(lease.session), args)
 
     async def confirm(self, lease: SessionLease) -> None:
         async with self._client.bounded():
@@ -269,7 +263,9 @@ class RedisStore:
         args = (digest(request.key.encode()), digest(request.content))
         async with self._client.bounded():
             await self._reexamine_after_outage()
-            reply = await self._run_fenced("find_result", lease, (names.meta, names.once), args)
+            reply = await self._run_fenced(
+                "find_result", lease, (names.meta, names.idempotency_keys), args
+            )
         if reply[0] == b"conflict":
             raise IdempotencyConflict(request.key)
         return reply[1] if reply[0] == b"repeated" else None
@@ -281,7 +277,7 @@ class RedisStore:
         async with self._client.bounded():
             await self._reexamine_after_outage()
             reply = await self._run_fenced("journal", lease, names, args)
-        if reply[0] == b"no answer":
+        if reply[0] == b"no response":
             raise ResponseNotFound(response_id)
         return int(reply[1])
 
@@ -311,11 +307,11 @@ class RedisStore:
     async def find_response(self, response_id: str) -> StoredResponse | None:
         async with self._client.bounded():
             await self._reexamine_after_outage()
-            packed = await self._client.execute("GET", response_key(response_id))
-            if packed is None:
+            stored = await self._client.execute("GET", response_key(response_id))
+            if stored is None:
                 await self._verify_epoch()
                 return None
-            return decode_response(response_id, packed)
+            return decode_response(response_id, stored)
 
     # ------------------------------------------------------------ internals
 
@@ -359,7 +355,7 @@ class RedisStore:
     async def _record_layout(self) -> None:
         newest = await self._client.run_script("record_layout", (keys.LAYOUT_KEY,))
         if newest > keys.LAYOUT:
-            raise StoreUnusable(str(NewerLayout("the data in Redis", newest, keys.LAYOUT)))
+            raise StoreUnusable(str(UnknownLayout("the data in Redis", newest)))
 
     async def _read_epoch(self) -> str:
         found = await self._client.execute("GET", keys.EPOCH_KEY)
@@ -413,13 +409,13 @@ def _parse_journal_reply(reply: Sequence[Any]) -> int | None:
     return int(reply[1]) if reply[0] == b"ok" else None
 
 
-def _check_layout(session: str, reply: Sequence[Any]) -> None:
-    if reply[0] == b"newer":
-        raise _make_newer_layout(f"session {session}", int(reply[1]))
+def check_layout(session: str, reply: Sequence[Any]) -> None:
+    if reply[0] == b"other layout":
+        raise _make_unknown_layout(f"session {session}", int(reply[1]))
 
 
-def _make_newer_layout(name: str, layout: int) -> NewerLayout:
-    error = NewerLayout(name, layout, keys.LAYOUT)
+def _make_unknown_layout(name: str, layout: int) -> UnknownLayout:
+    error = UnknownLayout(name, layout)
     log.warning("%s", error)
     return error
 
@@ -431,10 +427,11 @@ def decode_response(response_id: str, stored: bytes) -> StoredResponse:
     try:
         return _response_decoder.decode(stored)
     except msgspec.ValidationError:
-        layout = msgspec.msgpack.decode(stored)[0]
-        if isinstance(layout, int):
-            raise _make_newer_layout(f"response {response_id}", layout) from None
-        return _response_decoder.decode(layout_v1.upgrade_response(stored, response_id))
+        match msgspec.msgpack.decode(stored):
+            case [int(layout), *_] if layout != keys.LAYOUT:
+                raise _make_unknown_layout(f"response {response_id}", layout) from None
+            case _:
+                raise
 
 
 def _encode_batch(batch: WriteBatch) -> bytes:

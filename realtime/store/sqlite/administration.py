@@ -15,7 +15,7 @@ from continuo.realtime.store.base import StoredResponse
 from continuo.realtime.store.codec import pack_ids
 from continuo.realtime.store.errors import StoreUnavailable, StoreUnusable
 from continuo.realtime.store.sqlite.file import connect, read_epoch
-from continuo.realtime.store.sqlite.migrations import LAYOUT, transaction
+from continuo.realtime.store.sqlite.migrations import read_layout, transaction
 from continuo.realtime.store.sqlite.tables import Tables
 from continuo.realtime.store.stats import StoreStats, VacuumResult
 
@@ -33,15 +33,10 @@ def check_sqlite(file: Path) -> str:
             raise StoreUnusable(f"the store {file} cannot be created: {folder} is not writable")
         return f"{file} will be created"
     layout = SqliteAdministration(file).read_layout()
-    if layout > LAYOUT:
-        raise StoreUnusable(
-            f"a newer version of Continuo has written {file}, in layout {layout}; this version "
-            f"reads layouts up to {LAYOUT}"
-        )
     if not os.access(file, os.W_OK) or not os.access(file.absolute().parent, os.W_OK):
         raise StoreUnusable(f"the store {file} or its folder is not writable")
-    migration = "" if layout == LAYOUT else f", will be migrated from layout {layout}"
-    return f"{file}{migration}"
+    is_current = layout in (0, keys.LAYOUT)
+    return f"{file}" if is_current else f"{file}, will be migrated from layout {layout}"
 
 
 class SqliteAdministration:
@@ -53,22 +48,20 @@ class SqliteAdministration:
 
     def read_layout(self) -> int:
         with self._reading() as db:
-            return db.execute("PRAGMA user_version").fetchone()[0]
+            return read_layout(db)
 
     async def compute_stats(self) -> StoreStats:
         with self._reading() as db:
-            (layout,) = db.execute("PRAGMA user_version").fetchone()
-            stats = StoreStats(layout=layout, epoch=read_epoch(db) or "")
+            stats = StoreStats(layout=read_layout(db), epoch=read_epoch(db) or "")
             rows = db.execute(
                 f"SELECT tenant, position, parked FROM sessions WHERE {_LIVE}", _now()
             )
             for tenant, entries, parked in rows:
                 stats.add_session(tenant, entries, is_parked=bool(parked))
-            sql = (
-                f"SELECT count(*) FROM answers JOIN sessions ON session = sessions.id WHERE {_LIVE}"
-            )
+            live = f"SELECT id FROM sessions WHERE {_LIVE}"
+            sql = f"SELECT count(*) FROM responses WHERE session IN ({live})"
             (stats.running_responses,) = db.execute(sql, _now()).fetchone()
-            sql = "SELECT count(*) FROM kept WHERE deadline_ms > ?"
+            sql = "SELECT count(*) FROM stored_responses WHERE deadline_ms > ?"
             (stats.stored_responses,) = db.execute(sql, _now()).fetchone()
             stats.size_bytes = self._size_bytes()
             return stats
@@ -159,7 +152,7 @@ def _iter_records(db: sqlite3.Connection) -> Iterator[BackupRecord]:
         if snapshot is None:
             continue  # expired just now
         metadata = snapshot.metadata
-        sql = "SELECT key, digest, result FROM once WHERE session = ? ORDER BY n"
+        sql = "SELECT key, digest, result FROM idempotency_keys WHERE session = ? ORDER BY n"
         yield SessionRecord(
             id=session,
             tenant=metadata.tenant,
@@ -174,9 +167,9 @@ def _iter_records(db: sqlite3.Connection) -> Iterator[BackupRecord]:
             events=snapshot.events,
             requests=tuple(db.execute(sql, (session,))),
         )
-    kept = db.execute("SELECT packed, deadline_ms FROM kept WHERE deadline_ms > ?", (now,))
-    for packed, deadline_ms in kept:
-        response = msgspec.msgpack.decode(packed, type=StoredResponse)
+    sql = "SELECT body, deadline_ms FROM stored_responses WHERE deadline_ms > ?"
+    for body, deadline_ms in db.execute(sql, (now,)):
+        response = msgspec.msgpack.decode(body, type=StoredResponse)
         yield ResponseRecord(response=response, remaining_ms=deadline_ms - now)
 
 
@@ -209,22 +202,20 @@ def _insert_session(db: sqlite3.Connection, record: SessionRecord) -> None:
         "INSERT INTO events VALUES (?, ?, ?)", [(record.id, n, body) for n, body in events]
     )
     db.executemany(
-        "INSERT INTO once (session, key, digest, result) VALUES (?, ?, ?, ?)",
+        "INSERT INTO idempotency_keys (session, key, digest, result) VALUES (?, ?, ?, ?)",
         [(record.id, *request) for request in record.requests],
     )
     for running in record.running_responses:
         checkpoint, ids = running.checkpoint, running.ids
         values = (record.id, checkpoint.id, msgspec.msgpack.encode(checkpoint), len(ids))
-        db.execute("INSERT INTO answers VALUES (?, ?, ?, ?)", values)
+        db.execute("INSERT INTO responses VALUES (?, ?, ?, ?)", values)
         if ids:
             chunk = (record.id, checkpoint.id, 0, pack_ids(ids))
-            db.execute("INSERT INTO said VALUES (?, ?, ?, ?)", chunk)
+            db.execute("INSERT INTO output_ids VALUES (?, ?, ?, ?)", chunk)
 
 
 def _insert_response(db: sqlite3.Connection, record: ResponseRecord) -> None:
     (now,) = _now()
-    packed = msgspec.msgpack.encode(record.response)
-    values = (record.response.id, now + record.remaining_ms, packed)
-    db.execute("INSERT INTO kept VALUES (?, ?, ?)", values)
-    tenant = record.response.tenant
-    db.execute("INSERT INTO kept_tenants VALUES (?, ?)", (record.response.id, tenant))
+    response, deadline_ms = record.response, now + record.remaining_ms
+    values = (response.id, response.tenant, deadline_ms, msgspec.msgpack.encode(response))
+    db.execute("INSERT INTO stored_responses VALUES (?, ?, ?, ?)", values)

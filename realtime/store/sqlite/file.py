@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 
 
 def connect(file: Path | None, durability: Durability) -> sqlite3.Connection:
-    """Open the file, or create it with mode 0600, because it holds user text. Migrates a file that
-    an earlier version has written."""
+    """Open the file, or create it with mode 0600, because it holds user text. Migrates a file of
+    an older layout."""
     # Closing any descriptor of a file drops all locks that the process holds on it, so a file that
     # exists, and may be open here, is left to SQLite.
     if file is not None and not file.exists():

@@ -1,5 +1,5 @@
-"""Migrations of the SQLite file: numbered steps, each in one transaction. `PRAGMA user_version` is
-the number of the last step that was applied; a new file gets them all."""
+"""The tables of the SQLite file, and its migrations from older layouts. `PRAGMA user_version` has
+the layout of the file."""
 
 import logging
 import secrets
@@ -7,10 +7,8 @@ import sqlite3
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-import msgspec
-
-from continuo.realtime.store import layout_v1
-from continuo.realtime.store.base import StoredResponse
+from continuo.realtime.store import keys
+from continuo.realtime.store.errors import UnknownLayout
 
 log = logging.getLogger(__name__)
 
@@ -20,129 +18,84 @@ CREATE TABLE sessions (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, secret BLOB NOT NULL, owner TEXT NOT NULL,
     fence INTEGER NOT NULL, epoch INTEGER NOT NULL, parked INTEGER NOT NULL,
     created_ms INTEGER NOT NULL, deadline_ms INTEGER NOT NULL, state BLOB NOT NULL,
-    position INTEGER NOT NULL, next_event INTEGER NOT NULL, once_bytes INTEGER NOT NULL
+    position INTEGER NOT NULL, next_event INTEGER NOT NULL, idempotency_bytes INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX deadlines ON sessions (deadline_ms);
+CREATE INDEX sessions_by_deadline ON sessions (deadline_ms);
+CREATE INDEX sessions_by_tenant ON sessions (tenant);
 CREATE TABLE entries (
     session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
-    n INTEGER NOT NULL, packed BLOB NOT NULL, PRIMARY KEY (session, n)
+    n INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (session, n)
 ) WITHOUT ROWID;
-CREATE TABLE answers (
+CREATE TABLE responses (
     session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
-    id TEXT NOT NULL, begun BLOB NOT NULL, said INTEGER NOT NULL, PRIMARY KEY (session, id)
+    id TEXT NOT NULL, checkpoint BLOB NOT NULL, output_count INTEGER NOT NULL,
+    PRIMARY KEY (session, id)
 ) WITHOUT ROWID;
-CREATE TABLE said (
-    session TEXT NOT NULL, answer TEXT NOT NULL, first INTEGER NOT NULL, ids BLOB NOT NULL,
-    PRIMARY KEY (session, answer, first),
-    FOREIGN KEY (session, answer) REFERENCES answers ON DELETE CASCADE
+CREATE TABLE output_ids (
+    session TEXT NOT NULL, response TEXT NOT NULL, first INTEGER NOT NULL, ids BLOB NOT NULL,
+    PRIMARY KEY (session, response, first),
+    FOREIGN KEY (session, response) REFERENCES responses ON DELETE CASCADE
 ) WITHOUT ROWID;
-CREATE TABLE once (
+CREATE TABLE idempotency_keys (
     n INTEGER PRIMARY KEY AUTOINCREMENT,
     session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
     key BLOB NOT NULL, digest BLOB NOT NULL, result BLOB NOT NULL, UNIQUE (session, key)
 );
 CREATE TABLE events (
     session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
-    n INTEGER NOT NULL, packed BLOB NOT NULL, PRIMARY KEY (session, n)
+    n INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (session, n)
 ) WITHOUT ROWID;
-CREATE TABLE kept (id TEXT PRIMARY KEY, deadline_ms INTEGER NOT NULL, packed BLOB NOT NULL);
+CREATE TABLE stored_responses (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, deadline_ms INTEGER NOT NULL, body BLOB NOT NULL
+);
+CREATE INDEX stored_responses_by_tenant ON stored_responses (tenant);
+CREATE TABLE usage (
+    tenant TEXT NOT NULL, name TEXT NOT NULL, amount REAL NOT NULL, PRIMARY KEY (tenant, name)
+) WITHOUT ROWID
 """
+
+
+_Migration = Callable[[sqlite3.Connection], None]
+
+_MIGRATIONS: tuple[_Migration, ...] = ()
+"""The step from each older layout to the next one, each in one transaction; the last leads to
+LAYOUT. There are none, because no other layout was ever released."""
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Create the tables of a new file, and bring an older one to the present layout. Raises
+    sqlite3.DatabaseError if the file has a layout that this version cannot read."""
+    found = read_layout(db)
+    while (layout := read_layout(db)) != keys.LAYOUT:
+        step, next_layout = _find_step(layout)
+        with transaction(db):
+            if read_layout(db) == layout:  # unless another process has applied the step
+                step(db)
+                db.execute(f"PRAGMA user_version = {next_layout}")
+    if 0 < found < layout:
+        log.warning("the store was migrated from layout %d to layout %d", found, layout)
+
+
+def read_layout(db: sqlite3.Connection) -> int:
+    """Return the layout of a file. Returns 0 if it has no tables yet. Raises sqlite3.DatabaseError
+    if no migration leads from its layout to the present one."""
+    (layout,) = db.execute("PRAGMA user_version").fetchone()
+    if layout != 0 and not keys.LAYOUT - len(_MIGRATIONS) <= layout <= keys.LAYOUT:
+        raise sqlite3.DatabaseError(str(UnknownLayout("it", layout)))
+    return layout
+
+
+def _find_step(layout: int) -> tuple[_Migration, int]:
+    """Return the step that a file of this layout needs, and the layout to which it leads."""
+    if layout == 0:
+        return _create_tables, keys.LAYOUT
+    return _MIGRATIONS[layout - keys.LAYOUT], layout + 1
 
 
 def _create_tables(db: sqlite3.Connection) -> None:
     for statement in _SCHEMA.split(";"):
         db.execute(statement)
     make_epoch(db)
-
-
-def _upgrade_layout_1(db: sqlite3.Connection) -> None:
-    for function in (
-        layout_v1.upgrade_state,
-        layout_v1.upgrade_entry,
-        layout_v1.upgrade_event,
-        layout_v1.upgrade_checkpoint,
-        layout_v1.upgrade_response,
-    ):
-        db.create_function(function.__name__, -1, _or_unchanged(function))
-    db.execute("UPDATE sessions SET state = upgrade_state(state)")
-    db.execute("UPDATE entries SET packed = upgrade_entry(packed)")
-    db.execute("UPDATE events SET packed = upgrade_event(packed)")
-    db.execute("UPDATE answers SET begun = upgrade_checkpoint(begun)")
-    db.execute("UPDATE kept SET packed = upgrade_response(packed, id)")
-
-
-def _or_unchanged(upgrade: Callable[..., bytes]) -> Callable[..., bytes]:
-    """Keep a malformed value as it is: only its session cannot be read, as before."""
-
-    def upgrade_or_keep(packed: bytes, *args: str) -> bytes:
-        try:
-            return upgrade(packed, *args)
-        except Exception:
-            log.exception("%s failed; the value stays as it is", upgrade.__name__)
-            return packed
-
-    return upgrade_or_keep
-
-
-_STEPS = (_create_tables, _upgrade_layout_1)
-LAYOUT = len(_STEPS)
-"""Layout of a file that has all migrations."""
-
-_ADDITIONS = """
-CREATE TABLE IF NOT EXISTS usage (
-    tenant TEXT NOT NULL, name TEXT NOT NULL, amount REAL NOT NULL, PRIMARY KEY (tenant, name)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS kept_tenants (
-    id TEXT PRIMARY KEY REFERENCES kept ON DELETE CASCADE, tenant TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS tenants ON sessions (tenant);
-CREATE INDEX IF NOT EXISTS tenants_kept ON kept_tenants (tenant)
-"""
-"""Tables and indexes about tenants. Earlier versions of layout 2 lack and ignore them, so the
-layout is the same."""
-
-
-def _add_tenants(db: sqlite3.Connection) -> None:
-    """Add what is missing of _ADDITIONS, and the tenants of responses that an earlier version has
-    stored."""
-    for statement in _ADDITIONS.split(";"):
-        db.execute(statement)
-    db.create_function("tenant_of", 1, _tenant_of)
-    db.execute(
-        "INSERT INTO kept_tenants SELECT id, tenant_of(packed) FROM kept "
-        "WHERE id NOT IN (SELECT id FROM kept_tenants)"
-    )
-
-
-def _tenant_of(packed: bytes) -> str:
-    try:
-        return msgspec.msgpack.decode(packed, type=StoredResponse).tenant
-    except msgspec.DecodeError:
-        return ""
-
-
-def migrate(db: sqlite3.Connection) -> None:
-    """Bring the file to the present version. Raises sqlite3.DatabaseError if a newer version of
-    Continuo has written it."""
-    found = _read_version(db)
-    for version in range(found, len(_STEPS)):
-        with transaction(db):
-            if _read_version(db) == version:  # unless another process has applied the step
-                _STEPS[version](db)
-                db.execute(f"PRAGMA user_version = {version + 1}")
-    if (version := _read_version(db)) > LAYOUT:
-        raise sqlite3.DatabaseError(
-            f"a newer version of Continuo has written it, in layout {version}; this version reads "
-            f"layouts up to {LAYOUT}"
-        )
-    with transaction(db):
-        _add_tenants(db)
-    if 0 < found < version:
-        log.warning("the store was migrated from layout %d to layout %d", found, version)
-
-
-def _read_version(db: sqlite3.Connection) -> int:
-    return db.execute("PRAGMA user_version").fetchone()[0]
 
 
 @contextmanager

@@ -7,24 +7,12 @@ share a transaction. The clock is the host's.
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from types import CoroutineType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from continuo.realtime.store import keys
-from continuo.realtime.store.base import (
-    DuplicateWrite,
-    IdempotentRequest,
-    NewSession,
-    SessionLease,
-    SessionMetadata,
-    Snapshot,
-    StoredResponse,
-    SweepResult,
-    TokenBatch,
-    WriteBatch,
-    WriteResult,
-)
 from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.errors import StoreUnavailable, StoreUnusable
 from continuo.realtime.store.health_probe import HealthProbe
@@ -34,12 +22,25 @@ from continuo.realtime.store.sqlite.tables import Tables, WallClock
 from continuo.realtime.store.sqlite.tenants import SqliteTenants
 from continuo.realtime.store.sqlite.worker import Worker
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 FREE_BYTES_MIN = 256 * 1024
 """Free space that a full disk must regain before the store counts as healthy again. With space for
 one row only, the store would refuse the next message, and alternate between healthy and
 unhealthy."""
+
+
+def _on_worker(
+    operation: Callable[Concatenate[Tables, P], T],
+) -> "Callable[Concatenate[SqliteStore, P], CoroutineType[Any, Any, T]]":
+    """Make the method of the store that runs an operation of its tables on the worker."""
+
+    async def call(self: "SqliteStore", *args: P.args, **options: P.kwargs) -> T:
+        bound = partial(operation, self._tables, *args, **options)  # pyright: ignore[reportPrivateUsage]
+        return await self._run(bound)  # pyright: ignore[reportPrivateUsage]
+
+    return call
 
 
 @observe_calls
@@ -81,63 +82,22 @@ class SqliteStore:
     def tenants(self) -> SqliteTenants:
         return self._tenants
 
-    async def check(self) -> None:
-        await self._run(self._tables.verify)
-
-    async def create(self, new: NewSession) -> SessionLease:
-        return await self._run(self._tables.create, new)
-
-    async def find(self, session: str) -> SessionMetadata | None:
-        return await self._run(self._tables.find, session)
-
-    async def load(self, session: str) -> Snapshot | None:
-        return await self._run(self._tables.load, session)
-
-    async def claim(
-        self,
-        session: str,
-        owner: str,
-        *,
-        ttl_s: float,
-        expected_fence: int | None = None,
-        secret: bytes | None = None,
-    ) -> SessionLease:
-        return await self._run(self._tables.claim, session, owner, ttl_s, expected_fence, secret)
-
-    async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
-        return await self._run(self._tables.write, lease, batch)
-
-    async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
-        return await self._run(self._tables.find_result, lease, request)
-
-    async def journal(
-        self, lease: SessionLease, response_id: str, first: int, ids: tuple[int, ...]
-    ) -> int:
-        return await self._run(self._tables.journal, lease, response_id, first, ids)
-
-    async def journal_all(self, batches: Sequence[TokenBatch]) -> list[int | None]:
-        return await self._run(self._tables.journal_all, batches)
-
-    async def confirm(self, lease: SessionLease) -> None:
-        await self._run(self._tables.confirm, lease)
-
-    async def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:
-        await self._run(self._tables.extend_deadline, lease, ttl_s, is_parked)
-
-    async def delete(self, lease: SessionLease) -> None:
-        await self._run(self._tables.delete, lease)
-
-    async def force_delete(self, session: str) -> int:
-        return await self._run(self._tables.force_delete, session)
-
-    async def sweep(self, limit: int) -> SweepResult:
-        return await self._run(self._tables.sweep, min(limit, keys.SWEEP_MAX))
-
-    async def put_response(self, response: StoredResponse, ttl_s: float) -> None:
-        await self._run(self._tables.put_response, response, ttl_s)
-
-    async def find_response(self, response_id: str) -> StoredResponse | None:
-        return await self._run(self._tables.find_response, response_id)
+    check = _on_worker(Tables.verify)
+    create = _on_worker(Tables.create)
+    find = _on_worker(Tables.find)
+    load = _on_worker(Tables.load)
+    claim = _on_worker(Tables.claim)
+    write = _on_worker(Tables.write)
+    find_result = _on_worker(Tables.find_result)
+    journal = _on_worker(Tables.journal)
+    journal_all = _on_worker(Tables.journal_all)
+    confirm = _on_worker(Tables.confirm)
+    extend_deadline = _on_worker(Tables.extend_deadline)
+    delete = _on_worker(Tables.delete)
+    force_delete = _on_worker(Tables.force_delete)
+    sweep = _on_worker(Tables.sweep)
+    put_response = _on_worker(Tables.put_response)
+    find_response = _on_worker(Tables.find_response)
 
     async def aclose(self) -> None:
         await self._health_probe.aclose()

@@ -49,7 +49,10 @@ _PROBE_ID = "probe"
 
 
 class Tables:
-    """The operations of the store on one connection to a SQLite file."""
+    """Operations over one connection to the SQLite file, and the epoch that the file had when it
+    was opened. Called on one thread, that of the worker; `store administration`, in a process of
+    its own, calls it within its own transactions. Bytes of sessions are stored as they come, those
+    of checkpoints and stored responses are encoded here."""
 
     def __init__(self, db: sqlite3.Connection, clock: WallClock) -> None:
         self._db = db
@@ -93,13 +96,13 @@ class Tables:
     def reserve_space(self, size: int) -> None:
         """Write `size` bytes, as an expired response. If the transaction commits, the disk has room
         for them. See `release_space`."""
-        sql = "INSERT OR REPLACE INTO kept VALUES (?, 0, zeroblob(?))"
+        sql = "INSERT OR REPLACE INTO stored_responses VALUES (?, '', 0, zeroblob(?))"
         self._execute(sql, _PROBE_ID, size)
 
     def release_space(self) -> None:
         """Delete the bytes that `reserve_space` wrote. Call in a later transaction: only the commit
         of the write proves that the disk has room for them."""
-        self._execute("DELETE FROM kept WHERE id = ?", _PROBE_ID)
+        self._execute("DELETE FROM stored_responses WHERE id = ?", _PROBE_ID)
 
     # ------------------------------------------------------------ leases
 
@@ -181,22 +184,26 @@ class Tables:
             return None
         row = self._fetch_one("SELECT state, next_event FROM sessions WHERE id = ?", session)
         assert row is not None, "its metadata was found"
-        log = self._execute("SELECT packed FROM entries WHERE session = ? ORDER BY n", session)
-        events = self._execute("SELECT packed FROM events WHERE session = ? ORDER BY n", session)
-        bodies = tuple(packed for (packed,) in events)
+        log = self._execute("SELECT body FROM entries WHERE session = ? ORDER BY n", session)
+        events = self._execute("SELECT body FROM events WHERE session = ? ORDER BY n", session)
+        bodies = tuple(body for (body,) in events)
         return Snapshot(
             metadata=metadata,
             state=row[0],
-            entries=tuple(packed for (packed,) in log),
+            entries=tuple(entry for (entry,) in log),
             running_responses=tuple(self._load_responses(session)),
             events=StoredEvents(row[1] - len(bodies), bodies),
         )
 
     def _load_responses(self, session: str) -> Iterator[RunningResponse]:
-        rows = self._execute("SELECT id, begun FROM answers WHERE session = ? ORDER BY id", session)
+        rows = self._execute(
+            "SELECT id, checkpoint FROM responses WHERE session = ? ORDER BY id", session
+        )
         for response_id, checkpoint in rows.fetchall():
             chunks = self._execute(
-                "SELECT first, ids FROM said WHERE session = ? AND answer = ?", session, response_id
+                "SELECT first, ids FROM output_ids WHERE session = ? AND response = ?",
+                session,
+                response_id,
             )
             yield RunningResponse(
                 msgspec.msgpack.decode(checkpoint, type=ResponseCheckpoint),
@@ -207,9 +214,10 @@ class Tables:
         self,
         session: str,
         owner: str,
+        *,
         ttl_s: float,
-        expected_fence: int | None,
-        secret: bytes | None,
+        expected_fence: int | None = None,
+        secret: bytes | None = None,
     ) -> SessionLease:
         row = self._fetch_one(
             "UPDATE sessions SET owner = ?, fence = max(fence + 1, ?), parked = 0, "
@@ -236,12 +244,7 @@ class Tables:
     def confirm(self, lease: SessionLease) -> None:
         self._check_lease(lease)
 
-    def extend_deadline(
-        self,
-        lease: SessionLease,
-        ttl_s: float,
-        is_parked: bool,  # noqa: FBT001 - the worker passes the arguments of its calls by position
-    ) -> None:
+    def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:
         self._check_lease(lease)
         self._execute(
             "UPDATE sessions SET deadline_ms = ?, parked = ? WHERE id = ?",
@@ -274,8 +277,8 @@ class Tables:
         )
 
     def sweep(self, limit: int) -> SweepResult:
-        now = self._ms_from_now(0)
-        self._execute("DELETE FROM kept WHERE deadline_ms <= ?", now)
+        now, limit = self._ms_from_now(0), min(limit, keys.SWEEP_MAX)
+        self._execute("DELETE FROM stored_responses WHERE deadline_ms <= ?", now)
         rows = self._execute(
             "DELETE FROM sessions WHERE id IN (SELECT id FROM sessions WHERE deadline_ms <= ? "
             "ORDER BY deadline_ms LIMIT ?) RETURNING id, owner",
@@ -338,7 +341,7 @@ class Tables:
 
     def _find_duplicate(self, session: str, request: IdempotentRequest) -> DuplicateWrite | None:
         row = self._fetch_one(
-            "SELECT digest, result FROM once WHERE session = ? AND key = ?",
+            "SELECT digest, result FROM idempotency_keys WHERE session = ? AND key = ?",
             session,
             digest(request.key.encode()),
         )
@@ -353,14 +356,15 @@ class Tables:
             len(request.result) <= keys.IDEMPOTENCY_RESULT_BYTES_MAX for request in requests
         ), "a result is short"
         self._db.executemany(
-            "INSERT INTO once (session, key, digest, result) VALUES (?, ?, ?, ?)",
+            "INSERT INTO idempotency_keys (session, key, digest, result) VALUES (?, ?, ?, ?)",
             [
                 (session, digest(request.key.encode()), digest(request.content), request.result)
                 for request in requests
             ],
         )
         row = self._fetch_one(
-            "UPDATE sessions SET once_bytes = once_bytes + ? WHERE id = ? RETURNING once_bytes",
+            "UPDATE sessions SET idempotency_bytes = idempotency_bytes + ? WHERE id = ? "
+            "RETURNING idempotency_bytes",
             sum(keys.IDEMPOTENCY_OVERHEAD_BYTES + len(request.result) for request in requests),
             session,
         )
@@ -370,13 +374,13 @@ class Tables:
 
     def _revoke_request(self, session: str, key: str) -> None:
         row = self._fetch_one(
-            "DELETE FROM once WHERE session = ? AND key = ? RETURNING result",
+            "DELETE FROM idempotency_keys WHERE session = ? AND key = ? RETURNING result",
             session,
             digest(key.encode()),
         )
         if row is not None:
             self._execute(
-                "UPDATE sessions SET once_bytes = once_bytes - ? WHERE id = ?",
+                "UPDATE sessions SET idempotency_bytes = idempotency_bytes - ? WHERE id = ?",
                 keys.IDEMPOTENCY_OVERHEAD_BYTES + len(row[0]),
                 session,
             )
@@ -384,15 +388,17 @@ class Tables:
     def _evict_oldest_requests(self, session: str, size: int) -> None:
         """Evict the oldest idempotency records of a session until 7/8 of the limit are left.
         `size`: bytes of all its records."""
-        rows = self._execute("SELECT n, result FROM once WHERE session = ? ORDER BY n", session)
+        rows = self._execute(
+            "SELECT n, result FROM idempotency_keys WHERE session = ? ORDER BY n", session
+        )
         last = 0
         for n, result in rows:
             if size <= keys.IDEMPOTENCY_BYTES_MAX * 7 // 8:
                 break
             size -= keys.IDEMPOTENCY_OVERHEAD_BYTES + len(result)
             last = n
-        self._execute("DELETE FROM once WHERE session = ? AND n <= ?", session, last)
-        self._execute("UPDATE sessions SET once_bytes = ? WHERE id = ?", size, session)
+        self._execute("DELETE FROM idempotency_keys WHERE session = ? AND n <= ?", session, last)
+        self._execute("UPDATE sessions SET idempotency_bytes = ? WHERE id = ?", size, session)
 
     def _delete_from(self, table: Literal["entries", "events"], session: str, at: int) -> None:
         self._execute(f"DELETE FROM {table} WHERE session = ? AND n >= ?", session, at)
@@ -409,7 +415,7 @@ class Tables:
         return events.next_offset
 
     def _delete_old_events(self, session: str) -> None:
-        sql = "SELECT n, length(packed) FROM events WHERE session = ? ORDER BY n DESC"
+        sql = "SELECT n, length(body) FROM events WHERE session = ? ORDER BY n DESC"
         weight = 0
         for count, (n, size) in enumerate(self._execute(sql, session), 1):
             weight += size
@@ -419,17 +425,21 @@ class Tables:
 
     def _put_responses(self, session: str, batch: WriteBatch) -> None:
         for response_id in batch.ended_responses:
-            self._execute("DELETE FROM answers WHERE session = ? AND id = ?", session, response_id)
+            self._execute(
+                "DELETE FROM responses WHERE session = ? AND id = ?", session, response_id
+            )
         for checkpoint in batch.started_responses:
             values = (session, checkpoint.id, msgspec.msgpack.encode(checkpoint))
-            self._execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, 0)", *values)
+            self._execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, 0)", *values)
 
     def journal(
         self, lease: SessionLease, response_id: str, first: int, ids: tuple[int, ...]
     ) -> int:
         self._check_lease(lease)
         row = self._fetch_one(
-            "SELECT said FROM answers WHERE session = ? AND id = ?", lease.session, response_id
+            "SELECT output_count FROM responses WHERE session = ? AND id = ?",
+            lease.session,
+            response_id,
         )
         if row is None:
             raise ResponseNotFound(response_id)
@@ -440,9 +450,9 @@ class Tables:
         if not new:
             return row[0]
         values = (lease.session, response_id, row[0], pack_ids(new))
-        self._execute("INSERT INTO said VALUES (?, ?, ?, ?)", *values)
+        self._execute("INSERT INTO output_ids VALUES (?, ?, ?, ?)", *values)
         total = row[0] + len(new)
-        sql = "UPDATE answers SET said = ? WHERE session = ? AND id = ?"
+        sql = "UPDATE responses SET output_count = ? WHERE session = ? AND id = ?"
         self._execute(sql, total, lease.session, response_id)
         return total
 
@@ -458,12 +468,12 @@ class Tables:
     # ------------------------------------------------------------ responses
 
     def put_response(self, response: StoredResponse, ttl_s: float) -> None:
-        values = (response.id, self._ms_from_now(ttl_s), msgspec.msgpack.encode(response))
-        self._execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", *values)
-        self._execute("INSERT INTO kept_tenants VALUES (?, ?)", response.id, response.tenant)
+        deadline_ms, body = self._ms_from_now(ttl_s), msgspec.msgpack.encode(response)
+        sql = "INSERT OR REPLACE INTO stored_responses VALUES (?, ?, ?, ?)"
+        self._execute(sql, response.id, response.tenant, deadline_ms, body)
 
     def find_response(self, response_id: str) -> StoredResponse | None:
-        sql = "SELECT packed FROM kept WHERE id = ? AND deadline_ms > ?"
+        sql = "SELECT body FROM stored_responses WHERE id = ? AND deadline_ms > ?"
         row = self._fetch_one(sql, response_id, self._ms_from_now(0))
         if row is None:
             self.verify()

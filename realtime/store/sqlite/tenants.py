@@ -111,19 +111,22 @@ class SqliteTenants:
         sessions, size = fetch(
             "SELECT count(*), sum(length(state)) FROM sessions WHERE tenant = ? AND owner <> ''"
         )
-        parts = (("entries", "packed"), ("events", "packed"), ("answers", "begun"), ("said", "ids"))
+        parts = (
+            ("entries", "body"),
+            ("events", "body"),
+            ("responses", "checkpoint"),
+            ("output_ids", "ids"),
+        )
         for table, column in parts:
             size += fetch(f"SELECT count(*), sum(length({column})) FROM {table} WHERE {own}")[1]
-        responses, kept = fetch(
-            "SELECT count(*), sum(length(packed)) FROM kept "
-            "WHERE id IN (SELECT id FROM kept_tenants WHERE tenant = ?)"
+        responses, responses_size = fetch(
+            "SELECT count(*), sum(length(body)) FROM stored_responses WHERE tenant = ?"
         )
-        return TenantHoldings(sessions, responses, size + kept)
+        return TenantHoldings(sessions, responses, size + responses_size)
 
     async def delete_records(self, tenant: str) -> None:
         def delete() -> None:
-            sql = "DELETE FROM kept WHERE id IN (SELECT id FROM kept_tenants WHERE tenant = ?)"
-            self._db.execute(sql, (tenant,))
+            self._db.execute("DELETE FROM stored_responses WHERE tenant = ?", (tenant,))
             self._db.execute("DELETE FROM usage WHERE tenant = ?", (tenant,))
             self._put(tenant, _DELETED, int(self._clock() * 1000))
 

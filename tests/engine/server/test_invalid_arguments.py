@@ -148,8 +148,8 @@ CALLS: dict[str, tuple[ClientCall, str]] = {
     "capacity 0": (lambda e: e.open("n", capacity_tokens=0), "capacity_tokens"),
     "timeout": (lambda e: e.open("n", timeout_s=float("nan")), "timeout_s"),
     "fence": (lambda e: e.open("n", fence=1 << 64), "fence"),
-    "output below": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(-1)), "said"),
-    "output above": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(4)), "said"),
+    "output below": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(-1)), "resumed"),
+    "output above": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(4)), "resumed"),
     "output half": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(0.5)), "resumed"),
     "temperature": (
         lambda e: e.generate("s", Sampling(temperature="hot")),  # pyright: ignore

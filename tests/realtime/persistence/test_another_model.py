@@ -9,16 +9,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from continuo.bench import random_checkpoints
 from continuo.engine import EngineClient, EngineConfig, ModelText, Sampling
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.persistence.session_codec import (
-    StoredRequest,
     decode_state,
-    encode_request,
 )
 from continuo.realtime.protocol.items import ContentPart, MessageItem
 from continuo.realtime.protocol.settings import GenerationSettings
@@ -27,18 +24,12 @@ from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.session.unit_of_work import UnitOfWork
 from continuo.realtime.store import (
-    NewSession,
-    ResponseCheckpoint,
     Store,
-    StoredResponse,
     StoreUnavailable,
-    WriteBatch,
-    layout_v1,
     open_store,
 )
 from tests.realtime.conftest import TEMPLATE, chat_folder
 from tests.realtime.registry.test_takeover import deltas, done, make_registry
-from tests.support import layout_1
 from tests.support import transformers_oracle as parity
 from tests.support.clients import ResponsesClient, connect_responses, output_text
 from tests.support.digest_runner import oracle
@@ -419,101 +410,6 @@ def expected_text(harness: EngineHarness, *texts: str) -> str:
     prompt = Conversation.start(template, GenerationSettings()).with_items(items)
     ids = expected_ids(prompt, 4)
     return harness.engine.text.decode([id for id in ids if id])
-
-
-# ---- stored by a version without the fingerprint of the model, in layout 1
-
-
-def upgraded(body: bytes, ids: tuple[int, ...] = ()) -> bytes:
-    return layout_v1.upgrade_entry(layout_1.pack_entry(body, ids))
-
-
-OLD_STATE = layout_v1.upgrade_state(
-    layout_1.pack(
-        b'{"settings":{"instructions":"","tools":[],"tool_choice":{"mode":"auto","name":null},'
-        b'"parallel_tool_calls":true,"max_output_tokens":null,"sampling":{"max_tokens":null,'
-        b'"temperature":0.0,"top_k":0,"top_p":1.0,"min_p":0.0,"repetition_penalty":1.0,'
-        b'"presence_penalty":0.0,"frequency_penalty":0.0,"logit_bias":{},"logprobs":null,"seed":null,'
-        b'"stop_ids":[],"stop":[],"ignore_eos":false,"grammar":null},"truncation":{"mode":"auto",'
-        b'"ratio":0.8,"after_instructions":null},"extras":"{}"},"first":0}'
-    )
-)
-OLD_ENTRIES = (
-    upgraded(b"{}"),
-    upgraded(
-        b'{"items":[{"type":"message","id":"u1","role":"user","parts":[{"kind":"input_text",'
-        b'"text":"hello"}],"status":"completed"}]}',
-        (1, 24, 22, 8, 21, 2, 11, 8, 15, 15, 18, 0, 2),
-    ),
-    upgraded(
-        b'{"items":[{"type":"message","id":"","role":"assistant","parts":[{"kind":"output_text",'
-        b'"text":"s!Q}?@"}],"status":"incomplete"}],"answer":"resp_497b1bf8986b640c7da5",'
-        b'"sampled":[11,17]}',
-        (1, 4, 22, 22, 12, 22, 23, 4, 17, 23, 2, 22, 70, 46, 85, 71, 1 << 30, 0, 2),
-    ),
-)
-OLD_RESPONSE_ENTRIES = [
-    layout_1.pack_entry(
-        b'{"items":[{"type":"message","id":"msg_321351408ff38c8af052","role":"user","parts":'
-        b'[{"kind":"input_text","text":"hi"}],"status":"completed"}],"answer":null}'
-    ),
-    layout_1.pack_entry(
-        b'{"items":[{"type":"message","id":"item_e1d0305dab0cfe2e0f14","role":"assistant",'
-        b'"parts":[{"kind":"output_text","text":"=]dD"}],"status":"incomplete"}],'
-        b'"answer":"resp_d872b766d60d4414afd0"}',
-        (79, 83, 7, 1 << 30),
-    ),
-]
-"""Stored data of an earlier version; the id 1 << 30 is of no model."""
-
-
-@pytest.mark.parametrize("response_is_open", [False, True])
-async def test_session_stored_without_a_fingerprint_is_rendered_again(
-    store: Store, chat_model: Path, caplog: pytest.LogCaptureFixture, response_is_open: bool
-) -> None:
-    session_id = f"sess_{'ab'[response_is_open]}{'0' * 19}"
-    new = NewSession(id=session_id, owner="gate-0", tenant="", state=OLD_STATE, ttl_s=3600)
-    lease = await store.create(new)
-    response_id, entries = "resp_497b1bf8986b640c7da5", OLD_ENTRIES
-    started: tuple[ResponseCheckpoint, ...] = ()
-    if response_is_open:
-        placeholder = upgraded(b'{"answer":"resp_497b1bf8986b640c7da5","open":true}')
-        entries = (*OLD_ENTRIES[:2], placeholder)
-        body = encode_request(StoredRequest())
-        started = (ResponseCheckpoint(id=response_id, seed=1, prompt=24, entry=2, body=body),)
-    await store.write(lease, WriteBatch(kept_entries=0, entries=entries, started_responses=started))
-    if response_is_open:
-        await store.journal(lease, response_id, 0, (22, 70, 1 << 30))
-    await store.extend_deadline(lease, 60, is_parked=True)
-    async with gateway_on(chat_model, store) as registry:
-        client = InProcessClient(registry)
-        client.received = [{"session": {"id": session_id}}]
-        assert await resume_on(client, registry, "event_00_0") == "snapshot"
-        assert "(unknown, this one is" in caplog.text
-        if response_is_open:
-            await client.socket.wait_for("response.done")
-            request, response = conversation(client).spans
-            prompt = Conversation.start(
-                conversation(client).template, GenerationSettings()
-            ).with_items(request.items)
-            sampled, expected = list(response.sampled_ids or ()), expected_ids(prompt, 400)
-            assert sampled == expected
-        else:
-            assert texts_of(conversation(client).items()) == ["hello", "s!Q}?@"]
-            await check_turn(client)
-        await client.disconnect()
-
-
-async def test_response_stored_without_a_fingerprint_is_rendered_again(
-    store: Store, chat_model: Path
-) -> None:
-    response_id = "resp_d872b766d60d4414afd0"
-    old = msgspec.msgpack.encode(("", None, OLD_RESPONSE_ENTRIES, layout_1.pack(b"[]")))
-    upgraded = layout_v1.upgrade_response(old, response_id)
-    await store.put_response(msgspec.msgpack.decode(upgraded, type=StoredResponse), 3600)
-    async with responses_server(chat_model, store) as (caller, harness):
-        response = await caller.create_response("more", previous_response_id=response_id)
-        assert output_text(response) == expected_text(harness, "hi", "=]dD", "more")
 
 
 # ---- real models

@@ -14,7 +14,7 @@ from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
-from continuo.realtime.store.keys import session_keys
+from continuo.realtime.store.keys import LAYOUT, session_keys
 from tests.support.clients import JsonEvent
 from tests.support.engines import EngineHarness
 from tests.support.in_process_client import connect_client, resume_result
@@ -150,13 +150,13 @@ async def test_session_of_a_newer_version_is_refused_until_a_newer_gateway_has_i
     await unload(registry, client.session_id)
     meta = session_keys(client.session_id).meta
     async with redis.client() as admin:
-        await admin.hset(meta, "layout", 3)
+        await admin.hset(meta, "layout", LAYOUT + 1)
         client.resume()
         await client.wait_closed()
-        await admin.hset(meta, "layout", 2)
+        await admin.hset(meta, "layout", LAYOUT)
     (event,) = client.socket.sent
     assert event["error"]["code"] == "store_unavailable"
-    assert "is stored in layout 3 by a newer version" in event["error"]["message"]
+    assert f"is stored in layout {LAYOUT + 1} by another version" in event["error"]["message"]
     assert client.socket.closed is not None
     assert client.socket.closed[0] == CloseCode.TRY_AGAIN_LATER
     client.resume()

@@ -192,8 +192,8 @@ def test_events_before_a_lost_item_or_earlier_settings_are_left_out() -> None:
     assert decoded([EVENTS[5], EVENTS[0], EVENTS[6], EVENTS[0]]) == [EVENTS[6], EVENTS[0]]
 
 
-def test_entries_stored_before_reasoning_are_decoded() -> None:
-    """Spans and usages of earlier versions lack their last field."""
+def test_entries_without_their_last_field_are_decoded() -> None:
+    """A field with a default may be added without another layout."""
     entry = msgspec.msgpack.encode(
         [
             "span",

@@ -136,7 +136,7 @@ async def test_status_of_a_remote_session_shows_an_open_response(
     for registry in registries:
         status = await registry.status(client.session_id, "")
         assert status is not None
-        assert status.state == "answering"
+        assert status.state == "responding"
     assert await registries[1].delete(client.session_id, "")
     await client.wait_closed()
 

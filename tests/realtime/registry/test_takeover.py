@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from continuo.engine import EngineClient
@@ -15,7 +16,7 @@ from continuo.realtime.protocol.items import MessageItem
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.access import ResumeRequest
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.store import Store, open_store
+from continuo.realtime.store import Store, WriteBatch, open_store
 from tests.engine.server.test_several_gateways import front
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness, digest_engine
@@ -175,6 +176,32 @@ async def test_open_response_continues_after_gateway_and_engine_are_killed(
         prompt, header = session.conversation.up_to_item("u1").render_header()
         expected = oracle([*prompt.ids(), *header], 100, stop_ids=[0])
         assert response.sampled_ids == tuple(expected), f"seed {seed}"
+
+
+async def test_open_response_whose_prompt_cannot_be_built_again_ends_as_lost(
+    gateway: RestartableGateway,
+) -> None:
+    """The prompt has another length than when the response began."""
+    client = await connect_client(gateway.registry)
+    client.send_message("hello", "u1")
+    client.start_response(100)
+    await client.socket.wait_for("response.output_text.delta", 10)
+    client.receive()
+    await gateway.kill()
+    await gateway.start()
+    lease = await gateway.store.claim(client.session_id, "gate-other", ttl_s=60)
+    snapshot = await gateway.store.load(client.session_id)
+    assert snapshot is not None
+    [running] = snapshot.running_responses
+    checkpoint = msgspec.structs.replace(running.checkpoint, prompt=running.checkpoint.prompt + 1)
+    await gateway.store.write(lease, WriteBatch(started_responses=(checkpoint,)))
+    await gateway.store.journal(lease, checkpoint.id, 0, running.ids)
+    client.registry = gateway.registry
+    client.resume()
+    response = (await client.socket.wait_for("response.done"))["response"]
+    assert response["status"] == "failed"
+    assert response["status_details"]["error"]["code"] == "response_lost"
+    await client.disconnect()
 
 
 async def test_settings_items_and_text_buffer_survive_a_kill(gateway: RestartableGateway) -> None:

@@ -232,7 +232,7 @@ class UnavailableStore:
 async def test_response_reports_that_the_store_did_not_keep_it(harness: EngineHarness) -> None:
     async with response_service(harness, store=cast("Store", UnavailableStore())) as responses:
         response = await turn(responses, request("hello", store=True))
-        assert (response.status in ("completed", "incomplete"), response.kept) == (True, False)
+        assert (response.status in ("completed", "incomplete"), response.is_stored) == (True, False)
         with pytest.raises(Refusal) as refused:
             await responses.create(request("x", "resp_unknown"), REQUESTER)
         assert (refused.value.code, refused.value.kind) == ("store_unavailable", "server_error")

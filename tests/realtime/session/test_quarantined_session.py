@@ -63,7 +63,7 @@ async def test_session_that_kills_engine_processes_is_refused(engine: EngineClie
     assert bad.conversation == kept, "the refused item changed the conversation"
     ended = await asyncio.wait_for(recorder.wait_for(ResponseEnded), TIMEOUT_S)
     assert isinstance(ended, ResponseEnded)
-    assert ended.answer.status in ("completed", "incomplete")
+    assert ended.response.status in ("completed", "incomplete")
     await bad.close()
     fresh = await registry.open(EventRecorder())
     await fresh.execute(AddItem(user_message("u1", "hello"), None))

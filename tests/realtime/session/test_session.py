@@ -323,7 +323,7 @@ async def test_out_of_band_responses_have_a_limit(harness: EngineHarness) -> Non
         await driver.create_response(None, is_out_of_band=True)
     assert caught.value.param == "response.conversation"
     (response_id,) = [
-        event.answer.id for event in driver.recorder.events if isinstance(event, ResponseStarted)
+        event.response.id for event in driver.recorder.events if isinstance(event, ResponseStarted)
     ]
     await driver.session.execute(CancelResponse(response_id))
     assert (await driver.wait_response()).status == "cancelled"

@@ -96,7 +96,7 @@ class Voice:
                 await self.session.execute(CancelResponse())
         event = await self.recorder.wait_for(ResponseEnded, self.responses)
         assert isinstance(event, ResponseEnded)
-        return event.answer
+        return event.response
 
     @property
     def deltas(self) -> int:

@@ -361,7 +361,7 @@ async def test_probe_writes_to_the_disk_without_a_visible_change(tmp_path: Path)
         assert store.epoch == epoch
     other = sqlite3.connect(tmp_path / "store.db")
     assert other.execute("SELECT epoch FROM store").fetchall() == [(epoch,)]
-    assert other.execute("SELECT count(*) FROM kept").fetchone() == (0,)
+    assert other.execute("SELECT count(*) FROM stored_responses").fetchone() == (0,)
     other.close()
 
 

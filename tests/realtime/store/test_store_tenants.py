@@ -1,9 +1,6 @@
 """Records of tenants in every store: usage, token buckets, sessions and responses."""
 
 import asyncio
-import sqlite3
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -137,21 +134,4 @@ async def test_nothing_of_a_deleted_tenant_is_left_in_redis(
         assert not [name for name in names if tenant.encode() in name or b"canary" in name]
         meta = await client.hgetall(keys.session_keys(lease.session).meta)
         assert meta.keys() == {b"owner", b"fence", b"deadline"}
-    await store.aclose()
-
-
-async def test_responses_of_an_earlier_version_get_their_tenant(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/store.db"
-    store = await open_store(url)
-    await store.put_response(StoredResponse(id="resp_1", tenant="acme"), 3600)
-    await store.aclose()
-    with closing(sqlite3.connect(tmp_path / "store.db")) as db:
-        for table in ("kept_tenants", "usage"):  # which earlier versions lack
-            db.execute(f"DROP TABLE {table}")
-        db.execute("DROP INDEX tenants")
-        db.commit()
-    store = await open_store(url)
-    assert (await store.tenants.measure("acme")).responses == 1
-    await delete_tenant(store, "acme")
-    assert await store.find_response("resp_1") is None
     await store.aclose()

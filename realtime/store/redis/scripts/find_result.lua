@@ -1,5 +1,5 @@
 -- Find the recorded result of a request. Changes nothing.
--- KEYS   1 meta  2 once
+-- KEYS   1 meta  2 idempotency keys
 -- ARGV   1 owner  2 fence  3 key  4 digest
 -- reply  {'new'} | {'repeated', result} | {'conflict'} | as in check_lease.lua
 local record = redis.call('HGET', KEYS[2], ARGV[3])

@@ -1,9 +1,9 @@
 -- Add a session from a backup, unless its id is in use. No gateway owns it, and its epoch is new:
 -- event ids issued after the backup cannot be resumed from.
--- KEYS   1 meta  2 state  3 log  4 running  5 once  6 events
+-- KEYS   1 meta  2 state  3 log  4 running  5 idempotency keys  6 events
 -- ARGV   1 the session, a map in MessagePack: see `_encode_session` in administration.py
 -- reply  {'ok', deadline ms} | {'exists'}
-local meta, state, log, running, once, events = unpack(KEYS)
+local meta, state, log, running, idempotency_keys, events = unpack(KEYS)
 if redis.call('EXISTS', meta) == 1 then
   return {'exists'}
 end
@@ -19,7 +19,8 @@ for _, field in ipairs(session.running) do
   redis.call('HSET', running, field[1], field[2])
 end
 for number, request in ipairs(session.requests) do
-  redis.call('HSET', once, request[1], cmsgpack.pack({number - 1, request[2], request[3]}))
+  local record = cmsgpack.pack({number - 1, request[2], request[3]})
+  redis.call('HSET', idempotency_keys, request[1], record)
 end
 for _, event in ipairs(session.events) do
   redis.call('RPUSH', events, event)

@@ -1,9 +1,9 @@
 -- Apply one write batch.
--- KEYS   1 meta  2 state  3 log  4 running  5 once  6 events
+-- KEYS   1 meta  2 state  3 log  4 running  5 idempotency keys  6 events
 -- ARGV   1 owner  2 fence  3 the batch, a map in MessagePack: see `_encode_batch` in store.py
 -- reply  {'ok', number of entries, next event} | {'repeated', result} | {'conflict'}
 --        | {'behind', what} | as in check_lease.lua
-local meta, state, log, running, once, events = unpack(KEYS)
+local meta, state, log, running, idempotency_keys, events = unpack(KEYS)
 local batch = cmsgpack.unpack(ARGV[3])
 local entry_count = redis.call('LLEN', log)
 local next_event = tonumber(redis.call('HGET', meta, 'events'))
@@ -14,7 +14,7 @@ local function find_duplicate(request)
       return nil
     end
   end
-  local record = redis.call('HGET', once, request.key)
+  local record = redis.call('HGET', idempotency_keys, request.key)
   if not record then
     return nil
   end
@@ -68,7 +68,7 @@ local function record_bytes(record)
 end
 
 local function evict_requests(bytes, bound)
-  local records = redis.call('HGETALL', once)
+  local records = redis.call('HGETALL', idempotency_keys)
   local oldest_first = {}
   for n = 1, #records, 2 do
     local number = cmsgpack.unpack(records[n + 1])[1]
@@ -79,7 +79,7 @@ local function evict_requests(bytes, bound)
     if bytes <= bound then
       break
     end
-    redis.call('HDEL', once, record[2])
+    redis.call('HDEL', idempotency_keys, record[2])
     bytes = bytes - record[3]
   end
   return bytes
@@ -89,15 +89,15 @@ local function put_requests()
   local number, bytes = unpack(redis.call('HMGET', meta, 'requests', 'request_bytes'))
   number, bytes = tonumber(number or 0), tonumber(bytes or 0)
   for _, key in ipairs(batch.revoked_keys) do
-    local record = redis.call('HGET', once, key)
+    local record = redis.call('HGET', idempotency_keys, key)
     if record then
-      redis.call('HDEL', once, key)
+      redis.call('HDEL', idempotency_keys, key)
       bytes = bytes - record_bytes(record)
     end
   end
   for _, request in ipairs(batch.requests) do
     local record = cmsgpack.pack({number, request.content, request.result})
-    redis.call('HSET', once, request.key, record)
+    redis.call('HSET', idempotency_keys, request.key, record)
     number, bytes = number + 1, bytes + record_bytes(record)
   end
   if bytes > batch.request_bytes_max then
