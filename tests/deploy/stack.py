@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,44 @@ def missing_programs() -> list[str]:
     return [name for name, path in paths.items() if path is None]
 
 
+def read_compose(*files: str) -> dict[str, Any]:
+    """Return compose.yaml with other files of the repository over it, merged as Compose does."""
+    merged: dict[str, Any] = {}
+    for file in ("compose.yaml", *files):
+        merged = _merge(merged, yaml.safe_load((ROOT / file).read_text()))
+    return merged
+
+
+def _merge(below: Any, above: Any) -> Any:
+    """Merge a value with that of a file above: mappings by key, else the one above wins. (Compose
+    joins lists; no file here has one that is also in a file below.)"""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        assert not isinstance(below, list), "Compose would join these lists"
+        return above
+    kept = {key: value for key, value in below.items() if key not in above}
+    return kept | {
+        key: _merge(below[key], value) if key in below else value for key, value in above.items()
+    }
+
+
+def resolve(value: str, environ: Mapping[str, str]) -> str:
+    """Replace the variables of a value, as Compose does: `${NAME:-default}` stands for the default
+    if the variable is empty or not set, `${NAME-default}` if it is not set."""
+
+    def substitute(found: re.Match[str]) -> str:
+        name, colon, default = found.groups()
+        text = environ.get(name)
+        return default if text is None or (colon and not text) else text
+
+    return re.sub(r"\$\{(\w+)(:?)-(.*?)\}", substitute, value)
+
+
 class Stack:
     """The services of compose.yaml, each started and stopped by its name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        compose: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+        compose = read_compose()
         self.services: dict[str, dict[str, Any]] = compose["services"]
         self._ports: dict[tuple[str, str], int] = {}
         subprocess.run(
@@ -124,7 +157,7 @@ class Stack:
 
     def _to_host(self, service: str, text: str) -> str:
         """Replace names, ports and paths of containers by those of this host."""
-        text = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text)
+        text = resolve(text, {})
         text = re.sub(r"/run/secrets/", f"{self.folder}/", text)
         text = re.sub(
             r"0\.0\.0\.0:(\d+)", lambda match: f"127.0.0.1:{self.port(service, match[1])}", text

@@ -14,21 +14,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-import yaml
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from continuo.realtime.server.auth.access_policy import read_keys_file
-from tests.deploy.stack import KEY, ROOT, Stack, missing_programs
+from tests.deploy.stack import KEY, ROOT, Stack, missing_programs, read_compose, resolve
 from tests.support import processes
 from tests.support.clients import RealtimeClient, RequestRefused
 from tests.support.processes import wait_ready
+from tools.set_up import CPU_INDEX
 
 T = TypeVar("T")
 FILES = ("compose.yaml", "deploy/compose.gpu.yaml")
 SCHEMA = "vendor.compose-spec"
+OWN_IMAGE = "continuo:local"
+LONGEST_DOWNLOAD_S = 1800.0
+"""70 GB at 40 MB a second, and loading them."""
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -40,14 +43,12 @@ def test_file_is_valid_by_the_compose_schema(file: str) -> None:
 
 
 def test_services_run_unprivileged_and_are_restarted() -> None:
-    services: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())[
-        "services"
-    ]
+    services = read_compose()["services"]
     for name, service in services.items():
         assert service["restart"] == "unless-stopped", name
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
-        assert service.get("user") or "build" in service, name
+        assert service.get("user") or service["image"] == OWN_IMAGE, name
         assert "healthcheck" in service, name
         assert re.fullmatch(r"(\$\{\w+:-)?\d+[gm]\}?", memory_limit(service)), name
     dockerfile = (ROOT / "Dockerfile").read_text()
@@ -62,9 +63,59 @@ def memory_limit(service: dict[str, Any]) -> str:
 
 def test_full_redis_refuses_writes_before_its_container_is_killed() -> None:
     """The append-only file is rewritten by a fork, which may need the memory a second time."""
-    redis = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["redis"]
+    redis = read_compose()["services"]["redis"]
     maxmemory = redis["command"][redis["command"].index("--maxmemory") + 1]
     assert 2 * int(maxmemory.removesuffix("gb")) <= int(memory_limit(redis).removesuffix("g"))
+
+
+@pytest.mark.parametrize("files", [(), ("deploy/compose.gpu.yaml",)])
+def test_each_image_is_built_by_exactly_one_service(files: tuple[str, ...]) -> None:
+    """Builds of one tag by several services at a time fail on a clean machine. The service that
+    builds belongs to no profile, else Compose would look for the image elsewhere."""
+    services = read_compose(*files)["services"]
+    own = [service for service in services.values() if service["image"].startswith("continuo:")]
+    builders = [service["image"] for service in own if "build" in service]
+    assert sorted(builders) == sorted({service["image"] for service in own})
+    assert all("profiles" not in service for service in own if "build" in service)
+
+
+def test_images_have_pytorch_for_a_cpu_unless_told_otherwise() -> None:
+    services = read_compose("deploy/compose.gpu.yaml")["services"]
+    index = services["gateway-1"]["build"]["args"]["TORCH_INDEX"]
+    assert resolve(index, {}) == CPU_INDEX
+    assert resolve(index, {"TORCH_INDEX": ""}) == ""
+    cuda = services["engine-1"]["build"]
+    assert (cuda["target"], cuda["args"]["TORCH_INDEX"]) == ("cuda", "")
+
+
+def test_gpu_file_gives_each_engine_the_image_with_cuda_and_a_gpu_of_its_own() -> None:
+    below, services = (
+        read_compose(*files)["services"] for files in ((), ("deploy/compose.gpu.yaml",))
+    )
+    engines = [name for name, service in below.items() if service.get("command") == ["engine"]]
+    assert len(engines) == 2
+    gpus: list[str] = []
+    for name in engines:
+        assert services[name]["image"] == "continuo:cuda", name
+        [device] = services[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
+        assert memory_limit(services[name]) == memory_limit(below[name])
+        gpus += [resolve(gpu, {}) for gpu in device["device_ids"]]
+    assert sorted(gpus) == ["0", "1"]
+
+
+def test_no_service_is_unhealthy_while_a_model_is_downloaded() -> None:
+    """An engine loads the model, and the entry needs a gateway that has an engine. A gateway by
+    itself is live at once."""
+    services = read_compose()["services"]
+    for name in ("engine-1", "engine-2", "haproxy"):
+        period = services[name]["healthcheck"]["start_period"]
+        assert seconds(resolve(period, {})) >= LONGEST_DOWNLOAD_S, name
+        assert resolve(period, {"CONTINUO_START_PERIOD": "2h"}) == "2h"
+
+
+def seconds(duration: str) -> float:
+    return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
 
 
 # ---- the services as processes -------------------------------------------------------------------
