@@ -58,11 +58,22 @@ def resolve(value: str, environ: Mapping[str, str]) -> str:
     return re.sub(r"\$\{(\w+)(:?)-(.*?)\}", substitute, value)
 
 
+def pass_variables(service: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a service, as Compose makes it: a variable without a value has that
+    of Compose's own environment, or is not set."""
+    variables = {
+        name: environ.get(name) if value is None else resolve(value, environ)
+        for name, value in service.get("environment", {}).items()
+    }
+    return {name: value for name, value in variables.items() if value is not None}
+
+
 class Stack:
     """The services of compose.yaml, each started and stopped by its name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, variables: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self._variables = variables or {}
         compose = read_compose()
         self.services: dict[str, dict[str, Any]] = compose["services"]
         self._ports: dict[tuple[str, str], int] = {}
@@ -87,7 +98,7 @@ class Stack:
         definition = self.services[service]
         environment = {
             name: self._to_host(service, value)
-            for name, value in definition.get("environment", {}).items()
+            for name, value in pass_variables(definition, self._variables).items()
         }
         if "CONTINUO_PORT" in environment:
             environment["CONTINUO_PORT"] = str(self.port(service, environment["CONTINUO_PORT"]))
@@ -157,7 +168,7 @@ class Stack:
 
     def _to_host(self, service: str, text: str) -> str:
         """Replace names, ports and paths of containers by those of this host."""
-        text = resolve(text, {})
+        text = resolve(text, self._variables)
         text = re.sub(r"/run/secrets/", f"{self.folder}/", text)
         text = re.sub(
             r"0\.0\.0\.0:(\d+)", lambda match: f"127.0.0.1:{self.port(service, match[1])}", text

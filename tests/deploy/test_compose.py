@@ -1,6 +1,7 @@
 """Tests of compose.yaml: the file, and a conversation with its services while each is killed."""
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -12,15 +13,31 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.request import Request, urlopen
 
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Origin
 
 from continuo.realtime.server.auth.access_policy import read_keys_file
-from tests.deploy.stack import KEY, ROOT, Stack, missing_programs, read_compose, resolve
+from continuo.realtime.server.config.options import (
+    OPTIONS,
+    accepted_options,
+    check_bounds,
+    trace_sources,
+)
+from tests.deploy.stack import (
+    KEY,
+    ROOT,
+    Stack,
+    missing_programs,
+    pass_variables,
+    read_compose,
+    resolve,
+)
 from tests.support import processes
 from tests.support.clients import RealtimeClient, RequestRefused
 from tests.support.processes import wait_ready
@@ -29,6 +46,7 @@ from tools.set_up import CPU_INDEX
 T = TypeVar("T")
 FILES = ("compose.yaml", "deploy/compose.gpu.yaml")
 SCHEMA = "vendor.compose-spec"
+OVER_IT = "deploy/compose.*.yaml"
 OWN_IMAGE = "continuo:local"
 LONGEST_DOWNLOAD_S = 1800.0
 """70 GB at 40 MB a second, and loading them."""
@@ -116,6 +134,60 @@ def test_no_service_is_unhealthy_while_a_model_is_downloaded() -> None:
 
 def seconds(duration: str) -> float:
     return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
+
+
+# ---- the variables -------------------------------------------------------------------------------
+
+
+def example_values() -> dict[str, str]:
+    """The variables of .env.example, where each is in a comment."""
+    text = (ROOT / ".env.example").read_text()
+    assert not re.findall(r"^[^#\n]", text, re.MULTILINE), "the file as it is changes nothing"
+    return dict(re.findall(r"^#(\w+)=(.*)$", text, re.MULTILINE))
+
+
+def test_example_has_the_variables_of_all_files_with_their_defaults() -> None:
+    text = "".join(path.read_text() for path in [ROOT / "compose.yaml", *ROOT.glob(OVER_IT)])
+    defaults = dict(re.findall(r"\$\{(\w+):?-([^}]*)\}", text))
+    required = set(re.findall(r"\$\{(\w+):\?", text))
+    services = read_compose()["services"].values()
+    environments = [service.get("environment", {}) for service in services]
+    passed = {name for names in environments for name, value in names.items() if value is None}
+    found = example_values()
+    assert found.keys() == defaults.keys() | required | passed
+    assert {name: found[name] for name in defaults} == defaults
+
+
+def test_variables_are_options_of_their_service_and_the_examples_are_valid() -> None:
+    """Defaults that are a value are the examples; others are described."""
+    services, examples = read_compose()["services"], example_values()
+    by_variable = {option.environment_variable: option for option in OPTIONS}
+    for name in ("gateway-1", "engine-1"):
+        [command] = services[name]["command"]
+        accepted = {option.environment_variable for option in accepted_options(command)}
+        passed = {
+            variable
+            for variable, value in services[name]["environment"].items()
+            if value is None and variable != "HF_TOKEN"
+        }
+        assert passed <= accepted, name
+        for option in (by_variable[variable] for variable in passed):
+            if option.choices or option.bounds:
+                default = option.describe_default(command).split(",")[0]
+                assert examples[option.environment_variable] == default
+        environment = pass_variables(services[name], examples)
+        del environment["CONTINUO_CONFIG"]
+        sources = trace_sources({}, environment)
+        assert {sources[by_variable[variable].key].origin for variable in passed} == passed
+        check_bounds({key: value for key, (value, _) in sources.items()})
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_git_ignores_the_variables_in_use_but_not_the_example() -> None:
+    ignored = subprocess.run(
+        ["git", "check-ignore", ".env", ".env.example"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ignored.stdout.split() == [".env"]
 
 
 # ---- the services as processes -------------------------------------------------------------------
@@ -287,6 +359,40 @@ async def test_redis_answers_only_the_user_with_the_password(stack: Stack, url: 
             sys.executable, "-m", processes.CLI_MODULE, "store", action, *config, cwd=ROOT
         )
         assert await done.wait() == 0
+
+
+@needs_programs
+async def test_variables_reach_the_services(tmp_path: Path) -> None:
+    """`strict` is refused unless Redis has got the variable beside it."""
+    origin = "https://app.example.org"
+    stack = Stack(
+        tmp_path,
+        {
+            "CONTINUO_DURABILITY": "strict",
+            "REDIS_APPENDFSYNC": "always",
+            "CONTINUO_ALLOWED_ORIGINS": origin,
+            "CONTINUO_MAX_MODEL_LEN": "384",
+        },
+    )
+    try:
+        for service in ("redis", "engine-1", "gateway-1"):
+            stack.start(service)
+        url = f"ws://127.0.0.1:{stack.port('gateway-1', '8000')}/v1/realtime"
+        await wait_until_ready(url)
+        models = await asyncio.to_thread(get_models, url)
+        assert [model["max_model_len"] for model in models] == [384]
+        async with connect(url, additional_headers=BEARER, origin=Origin(origin)):
+            pass
+        with pytest.raises(InvalidStatus, match="403"):
+            await connect(url, additional_headers=BEARER, origin=Origin(f"{origin}.evil.example"))
+    finally:
+        stack.close()
+
+
+def get_models(url: str) -> list[dict[str, Any]]:
+    address = url.replace("ws:", "http:").replace("/realtime", "/models")
+    with urlopen(Request(address, headers=BEARER)) as response:
+        return json.load(response)["data"]
 
 
 def test_make_secrets_keeps_existing_secrets(tmp_path: Path) -> None:
