@@ -26,17 +26,39 @@ def missing_programs() -> list[str]:
     return [name for name, path in paths.items() if path is None]
 
 
+class _Reset(list[Any]):
+    """The value `!reset LIST` of a file above: the list, without those of the files below."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads a Compose file, which has a tag of its own."""
+
+
+def _construct_reset(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> _Reset:
+    return _Reset(loader.construct_sequence(node))
+
+
+_Loader.add_constructor("!reset", _construct_reset)
+
+
+def read_file(file: str) -> dict[str, Any]:
+    """Return a Compose file of the repository."""
+    return yaml.load((ROOT / file).read_text(), _Loader)
+
+
 def read_compose(*files: str) -> dict[str, Any]:
     """Return compose.yaml with other files of the repository over it, merged as Compose does."""
     merged: dict[str, Any] = {}
     for file in ("compose.yaml", *files):
-        merged = _merge(merged, yaml.safe_load((ROOT / file).read_text()))
+        merged = _merge(merged, read_file(file))
     return merged
 
 
 def _merge(below: Any, above: Any) -> Any:
     """Merge a value with that of a file above: mappings by key, else the one above wins. (Compose
-    joins lists; no file here has one that is also in a file below.)"""
+    joins lists; no file here has one that is also in a file below, except to reset it.)"""
+    if isinstance(above, _Reset):
+        return list(above)
     if not (isinstance(below, dict) and isinstance(above, dict)):
         assert not isinstance(below, list), "Compose would join these lists"
         return above
@@ -48,14 +70,19 @@ def _merge(below: Any, above: Any) -> Any:
 
 def resolve(value: str, environ: Mapping[str, str]) -> str:
     """Replace the variables of a value, as Compose does: `${NAME:-default}` stands for the default
-    if the variable is empty or not set, `${NAME-default}` if it is not set."""
+    if the variable is empty or not set, `${NAME-default}` if it is not set. Raises KeyError for
+    `${NAME:?message}` in those cases."""
 
     def substitute(found: re.Match[str]) -> str:
-        name, colon, default = found.groups()
+        name, colon, operator, default = found.groups()
         text = environ.get(name)
-        return default if text is None or (colon and not text) else text
+        if text is not None and not (colon and not text):
+            return text
+        if operator == "?":
+            raise KeyError(f"{name}: {default}")
+        return default
 
-    return re.sub(r"\$\{(\w+)(:?)-(.*?)\}", substitute, value)
+    return re.sub(r"\$\{(\w+)(:?)([-?])(.*?)\}", substitute, value)
 
 
 def pass_variables(service: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -36,6 +37,7 @@ from tests.deploy.stack import (
     missing_programs,
     pass_variables,
     read_compose,
+    read_file,
     resolve,
 )
 from tests.support import processes
@@ -44,35 +46,53 @@ from tests.support.processes import wait_ready
 from tools.set_up import CPU_INDEX
 
 T = TypeVar("T")
-FILES = ("compose.yaml", "deploy/compose.gpu.yaml")
+FILES = ("compose.yaml", "deploy/compose.gpu.yaml", "deploy/compose.tls.yaml")
 SCHEMA = "vendor.compose-spec"
 OVER_IT = "deploy/compose.*.yaml"
-OWN_IMAGE = "continuo:local"
 LONGEST_DOWNLOAD_S = 1800.0
 """70 GB at 40 MB a second, and loading them."""
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_file_is_valid_by_the_compose_schema(file: str) -> None:
-    """The file is checked with the published schema of the Compose specification."""
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", SCHEMA, ROOT / file]
+def test_file_is_valid_by_the_compose_schema(file: str, tmp_path: Path) -> None:
+    """The file is checked with the published schema of the Compose specification. (Its tag `!reset`
+    is none of YAML, so the values are checked.)"""
+    values = tmp_path / "compose.json"
+    values.write_text(json.dumps(read_file(file)))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", SCHEMA, values]
     checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_services_run_unprivileged_and_are_restarted() -> None:
-    services = read_compose()["services"]
+    services = read_compose(*FILES[1:])["services"]
     for name, service in services.items():
         assert service["restart"] == "unless-stopped", name
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
-        assert service.get("user") or service["image"] == OWN_IMAGE, name
+        assert service.get("user") or service["image"].startswith("continuo:"), name
         assert "healthcheck" in service, name
         assert re.fullmatch(r"(\$\{\w+:-)?\d+[gm]\}?", memory_limit(service)), name
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert "\nUSER 10001\n" in dockerfile
     grace_s = float(services["gateway-1"]["environment"]["CONTINUO_DRAIN_GRACE_S"])
     assert grace_s < float(services["gateway-1"]["stop_grace_period"].removesuffix("s"))
+
+
+def test_tls_is_the_only_entry_where_it_is_used() -> None:
+    """HAProxy has a port of its own else, whose connections are not encrypted."""
+    published = {
+        name: service["ports"]
+        for name, service in read_compose("deploy/compose.tls.yaml")["services"].items()
+        if service.get("ports")
+    }
+    assert published == {"caddy": ["80:80", "443:443", "443:443/udp"]}
+    caddy = read_file("deploy/compose.tls.yaml")["services"]["caddy"]
+    with pytest.raises(KeyError, match="CONTINUO_DOMAIN: the name of this host"):
+        pass_variables(caddy, {})
+    sources = [volume.split(":")[0] for volume in caddy["volumes"]]
+    assert sources == ["./deploy/Caddyfile", "caddy"]
+    assert "{$CONTINUO_DOMAIN} {" in (ROOT / sources[0]).read_text().splitlines()
 
 
 def memory_limit(service: dict[str, Any]) -> str:
@@ -86,7 +106,7 @@ def test_full_redis_refuses_writes_before_its_container_is_killed() -> None:
     assert 2 * int(maxmemory.removesuffix("gb")) <= int(memory_limit(redis).removesuffix("g"))
 
 
-@pytest.mark.parametrize("files", [(), ("deploy/compose.gpu.yaml",)])
+@pytest.mark.parametrize("files", [(), FILES[1:2], FILES[1:]])
 def test_each_image_is_built_by_exactly_one_service(files: tuple[str, ...]) -> None:
     """Builds of one tag by several services at a time fail on a clean machine. The service that
     builds belongs to no profile, else Compose would look for the image elsewhere."""
@@ -239,6 +259,69 @@ async def retry_while_refused(attempt: Callable[[], Awaitable[T]]) -> T:
                 return await attempt()
             except (InvalidStatus, OSError):
                 await asyncio.sleep(0.2)
+
+
+CADDY_SETTINGS = """{
+    local_certs
+    skip_install_trust
+    auto_https disable_redirects
+    admin localhost:%s
+}
+"""
+"""Certificates of an authority of its own, and no port 80."""
+
+
+@needs_programs
+@pytest.mark.skipif(
+    not (shutil.which("caddy") and shutil.which("wget")), reason="caddy or wget is not installed"
+)
+async def test_conversation_works_through_caddy(stack: Stack, url: str, tmp_path: Path) -> None:
+    """Caddy runs with the Caddyfile of compose.tls.yaml, and with its health check. A page has the
+    origin of the server, so it needs no --allowed-origins."""
+    await wait_until_ready(url)
+    port, admin = stack.port("caddy", "443"), stack.port("caddy", "2019")
+    file = tmp_path / "Caddyfile"
+    entry = f"127.0.0.1:{stack.port('haproxy', '8000')}"
+    recipe = (ROOT / "deploy/Caddyfile").read_text().replace("haproxy:8000", entry)
+    file.write_text(CADDY_SETTINGS % admin + recipe)
+    folders = {"XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    environment = folders | {"CONTINUO_DOMAIN": f"chat.example.org:{port}"}
+    command = ["caddy", "run", "--adapter", "caddyfile", "--config", str(file)]
+    check = read_file("deploy/compose.tls.yaml")["services"]["caddy"]["healthcheck"]["test"][1:]
+    check[-1] = check[-1].replace("2019", str(admin))
+    caddy = await asyncio.create_subprocess_exec(
+        *command, env=os.environ | environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        authority = tmp_path / "caddy/pki/authorities/local/root.crt"
+        async with asyncio.timeout(processes.READY_TIMEOUT_S):
+            while await run_silently(check) or not authority.exists():
+                await asyncio.sleep(0.1)
+        address = f"chat.example.org:{port}"
+        socket = await retry_while_refused(
+            lambda: connect(
+                f"wss://{address}/v1/realtime",
+                additional_headers=BEARER,
+                origin=Origin(f"https://{address}"),
+                ssl=ssl.create_default_context(cafile=authority),
+                host="127.0.0.1",
+                port=port,
+            )
+        )
+        client = RealtimeClient(socket)
+        await client.expect("session.created")
+        await client.add_message("My name is Zorban and I live in Quiltown.")
+        assert await client.complete_response()
+        await client.socket.close()
+    finally:
+        caddy.terminate()
+        await caddy.wait()
+
+
+async def run_silently(command: list[str]) -> int:
+    """Run a command. Returns its exit status."""
+    process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
+    return await process.wait()
 
 
 async def check_conversation(url: str) -> None:
