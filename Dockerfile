@@ -3,9 +3,9 @@
 #   cpu    (the default) no compiler: the wheel has the native decoder for classes of processors
 #   cuda   with the C compiler that Triton needs for the launchers of its kernels
 #
-# PyTorch's default build includes CUDA. For a small image of the target cpu, pass the index of its
-# CPU builds:
-#   docker build --build-arg TORCH_INDEX=URL .
+# PyTorch's default build includes CUDA. For a small image of the target cpu, as compose.yaml builds
+# it, pass the index of its CPU builds:
+#   docker build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 #
 # The base images, as any with the same programs: Python 3.11 or later with its headers; Node.js 20
 # or later.

@@ -31,6 +31,7 @@ from continuo.engine.errors import (
     TurnFailed,
     UnknownEngineSession,
 )
+from continuo.engine.event_loop import run_event_loop
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.local_checkpoint import find_local_checkpoint
 from continuo.engine.log_format import JsonFormatter
@@ -127,4 +128,5 @@ __all__ = [
     "find_types",
     "flush_traces",
     "read_secret",
+    "run_event_loop",
 ]

@@ -19,12 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import uvloop
 
 from continuo.engine.batch import DeviceLost, Runner
 from continuo.engine.config import EngineConfig, StartOptions
 from continuo.engine.core.sessions import RecordTurn
 from continuo.engine.errors import EngineError
+from continuo.engine.event_loop import run_event_loop
 from continuo.engine.log_format import JsonFormatter
 from continuo.engine.server.assembly import assemble
 from continuo.engine.server.listener import listen
@@ -66,7 +66,7 @@ def main(build_runner: RunnerFactory) -> None:
     status, traces = 0, _create_trace_provider(start.engine)
     record_turn = None if traces is None else TurnSpans(traces)
     try:
-        uvloop.run(_serve(start, build_runner, record_turn))
+        run_event_loop(_serve(start, build_runner, record_turn))
     except DeviceLost as error:
         log.critical("%s; this engine process exits and must be restarted", error)
         status = 1

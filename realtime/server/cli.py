@@ -6,8 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import uvloop
-
+from continuo.engine import run_event_loop
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server.config import options
 from continuo.realtime.server.config.settings import (
@@ -33,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _build_parser()
     try:
+        _check_platform()
         if argv[:1] == ["bench"]:
             return _run_bench(argv[1:])  # bench parses its own options, also --help
         arguments = parser.parse_args(argv)
@@ -61,6 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _check_platform() -> None:
+    if sys.platform == "win32":
+        raise SetupError("Windows is not supported; install and run Continuo in WSL 2, as on Linux")
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -200,19 +205,19 @@ def _settings_source(
 def _serve(arguments: argparse.Namespace) -> int:
     from continuo.realtime.server.process.run_gateway import serve
 
-    return uvloop.run(serve(_settings_source(arguments, make_serve_settings)))
+    return run_event_loop(serve(_settings_source(arguments, make_serve_settings)))
 
 
 def _serve_gateway(arguments: argparse.Namespace) -> int:
     from continuo.realtime.server.process.run_gateway import serve_gateway
 
-    return uvloop.run(serve_gateway(_settings_source(arguments, make_gateway_settings)))
+    return run_event_loop(serve_gateway(_settings_source(arguments, make_gateway_settings)))
 
 
 def _run_engine(arguments: argparse.Namespace) -> int:
     from continuo.realtime.server.process.run_engine import run_engine
 
-    return uvloop.run(run_engine(make_engine_settings(options.load(arguments))))
+    return run_event_loop(run_engine(make_engine_settings(options.load(arguments))))
 
 
 def _run_config(arguments: argparse.Namespace) -> int:
@@ -222,7 +227,7 @@ def _run_config(arguments: argparse.Namespace) -> int:
     if arguments.action == "print":
         print_config(arguments.server, vars(arguments), os.environ)
         return 0
-    return uvloop.run(check_config(arguments.server, options.load(arguments), os.environ))
+    return run_event_loop(check_config(arguments.server, options.load(arguments), os.environ))
 
 
 def _run_store(arguments: argparse.Namespace) -> int:
@@ -235,13 +240,13 @@ def _run_store(arguments: argparse.Namespace) -> int:
         getattr(arguments, "file", None),
         getattr(arguments, "json", False),
     )
-    return uvloop.run(run_store_command(command))
+    return run_event_loop(run_store_command(command))
 
 
 def _run_chat(arguments: argparse.Namespace) -> int:
     from continuo.realtime.server.chat_client import ChatOptions, run_chat
 
-    return uvloop.run(
+    return run_event_loop(
         run_chat(
             ChatOptions(
                 url=arguments.url,
@@ -267,9 +272,9 @@ def _run_tenant(arguments: argparse.Namespace) -> int:
 
     url = str(options.load(arguments).get("store", default_store_url()))
     if arguments.action == "usage":
-        uvloop.run(tenant_commands.print_usage(url, arguments.tenant, as_json=arguments.json))
+        run_event_loop(tenant_commands.print_usage(url, arguments.tenant, as_json=arguments.json))
     else:
-        uvloop.run(tenant_commands.delete(url, arguments.tenant, is_confirmed=arguments.yes))
+        run_event_loop(tenant_commands.delete(url, arguments.tenant, is_confirmed=arguments.yes))
     return 0
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,82 @@ def missing_programs() -> list[str]:
     return [name for name, path in paths.items() if path is None]
 
 
+class _Reset(list[Any]):
+    """The value `!reset LIST` of a file above: the list, without those of the files below."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads a Compose file, which has a tag of its own."""
+
+
+def _construct_reset(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> _Reset:
+    return _Reset(loader.construct_sequence(node))
+
+
+_Loader.add_constructor("!reset", _construct_reset)
+
+
+def read_file(file: str) -> dict[str, Any]:
+    """Return a Compose file of the repository."""
+    return yaml.load((ROOT / file).read_text(), _Loader)
+
+
+def read_compose(*files: str) -> dict[str, Any]:
+    """Return compose.yaml with other files of the repository over it, merged as Compose does."""
+    merged: dict[str, Any] = {}
+    for file in ("compose.yaml", *files):
+        merged = _merge(merged, read_file(file))
+    return merged
+
+
+def _merge(below: Any, above: Any) -> Any:
+    """Merge a value with that of a file above: mappings by key, else the one above wins. (Compose
+    joins lists; no file here has one that is also in a file below, except to reset it.)"""
+    if isinstance(above, _Reset):
+        return list(above)
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        assert not isinstance(below, list), "Compose would join these lists"
+        return above
+    kept = {key: value for key, value in below.items() if key not in above}
+    return kept | {
+        key: _merge(below[key], value) if key in below else value for key, value in above.items()
+    }
+
+
+def resolve(value: str, environ: Mapping[str, str]) -> str:
+    """Replace the variables of a value, as Compose does: `${NAME:-default}` stands for the default
+    if the variable is empty or not set, `${NAME-default}` if it is not set. Raises KeyError for
+    `${NAME:?message}` in those cases."""
+
+    def substitute(found: re.Match[str]) -> str:
+        name, colon, operator, default = found.groups()
+        text = environ.get(name)
+        if text is not None and not (colon and not text):
+            return text
+        if operator == "?":
+            raise KeyError(f"{name}: {default}")
+        return default
+
+    return re.sub(r"\$\{(\w+)(:?)([-?])(.*?)\}", substitute, value)
+
+
+def pass_variables(service: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a service, as Compose makes it: a variable without a value has that
+    of Compose's own environment, or is not set."""
+    variables = {
+        name: environ.get(name) if value is None else resolve(value, environ)
+        for name, value in service.get("environment", {}).items()
+    }
+    return {name: value for name, value in variables.items() if value is not None}
+
+
 class Stack:
     """The services of compose.yaml, each started and stopped by its name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, variables: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        compose: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+        self._variables = variables or {}
+        compose = read_compose()
         self.services: dict[str, dict[str, Any]] = compose["services"]
         self._ports: dict[tuple[str, str], int] = {}
         subprocess.run(
@@ -54,7 +125,7 @@ class Stack:
         definition = self.services[service]
         environment = {
             name: self._to_host(service, value)
-            for name, value in definition.get("environment", {}).items()
+            for name, value in pass_variables(definition, self._variables).items()
         }
         if "CONTINUO_PORT" in environment:
             environment["CONTINUO_PORT"] = str(self.port(service, environment["CONTINUO_PORT"]))
@@ -124,7 +195,7 @@ class Stack:
 
     def _to_host(self, service: str, text: str) -> str:
         """Replace names, ports and paths of containers by those of this host."""
-        text = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text)
+        text = resolve(text, self._variables)
         text = re.sub(r"/run/secrets/", f"{self.folder}/", text)
         text = re.sub(
             r"0\.0\.0\.0:(\d+)", lambda match: f"127.0.0.1:{self.port(service, match[1])}", text

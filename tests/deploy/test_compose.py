@@ -1,10 +1,12 @@
 """Tests of compose.yaml: the file, and a conversation with its services while each is killed."""
 
 import asyncio
+import json
 import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -12,42 +14,63 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.request import Request, urlopen
 
 import pytest
-import yaml
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Origin
 
 from continuo.realtime.server.auth.access_policy import read_keys_file
-from tests.deploy.stack import KEY, ROOT, Stack, missing_programs
+from continuo.realtime.server.config.options import (
+    OPTIONS,
+    accepted_options,
+    check_bounds,
+    trace_sources,
+)
+from tests.deploy.stack import (
+    KEY,
+    ROOT,
+    Stack,
+    missing_programs,
+    pass_variables,
+    read_compose,
+    read_file,
+    resolve,
+)
 from tests.support import processes
 from tests.support.clients import RealtimeClient, RequestRefused
 from tests.support.processes import wait_ready
+from tools.set_up import CPU_INDEX
 
 T = TypeVar("T")
-FILES = ("compose.yaml", "deploy/compose.gpu.yaml")
+FILES = ("compose.yaml", "deploy/compose.gpu.yaml", "deploy/compose.tls.yaml")
 SCHEMA = "vendor.compose-spec"
+OVER_IT = "deploy/compose.*.yaml"
+LONGEST_DOWNLOAD_S = 1800.0
+"""70 GB at 40 MB a second, and loading them."""
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_file_is_valid_by_the_compose_schema(file: str) -> None:
-    """The file is checked with the published schema of the Compose specification."""
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", SCHEMA, ROOT / file]
+def test_file_is_valid_by_the_compose_schema(file: str, tmp_path: Path) -> None:
+    """The file is checked with the published schema of the Compose specification. (Its tag `!reset`
+    is none of YAML, so the values are checked.)"""
+    values = tmp_path / "compose.json"
+    values.write_text(json.dumps(read_file(file)))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", SCHEMA, values]
     checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_services_run_unprivileged_and_are_restarted() -> None:
-    services: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())[
-        "services"
-    ]
+    services = read_compose(*FILES[1:])["services"]
     for name, service in services.items():
         assert service["restart"] == "unless-stopped", name
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
-        assert service.get("user") or "build" in service, name
+        assert service.get("user") or service["image"].startswith("continuo:"), name
         assert "healthcheck" in service, name
         assert re.fullmatch(r"(\$\{\w+:-)?\d+[gm]\}?", memory_limit(service)), name
     dockerfile = (ROOT / "Dockerfile").read_text()
@@ -56,15 +79,135 @@ def test_services_run_unprivileged_and_are_restarted() -> None:
     assert grace_s < float(services["gateway-1"]["stop_grace_period"].removesuffix("s"))
 
 
+def test_tls_is_the_only_entry_where_it_is_used() -> None:
+    """HAProxy has a port of its own else, whose connections are not encrypted."""
+    published = {
+        name: service["ports"]
+        for name, service in read_compose("deploy/compose.tls.yaml")["services"].items()
+        if service.get("ports")
+    }
+    assert published == {"caddy": ["80:80", "443:443", "443:443/udp"]}
+    caddy = read_file("deploy/compose.tls.yaml")["services"]["caddy"]
+    with pytest.raises(KeyError, match="CONTINUO_DOMAIN: the name of this host"):
+        pass_variables(caddy, {})
+    sources = [volume.split(":")[0] for volume in caddy["volumes"]]
+    assert sources == ["./deploy/Caddyfile", "caddy"]
+    assert "{$CONTINUO_DOMAIN} {" in (ROOT / sources[0]).read_text().splitlines()
+
+
 def memory_limit(service: dict[str, Any]) -> str:
     return service["deploy"]["resources"]["limits"]["memory"]
 
 
 def test_full_redis_refuses_writes_before_its_container_is_killed() -> None:
     """The append-only file is rewritten by a fork, which may need the memory a second time."""
-    redis = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["redis"]
+    redis = read_compose()["services"]["redis"]
     maxmemory = redis["command"][redis["command"].index("--maxmemory") + 1]
     assert 2 * int(maxmemory.removesuffix("gb")) <= int(memory_limit(redis).removesuffix("g"))
+
+
+@pytest.mark.parametrize("files", [(), FILES[1:2], FILES[1:]])
+def test_each_image_is_built_by_exactly_one_service(files: tuple[str, ...]) -> None:
+    """Builds of one tag by several services at a time fail on a clean machine. The service that
+    builds belongs to no profile, else Compose would look for the image elsewhere."""
+    services = read_compose(*files)["services"]
+    own = [service for service in services.values() if service["image"].startswith("continuo:")]
+    builders = [service["image"] for service in own if "build" in service]
+    assert sorted(builders) == sorted({service["image"] for service in own})
+    assert all("profiles" not in service for service in own if "build" in service)
+
+
+def test_images_have_pytorch_for_a_cpu_unless_told_otherwise() -> None:
+    services = read_compose("deploy/compose.gpu.yaml")["services"]
+    index = services["gateway-1"]["build"]["args"]["TORCH_INDEX"]
+    assert resolve(index, {}) == CPU_INDEX
+    assert resolve(index, {"TORCH_INDEX": ""}) == ""
+    cuda = services["engine-1"]["build"]
+    assert (cuda["target"], cuda["args"]["TORCH_INDEX"]) == ("cuda", "")
+
+
+def test_gpu_file_gives_each_engine_the_image_with_cuda_and_a_gpu_of_its_own() -> None:
+    below, services = (
+        read_compose(*files)["services"] for files in ((), ("deploy/compose.gpu.yaml",))
+    )
+    engines = [name for name, service in below.items() if service.get("command") == ["engine"]]
+    assert len(engines) == 2
+    gpus: list[str] = []
+    for name in engines:
+        assert services[name]["image"] == "continuo:cuda", name
+        [device] = services[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
+        assert memory_limit(services[name]) == memory_limit(below[name])
+        gpus += [resolve(gpu, {}) for gpu in device["device_ids"]]
+    assert sorted(gpus) == ["0", "1"]
+
+
+def test_no_service_is_unhealthy_while_a_model_is_downloaded() -> None:
+    """An engine loads the model, and the entry needs a gateway that has an engine. A gateway by
+    itself is live at once."""
+    services = read_compose()["services"]
+    for name in ("engine-1", "engine-2", "haproxy"):
+        period = services[name]["healthcheck"]["start_period"]
+        assert seconds(resolve(period, {})) >= LONGEST_DOWNLOAD_S, name
+        assert resolve(period, {"CONTINUO_START_PERIOD": "2h"}) == "2h"
+
+
+def seconds(duration: str) -> float:
+    return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
+
+
+# ---- the variables -------------------------------------------------------------------------------
+
+
+def example_values() -> dict[str, str]:
+    """The variables of .env.example, where each is in a comment."""
+    text = (ROOT / ".env.example").read_text()
+    assert not re.findall(r"^[^#\n]", text, re.MULTILINE), "the file as it is changes nothing"
+    return dict(re.findall(r"^#(\w+)=(.*)$", text, re.MULTILINE))
+
+
+def test_example_has_the_variables_of_all_files_with_their_defaults() -> None:
+    text = "".join(path.read_text() for path in [ROOT / "compose.yaml", *ROOT.glob(OVER_IT)])
+    defaults = dict(re.findall(r"\$\{(\w+):?-([^}]*)\}", text))
+    required = set(re.findall(r"\$\{(\w+):\?", text))
+    services = read_compose()["services"].values()
+    environments = [service.get("environment", {}) for service in services]
+    passed = {name for names in environments for name, value in names.items() if value is None}
+    found = example_values()
+    assert found.keys() == defaults.keys() | required | passed
+    assert {name: found[name] for name in defaults} == defaults
+
+
+def test_variables_are_options_of_their_service_and_the_examples_are_valid() -> None:
+    """Defaults that are a value are the examples; others are described."""
+    services, examples = read_compose()["services"], example_values()
+    by_variable = {option.environment_variable: option for option in OPTIONS}
+    for name in ("gateway-1", "engine-1"):
+        [command] = services[name]["command"]
+        accepted = {option.environment_variable for option in accepted_options(command)}
+        passed = {
+            variable
+            for variable, value in services[name]["environment"].items()
+            if value is None and variable != "HF_TOKEN"
+        }
+        assert passed <= accepted, name
+        for option in (by_variable[variable] for variable in passed):
+            if option.choices or option.bounds:
+                default = option.describe_default(command).split(",")[0]
+                assert examples[option.environment_variable] == default
+        environment = pass_variables(services[name], examples)
+        del environment["CONTINUO_CONFIG"]
+        sources = trace_sources({}, environment)
+        assert {sources[by_variable[variable].key].origin for variable in passed} == passed
+        check_bounds({key: value for key, (value, _) in sources.items()})
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_git_ignores_the_variables_in_use_but_not_the_example() -> None:
+    ignored = subprocess.run(
+        ["git", "check-ignore", ".env", ".env.example"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ignored.stdout.split() == [".env"]
 
 
 # ---- the services as processes -------------------------------------------------------------------
@@ -116,6 +259,69 @@ async def retry_while_refused(attempt: Callable[[], Awaitable[T]]) -> T:
                 return await attempt()
             except (InvalidStatus, OSError):
                 await asyncio.sleep(0.2)
+
+
+CADDY_SETTINGS = """{
+    local_certs
+    skip_install_trust
+    auto_https disable_redirects
+    admin localhost:%s
+}
+"""
+"""Certificates of an authority of its own, and no port 80."""
+
+
+@needs_programs
+@pytest.mark.skipif(
+    not (shutil.which("caddy") and shutil.which("wget")), reason="caddy or wget is not installed"
+)
+async def test_conversation_works_through_caddy(stack: Stack, url: str, tmp_path: Path) -> None:
+    """Caddy runs with the Caddyfile of compose.tls.yaml, and with its health check. A page has the
+    origin of the server, so it needs no --allowed-origins."""
+    await wait_until_ready(url)
+    port, admin = stack.port("caddy", "443"), stack.port("caddy", "2019")
+    file = tmp_path / "Caddyfile"
+    entry = f"127.0.0.1:{stack.port('haproxy', '8000')}"
+    recipe = (ROOT / "deploy/Caddyfile").read_text().replace("haproxy:8000", entry)
+    file.write_text(CADDY_SETTINGS % admin + recipe)
+    folders = {"XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    environment = folders | {"CONTINUO_DOMAIN": f"chat.example.org:{port}"}
+    command = ["caddy", "run", "--adapter", "caddyfile", "--config", str(file)]
+    check = read_file("deploy/compose.tls.yaml")["services"]["caddy"]["healthcheck"]["test"][1:]
+    check[-1] = check[-1].replace("2019", str(admin))
+    caddy = await asyncio.create_subprocess_exec(
+        *command, env=os.environ | environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        authority = tmp_path / "caddy/pki/authorities/local/root.crt"
+        async with asyncio.timeout(processes.READY_TIMEOUT_S):
+            while await run_silently(check) or not authority.exists():
+                await asyncio.sleep(0.1)
+        address = f"chat.example.org:{port}"
+        socket = await retry_while_refused(
+            lambda: connect(
+                f"wss://{address}/v1/realtime",
+                additional_headers=BEARER,
+                origin=Origin(f"https://{address}"),
+                ssl=ssl.create_default_context(cafile=authority),
+                host="127.0.0.1",
+                port=port,
+            )
+        )
+        client = RealtimeClient(socket)
+        await client.expect("session.created")
+        await client.add_message("My name is Zorban and I live in Quiltown.")
+        assert await client.complete_response()
+        await client.socket.close()
+    finally:
+        caddy.terminate()
+        await caddy.wait()
+
+
+async def run_silently(command: list[str]) -> int:
+    """Run a command. Returns its exit status."""
+    process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
+    return await process.wait()
 
 
 async def check_conversation(url: str) -> None:
@@ -236,6 +442,40 @@ async def test_redis_answers_only_the_user_with_the_password(stack: Stack, url: 
             sys.executable, "-m", processes.CLI_MODULE, "store", action, *config, cwd=ROOT
         )
         assert await done.wait() == 0
+
+
+@needs_programs
+async def test_variables_reach_the_services(tmp_path: Path) -> None:
+    """`strict` is refused unless Redis has got the variable beside it."""
+    origin = "https://app.example.org"
+    stack = Stack(
+        tmp_path,
+        {
+            "CONTINUO_DURABILITY": "strict",
+            "REDIS_APPENDFSYNC": "always",
+            "CONTINUO_ALLOWED_ORIGINS": origin,
+            "CONTINUO_MAX_MODEL_LEN": "384",
+        },
+    )
+    try:
+        for service in ("redis", "engine-1", "gateway-1"):
+            stack.start(service)
+        url = f"ws://127.0.0.1:{stack.port('gateway-1', '8000')}/v1/realtime"
+        await wait_until_ready(url)
+        models = await asyncio.to_thread(get_models, url)
+        assert [model["max_model_len"] for model in models] == [384]
+        async with connect(url, additional_headers=BEARER, origin=Origin(origin)):
+            pass
+        with pytest.raises(InvalidStatus, match="403"):
+            await connect(url, additional_headers=BEARER, origin=Origin(f"{origin}.evil.example"))
+    finally:
+        stack.close()
+
+
+def get_models(url: str) -> list[dict[str, Any]]:
+    address = url.replace("ws:", "http:").replace("/realtime", "/models")
+    with urlopen(Request(address, headers=BEARER)) as response:
+        return json.load(response)["data"]
 
 
 def test_make_secrets_keeps_existing_secrets(tmp_path: Path) -> None:
