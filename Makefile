@@ -14,8 +14,8 @@ ARGS ?=
 # Of the slow tests, `make test` runs one in SHARE, drawn by the commit; a run that ARGS narrows runs all.
 SHARE ?= $(if $(ARGS),1,3)
 SEED ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo 0)
-# Tests wait as often as they compute.
-JOBS ?= $(shell expr 2 \* $$(nproc))
+# One worker more than cores keeps all of them busy; with more, each test only takes longer.
+JOBS ?= $(shell expr 1 + $$(nproc))
 QUICK := tests/engine tests/realtime tests/reference
 
 help:
