@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 LINES_PER_MINUTE = 10
 KINDS_MAX = 256
-"""Maximum number of kinds that are counted at a time; the one whose minute began first is forgotten
+"""Maximum number of kinds that are counted at a time; the one whose minute began first is dropped
 for a new one."""
 
 

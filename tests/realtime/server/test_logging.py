@@ -14,6 +14,7 @@ from websockets.exceptions import InvalidStatus
 
 from continuo.realtime import metrics
 from continuo.realtime.request_context import RequestContext, begin_request
+from continuo.realtime.server.auth.wrong_keys import WRONG_KEYS_BURST, WrongKeys
 from continuo.realtime.server.hardening import guarded_http
 from continuo.realtime.server.line_limit import KINDS_MAX, LINES_PER_MINUTE, LineLimit
 from continuo.realtime.server.logging_setup import (
@@ -151,6 +152,28 @@ async def test_wrong_key_is_a_security_event(server: RunningServer, logged: Json
     await logged.wait_for("security event", event="origin_not_allowed")
     assert "sk-wrong" not in logged.text
     assert "evil" not in logged.text
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/responses/x", "/v1/messages", "upgrade"])
+async def test_wrong_keys_over_http_get_429_and_when_to_try_again(
+    server: RunningServer, path: str
+) -> None:
+    server.app.state.authenticator.wrong_keys = WrongKeys(lambda: 1000.0)
+    headers = {"Authorization": "Bearer sk-wrong"}
+    for _ in range(WRONG_KEYS_BURST):
+        await server.exchange("GET", "/v1/responses/x", headers=headers)
+    if path == "upgrade":
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(server.url, additional_headers=headers)
+        response = refused.value.response
+        status, retry_after = response.status_code, response.headers["retry-after"]
+    else:
+        method = "POST" if path == "/v1/messages" else "GET"
+        status, received, _ = await server.exchange(method, path, {}, headers)
+        retry_after = received["retry-after"]
+    assert (status, retry_after) == (429, "1")
+    if path != "upgrade":
+        assert (await server.request("GET", "/v1/stats", headers={}))[0] == 401, "without a key"
 
 
 async def test_request_without_a_key_is_no_security_event(
