@@ -1,6 +1,8 @@
-"""Wrong keys by address of the client: a token bucket for each address, so that nobody can try many
-keys. Keys that an address has shown and that were right are remembered for a while: users behind
-one proxy go on while another of them is throttled."""
+"""Wrong keys by address of the client: a token bucket for each address, against trying many keys.
+
+Keys that an address has shown and that were right are remembered for a while: users behind one
+proxy go on while another of them is throttled.
+"""
 
 import ipaddress
 import time
@@ -17,7 +19,7 @@ RIGHT_KEY_S = 3600.0
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 _NETWORK_BITS = 64
-"""What an IPv6 host has for itself: it can take any address of it."""
+"""Bits of the network of an IPv6 host, any address of which it can take."""
 
 
 class WrongKeys:
