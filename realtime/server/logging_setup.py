@@ -8,13 +8,15 @@ messages of libraries and for tracebacks. A line has the `fields` of its record 
 import logging
 import re
 import sys
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from continuo.engine import JsonFormatter, LogFormat
 from continuo.realtime.request_context import current_request
+from continuo.realtime.server.line_limit import LineLimit
 
 _SECRETS = re.compile(
     r"(?i)(bearer\s+|openai-insecure-api-key\.|api[-_]key[=:]\s*|token=)[^\s,;\"'&]+"
@@ -25,6 +27,16 @@ _PLAIN_VALUE = re.compile(r"[^\s\"'\\=\x00-\x1f\x7f-\x9f]+")
 
 RECENT_WARNINGS_MAX = 50
 MESSAGE_CHARS_MAX = 500
+PEER_LOGGERS = (
+    "uvicorn.error",
+    "continuo.realtime.persistence.token_journal",
+    "continuo.realtime.responses.archive",
+    "continuo.realtime.session.active_responses",
+    "continuo.realtime.session.session",
+    "continuo.realtime.session.unit_of_work",
+)
+"""Loggers whose lines peers can cause: one for each request that is not HTTP, or, while the store
+is away, for each response."""
 _CLIENT_ERROR_PREFIXES = ("Invalid UTF-8", "ASGI callable returned without completing handshake")
 
 
@@ -95,10 +107,25 @@ def _quote(text: str) -> str:
     return text if _PLAIN_VALUE.fullmatch(text) else ascii(text)
 
 
-def _is_server_record(record: logging.LogRecord) -> bool:
-    """Return False for the two uvicorn messages that only report the fault of a client: invalid
-    UTF-8 (closed with 1007), and a refused connection, whose handshake is never completed."""
-    return not record.getMessage().startswith(_CLIENT_ERROR_PREFIXES)
+class PeerLineFilter:
+    """Limits the lines that peers can cause, each message by itself, whatever its arguments. The
+    first line of a minute says how many of the minute before were suppressed.
+
+    Drops two messages of uvicorn that only report the fault of a client: invalid UTF-8 (closed with
+    1007), and a refused connection, whose handshake is never completed.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = LineLimit(clock)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = str(record.msg)
+        if message.startswith(_CLIENT_ERROR_PREFIXES):
+            return False
+        suppressed = self._limit.admit(f"{record.name} {message}")
+        if suppressed:
+            record.fields = {**getattr(record, "fields", {}), "suppressed": suppressed}
+        return suppressed is not None
 
 
 class LoggedWarning(msgspec.Struct, frozen=True):
@@ -140,7 +167,9 @@ def configure(level: str, keys: Iterable[str], log_format: LogFormat = "console"
     root.setLevel(level.upper())
     # uvicorn logs the path of every connection, including its query.
     logging.getLogger("uvicorn.access").disabled = True
-    logging.getLogger("uvicorn.error").addFilter(_is_server_record)
+    peer_line_filter = PeerLineFilter()
+    for name in PEER_LOGGERS:
+        logging.getLogger(name).filters[:] = [peer_line_filter]
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))
     return recent
 

@@ -15,7 +15,6 @@ from continuo.realtime.registry.access import Credentials
 from continuo.realtime.registry.access import Scope as KeyScope
 from continuo.realtime.request_context import current_request
 from continuo.realtime.server.auth.gate import (
-    MISSING_KEY,
     ORIGIN_DENIED,
     Authenticator,
     Denied,
@@ -112,8 +111,15 @@ async def upgrade_required(request: Request) -> Response:
     return response
 
 
+def denial_response(denied: Denied) -> Response:
+    response = error_response(denied.status, denied.code, denied.message)
+    if denied.retry_after_s is not None:
+        response.headers["Retry-After"] = str(denied.retry_after_s)
+    return response
+
+
 def origin_not_allowed_response() -> Response:
-    return error_response(ORIGIN_DENIED.status, ORIGIN_DENIED.code, ORIGIN_DENIED.message)
+    return denial_response(ORIGIN_DENIED)
 
 
 async def embeddings_not_found(_request: Request) -> Response:
@@ -137,10 +143,10 @@ def authenticate(
     """Return the credentials of a request, for endpoints that accept full keys and client secrets
     alike, and store them in `connection.state`. Returns the error response if the request is
     denied."""
-    credentials = authenticator.authenticate(connection.headers, scope)
+    credentials = authenticator.authenticate(connection.headers, scope, host_of(connection))
     if isinstance(credentials, Denied):
         report_denial(credentials, connection)
-        return error_response(credentials.status, credentials.code, credentials.message)
+        return denial_response(credentials)
     connection.state.credentials = credentials
     current_request().tenant = credentials.tenant
     return credentials
@@ -151,7 +157,7 @@ def authenticate_full_key(
 ) -> Credentials | Response:
     """Return the credentials of a request with a full key. Returns the error response if the
     request is denied, or has a client secret."""
-    credentials = authenticator.authenticate(connection.headers)
+    credentials = authenticator.authenticate(connection.headers)  # counts no wrong key
     if isinstance(credentials, Credentials) and credentials.is_ephemeral:
         security_log.report("ephemeral_key", connection.client)
         return ephemeral_key_response()
@@ -161,8 +167,13 @@ def authenticate_full_key(
 def report_denial(denied: Denied, connection: HTTPConnection) -> None:
     """Report a wrong key or a foreign origin as a security event. A request without a key, or one
     that its key does not permit, is none."""
-    if denied.code not in (MISSING_KEY, "insufficient_scope"):
-        security_log.report(denied.code, connection.client)
+    if denied.event:
+        security_log.report(denied.event, connection.client)
+
+
+def host_of(connection: HTTPConnection) -> str | None:
+    """Return the address of the client, without its port."""
+    return connection.client.host if connection.client is not None else None
 
 
 def ephemeral_key_response() -> Response:

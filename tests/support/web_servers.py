@@ -69,6 +69,16 @@ def encode_request(
     return "\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data
 
 
+async def exchange_raw(server: RunningServer, request: bytes) -> bytes:
+    """Send bytes on a connection of their own. Returns all that the server sends until it closes
+    the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request)
+    received = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return received
+
+
 @contextlib.asynccontextmanager
 async def serve_harness(
     harness: EngineHarness, settings: GatewaySettings, store: Store | None = None

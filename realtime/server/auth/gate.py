@@ -7,7 +7,9 @@ required, the Host must be an address, a name without a dot, or the host of an a
 other name could be the result of DNS rebinding, by which a foreign page poses as the server's own.
 """
 
+import hashlib
 import ipaddress
+import math
 import re
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from starlette.datastructures import Headers
 from continuo.realtime.registry.access import Credentials, Scope
 from continuo.realtime.server.auth.access_policy import AccessPolicy
 from continuo.realtime.server.auth.client_secrets import SECRET_PREFIX, ClientSecrets
+from continuo.realtime.server.auth.wrong_keys import WrongKeys, address_of
 
 MISSING_KEY = "missing_api_key"
 """Code of the refusal of a request without a key."""
@@ -68,9 +71,18 @@ class Denied(msgspec.Struct, frozen=True):
     accepts_resume_token: bool = False
     """Whether a resume token may replace the key: True if the request has no key, or an invalid or
     expired client secret."""
+    retry_after_s: int | None = None
+    """Seconds after which the address may show another key, if it has shown too many wrong ones."""
+    event: str = ""
+    """Name of the security event; "": none is reported."""
 
 
-ORIGIN_DENIED = Denied(403, "origin_not_allowed", "Pages of this origin may not connect.")
+ORIGIN_DENIED = Denied(
+    403,
+    "origin_not_allowed",
+    "Pages of this origin may not connect.",
+    event="origin_not_allowed",
+)
 
 
 class Authenticator:
@@ -82,6 +94,7 @@ class Authenticator:
         secrets: ClientSecrets,
         tokens: TokenVerifier | None = None,
         clock: Callable[[], float] = time.time,
+        wrong_keys: WrongKeys | None = None,
     ) -> None:
         """`policy`: the keys and origins to accept; without keys and tokens, no key is required,
         and all clients are one tenant."""
@@ -89,10 +102,14 @@ class Authenticator:
         self._secrets = secrets
         self._tokens = tokens
         self._clock = clock
+        self.wrong_keys = wrong_keys or WrongKeys()
 
-    def authenticate(self, headers: Headers, scope: Scope | None = None) -> Denied | Credentials:
+    def authenticate(
+        self, headers: Headers, scope: Scope | None = None, client_host: str | None = None
+    ) -> Denied | Credentials:
         """Return the credentials of a request, or Denied if its Origin, Host or key is not
-        accepted, or if the key lacks `scope`."""
+        accepted, if the key lacks `scope`, or if `client_host` has shown too many wrong keys. Wrong
+        keys are not counted without `client_host`."""
         if not self.is_origin_allowed(headers):
             return ORIGIN_DENIED
         host = headers.get("host", "")
@@ -110,7 +127,11 @@ class Authenticator:
                 f"from a browser as the WebSocket subprotocol '{_KEY_SUBPROTOCOL}YOUR_KEY'.",
                 accepts_resume_token=True,
             )
-        found = self._find_key(key)
+        found = (
+            self._find_key(key)
+            if client_host is None
+            else self._find_key_of(key, address_of(client_host))
+        )
         return found if isinstance(found, Denied) else _check_scope(found, scope)
 
     def is_origin_allowed(self, headers: Headers) -> bool:
@@ -158,6 +179,23 @@ class Authenticator:
             return None
         return credentials if self._is_valid_key(credentials.key_id) else None
 
+    def _find_key_of(self, key: str, address: str) -> Denied | Credentials:
+        """Find a key, unless its address is throttled. A token is verified even then, because its
+        signature cannot be guessed."""
+        digest = hashlib.sha256(key.encode(errors="replace")).digest()
+        wait_s = self.wrong_keys.wait_s(address)
+        if wait_s and not _is_token(key) and not self.wrong_keys.was_right(address, digest):
+            return _too_many_wrong_keys(key, wait_s)
+        found = self._find_key(key)
+        if isinstance(found, Credentials):
+            if found.key_id != TOKEN_KEY_ID:
+                self.wrong_keys.remember(address, digest)
+        elif wait_s:
+            return _too_many_wrong_keys(key, wait_s)
+        elif self.wrong_keys.count(address):
+            return msgspec.structs.replace(found, event="wrong_keys_throttled")
+        return found
+
     def _find_key(self, key: str) -> Denied | Credentials:
         found = self.policy.find(key, self._clock())
         if found is not None:
@@ -172,12 +210,14 @@ class Authenticator:
                     401,
                     "invalid_api_key",
                     f"{_INCORRECT_KEY}: this token is not valid here: {refused}.",
+                    event="invalid_api_key",
                 )
         return Denied(
             401,
             "invalid_api_key",
             f"{_INCORRECT_KEY}: it is not a key of this server, or has expired.",
             accepts_resume_token=key.startswith(SECRET_PREFIX),
+            event="invalid_api_key",
         )
 
     def _is_known_origin(self, origin: str, host: str) -> bool:
@@ -248,6 +288,20 @@ def _host_not_allowed(host: str) -> Denied:
         "host_not_allowed",
         f"The Host '{host[:100]}' is not one of this server's. Use its address, set an API key, or "
         "add the origin to --allowed-origins.",
+        event="host_not_allowed",
+    )
+
+
+def _too_many_wrong_keys(key: str, wait_s: float) -> Denied:
+    """Return the refusal of a key that was not looked up. It is not reported: the wrong keys before
+    it were."""
+    seconds = math.ceil(wait_s)
+    return Denied(
+        429,
+        "rate_limit_exceeded",
+        f"Too many wrong API keys came from this address. Try again in {seconds} s.",
+        accepts_resume_token=key.startswith(SECRET_PREFIX),
+        retry_after_s=seconds,
     )
 
 

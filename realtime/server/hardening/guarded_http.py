@@ -7,7 +7,6 @@ input after a refusal             read and discarded for LINGER_S, at most LINGE
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NoReturn, cast
@@ -34,8 +33,8 @@ from continuo.realtime.server.hardening.incoming_budget import (
     share_of,
 )
 from continuo.realtime.server.hardening.read_turns import ReadTurns
+from continuo.realtime.server.security_log import security_log
 
-log = logging.getLogger(__name__)
 _TLS_HANDSHAKE = b"\x16\x03"
 """Beginning of a TLS record with a handshake, of any version since SSL 3."""
 HEAD_TIMEOUT_S = 10.0
@@ -178,7 +177,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
             "This port does not use TLS, and the client began a TLS handshake: use http:// and "
             "ws:// URLs, or start the server with --ssl-certfile and --ssl-keyfile."
         )
-        log.warning("%s", message)
+        security_log.report("tls_on_plain_port", self.client, hint=message)
         self._refuse(400, code="tls_on_plain_port", message=message)
 
     # ------------------------------------------------------------ callbacks of the parser

@@ -91,10 +91,16 @@ class MessagesRoutes:
 
     def _authenticate(self, request: Request) -> Requester:
         """Return the requester. Raises Refusal without a full key."""
-        credentials = self._authenticator.authenticate(request.headers, "converse")
+        credentials = self._authenticator.authenticate(
+            request.headers, "converse", replies.host_of(request)
+        )
         if isinstance(credentials, Denied):
             replies.report_denial(credentials, request)
-            raise Refusal(credentials.message, code=credentials.code)
+            raise Refusal(
+                credentials.message,
+                code=credentials.code,
+                retry_after_s=credentials.retry_after_s,
+            )
         if credentials.is_ephemeral:
             security_log.report("ephemeral_key", request.client)
             raise Refusal("A client secret is not valid for this request.", code="ephemeral_key")

@@ -65,7 +65,7 @@ class RealtimeRoutes:
         authenticated = await self._authenticate(websocket, session_request)
         if isinstance(authenticated, Denied):
             replies.report_denial(authenticated, websocket)
-            await websocket.send_denial_response(_denial_response(authenticated))
+            await websocket.send_denial_response(replies.denial_response(authenticated))
             return
         if isinstance(authenticated, Refusal):
             security_log.report("resume_token", websocket.client)
@@ -108,7 +108,9 @@ class RealtimeRoutes:
         Returns Denied without a valid key or a token; a Refusal if the token is wrong, the same as
         for an unknown session.
         """
-        authenticated = self._authenticator.authenticate(websocket.headers, "converse")
+        authenticated = self._authenticator.authenticate(
+            websocket.headers, "converse", replies.host_of(websocket)
+        )
         if not isinstance(authenticated, Denied) or not authenticated.accepts_resume_token:
             return authenticated
         if not isinstance(session_request, ResumeRequest) or not session_request.token:
@@ -140,11 +142,13 @@ class RealtimeRoutes:
         )
 
     def _denial_if_any(self, request: HTTPConnection) -> Response | None:
-        authenticated = self._authenticator.authenticate(request.headers)
+        authenticated = self._authenticator.authenticate(
+            request.headers, client_host=replies.host_of(request)
+        )
         if not isinstance(authenticated, Denied):
             return None
         replies.report_denial(authenticated, request)
-        return _denial_response(authenticated)
+        return replies.denial_response(authenticated)
 
 
 def _session_request_of(query: Mapping[str, str]) -> ForkRequest | ResumeRequest | None:
@@ -170,7 +174,3 @@ def _is_beta_client(websocket: WebSocket) -> bool:
     behalf of clients that use the GA version."""
     announced = websocket.headers.get("openai-beta", "")
     return "realtime=v1" in announced or BETA_SUBPROTOCOL in offered_subprotocols(websocket.headers)
-
-
-def _denial_response(denied: Denied) -> Response:
-    return replies.error_response(denied.status, denied.code, denied.message)

@@ -1,8 +1,11 @@
 """The limit of open file descriptors, of which each connection takes one."""
 
+import logging
 import resource
 
 from continuo.realtime.limits import Limits
+
+log = logging.getLogger(__name__)
 
 RESERVED_DESCRIPTORS = 256
 """Descriptors for everything besides connections of sessions: store, engines, files, and requests
@@ -20,3 +23,16 @@ def raise_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def warn_if_too_few(allowed: int, limits: Limits) -> None:
+    """Log a warning if `allowed` descriptors are too few for all sessions of a gateway."""
+    required = count_required(limits)
+    if allowed != resource.RLIM_INFINITY and allowed < required:
+        log.warning(
+            "this process may open %d file descriptors, and %d sessions need %d: raise the hard "
+            "limit (ulimit -Hn; LimitNOFILE of systemd)",
+            allowed,
+            limits.connected_sessions_max,
+            required,
+        )

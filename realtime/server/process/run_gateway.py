@@ -101,7 +101,7 @@ async def _run(settings_source: SettingsSource, source: EngineSource) -> int:
     tracing_setup.check_installed(settings.otlp_traces_endpoint)
     plain_keys = load_access_policy(settings).plain_keys
     recent_warnings = logging_setup.configure(settings.log_level, plain_keys, settings.log_format)
-    file_descriptors.raise_limit()
+    file_descriptors.warn_if_too_few(file_descriptors.raise_limit(), settings.limits)
     tls = make_server_tls(settings.ssl_certfile, settings.ssl_keyfile)
     signals = ShutdownSignals()
     with _bind(settings) as sock:

@@ -2,6 +2,7 @@
 debug level; nothing that users write, and no keys."""
 
 import asyncio
+import importlib
 import json
 import logging
 from collections.abc import Iterator
@@ -11,16 +12,22 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from continuo.realtime import metrics
 from continuo.realtime.request_context import RequestContext, begin_request
+from continuo.realtime.server.auth.wrong_keys import WRONG_KEYS_BURST, WrongKeys
+from continuo.realtime.server.hardening import guarded_http
+from continuo.realtime.server.line_limit import KINDS_MAX, LINES_PER_MINUTE, LineLimit
 from continuo.realtime.server.logging_setup import (
+    PEER_LOGGERS,
+    PeerLineFilter,
     RedactingFormatter,
     RedactingJsonFormatter,
     format_fields,
 )
-from continuo.realtime.server.security_log import LINES_PER_MINUTE, SecurityLog
+from continuo.realtime.server.security_log import SecurityLog
 from tests.support.clients import RealtimeClient, connect_realtime, open_realtime_session
 from tests.support.processes import read_engine_address, running_engine
-from tests.support.web_servers import ACME, API_KEY, RunningServer
+from tests.support.web_servers import ACME, API_KEY, RunningServer, exchange_raw
 
 SECRET_TEXT = "the user's secret words"
 
@@ -147,6 +154,28 @@ async def test_wrong_key_is_a_security_event(server: RunningServer, logged: Json
     assert "evil" not in logged.text
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/responses/x", "/v1/messages", "upgrade"])
+async def test_wrong_keys_over_http_get_429_and_when_to_try_again(
+    server: RunningServer, path: str
+) -> None:
+    server.app.state.authenticator.wrong_keys = WrongKeys(lambda: 1000.0)
+    headers = {"Authorization": "Bearer sk-wrong"}
+    for _ in range(WRONG_KEYS_BURST):
+        await server.exchange("GET", "/v1/responses/x", headers=headers)
+    if path == "upgrade":
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(server.url, additional_headers=headers)
+        response = refused.value.response
+        status, retry_after = response.status_code, response.headers["retry-after"]
+    else:
+        method = "POST" if path == "/v1/messages" else "GET"
+        status, received, _ = await server.exchange(method, path, {}, headers)
+        retry_after = received["retry-after"]
+    assert (status, retry_after) == (429, "1")
+    if path != "upgrade":
+        assert (await server.request("GET", "/v1/stats", headers={}))[0] == 401, "without a key"
+
+
 async def test_request_without_a_key_is_no_security_event(
     server: RunningServer, logged: JsonLines
 ) -> None:
@@ -177,6 +206,87 @@ def test_flood_of_security_events_is_counted_not_logged(logged: JsonLines) -> No
     now = 61.0
     security_log.report("invalid_api_key", ("192.0.2.1", 1))
     assert logged.lines[-1]["suppressed"] == 90
+
+
+@pytest.fixture
+def peer_lines() -> Iterator[JsonLines]:
+    """The lines of uvicorn, filtered as in a server."""
+    handler, uvicorn, peer_filter = (
+        JsonLines(),
+        logging.getLogger("uvicorn.error"),
+        PeerLineFilter(),
+    )
+    uvicorn.addHandler(handler)
+    uvicorn.addFilter(peer_filter)
+    yield handler
+    uvicorn.removeFilter(peer_filter)
+    uvicorn.removeHandler(handler)
+
+
+def count_events(event: str) -> float:
+    name = "continuo_security_events_total"
+    return metrics.REGISTRY.get_sample_value(name, {"event": event}) or 0.0
+
+
+GARBAGE = b"garbage\r\n\r\n"
+H2C = (
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [(GARBAGE, "Invalid HTTP request received."), (H2C, "Unsupported upgrade request.")],
+)
+async def test_flood_of_requests_fills_no_log(
+    server: RunningServer, peer_lines: JsonLines, sent: bytes, message: str
+) -> None:
+    for _ in range(3 * LINES_PER_MINUTE):
+        await exchange_raw(server, sent)
+    assert [line["message"] for line in peer_lines.lines] == [message] * LINES_PER_MINUTE
+
+
+async def test_flood_of_tls_handshakes_fills_no_log(
+    server: RunningServer, logged: JsonLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_http, "security_log", SecurityLog())
+    before = count_events("tls_on_plain_port")
+    for _ in range(3 * LINES_PER_MINUTE):
+        await exchange_raw(server, b"\x16\x03\x01\x02\x00\x01\x00")
+    lines = [line for line in logged.lines if line.get("event") == "tls_on_plain_port"]
+    assert len(lines) == LINES_PER_MINUTE
+    assert count_events("tls_on_plain_port") - before == 3 * LINES_PER_MINUTE
+
+
+def test_lines_that_were_dropped_are_counted_by_the_next() -> None:
+    now = 0.0
+    peer_filter = PeerLineFilter(lambda: now)
+
+    def passes(message: str, *args: object) -> logging.LogRecord | None:
+        record = logging.makeLogRecord({"msg": message, "args": args})
+        return record if peer_filter.filter(record) else None
+
+    passed = [passes("response %s is not stored", n) is not None for n in range(100)]
+    assert passed == [True] * LINES_PER_MINUTE + [False] * (100 - LINES_PER_MINUTE)
+    assert passes("another message") is not None
+    now = 61.0
+    line = passes("response %s is not stored", 100)
+    assert line is not None
+    assert line.fields == {"suppressed": 90}  # type: ignore[attr-defined]  # a field that we add
+    assert passes("Invalid UTF-8 sequence received from client.") is None
+
+
+def test_line_limit_holds_few_kinds() -> None:
+    limit = LineLimit()
+    for number in range(10 * KINDS_MAX):
+        assert limit.admit(f"kind {number}") == 0
+    assert len(limit) == KINDS_MAX
+
+
+def test_loggers_whose_lines_are_limited_exist() -> None:
+    for name in PEER_LOGGERS:
+        if name.startswith("continuo."):
+            assert importlib.import_module(name).log.name == name
 
 
 def test_console_line_cannot_be_forged() -> None:

@@ -6,10 +6,18 @@ import sys
 import pytest
 from starlette.datastructures import Headers
 
+from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.access import Credentials
 from continuo.realtime.server.auth.access_policy import plain_policy
 from continuo.realtime.server.auth.client_secrets import InMemorySecrets
 from continuo.realtime.server.auth.gate import Authenticator, Denied, offered_subprotocols
+from continuo.realtime.server.auth.wrong_keys import (
+    ADDRESSES_MAX,
+    RIGHT_KEYS_MAX,
+    WRONG_KEYS_BURST,
+    WrongKeys,
+    address_of,
+)
 from continuo.realtime.server.logging_setup import RedactingFormatter, Redaction
 
 WITHOUT_KEYS = Authenticator(plain_policy({}), InMemorySecrets())
@@ -192,3 +200,89 @@ def test_host_must_be_one_of_the_server_where_no_key_is_required(host: str, allo
         assert (authenticated.status, authenticated.code) == (403, "host_not_allowed")
     with_key = Headers({"host": host, "authorization": "Bearer key-one"})
     assert isinstance(WITH_KEYS.authenticate(with_key), Credentials)
+
+
+def bearer(key: str) -> Headers:
+    return Headers({"authorization": f"Bearer {key}"})
+
+
+def status_of(gate: Authenticator, key: str, host: str) -> int:
+    found = gate.authenticate(bearer(key), client_host=host)
+    return found.status if isinstance(found, Denied) else 200
+
+
+def test_wrong_keys_of_an_address_are_throttled() -> None:
+    now = 1000.0
+    gate = Authenticator(
+        plain_policy({"key-one": "one", "key-two": "two"}),
+        InMemorySecrets(),
+        wrong_keys=WrongKeys(lambda: now),
+    )
+    assert status_of(gate, "key-one", "192.0.2.1") == 200
+    statuses = [status_of(gate, f"wrong-{n}", "192.0.2.1") for n in range(WRONG_KEYS_BURST + 1)]
+    assert statuses == [401] * WRONG_KEYS_BURST + [429]
+    denied = gate.authenticate(bearer("wrong"), client_host="192.0.2.1")
+    assert isinstance(denied, Denied)
+    assert (denied.code, denied.retry_after_s) == ("rate_limit_exceeded", 1)
+    assert status_of(gate, "wrong", "192.0.2.2") == 401, "another address"
+    assert status_of(gate, "key-one", "192.0.2.1") == 200, "a key that was right here before"
+    assert status_of(gate, "key-two", "192.0.2.1") == 429, "a key that might have been guessed"
+    now += 1
+    assert status_of(gate, "key-two", "192.0.2.1") == 200
+    assert status_of(gate, "wrong", "192.0.2.1") == 401
+    assert status_of(gate, "wrong", "192.0.2.1") == 429
+    now += 3600
+    assert [status_of(gate, "wrong", "192.0.2.1") for _ in range(WRONG_KEYS_BURST)] == statuses[:-1]
+    assert status_of(gate, "key-one", "192.0.2.1") == 429, "its last use was an hour ago"
+
+
+def test_throttled_address_is_reported_once() -> None:
+    now = 1000.0
+    gate = Authenticator(
+        plain_policy({"key-one": "one"}), InMemorySecrets(), wrong_keys=WrongKeys(lambda: now)
+    )
+    events: list[str] = []
+    for _ in range(5):
+        for _ in range(WRONG_KEYS_BURST + 5):
+            denied = gate.authenticate(bearer("wrong"), client_host="192.0.2.1")
+            assert isinstance(denied, Denied)
+            events.append(denied.event)
+        now += 5
+    assert events.count("wrong_keys_throttled") == 1
+    assert events.count("invalid_api_key") == WRONG_KEYS_BURST - 1 + 4 * 5
+
+
+def test_client_secret_and_resume_token_pass_a_throttled_address() -> None:
+    secrets = InMemorySecrets()
+    wrong_keys = WrongKeys(lambda: 1000.0)
+    gate = Authenticator(plain_policy({"key-one": "one"}), secrets, wrong_keys=wrong_keys)
+    for _ in range(WRONG_KEYS_BURST):
+        assert status_of(gate, "wrong", "192.0.2.1") == 401
+    minted = secrets.mint("one", GenerationSettings(), 60).value
+    assert status_of(gate, minted, "192.0.2.1") == 200
+    denied = gate.authenticate(bearer("ek_expired"), client_host="192.0.2.1")
+    assert isinstance(denied, Denied)
+    assert (denied.status, denied.accepts_resume_token) == (429, True)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("testclient", "testclient"),
+    ],
+)
+def test_address_is_that_of_a_host_or_its_network(host: str, address: str) -> None:
+    assert address_of(host) == address
+
+
+def test_wrong_keys_hold_a_bounded_number_of_addresses_and_keys() -> None:
+    wrong_keys = WrongKeys()
+    for number in range(ADDRESSES_MAX + RIGHT_KEYS_MAX):
+        wrong_keys.count(f"address-{number}")
+        wrong_keys.remember("address", b"%d" % number)
+    assert wrong_keys.held == (ADDRESSES_MAX, RIGHT_KEYS_MAX)

@@ -1,6 +1,5 @@
 """Responses to browsers, proxies and mistaken clients: CORS, path prefixes, and errors in JSON."""
 
-import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -11,9 +10,17 @@ from websockets.asyncio.client import connect
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
+from continuo.realtime.server.logging_setup import RedactingFormatter
 from tests.support.engines import EngineHarness
 from tests.support.sessions import shared_store
-from tests.support.web_servers import ACME, API_KEY, TENANTS, RunningServer, serve_app
+from tests.support.web_servers import (
+    ACME,
+    API_KEY,
+    TENANTS,
+    RunningServer,
+    exchange_raw,
+    serve_app,
+)
 
 ALLOWED, OTHER = "https://app.example.org", "https://evil.example.org"
 SETTINGS = GatewaySettings(
@@ -48,14 +55,6 @@ async def gate(harness: EngineHarness) -> ReadinessGate:
 async def server(gate: ReadinessGate) -> AsyncIterator[RunningServer]:
     async with serve_app(gate, gate.state.registry, SETTINGS) as server:
         yield server
-
-
-async def exchange_raw(server: RunningServer, request: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(request)
-    received = await asyncio.wait_for(reader.read(), 10)
-    writer.close()
-    return received
 
 
 async def preflight(server: RunningServer, path: str, origin: str) -> tuple[int, dict[str, str]]:
@@ -145,7 +144,8 @@ async def test_tls_on_the_plain_port_is_logged_with_its_remedy(
     with caplog.at_level(logging.WARNING):
         body = (await exchange_raw(server, hello)).partition(b"\r\n\r\n")[2]
     assert json.loads(body)["error"]["code"] == "tls_on_plain_port"
-    assert [record for record in caplog.records if "--ssl-certfile" in record.getMessage()]
+    shown = [RedactingFormatter(()).format(record) for record in caplog.records]
+    assert [line for line in shown if "tls_on_plain_port" in line and "--ssl-certfile" in line]
     assert "Invalid HTTP" not in caplog.text
 
 
