@@ -18,6 +18,7 @@ from collections.abc import Generator
 
 import msgspec
 
+from continuo.engine import BUNDLED_MODEL
 from continuo.realtime.client import (
     ConnectionClosedError,
     ConnectionOptions,
@@ -36,6 +37,8 @@ from continuo.realtime.server.config.settings import DEFAULT_CHAT_URL
 from continuo.realtime.server.own_command import find_own_command
 
 _INPUT_PROMPT = "you> "
+_TOY = ", a toy of 2.3 million parameters that chats, remembers and counts"
+"""Description of the bundled model. Its first users expect an assistant."""
 _RECONNECT_TIMEOUT_S = 10.0
 _RECONNECT_TIMEOUT_IN_TERMINAL_S = 60.0
 """Times after which the client stops trying to reconnect to a restarted or replaced server. In a
@@ -114,7 +117,8 @@ class Chat:
         """Chat until the end of the input. Returns the exit status."""
         if self._is_terminal:
             model = self._client.session["model"]
-            print(f"Talking to {model}. Ctrl-C cancels a response, Ctrl-D quits.")
+            toy = _TOY if model == BUNDLED_MODEL else ""
+            print(f"Talking to {model}{toy}. Ctrl-C cancels a response, Ctrl-D quits.")
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
         if self._is_terminal:
             self._noticing = asyncio.create_task(self._notice_losses())

@@ -263,7 +263,7 @@ def test_chat_without_a_server_prints_how_to_start_one() -> None:
 def test_ctrl_c_cancels_the_response_and_ctrl_d_quits(endless_model: Path) -> None:
     running = start("--model", str(endless_model), "--served-model-name", "demo")
     terminal = Terminal("--url", address(running))
-    terminal.until("Talking to demo")
+    terminal.until("Talking to demo, a toy")
     terminal.until_prompt()
     terminal.type("tell me a story\n")
     terminal.until("story\r\n")
