@@ -1,11 +1,15 @@
 """Checkpoints on this machine: the bundled model, folders in the Hugging Face layout, and GGUF
 files."""
 
+import shlex
 from pathlib import Path
 
 from continuo.engine.config import BUNDLED_MODEL
 from continuo.engine.errors import ModelError
 from continuo.engine.gguf.folder import open_folder
+
+PROJECTOR_PREFIX = "mmproj"
+"""Prefix of GGUF files that have the vision part of a model."""
 
 
 def find_local_checkpoint(model: str) -> Path | None:
@@ -22,4 +26,13 @@ def find_local_checkpoint(model: str) -> Path | None:
         return open_folder(folder)
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such folder")
+    if not (folder / "config.json").exists() and (file := find_gguf_file(folder)) is not None:
+        name = shlex.quote(str(file))
+        raise ModelError(f"{folder}: has only GGUF files: name one of them, as in --model {name}")
     return folder
+
+
+def find_gguf_file(folder: Path) -> Path | None:
+    """Return a GGUF file of a folder that may be a model. Returns None if it has none."""
+    files = (path for path in folder.glob("*.gguf") if not path.name.startswith(PROJECTOR_PREFIX))
+    return min(files, default=None)

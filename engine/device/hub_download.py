@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import (
     DryRunError,
     GatedRepoError,
+    HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
@@ -21,6 +22,7 @@ from tqdm.auto import tqdm
 
 from continuo.engine.config import BUNDLED_MODEL
 from continuo.engine.errors import ModelError, first_line
+from continuo.engine.local_checkpoint import PROJECTOR_PREFIX
 
 FETCH_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """Glob patterns of the files of a hub repository that are downloaded."""
@@ -37,24 +39,35 @@ def fetch(model: str, revision: str | None, progress: Callable[[str, float], Non
         raise ModelError(f"{model}: neither a folder nor a hub id") from error
     except GatedRepoError as error:
         raise ModelError(
-            f"{model}: the hub requires a login and acceptance of the model's licence"
+            f"{model}: needs an account that has accepted its licence: accept it at "
+            f"{constants.ENDPOINT}/{model}, and set HF_TOKEN to a token of this account"
         ) from error
     except RevisionNotFoundError as error:
         raise ModelError(f"{model}: the hub has no revision {revision!r}") from error
     except RepositoryNotFoundError as error:
-        raise ModelError(f"{model}: no such folder, and the hub has no such model") from error
+        raise ModelError(
+            f"{model}: no such folder, and the hub has no such model, or has it as a private one, "
+            f"which needs HF_TOKEN"
+        ) from error
     except LocalEntryNotFoundError as error:
         raise ModelError(
             f"{model}: not in the local cache, and the hub is unreachable; the bundled model "
             f"({BUNDLED_MODEL}) needs no network"
         ) from error
+    except ModelError:
+        raise
     except Exception as error:
+        if (status := _http_status(error)) in (401, 403):
+            raise ModelError(
+                f"{model}: the hub refused the token ({status}): set HF_TOKEN to a valid one"
+            ) from error
         raise ModelError(f"{model}: download failed: {first_line(error)}") from error
 
 
 def _count_download_bytes(model: str, options: dict[str, Any]) -> int | None:
     """Return the size of what is downloaded of a hub repository. Returns None if the repository is
-    in the cache, and if the hub is unreachable. Raises what the download would raise."""
+    in the cache, and if the hub is unreachable. Raises what the download would raise, and
+    ModelError if the repository has no weights that can be read."""
     if isinstance(try_to_load_from_cache(model, "config.json", revision=options["revision"]), str):
         return None
     silent = _reporting_bar(model, None, lambda _what, _fraction: None)
@@ -62,7 +75,31 @@ def _count_download_bytes(model: str, options: dict[str, Any]) -> int | None:
         files = huggingface_hub.snapshot_download(model, dry_run=True, tqdm_class=silent, **options)
     except DryRunError:
         return None
+    if not any(file.filename.endswith(".safetensors") for file in files):
+        raise _without_safetensors(model, options["revision"])
     return sum(file.file_size or 0 for file in files if file.will_download)
+
+
+def _without_safetensors(model: str, revision: str | None) -> ModelError:
+    """Create the error of a hub repository without weights that can be read."""
+    names = sorted(HfApi(constants.ENDPOINT).list_repo_files(model, revision=revision))
+    ggufs = [name for name in names if name.endswith(".gguf")]
+    files = [name for name in ggufs if not name.startswith(PROJECTOR_PREFIX)]
+    if not files:
+        return ModelError(
+            f"{model}: has no weights in safetensors: use a checkpoint that has them, or a GGUF "
+            f"file"
+        )
+    url = f"{constants.ENDPOINT}/{model}/resolve/{revision or 'main'}/{files[0]}"
+    return ModelError(
+        f"{model}: has GGUF files and no safetensors: download one, such as {url}, and name it, as "
+        f"in --model ./{Path(files[0]).name}"
+    )
+
+
+def _http_status(error: Exception) -> int | None:
+    response = error.response if isinstance(error, HfHubHTTPError) else None
+    return None if response is None else response.status_code
 
 
 def _reporting_bar(

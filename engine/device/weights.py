@@ -7,6 +7,7 @@ Every defect of a checkpoint raises ModelError, which describes it in one line.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +20,18 @@ from continuo.engine.device.gguf_weights import count_gguf_parameters, is_gguf, 
 from continuo.engine.device.model import WeightTarget
 from continuo.engine.device.models.config_schemas import read_by_schema
 from continuo.engine.device.quantization import QuantizedMatrix, is_quantizable, quantize
+from continuo.engine.device.refusals import quantized_checkpoint, unsupported_architecture
 from continuo.engine.errors import ModelError, first_line
 from continuo.engine.gguf.container import GgmlType
-from continuo.engine.local_checkpoint import find_local_checkpoint
+from continuo.engine.local_checkpoint import find_gguf_file, find_local_checkpoint
 
 ProgressCallback = Callable[[str, float], None]
 """Called with (description of the current work, progress in [0, 1])."""
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+PICKLED = ("*.bin", "*.pt", "*.pth")
+"""Patterns of files with pickled weights, which are not read: they can execute code."""
 
 
 def resolve(model: str, revision: str | None, progress: ProgressCallback) -> Path:
@@ -47,18 +51,28 @@ def read_config(folder: Path) -> Any:
     """Read the config of a checkpoint folder, with the attributes of transformers' class of its
     type. Raises ModelError."""
     path = folder / "config.json"
-    config = read_by_schema(_read_json(path)) or _read_by_transformers(path)
+    values = _read_json(path)
+    config = read_by_schema(values) or _read_by_transformers(path, values)
     quantization = getattr(config, "quantization_config", None)
-    if quantization and quantization.get("quant_method") != "mxfp4":
-        raise ModelError(f"{folder}: quantized checkpoints are not supported")
+    if quantization and (method := quantization.get("quant_method")) != "mxfp4":
+        raise quantized_checkpoint(folder, method)
     return config
 
 
-def _read_by_transformers(path: Path) -> Any:
-    from transformers import AutoConfig  # noqa: PLC0415 - slow to import
+def _read_by_transformers(path: Path, values: dict[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig  # noqa: PLC0415 - slow to import
 
+    model_type = values.get("model_type")
+    if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
+        architecture = (values.get("architectures") or [model_type])[0]
+        reason = (
+            "it needs the code of its repository, which is not executed"
+            if "auto_map" in values
+            else f"transformers has no model of type {model_type!r}"
+        )
+        raise unsupported_architecture(path.parent, architecture, reason)
     try:
-        return AutoConfig.from_pretrained(path.parent)
+        return AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
     except Exception as error:
         raise ModelError(f"{path}: {first_line(error)}") from error
 
@@ -204,7 +218,7 @@ def _find_shards(folder: Path, names: Iterable[str] | None) -> list[tuple[Path, 
     index = folder / INDEX_FILE
     if not index.exists():
         if not (folder / SINGLE_FILE).exists():
-            raise ModelError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} exists")
+            raise _missing_weights(folder)
         return [(folder / SINGLE_FILE, None)]
     file_of = _read_json(index).get("weight_map")
     if not isinstance(file_of, dict) or not file_of:
@@ -217,6 +231,22 @@ def _find_shards(folder: Path, names: Iterable[str] | None) -> list[tuple[Path, 
         if not (folder / file).exists():
             raise ModelError(f"{folder}: shard {file} is missing")
     return [(folder / file, found) for file, found in sorted(names_by_file.items())]
+
+
+def _missing_weights(folder: Path) -> ModelError:
+    """Create the error of a folder without weights in safetensors."""
+    if (file := find_gguf_file(folder)) is not None:
+        name = shlex.quote(str(file))
+        return ModelError(
+            f"{folder}: has no weights in safetensors: name its GGUF file, as in --model {name}"
+        )
+    pickled = min((path.name for each in PICKLED for path in folder.glob(each)), default=None)
+    if pickled is not None:
+        return ModelError(
+            f"{folder}: has its weights in {pickled}, which is not read: use a checkpoint in "
+            f"safetensors, or a GGUF file"
+        )
+    return ModelError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} exists")
 
 
 def _convert(
@@ -233,7 +263,7 @@ def _convert(
             return target.convert(tensor.dequantize())
         return QuantizedMatrix(tensor.format, target.convert(tensor.data))
     if not tensor.is_floating_point() or tensor.element_size() < 2:
-        raise ModelError(f"{place} is {tensor.dtype}: such quantized checkpoints are not supported")
+        raise quantized_checkpoint(place, str(tensor.dtype))
     return tensor if target.convert is None else target.convert(tensor)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Generator
 
 import msgspec
 
+from continuo.engine import BUNDLED_MODEL
 from continuo.realtime.client import (
     ConnectionClosedError,
     ConnectionOptions,
@@ -36,6 +37,15 @@ from continuo.realtime.server.config.settings import DEFAULT_CHAT_URL
 from continuo.realtime.server.own_command import find_own_command
 
 _INPUT_PROMPT = "you> "
+_COMMANDS = {
+    "/help": "list these commands",
+    "/model": "name the model",
+    "/quit": "quit, as Ctrl-D does",
+    "//...": "send a message that begins with a slash",
+}
+"""Lines that the chat answers itself, in a terminal."""
+_TOY = ", a toy of 2.3 million parameters that chats, remembers and counts"
+"""Description of the bundled model. Its first users expect an assistant."""
 _RECONNECT_TIMEOUT_S = 10.0
 _RECONNECT_TIMEOUT_IN_TERMINAL_S = 60.0
 """Times after which the client stops trying to reconnect to a restarted or replaced server. In a
@@ -113,8 +123,8 @@ class Chat:
     async def run(self) -> int:
         """Chat until the end of the input. Returns the exit status."""
         if self._is_terminal:
-            model = self._client.session["model"]
-            print(f"Talking to {model}. Ctrl-C cancels a response, Ctrl-D quits.")
+            print(f"Talking to {self._describe_model()}.")
+            print("Ctrl-C cancels a response, Ctrl-D quits, /help lists the commands.")
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
         if self._is_terminal:
             self._noticing = asyncio.create_task(self._notice_losses())
@@ -123,11 +133,32 @@ class Chat:
         lines = InputLines(is_terminal=self._is_terminal)
         status = 0
         while (line := await self._next_line(lines)) is not None:
+            if self._is_terminal and line.startswith("/"):
+                if line.strip() == "/quit":
+                    break
+                if not line.startswith("//"):
+                    print(self._answer_command(line.strip()), flush=True)
+                    continue
+                line = line[1:]
             if line.strip():
                 status |= await self._turn(line)
         if self._is_terminal:
             print(f"\nTo come back to this conversation: {self._resume_command()}")
         return status
+
+    def _describe_model(self) -> str:
+        model = self._client.session["model"]
+        return f"{model}{_TOY}" if model == BUNDLED_MODEL else model
+
+    def _answer_command(self, command: str) -> str:
+        """Return what the chat prints for a command other than /quit."""
+        match command:
+            case "/help":
+                return "\n".join(f"  {name:<8} {text}" for name, text in _COMMANDS.items())
+            case "/model":
+                return self._describe_model()
+            case _:
+                return f"{command} is no command of the chat; /help lists them, /{command} sends it"
 
     def _resume_command(self) -> str:
         """Return the command that resumes the session, without the key."""

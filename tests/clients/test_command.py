@@ -263,7 +263,7 @@ def test_chat_without_a_server_prints_how_to_start_one() -> None:
 def test_ctrl_c_cancels_the_response_and_ctrl_d_quits(endless_model: Path) -> None:
     running = start("--model", str(endless_model), "--served-model-name", "demo")
     terminal = Terminal("--url", address(running))
-    terminal.until("Talking to demo")
+    terminal.until("Talking to demo, a toy")
     terminal.until_prompt()
     terminal.type("tell me a story\n")
     terminal.until("story\r\n")
@@ -342,3 +342,25 @@ def test_chat_resumes_after_its_server_is_killed(tmp_path: Path, endless_model: 
     terminal.stop_response()
     assert terminal.quit() == 0
     assert stop(running) == 0
+
+
+def test_lines_with_a_slash_are_commands_of_the_chat(server: Server) -> None:
+    terminal = Terminal("--url", address(server), "--api-key", KEY)
+    terminal.until("/help lists the commands")
+    terminal.until_prompt()
+    terminal.type("/help\n")
+    for command in ("/help", "/model", "/quit"):
+        terminal.until(rf"\n  {command} +\w")
+    terminal.until_prompt()
+    terminal.type("/model\n")
+    terminal.until("\ndemo, a toy")
+    terminal.until_prompt()
+    terminal.type("/halp\n")
+    terminal.until(r"/halp is no command of the chat; /help lists them, //halp sends it")
+    terminal.until_prompt()
+    terminal.type("//hello\n")
+    terminal.until(r"hello\r\n.*\S.*\r\n")
+    terminal.until_prompt()
+    terminal.type("/quit\n")
+    terminal.until("To come back")
+    assert terminal.close() == 0

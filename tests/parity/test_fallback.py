@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import transformers as tf
 
+from continuo.engine.device.refusals import ALTERNATIVES
 from continuo.engine.errors import ModelError
 from tests.support import transformers_oracle as oracle
+from tests.support.architectures import ARCHITECTURES
 
 LOGITS_TOLERANCE = 2e-4
 
@@ -43,6 +45,11 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+def test_alternatives_of_an_unsupported_architecture_run_in_c() -> None:
+    ways = {each.name: each.way for each in ARCHITECTURES}
+    assert {ways[name] for name in ALTERNATIVES} == {"C"}
+
+
 @pytest.mark.parametrize("name", list(SUPPORTED))
 def test_fallback_architecture_equals_transformers(name: str, tmp_path: Path) -> None:
     model = SUPPORTED[name]()
@@ -68,4 +75,7 @@ def test_error_of_an_unsupported_architecture_names_it_and_the_cause(
     with pytest.raises(ModelError) as refused:
         oracle.build_cpu_runner(tmp_path)
     assert message in refused.value.message
+    assert refused.value.message.endswith(
+        "; use a model of another architecture, such as Qwen3ForCausalLM or LlamaForCausalLM"
+    )
     assert "\n" not in refused.value.message

@@ -15,6 +15,7 @@ import inspect
 from array import array
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ from continuo.engine.device.model import (
     StepStates,
 )
 from continuo.engine.device.models import rope
-from continuo.engine.errors import ModelError
+from continuo.engine.device.refusals import quantized_checkpoint, unsupported_architecture
+from continuo.engine.errors import ModelError, first_line
 
 ATTENTION_NAME = "continuo_paged"
 UNSUPPORTED_ARGUMENTS = {
@@ -255,9 +257,7 @@ class TransformersModel:
         return self.module(input_ids=tokens, use_cache=False).logits[0, -1]
 
     def _unsupported(self, reason: str) -> ModelError:
-        return ModelError(
-            f"{self.folder}: architecture {self.architecture} cannot run here: {reason}"
-        )
+        return unsupported_architecture(self.folder, self.architecture, reason)
 
 
 def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> TransformersModel:
@@ -266,11 +266,11 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     Raises ModelError, naming the architecture, if paged attention does not support it.
     """
     architecture = (config.architectures or [config.model_type])[0]
-    refusal = f"{folder}: architecture {architecture} cannot run here: "
-    if getattr(config, "quantization_config", None):
-        raise ModelError(refusal + "its weights are quantized")
+    refuse = partial(unsupported_architecture, folder, architecture)
+    if quantization := getattr(config, "quantization_config", None):
+        raise quantized_checkpoint(folder, quantization.get("quant_method"))
     if config.is_encoder_decoder:
-        raise ModelError(refusal + "it has an encoder")
+        raise refuse("it has an encoder")
     AttentionInterface.register(ATTENTION_NAME, _paged_attention)
     try:
         loaded: Any = _auto_class(config).from_pretrained(
@@ -283,7 +283,7 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
             output_loading_info=True,
         )
     except Exception as error:
-        raise ModelError(refusal + str(error).strip().splitlines()[0]) from error
+        raise refuse(first_line(error)) from error
     module, report = loaded
     if report["missing_keys"]:
         raise ModelError(f"{folder}: tensor {min(report['missing_keys'])} is missing")
@@ -291,7 +291,7 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     module.set_attn_implementation(ATTENTION_NAME)
     # transformers has a public setter of the attention, but no getter.
     if module.config.get_text_config()._attn_implementation != ATTENTION_NAME:  # noqa: SLF001
-        raise ModelError(refusal + "its attention cannot be replaced")
+        raise refuse("its attention cannot be replaced")
     model = TransformersModel(module, folder, architecture)
     model.self_check()
     return model

@@ -59,12 +59,47 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:40])
 
 
+def keep_only(folder: Path, *names: str) -> None:
+    """Replace the files of a folder by empty ones, except for config.json."""
+    for path in folder.iterdir():
+        if path.name != "config.json" or names[0].endswith(".gguf"):
+            path.unlink()
+    for name in names:
+        (folder / name).touch()
+
+
 UP = "model.layers.1.mlp.up_proj.weight"
+WAY_OUT = (
+    "use the unquantized checkpoint in safetensors, on a CPU with --quantization int8, or a GGUF "
+    "file"
+)
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
+    "GGUF files": (
+        lambda f: keep_only(f, "model-q4_k_m.gguf", "mmproj-f16.gguf"),
+        "has only GGUF files: name one of them, as in --model {folder}/model-q4_k_m.gguf",
+    ),
+    "GGUF files beside a config": (
+        lambda f: (keep_only(f, "a.bin"), (f / "b.gguf").touch()),
+        "has no weights in safetensors: name its GGUF file, as in --model {folder}/b.gguf",
+    ),
+    "pickled weights": (
+        lambda f: keep_only(f, "pytorch_model.bin"),
+        "has its weights in pytorch_model.bin, which is not read: use a checkpoint in safetensors",
+    ),
     "config of text": (lambda f: (f / "config.json").write_text("{"), "config.json: cannot be"),
     "config of a list": (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
-    "unknown type": (lambda f: edit_config(f, model_type="warp"), "warp"),
+    "unknown type": (
+        lambda f: edit_config(f, model_type="warp", architectures=["WarpForCausalLM"]),
+        "WarpForCausalLM cannot run here: transformers has no model of type 'warp'; use a model of "
+        "another architecture, such as Qwen3ForCausalLM or LlamaForCausalLM",
+    ),
+    "code of its own": (
+        lambda f: edit_config(
+            f, model_type="warp", auto_map={"AutoConfig": "warp.WarpConfig"}, architectures=["Warp"]
+        ),
+        "Warp cannot run here: it needs the code of its repository, which is not executed; use",
+    ),
     "no index": (lambda f: (f / weights.INDEX_FILE).unlink(), "neither model.safetensors nor"),
     "empty index": (lambda f: (f / weights.INDEX_FILE).write_text("{}"), "no weight_map"),
     "no shard": (
@@ -84,8 +119,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit_tensor(f, UP, lambda x: x[:3].clone()),
         f"{UP} has shape [3, 48], but the config requires [80, 48]",
     ),
-    "integers": (lambda f: edit_tensor(f, UP, lambda x: x.to(torch.int8)), "quantized"),
-    "quantized": (lambda f: edit_config(f, quantization_config={"bits": 4}), "quantized"),
+    "integers": (lambda f: edit_tensor(f, UP, lambda x: x.to(torch.int8)), WAY_OUT),
+    "quantized": (
+        lambda f: edit_config(f, quantization_config={"quant_method": "gptq", "bits": 4}),
+        f"its weights are quantized (gptq), which is not supported; {WAY_OUT}",
+    ),
+    "quantized in an unnamed way": (
+        lambda f: edit_config(f, quantization_config={"bits": 4}),
+        f"its weights are quantized, which is not supported; {WAY_OUT}",
+    ),
     "layer type": (
         lambda f: edit_config(f, layer_types=["chunked_attention"] * 3),
         "chunked_attention",
@@ -106,7 +148,7 @@ def test_broken_checkpoint_is_refused_with_a_one_line_error(folder: Path, name: 
             EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4),
             ignore_progress,
         )
-    assert message in refused.value.message
+    assert message.replace("{folder}", str(folder)) in refused.value.message
     assert "\n" not in refused.value.message
 
 
