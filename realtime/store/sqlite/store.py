@@ -8,7 +8,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
 from types import CoroutineType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -37,7 +37,7 @@ def _on_worker(
     """Make the method of the store that runs an operation of its tables on the worker."""
 
     async def call(self: "SqliteStore", *args: P.args, **options: P.kwargs) -> T:
-        bound = partial(operation, self._tables, *args, **options)  # pyright: ignore[reportPrivateUsage]
+        bound = update_wrapper(partial(operation, self._tables, *args, **options), operation)  # pyright: ignore[reportPrivateUsage]
         return await self._run(bound)  # pyright: ignore[reportPrivateUsage]
 
     return call

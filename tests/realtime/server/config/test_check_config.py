@@ -140,7 +140,7 @@ async def test_redis_is_examined_without_a_change(tmp_path: Path) -> None:
             await client.set(keys.LAYOUT_KEY, keys.LAYOUT + 1)
         newer = await findings("gateway", store=process.url)
         assert newer["store"].verdict == "error"
-        assert "newer version" in newer["store"].detail
+        assert "another version" in newer["store"].detail
 
 
 @pytest.mark.process
