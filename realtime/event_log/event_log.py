@@ -88,10 +88,6 @@ class EventLog:
         return self._first_offset
 
     @property
-    def has_listener(self) -> bool:
-        return self._listener is not None
-
-    @property
     def emitted_id(self) -> EventId:
         """Position up to which events were emitted to the listener."""
         return self._make_event_id()
