@@ -29,6 +29,7 @@ GROUPS = {
         "parked-sessions": "parked sessions in Redis: bytes each, lateness of their removal",
         "recovery": "an engine, a gateway or Redis killed: time to recovery",
         "resume-storm": "a gateway killed under 2,000 responses: time until all are resumed",
+        "journey": "files of the program that an append and a response enter",
     },
     "Parts of the engine": {
         "step-overhead": "scheduler, cache and batch building per step, on a null device",

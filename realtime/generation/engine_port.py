@@ -37,9 +37,6 @@ class EnginePort(Protocol):
         self,
         session_id: str | None = None,
         *,
-        streaming: bool = True,
-        timeout_s: float | None = None,
-        capacity_tokens: int | None = None,
         group: SessionGroup = DEFAULT_GROUP,
         fence: int = 0,
         waits: bool = True,
@@ -70,4 +67,4 @@ class EnginePort(Protocol):
         self, session: str, at: int | None = None, *, child: str | None = None, fence: int = 0
     ) -> str: ...
     async def info(self, session: str) -> SessionInfo: ...
-    async def close(self, session: str, *, keep_prefix: bool = True) -> None: ...
+    async def close(self, session: str) -> None: ...

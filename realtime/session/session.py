@@ -24,7 +24,8 @@ from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.text_limits import TextLimits
 from continuo.realtime.errors import Refusal
 from continuo.realtime.event_log.event_id import EventId
-from continuo.realtime.event_log.event_log import EventListener, ReplayGap
+from continuo.realtime.event_log.event_log import EventListener
+from continuo.realtime.event_log.replay import ReplayGap
 from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.engine_session import EngineSession
 from continuo.realtime.generation.error_mapping import (

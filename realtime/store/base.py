@@ -229,13 +229,11 @@ class Store(Protocol):
         *,
         ttl_s: float,
         expected_fence: int | None = None,
-        secret: bytes | None = None,
     ) -> SessionLease:
         """Grant the lease of a session under a new fence.
 
         `ttl_s`: time until the new deadline. `expected_fence`: if given and no longer the fence of
-        the session, raises LeaseLost. `secret`: if given, replaces the stored one (see
-        `NewSession`). Raises SessionNotFound."""
+        the session, raises LeaseLost. Raises SessionNotFound."""
         ...
 
     async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:

@@ -37,7 +37,6 @@ from continuo.engine.text.chat_template.probe import (
     PROBE_CALL,
     PROBE_SYSTEM,
     PROBE_TOOL_RESULT,
-    PROBE_USER,
     TemplateProbe,
 )
 from continuo.engine.text.chat_template.reasoning_probe import EffortSetting
@@ -84,8 +83,6 @@ class ChatTemplate:
     """Whether `encode_head`, `encode_message` and `encode_header` return the same ids as rendering
     the whole conversation. False if the template revises text of earlier messages, or depends on
     more than one previous message; `extend` is exact nevertheless."""
-    supports_tools: bool
-    """Whether the tools passed to `extend` are shown to the model."""
     tool_format: ToolFormat | None
     """The syntax of tool calls; None if the template renders calls in an unknown syntax."""
 
@@ -115,8 +112,6 @@ class ChatTemplate:
         """Whether a view was exact but not enough: all of its messages were revised."""
         self._is_question_view_exact = self._probe_question_view()
         self.is_append_stable = self._probe_append_stability()
-        tool_prompt = renderer.try_render([PROBE_USER], [PROBE_TOOL]) or ""
-        self.supports_tools = PROBE_TOOL["function"]["name"] in tool_prompt
         self.tool_format = renderer.tool_format
 
     @property
@@ -244,21 +239,6 @@ class ChatTemplate:
                 return msgspec.structs.replace(found, kept_messages=found.kept_messages + skipped)
             self._has_needed_longer_view = True
         return self._extend_one_by_one(history, new, tools, with_header=with_header)
-
-    def find_first_revised(
-        self,
-        history: Sequence[ChatMessage],
-        new: Sequence[ChatMessage],
-        tools: Sequence[ToolDefinition] = (),
-        *,
-        is_sampled: bool = False,
-    ) -> int | None:
-        """Find the first message of `history` whose ids change when `new` is added.
-
-        Returns its index, or None if no ids change.
-        """
-        keep = self.extend(history, new, tools, is_sampled=is_sampled).kept_messages
-        return keep if keep < len(history) else None
 
     def render(
         self,

@@ -159,16 +159,11 @@ class RedisStore:
         *,
         ttl_s: float,
         expected_fence: int | None = None,
-        secret: bytes | None = None,
     ) -> SessionLease:
         async with self._client.bounded():
             await self._reexamine_after_outage()
-            args = (
-                owner,
-                int(ttl_s * 1000),
-                "" if expected_fence is None else expected_fence,
-                secret or b"",
-            )
+            expected = "" if expected_fence is None else expected_fence
+            args = (owner, int(ttl_s * 1000), expected)
             reply = await self._client.run_script("claim", session_keys(session), args)
             if reply[0] == b"unknown":
                 await self._verify_epoch()

@@ -211,22 +211,15 @@ class Tables:
             )
 
     def claim(
-        self,
-        session: str,
-        owner: str,
-        *,
-        ttl_s: float,
-        expected_fence: int | None = None,
-        secret: bytes | None = None,
+        self, session: str, owner: str, *, ttl_s: float, expected_fence: int | None = None
     ) -> SessionLease:
         row = self._fetch_one(
             "UPDATE sessions SET owner = ?, fence = max(fence + 1, ?), parked = 0, "
-            "deadline_ms = ?, secret = coalesce(?, secret) WHERE id = ? AND deadline_ms > ? "
-            "AND owner <> ? AND fence = coalesce(?, fence) RETURNING fence",
+            "deadline_ms = ? WHERE id = ? AND deadline_ms > ? AND owner <> ? "
+            "AND fence = coalesce(?, fence) RETURNING fence",
             owner,
             self._ms_from_now(0),
             self._ms_from_now(ttl_s),
-            secret,
             session,
             self._ms_from_now(0),
             _NO_OWNER,

@@ -6,7 +6,8 @@ Two logs stand for two gateways; the client has received events of one and resum
 import pytest
 
 from continuo.realtime.event_log.event_id import EventId, parse_event_id
-from continuo.realtime.event_log.event_log import EmittedEvent, EventLog, ReplayGap
+from continuo.realtime.event_log.event_log import EventLog
+from continuo.realtime.event_log.replay import EmittedEvent, ReplayGap
 from continuo.realtime.protocol.events import (
     ItemAdded,
     OutputItemEnded,
