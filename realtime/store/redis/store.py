@@ -260,7 +260,7 @@ class RedisStore:
 
     async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
         names = session_keys(lease.session)
-        args = (digest(request.key.encode()), digest(request.content))
+        args = (digest(request.key.encode()), request.content_digest)
         async with self._client.bounded():
             await self._reexamine_after_outage()
             reply = await self._run_fenced(
@@ -469,7 +469,7 @@ def _encode_request(request: IdempotentRequest) -> dict[str, bytes]:
     assert len(request.result) <= keys.IDEMPOTENCY_RESULT_BYTES_MAX, "a result is short"
     return {
         "key": digest(request.key.encode()),
-        "content": digest(request.content),
+        "content": request.content_digest,
         "result": request.result,
     }
 

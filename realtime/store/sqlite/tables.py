@@ -347,7 +347,7 @@ class Tables:
         )
         if row is None:
             return None
-        if row[0] != digest(request.content):
+        if row[0] != request.content_digest:
             raise IdempotencyConflict(request.key)
         return DuplicateWrite(row[1])
 
@@ -358,7 +358,7 @@ class Tables:
         self._db.executemany(
             "INSERT INTO idempotency_keys (session, key, digest, result) VALUES (?, ?, ?, ?)",
             [
-                (session, digest(request.key.encode()), digest(request.content), request.result)
+                (session, digest(request.key.encode()), request.content_digest, request.result)
                 for request in requests
             ],
         )
