@@ -108,7 +108,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdempotentRequest(msgspec.Struct, frozen=True):
-    """A request under an idempotency key. `content_digest`: tells the request from another one
+    """A request under an idempotency key. `content_digest`: differs for another request
     under the same key. `result`: the recorded outcome that a retry gets, at most 255 bytes."""
 
     key: str
