@@ -98,10 +98,12 @@ class EventLog:
         first_offset: int = 0,
         events: Iterable[LoggedEvent] = (),
         on_gap: Callable[[], None] = lambda: None,
+        tag: str = "",
     ) -> None:
-        """`on_gap`: called if a response that is generated again differs from what the client has
-        seen."""
+        """`tag`: that of the session, in its event ids. `on_gap`: called if a response that is
+        generated again differs from what the client has seen."""
         self.epoch = epoch
+        self._tag = tag
         self._events = list(events)
         self._first_offset = first_offset
         """Offset of the first event in `_events`."""
@@ -154,6 +156,7 @@ class EventLog:
             ]
         return EventId(
             epoch=self.epoch,
+            tag=self._tag,
             offset=self.next_offset,
             open_responses=tuple(open_responses),
             response_number=response_number,
@@ -290,7 +293,13 @@ class EventLog:
         reached = {number: other.progress for number, other in self._responses.items()}
         reached[stream.number] = since
         yield from _assign_event_ids(
-            stream.replay(since), since, reached, self.epoch, self.next_offset, seen_parts
+            stream.replay(since),
+            since,
+            reached,
+            self.epoch,
+            self._tag,
+            self.next_offset,
+            seen_parts,
         )
 
     # ------------------------------------------------------------ replaying
@@ -330,13 +339,15 @@ class EventLog:
         for logged in logged_events:
             if logged.response_number is not None:
                 streams[logged.response_number] = _rebuild_stream(logged, find_previous)
-        replay = _Replay(since, self.epoch, streams, find_previous)
+        replay = _Replay(since, self.epoch, self._tag, streams, find_previous)
         for offset, logged in enumerate(logged_events, since.offset):
             replay.add(logged, offset)
         ahead = replay.add_output_so_far(self._responses.keys(), self.next_offset)
         return replay.missed, ahead
 
     def _check_position(self, since: EventId) -> None:
+        if since.tag not in ("", self._tag):
+            raise ReplayGap  # a position in the log of another session
         if since.epoch != self.epoch or not self._first_offset <= since.offset <= self.next_offset:
             raise ReplayGap
         if (
@@ -368,14 +379,17 @@ class _Replay:
         self,
         since: EventId,
         epoch: str,
+        tag: str,
         streams: "dict[int, _ResponseStream]",
         find_previous: FindPreviousItem,
     ) -> None:
-        """`since`: the client's position. `streams`: output, by response number, of the responses
-        that are being generated or have ended since that position."""
+        """`since`: the client's position. `epoch`, `tag`: those of the ids. `streams`: output, by
+        response number, of the responses that are being generated or have ended since that
+        position."""
         self.missed: list[EmittedEvent] = []
         self._since = since
         self._epoch = epoch
+        self._tag = tag
         self._streams = streams
         self._find_previous = find_previous
         self._reached = {progress.response_number: progress for progress in since.open_responses}
@@ -396,7 +410,10 @@ class _Replay:
         else:
             raise ReplayGap
         event_id = EventId(
-            epoch=self._epoch, offset=offset, open_responses=tuple(self._reached.values())
+            epoch=self._epoch,
+            tag=self._tag,
+            offset=offset,
+            open_responses=tuple(self._reached.values()),
         )
         is_begun = offset == self._since.offset and self._since.response_number is None
         seen_parts = self._since.emitted_parts if is_begun else 0
@@ -453,6 +470,7 @@ class _Replay:
                 progress,
                 self._reached,
                 self._epoch,
+                self._tag,
                 offset,
                 self._seen_parts.pop(number, 0),
             )
@@ -603,6 +621,7 @@ def _assign_event_ids(
     since: ResponseProgress,
     reached: dict[int, ResponseProgress],
     epoch: str,
+    tag: str,
     offset: int,
     seen_parts: int,
 ) -> Iterator[EmittedEvent]:
@@ -610,10 +629,11 @@ def _assign_event_ids(
     advances the position of the response in `reached`.
 
     `events`: the output after position `since`; each event with the position after that event.
-    `reached`: positions of all open responses, by response number. `epoch`, `offset`: those of the
-    ids. `seen_parts`: how many server events of the first of `events` the client has received; one
-    event may be encoded as several server events. Raises ReplayGap if `seen_parts` is not 0 and the
-    first event is a delta: the client has then received the end of an item that continues here.
+    `reached`: positions of all open responses, by response number. `epoch`, `tag`, `offset`: those
+    of the ids. `seen_parts`: how many server events of the first of `events` the client has
+    received; one event may be encoded as several server events. Raises ReplayGap if `seen_parts` is
+    not 0 and the first event is a delta: the client has then received the end of an item that
+    continues here.
     """
     number = since.response_number
     for event, after in events:
@@ -623,6 +643,7 @@ def _assign_event_ids(
         reached[number] = after if is_delta else reached[number]
         event_id = EventId(
             epoch=epoch,
+            tag=tag,
             offset=offset,
             open_responses=tuple(reached.values()),
             response_number=number,

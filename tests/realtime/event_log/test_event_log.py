@@ -5,9 +5,10 @@ Two logs stand for two gateways; the client has received events of one and resum
 
 import sys
 
+import msgspec
 import pytest
 
-from continuo.realtime.event_log.event_id import EventId, parse_event_id
+from continuo.realtime.event_log.event_id import EventId, parse_event_id, session_tag
 from continuo.realtime.event_log.event_log import (
     LOGGED_BYTES_MAX,
     EmittedEvent,
@@ -300,3 +301,33 @@ def test_log_probabilities_are_counted() -> None:
         log.append(ResponseStarted(response))
         log.append(ResponseEnded(response))
     assert log.next_offset - log.first_offset == 1
+
+
+# ---------------------------------------------------------------- tags
+
+
+@pytest.mark.parametrize("nonce", ["", "16e9d523"])
+@pytest.mark.parametrize("tag", ["", session_tag("sess_1")])
+def test_event_id_keeps_its_tag(tag: str, nonce: str) -> None:
+    event_id = EventId(epoch="dc0e769e00", offset=2, tag=tag, nonce=nonce)
+    for part in (1, 17):
+        parsed = parse_event_id(event_id.encode(part))
+        assert parsed is not None
+        assert parsed.tag == tag
+
+
+def test_position_in_the_log_of_another_session_is_a_gap() -> None:
+    ids: list[EventId] = []
+    for session in ("sess_1", "sess_2"):
+        log = EventLog("epoch0", tag=session_tag(session))
+        log.attach(lambda _: None)
+        ids.append(log.emitted_id)
+        log.append(ItemAdded(USER_ITEM, None))
+    foreign, own = ids
+    untagged = msgspec.structs.replace(own, tag="")
+    with pytest.raises(ReplayGap):
+        log.resume(lambda _: None, foreign, TextCleared(), NO_ITEMS.__getitem__)
+    for since in (own, untagged):
+        received: list[EmittedEvent] = []
+        log.resume(received.append, since, TextCleared(), NO_ITEMS.__getitem__)
+        assert received[-1].event_id.tag == session_tag("sess_2")
