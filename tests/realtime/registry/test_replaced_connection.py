@@ -42,7 +42,7 @@ async def test_superseded_connection_is_closed_whenever_it_sends_a_command(
 async def test_superseded_owner_answers_no_read(
     redis: RedisProcess, harness: EngineHarness
 ) -> None:
-    """Its copy may be outdated; it has not been notified of the takeover yet."""
+    """The copy of that owner may be outdated; no notice of the takeover has reached it yet."""
     async with registries_on(redis.url, harness) as registries:
         old, new = InProcessClient(registries[0]), InProcessClient(registries[1])
         old.connect()
