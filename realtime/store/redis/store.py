@@ -349,8 +349,8 @@ class RedisStore:
     async def _verify_epoch(self) -> None:
         found = await self._read_epoch()
         if found != self._epoch:
-            lost, self._epoch = self._epoch, found
-            raise StoreReplaced(f"the store with epoch {lost} was replaced by another one")
+            self._epoch = found
+            raise StoreReplaced("the store was replaced by another one")
 
     async def _record_layout(self) -> None:
         newest = await self._client.run_script("record_layout", (keys.LAYOUT_KEY,))

@@ -82,8 +82,8 @@ class Tables:
         new one before raising."""
         found = read_epoch(self._db)
         if found != self.epoch:
-            lost, self.epoch = self.epoch, found or make_epoch(self._db)
-            raise StoreReplaced(f"the store with epoch {lost} was replaced by another one")
+            self.epoch = found or make_epoch(self._db)
+            raise StoreReplaced("the store was replaced by another one")
 
     # ------------------------------------------------------------ health
 
