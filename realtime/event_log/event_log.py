@@ -12,6 +12,7 @@ regenerated from its token ids. What a client has missed is found by `replay`.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from continuo.realtime.event_log.event_id import EventId, ResponseProgress
+from continuo.realtime.event_log.event_size import count_event_bytes, count_settings_bytes
 from continuo.realtime.event_log.replay import (
     DELTAS,
     ITEM_ADDED_PART,
@@ -30,9 +31,12 @@ from continuo.realtime.protocol.events import (
     ResponseInterrupted,
     ResponseStarted,
 )
+from continuo.realtime.protocol.settings import GenerationSettings
 
 LOGGED_EVENTS_MAX = 256
 """Number of logged events kept for replay; a client whose position is older gets a snapshot."""
+LOGGED_BYTES_MAX = 256 * 1024
+"""Maximum memory of the logged events kept for replay; the last one is always kept."""
 
 UNRESUMABLE = EventId(epoch="0")
 """Position in the ids of the events of a snapshot. The log cannot replay from this position: a
@@ -44,7 +48,8 @@ EventListener = Callable[[EmittedEvent], None]
 class EventLog:
     """The numbered events of one session, and its one listener.
 
-    Owns the last LOGGED_EVENTS_MAX logged events and the output of the responses being generated.
+    Owns the last LOGGED_EVENTS_MAX logged events, or fewer with together LOGGED_BYTES_MAX bytes,
+    and the output of the responses being generated.
     Called by that session alone: its UnitOfWork and ActiveResponses append, and Session attaches
     the listener. Always: an event is emitted once, with an id from which it can be computed what
     follows; offsets only grow; and after a resume the listener gets exactly what it has not seen,
@@ -57,13 +62,21 @@ class EventLog:
         first_offset: int = 0,
         events: Iterable[LoggedEvent] = (),
         on_gap: Callable[[], None] = lambda: None,
+        tag: str = "",
     ) -> None:
-        """`on_gap`: called if a response that is generated again differs from what the client has
-        seen."""
+        """`tag`: that of the session, in its event ids. `on_gap`: called if a response that is
+        generated again differs from what the client has seen."""
         self.epoch = epoch
+        self._tag = tag
         self._events = list(events)
         self._first_offset = first_offset
         """Offset of the first event in `_events`."""
+        self._settings: GenerationSettings | None = None
+        """Settings of the response that was started last: the next one probably shares them."""
+        self._sizes = [self._count_bytes(logged.event) for logged in self._events]
+        """Memory of each of `_events`, in bytes."""
+        self._bytes = sum(self._sizes)
+        self._evict_oldest()
         self._responses: dict[int, ResponseStream] = {}
         """Output of the responses being generated, by response number (the offset of their
         start)."""
@@ -103,6 +116,7 @@ class EventLog:
             ]
         return EventId(
             epoch=self.epoch,
+            tag=self._tag,
             offset=self.next_offset,
             open_responses=tuple(open_responses),
             response_number=response_number,
@@ -156,11 +170,26 @@ class EventLog:
             if self._ahead.pop(response_number, None) is not None:
                 self._report_gap()
         self._events.append(LoggedEvent(event, response_number))
-        if len(self._events) > LOGGED_EVENTS_MAX:
-            del self._events[0]
-            self._first_offset += 1
+        self._sizes.append(self._count_bytes(event))
+        self._bytes += self._sizes[-1]
+        self._evict_oldest()
         if is_emitted:
             self._emit(EmittedEvent(event, event_id))
+
+    def _count_bytes(self, event: ConversationEvent) -> int:
+        size = count_event_bytes(event)
+        if isinstance(event, ResponseStarted) and event.response.settings != self._settings:
+            self._settings = event.response.settings
+            size += count_settings_bytes(self._settings)
+        return size
+
+    def _evict_oldest(self) -> None:
+        while len(self._events) > LOGGED_EVENTS_MAX or (
+            self._bytes > LOGGED_BYTES_MAX and len(self._events) > 1
+        ):
+            del self._events[0]
+            self._bytes -= self._sizes.pop(0)
+            self._first_offset += 1
 
     def start_response(self, response_id: str, offset: int) -> None:
         """Begin to record the output of a response. `offset`: offset of the event that started
@@ -224,7 +253,13 @@ class EventLog:
         reached = {number: other.progress for number, other in self._responses.items()}
         reached[stream.number] = since
         yield from assign_event_ids(
-            stream.replay(since), since, reached, self.epoch, self.next_offset, seen_parts
+            stream.replay(since),
+            since,
+            reached,
+            self.epoch,
+            self._tag,
+            self.next_offset,
+            seen_parts,
         )
 
     # ------------------------------------------------------------ replaying
@@ -264,13 +299,15 @@ class EventLog:
         for logged in logged_events:
             if logged.response_number is not None:
                 streams[logged.response_number] = rebuild_stream(logged, find_previous)
-        replay = Replay(since, self.epoch, streams, find_previous)
+        replay = Replay(since, self.epoch, self._tag, streams, find_previous)
         for offset, logged in enumerate(logged_events, since.offset):
             replay.add(logged, offset)
         ahead = replay.add_output_so_far(self._responses.keys(), self.next_offset)
         return replay.missed, ahead
 
     def _check_position(self, since: EventId) -> None:
+        if since.tag not in ("", self._tag):
+            raise ReplayGap  # a position in the log of another session
         if since.epoch != self.epoch or not self._first_offset <= since.offset <= self.next_offset:
             raise ReplayGap
         if (

@@ -69,14 +69,17 @@ class Replay:
         self,
         since: EventId,
         epoch: str,
+        tag: str,
         streams: "dict[int, ResponseStream]",
         find_previous: FindPreviousItem,
     ) -> None:
-        """`since`: the client's position. `streams`: output, by response number, of the responses
-        that are being generated or have ended since that position."""
+        """`since`: the client's position. `epoch`, `tag`: those of the ids. `streams`: output, by
+        response number, of the responses that are being generated or have ended since that
+        position."""
         self.missed: list[EmittedEvent] = []
         self._since = since
         self._epoch = epoch
+        self._tag = tag
         self._streams = streams
         self._find_previous = find_previous
         self._reached = {progress.response_number: progress for progress in since.open_responses}
@@ -97,7 +100,10 @@ class Replay:
         else:
             raise ReplayGap
         event_id = EventId(
-            epoch=self._epoch, offset=offset, open_responses=tuple(self._reached.values())
+            epoch=self._epoch,
+            tag=self._tag,
+            offset=offset,
+            open_responses=tuple(self._reached.values()),
         )
         is_begun = offset == self._since.offset and self._since.response_number is None
         seen_parts = self._since.emitted_parts if is_begun else 0
@@ -154,6 +160,7 @@ class Replay:
                 progress,
                 self._reached,
                 self._epoch,
+                self._tag,
                 offset,
                 self._seen_parts.pop(number, 0),
             )
@@ -304,6 +311,7 @@ def assign_event_ids(
     since: ResponseProgress,
     reached: dict[int, ResponseProgress],
     epoch: str,
+    tag: str,
     offset: int,
     seen_parts: int,
 ) -> Iterator[EmittedEvent]:
@@ -311,10 +319,11 @@ def assign_event_ids(
     advances the position of the response in `reached`.
 
     `events`: the output after position `since`; each event with the position after that event.
-    `reached`: positions of all open responses, by response number. `epoch`, `offset`: those of the
-    ids. `seen_parts`: how many server events of the first of `events` the client has received; one
-    event may be encoded as several server events. Raises ReplayGap if `seen_parts` is not 0 and the
-    first event is a delta: the client has then received the end of an item that continues here.
+    `reached`: positions of all open responses, by response number. `epoch`, `tag`, `offset`: those
+    of the ids. `seen_parts`: how many server events of the first of `events` the client has
+    received; one event may be encoded as several server events. Raises ReplayGap if `seen_parts` is
+    not 0 and the first event is a delta: the client has then received the end of an item that
+    continues here.
     """
     number = since.response_number
     for event, after in events:
@@ -324,6 +333,7 @@ def assign_event_ids(
         reached[number] = after if is_delta else reached[number]
         event_id = EventId(
             epoch=epoch,
+            tag=tag,
             offset=offset,
             open_responses=tuple(reached.values()),
             response_number=number,

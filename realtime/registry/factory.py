@@ -10,6 +10,7 @@ from continuo.realtime.conversation.context_window import ContextWindow
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.errors import Refusal, context_length_exceeded
+from continuo.realtime.event_log.event_id import session_tag
 from continuo.realtime.event_log.event_log import EventLog
 from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.engine_session import EngineSession
@@ -88,7 +89,9 @@ def create(
         parent=parent_engine_session,
         fence=lease.fence,
     )
-    event_log = EventLog(wire_epoch(lease.store_epoch, 0), on_gap=observer.on_gap)
+    event_log = EventLog(
+        wire_epoch(lease.store_epoch, 0), on_gap=observer.on_gap, tag=session_tag(lease.session)
+    )
     tenant = factory.tenants.of(new.tenant)
     return _build_session(
         factory,
@@ -126,7 +129,11 @@ async def load(
             snapshot.events.bodies, state.settings, conversation, conversation_id
         )
     event_log = EventLog(
-        wire_epoch(lease.store_epoch, epoch), next_offset - len(events), events, observer.on_gap
+        wire_epoch(lease.store_epoch, epoch),
+        next_offset - len(events),
+        events,
+        observer.on_gap,
+        session_tag(lease.session),
     )
     recorded: dict[str, IdempotentRequest] = {}
     session_writer = SessionWriter(

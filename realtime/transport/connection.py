@@ -301,4 +301,4 @@ class Connection:
 def _idempotent_request_of(event: ClientEvent) -> IdempotentRequest | None:
     if event.event_id is None:
         return None
-    return IdempotentRequest(event.event_id, msgspec.json.encode(event))
+    return IdempotentRequest.of(event.event_id, msgspec.json.encode(event))

@@ -82,8 +82,8 @@ class Tables:
         new one before raising."""
         found = read_epoch(self._db)
         if found != self.epoch:
-            lost, self.epoch = self.epoch, found or make_epoch(self._db)
-            raise StoreReplaced(f"the store with epoch {lost} was replaced by another one")
+            self.epoch = found or make_epoch(self._db)
+            raise StoreReplaced("the store was replaced by another one")
 
     # ------------------------------------------------------------ health
 
@@ -340,7 +340,7 @@ class Tables:
         )
         if row is None:
             return None
-        if row[0] != digest(request.content):
+        if row[0] != request.content_digest:
             raise IdempotencyConflict(request.key)
         return DuplicateWrite(row[1])
 
@@ -351,7 +351,7 @@ class Tables:
         self._db.executemany(
             "INSERT INTO idempotency_keys (session, key, digest, result) VALUES (?, ?, ?, ?)",
             [
-                (session, digest(request.key.encode()), digest(request.content), request.result)
+                (session, digest(request.key.encode()), request.content_digest, request.result)
                 for request in requests
             ],
         )
