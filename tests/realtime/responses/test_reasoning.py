@@ -23,25 +23,11 @@ from tests.support.clients import (
     output_text,
 )
 from tests.support.engines import running_engine
+from tests.support.reasoning_outputs import ANSWER, OUTPUTS, THOUGHT
 from tests.support.scripted_runner import ScriptedRunner
 from tests.support.web_servers import RunningServer, serve_harness
 
-THOUGHT, ANSWER, QUESTION = "Rome is warm.\nSo yes.", "It is sunny.", "The weather in Rome?"
-OUTPUTS = {
-    "qwen3": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}",
-    "qwen3_0_6b": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}",
-    "qwen3_5": f"{THOUGHT}\n</think>\n\n{ANSWER}",
-    "glm4_7": f"{THOUGHT}</think>{ANSWER}",
-    "minimax_m2": f"{THOUGHT}\n</think>\n\n{ANSWER}",
-    "deepseek_v3_1": f"<think>{THOUGHT}</think>{ANSWER}",
-    "seed_oss": f"<seed:think>{THOUGHT}</seed:think>{ANSWER}",
-    "lfm2_5": f"<think>{THOUGHT}</think>{ANSWER}",
-    "nemotron_nano_v2": f"{THOUGHT}\n</think>\n\n{ANSWER}",
-    "gemma4": f"<|channel>thought\n{THOUGHT}<channel|>{ANSWER}",
-    "gpt_oss": f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
-    f"<|channel|>final<|message|>{ANSWER}",
-}
-"""Output of a model of each family that reasons, as its chat template begins it."""
+QUESTION = "The weather in Rome?"
 FAMILIES = pytest.mark.parametrize("name", OUTPUTS)
 pytestmark = pytest.mark.slow
 
