@@ -112,6 +112,34 @@ async def test_effort_of_one_response_leaves_the_session_as_it_is() -> None:
         await check_prompt(scripted, client)
 
 
+async def test_options_of_the_template_are_those_of_a_session_or_of_a_response() -> None:
+    async with (
+        scripted_server("qwen3_0_6b", OUTPUT, ANSWER, OUTPUT) as scripted,
+        open_realtime_session(scripted.server.url) as client,
+    ):
+        session = await configure(
+            client, chat_template_kwargs={"enable_thinking": True, "thinking_budget": 30}
+        )
+        assert session["reasoning"] == {"effort": "medium", "max_tokens": 30}
+        await client.add_message("The weather?")
+        _, response = await respond(client)
+        assert response["usage"]["output_token_details"]["reasoning_tokens"] > 0
+        await client.add_message("And now?")
+        _, response = await respond(client, chat_template_kwargs={"thinking": False})
+        assert "reasoning_tokens" not in response["usage"]["output_token_details"]
+        await client.add_message("And then?")
+        _, response = await respond(client, chat_template_kwargs={"thinking_budget": 2})
+        assert 0 < response["usage"]["output_token_details"]["reasoning_tokens"] <= 2 + 2
+        await client.send(
+            "response.create",
+            response={"enable_thinking": True, "chat_template_kwargs": {"thinking": False}},
+        )
+        error = (await client.wait_for("error"))["error"]
+        assert error["param"] == "response.chat_template_kwargs.thinking"
+        session = await configure(client, chat_template_kwargs=None)
+        assert session["reasoning"]["max_tokens"] == 30, "null changes nothing"
+
+
 async def check_prompt(scripted: Scripted, client: RealtimeClient) -> None:
     """Check that the engine's log of the session is what one fresh prefill would read."""
     entry = scripted.server.registry.open_sessions.get(client.session_id)
