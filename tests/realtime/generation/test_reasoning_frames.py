@@ -56,7 +56,7 @@ def parse(
 def test_thought_and_answer_are_apart_however_ids_arrive(
     name: str, sizes: list[int], settings: GenerationSettings, stop: tuple[str, ...]
 ) -> None:
-    """Not even a stop string that is in the thought, or begins in it, changes either."""
+    """A stop string that is in the thought, or begins in it, changes neither."""
     ids, frames = family_text(name).encode(OUTPUTS[name]), list[list[int]]()
     while ids:
         size = sizes[len(frames) % len(sizes)]

@@ -264,7 +264,8 @@ async def test_old_reasoning_costs_a_rewind_to_the_start_of_its_answer(name: str
     """The templates leave out the reasoning when the next user message comes. The answer is
     computed again without it, and nothing before the answer."""
     async with scripted_server(name, OUTPUTS[name]) as scripted:
-        first = await scripted.answer(input=QUESTION * 20, reasoning={"effort": "high"})
+        with scripted.read() as before:
+            first = await scripted.answer(input=QUESTION * 20, reasoning={"effort": "high"})
         with scripted.read() as ids:
             second = await scripted.answer(
                 previous_response_id=first["id"],
@@ -280,8 +281,12 @@ async def test_old_reasoning_costs_a_rewind_to_the_start_of_its_answer(name: str
         assert template is not None
         header = template.for_effort("high").encode_header("user")
         kept = first["usage"]["input_tokens"] - len(header)
-        assert cached_tokens(second) >= kept
-        assert len(ids) <= second["usage"]["input_tokens"] - kept + 1
+        cached = cached_tokens(second)
+        assert cached >= kept
+        assert before[:cached] + ids[:1] != before[: cached + 1], (
+            "the first id that differs is read"
+        )
+        assert len(ids) == second["usage"]["input_tokens"] - cached, "usage shows what was computed"
 
 
 async def test_template_that_keeps_reasoning_costs_nothing() -> None:
