@@ -335,7 +335,7 @@ class EngineLoop(Generic[TicketT]):
         if lease.committed > sequence.committed_high_water:
             sequence.committed_high_water = min(lease.committed, len(sequence.ids))
         if sequence.publish_to:
-            sessions.publish_prompt(sequence)
+            sessions.transitions.publish_prompt(sequence)
         if not sequence.is_busy:
             sessions.advance_if_idle(sequence)
 
@@ -370,9 +370,9 @@ class EngineLoop(Generic[TicketT]):
             if self._speculation is not None:
                 self._record_drafts(self._speculation, sequence, turn, len(drafts), len(ids))
         if failure is not None:
-            sessions.end_turn(sequence, "failed", error=failure)
+            sessions.transitions.end_turn(sequence, "failed", error=failure)
         elif end_reason is not None:
-            sessions.end_turn(sequence, end_reason)
+            sessions.transitions.end_turn(sequence, end_reason)
         return accepted
 
     def _record_drafts(
@@ -402,7 +402,9 @@ class EngineLoop(Generic[TicketT]):
         culprit = self._scheduler.record_failure(steps[0].kv_ends)
         if culprit is not None:
             if culprit.turn is not None:
-                sessions.end_turn(culprit, "failed", error=f"{type(error).__name__}: {error}")
+                sessions.transitions.end_turn(
+                    culprit, "failed", error=f"{type(error).__name__}: {error}"
+                )
             self._scheduler.remove(culprit)
         if any(step.batch.moves for step in steps):
             self._scheduler.reset_kv()

@@ -265,8 +265,8 @@ class CacheMachine(RuleBasedStateMachine):
         return child
 
     @rule(model=leases)
-    def begin_answer(self, model: LeaseModel) -> None:
-        self.cache.components.begin_answer(model.lease, len(model.ids))
+    def begin_turn(self, model: LeaseModel) -> None:
+        self.cache.components.begin_turn(model.lease, len(model.ids))
 
     @rule(model=leases, count=st.integers(1, 9))
     def decode(self, model: LeaseModel, count: int) -> None:
