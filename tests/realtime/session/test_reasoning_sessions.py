@@ -195,7 +195,7 @@ async def test_deleted_answer_takes_its_reasoning_along() -> None:
 
 
 class Committed(msgspec.Struct):
-    """What a user message and its response cost."""
+    """The cost of a user message and its response."""
 
     read: str
     """The text that the device read: what was prefilled, and the ids drawn."""
