@@ -219,7 +219,7 @@ async def commit_message(scripted: Scripted, client: RealtimeClient) -> Committe
 
 
 GENERATED = ("", "<think>", "<think><|im_end|>", "<think><|im_end|>\n")
-"""What the device reads of a response of one token, depending on when the count is taken."""
+"""Texts that the device may have read of a response of one token when the count is taken."""
 RESUMED = pytest.mark.parametrize("how", ["connected", "resumed", "taken over"])
 
 
