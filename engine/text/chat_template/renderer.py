@@ -13,9 +13,17 @@ from typing import Any, cast
 
 from continuo.engine.text.chat_template.jinja_program import JinjaProgram, TemplateRefused
 from continuo.engine.text.chat_template.message import ChatMessage, ToolCall, ToolDefinition
-from continuo.engine.text.chat_template.reasoning_probe import probe_reasoning_key, probe_switch
+from continuo.engine.text.chat_template.reasoning_probe import (
+    probe_reasoning_format,
+    probe_reasoning_key,
+    probe_switch,
+)
 from continuo.engine.text.chat_template.tool_format_probe import detect_format
-from continuo.engine.text.output_channels import find_reasoning_format
+from continuo.engine.text.output_channels import (
+    HARMONY_REASONING,
+    ReasoningFormat,
+    find_reasoning_format,
+)
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.text.tool_format import HERMES, ToolFormat
 from continuo.engine.text.tool_writer import write_calls, write_tool_prompt, write_tool_result
@@ -94,12 +102,12 @@ class TemplateRenderer:
         self._render_cached = lru_cache(_RENDERINGS_CACHED)(self._render)
         self.mark_lookalikes = tokenizer.mark_lookalikes
         self._needs_short_ids = False
-        self.reasoning_format = find_reasoning_format(tokenizer)
-        """The tokens around reasoning; None if the vocabulary has none."""
         self.reasoning_switch = probe_switch(self._render_plain)
         self._reasoning_key = probe_reasoning_key(self._render_plain, _PLAIN_CALL)
         """The key of a message under which the template takes reasoning. None: none, so that
         reasoning is put into the content, between its tokens."""
+        self.reasoning_format = self._detect_reasoning_format()
+        """The tokens around reasoning; None if there are none, or the model marks it by words."""
         system, user = (
             ChatMessage(role="system", content="a"),
             ChatMessage(role="user", content="b"),
@@ -126,6 +134,12 @@ class TemplateRenderer:
         return self._render_plain([{"role": "user", "content": "a"}], options) is not None
 
     @property
+    def marks_reasoning_by_words(self) -> bool:
+        """Whether the template has reasoning, but no tokens around it, so that it is text."""
+        has_switch = bool(self.reasoning_switch.on) or self.reasoning_switch.off is not None
+        return self.reasoning_format is None and (has_switch or self._reasoning_key is not None)
+
+    @property
     def mentions_reasoning(self) -> bool:
         """Whether the template itself writes a token around reasoning."""
         syntax = self.reasoning_format
@@ -143,6 +157,13 @@ class TemplateRenderer:
             )
         except TemplateRefused:
             return None
+
+    def _detect_reasoning_format(self) -> ReasoningFormat | None:
+        known = find_reasoning_format(self._tokenizer)
+        if self._reasoning_key is None or known == HARMONY_REASONING:
+            return known
+        split = self._tokenizer.split_added_tokens
+        return probe_reasoning_format(self._render_plain, self._reasoning_key, split) or known
 
     def _detect_tool_format(self, tokenizer: Tokenizer) -> ToolFormat | None:
         """Detect the syntax of calls, and what of tools the template leaves out."""

@@ -21,6 +21,7 @@ A view is exact if the ids of new messages after the view are those after the wh
 a template's views are exact is tested with test conversations; `extend` uses only exact views.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 
@@ -52,6 +53,8 @@ from continuo.engine.text.tool_grammar import (
     build_tool_grammar,
     find_call_problem,
 )
+
+log = logging.getLogger(__name__)
 
 
 class ConversationExtension(msgspec.Struct, frozen=True):
@@ -142,8 +145,14 @@ class ChatTemplate:
         return ChatTemplate(renderer, self._tokenizer, self.stop_ids, variants=self._variants)
 
     def prepare(self) -> None:
-        """Test the template and its variant without reasoning, which every session uses. Call when
-        the template is loaded; otherwise the first session waits some tenths of a second."""
+        """Test the template and its variant without reasoning, which every session uses, and log
+        what of it is not supported. Call when the template is loaded; otherwise the first session
+        waits some tenths of a second."""
+        if self._renderer.marks_reasoning_by_words:
+            log.warning(
+                "the reasoning of this model is part of its text: its chat template marks it by "
+                "words, not by tokens"
+            )
         for variant in (self, self.for_effort("off")):
             variant.probe_short_view()
             variant.renders_messages_like(self)

@@ -148,7 +148,12 @@ async def test_bound_forces_the_end_of_the_reasoning(
         assert [item["type"] for item in response["output"]][-1] == "message"
 
 
-SWITCHED = ("qwen3", "qwen3_5", "glm4_7", "deepseek_v3_1", "seed_oss", "gemma4")
+SWITCHED = (
+    *("qwen3", "qwen3_5", "glm4_7", "deepseek_r1", "deepseek_v3_1", "deepseek_v3_2", "seed_oss"),
+    *("gemma4", "apertus"),
+)
+IN_SYSTEM_MESSAGE = ("gemma4", "apertus")
+"""Families whose switch is in the system message, not in the header of the answer."""
 
 
 @pytest.mark.parametrize("name", SWITCHED)
@@ -176,11 +181,13 @@ async def test_reasoning_is_switched_off_by_the_template(name: str, switch: dict
         starts = range(len(ids) - len(header))
         assert any(ids[at : at + len(header)] == header for at in starts)
         on = template.for_effort("high").encode_header("user")
-        if name != "gemma4":  # its switch is in the system message
+        if name not in IN_SYSTEM_MESSAGE:
             assert on != header
 
 
-@pytest.mark.parametrize("name", ["minimax_m2", "gpt_oss", "nemotron_nano_v2"])
+@pytest.mark.parametrize(
+    "name", ["minimax_m2", "gpt_oss", "nemotron_nano_v2", "ministral3_reasoning"]
+)
 async def test_what_the_template_cannot_switch_is_refused_by_name(name: str) -> None:
     async with scripted_server(name, OUTPUTS[name]) as scripted:
         with pytest.raises(RequestRefused) as refused:

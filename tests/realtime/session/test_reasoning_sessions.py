@@ -195,7 +195,7 @@ async def test_deleted_answer_takes_its_reasoning_along() -> None:
 
 
 class Committed(msgspec.Struct):
-    """What a user message and its response cost."""
+    """The cost of a user message and its response."""
 
     read: str
     """The text that the device read: what was prefilled, and the ids drawn."""
@@ -219,7 +219,7 @@ async def commit_message(scripted: Scripted, client: RealtimeClient) -> Committe
 
 
 GENERATED = ("", "<think>", "<think><|im_end|>", "<think><|im_end|>\n")
-"""What the device reads of a response of one token, depending on when the count is taken."""
+"""Texts that the device may have read of a response of one token when the count is taken."""
 RESUMED = pytest.mark.parametrize("how", ["connected", "resumed", "taken over"])
 
 
