@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 
 from continuo.engine import (
     DEFAULT_GROUP,
+    EngineClient,
     Sampling,
     SessionDetached,
     SessionGroup,
@@ -19,7 +20,6 @@ from continuo.engine import (
     UnknownEngineSession,
 )
 from continuo.realtime.conversation.tokenization import Span, common_prefix_length, count_ids
-from continuo.realtime.generation.engine_port import EnginePort
 
 
 class EngineSession:
@@ -31,7 +31,7 @@ class EngineSession:
 
     def __init__(
         self,
-        engine: EnginePort,
+        engine: EngineClient,
         session_id: str,
         *,
         group: SessionGroup = DEFAULT_GROUP,
@@ -76,6 +76,8 @@ class EngineSession:
                 try:
                     await self._change_log(self._spans, desired, draft)
                 except (SessionDetached, UnknownEngineSession):
+                    # Send the whole log again below, in place of the commands that are missing:
+                    # after a lost reply it is unknown which of them the engine has executed.
                     self._invalidate()
             if self._spans is None:
                 await self._attach(desired, (), draft or (), waits=False)

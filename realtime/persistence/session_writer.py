@@ -214,6 +214,9 @@ class SessionWriter:
         )
         if batch == WriteBatch():
             return
+        # Set before the call, which may end without a reply: the store then has what it had, or the
+        # batch, and only the entries with which both begin are certain. An exception handler that
+        # set this afterwards would miss a cancelled call.
         self._confirmed_entries, self._has_unconfirmed_entries, self._written_offset = (
             self._confirmed_entries[:kept],
             writes_entries,

@@ -5,14 +5,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from continuo.engine import BadRequest, ChatTemplate, SessionGroup, SessionInfo
+from continuo.engine import BadRequest, ChatTemplate, EngineClient, SessionGroup, SessionInfo
 from continuo.realtime.conversation.context_window import ContextWindow
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.errors import Refusal, context_length_exceeded
 from continuo.realtime.event_log.event_id import session_tag
 from continuo.realtime.event_log.event_log import EventLog
-from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.engine_session import EngineSession
 from continuo.realtime.generation.tokenizer_threads import TokenizerThreads
 from continuo.realtime.ids import conversation_id_of
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 class SessionFactory(msgspec.Struct, frozen=True):
     """The dependencies that all sessions of a gateway share."""
 
-    engine: EnginePort
+    engine: EngineClient
     template: ChatTemplate
     limits: Limits
     store: Store

@@ -14,14 +14,13 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from weakref import WeakValueDictionary
 
-from continuo.engine import ChatTemplate, SessionGroup
+from continuo.engine import ChatTemplate, EngineClient, SessionGroup
 from continuo.realtime import metrics
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import count_head_chars
 from continuo.realtime.conversation.text_limits import TextLimits, refuse_if_too_long
 from continuo.realtime.errors import Refusal
 from continuo.realtime.event_log.event_log import EventListener
-from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.error_mapping import map_store_error
 from continuo.realtime.generation.tokenizer_threads import TokenizerThreads
 from continuo.realtime.ids import generate_id
@@ -104,7 +103,7 @@ class Registry:
 
     def __init__(
         self,
-        engine: EnginePort,
+        engine: EngineClient,
         template: ChatTemplate,
         settings: GenerationSettings,
         limits: Limits,

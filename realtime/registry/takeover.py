@@ -119,6 +119,8 @@ class Takeovers:
                 return None
             if entry.holder != holder:
                 return None
+            # The session is here, but while this process was suspended another gateway may have
+            # taken it; a claim decides. Without one, both would run it until the next write.
             try:
                 await entry.session.stored.claim()
             except LeaseLost as error:

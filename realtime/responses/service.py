@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from continuo.engine import ChatTemplate, SessionGroup
+from continuo.engine import ChatTemplate, EngineClient, SessionGroup
 from continuo.realtime.conversation.context_window import ContextWindow
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.new_items import check_new_items
@@ -27,7 +27,6 @@ from continuo.realtime.conversation.rendering import count_chars, count_head_cha
 from continuo.realtime.conversation.text_limits import TextLimits, inline_items, refuse_if_too_long
 from continuo.realtime.conversation.tokenization import Span
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.error_mapping import require_engine
 from continuo.realtime.generation.output_grammar import check_enforceable, without_idle_reasoning
 from continuo.realtime.generation.prompt import Prompt, build_prompt, build_warm_up_prompt
@@ -77,7 +76,7 @@ class ResponseService:
 
     def __init__(  # noqa: PLR0913 - one argument per part of the gateway that responses use
         self,
-        engine: EnginePort,
+        engine: EngineClient,
         template: ChatTemplate,
         settings: GenerationSettings,
         limits: Limits,
