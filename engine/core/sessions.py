@@ -216,7 +216,7 @@ class Sessions:
             case _:
                 pass
         deferred = sequence.deferred
-        is_ready = self._is_grammar_ready(command)
+        is_ready = self._is_grammar_ready(command, sequence.group)
         if (
             isinstance(command, ForkSession)
             and not deferred
@@ -248,12 +248,12 @@ class Sessions:
         sequence.deferred_span = array("i", span.ids)
         self._emit(CommandDone(span.n, sequence.log.length))
 
-    def _is_grammar_ready(self, command: DeferrableCommand) -> bool:
+    def _is_grammar_ready(self, command: DeferrableCommand, group: str) -> bool:
         """Return whether the grammar of a command, if any, is compiled. Compilation is started if
         it is not."""
         generate = command.generate if isinstance(command, AttachSession) else command
         grammar = generate.sampling.grammar if isinstance(generate, Generate) else None
-        return grammar is None or self._grammars.prepare(grammar)
+        return grammar is None or self._grammars.prepare(grammar, group)
 
     def resume_prepared(self) -> None:
         """Advance the sessions whose next command was waiting for its grammar."""
@@ -385,7 +385,7 @@ class Sessions:
         log, ids = sequence.log, array("i", command.ids)
         generate, is_continued = command.generate, _continues_turn(sequence, command)
         if generate is not None:
-            self._make_matcher(generate)  # may raise: before any change
+            self._make_matcher(generate, sequence.group)  # may raise: before any change
         sequence.opening_command = None
         log.take_provisional()
         log.clear_turns()
@@ -444,7 +444,10 @@ class Sessions:
         stop_watch = (
             self._make_stop_watch(sampling) if sampling.stop and not sampling.ignore_eos else None
         )
-        matcher, requested_s = self._make_matcher(command), command.asked_s or self._clock()
+        matcher, requested_s = (
+            self._make_matcher(command, sequence.group),
+            command.asked_s or self._clock(),
+        )
         turn = Turn(command.turn, sampling, seed, limit, stop_watch, matcher, requested_s)
         turn.traceparent = command.traceparent
         sequence.deferred_span = log.take_provisional()
@@ -463,13 +466,13 @@ class Sessions:
             self.end_turn(sequence, end_reason)
             self.advance_if_idle(sequence)
 
-    def _make_matcher(self, command: Generate) -> GrammarMatcher | None:
+    def _make_matcher(self, command: Generate, group: str) -> GrammarMatcher | None:
         """Build the matcher of a turn's grammar, if it has one. Raises BadRequest for a grammar
         that cannot be enforced."""
         grammar = command.sampling.grammar
         if grammar is None:
             return None
-        return self._grammars.create_matcher(grammar, command.sampling.stop_ids)
+        return self._grammars.create_matcher(grammar, command.sampling.stop_ids, group)
 
     def _fork(self, sequence: Sequence, command: ForkSession) -> None:
         log, cache = sequence.log, self._cache
@@ -650,7 +653,7 @@ class Sessions:
         while sequence.deferred and not sequence.is_busy:
             command = sequence.deferred.popleft()
             try:
-                if not self._is_grammar_ready(command):
+                if not self._is_grammar_ready(command, sequence.group):
                     sequence.deferred.appendleft(command)
                     self._awaiting_grammar[sequence] = None
                     return
