@@ -216,7 +216,7 @@ class Sessions:
             case _:
                 pass
         deferred = sequence.deferred
-        is_ready = self._is_grammar_ready(command)
+        is_ready = self._is_grammar_ready(command, sequence.group)
         if (
             isinstance(command, ForkSession)
             and not deferred
@@ -248,12 +248,12 @@ class Sessions:
         sequence.deferred_span = array("i", span.ids)
         self._emit(CommandDone(span.n, sequence.log.length))
 
-    def _is_grammar_ready(self, command: DeferrableCommand) -> bool:
+    def _is_grammar_ready(self, command: DeferrableCommand, group: str) -> bool:
         """Return whether the grammar of a command, if any, is compiled. Compilation is started if
         it is not."""
         generate = command.generate if isinstance(command, AttachSession) else command
         grammar = generate.sampling.grammar if isinstance(generate, Generate) else None
-        return grammar is None or self._grammars.prepare(grammar)
+        return grammar is None or self._grammars.prepare(grammar, group)
 
     def resume_prepared(self) -> None:
         """Advance the sessions whose next command was waiting for its grammar."""
@@ -490,7 +490,7 @@ class Sessions:
         while sequence.deferred and not sequence.is_busy:
             command = sequence.deferred.popleft()
             try:
-                if not self._is_grammar_ready(command):
+                if not self._is_grammar_ready(command, sequence.group):
                     sequence.deferred.appendleft(command)
                     self._awaiting_grammar[sequence] = None
                     return

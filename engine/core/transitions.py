@@ -80,7 +80,8 @@ class Transitions:
         stop_watch = (
             self._make_stop_watch(sampling) if sampling.stop and not sampling.ignore_eos else None
         )
-        matcher, requested_s = self._make_matcher(command), command.asked_s or self._clock()
+        matcher = self._make_matcher(command, sequence.group)
+        requested_s = command.asked_s or self._clock()
         turn = Turn(command.turn, sampling, seed, limit, stop_watch, matcher, requested_s)
         turn.traceparent = command.traceparent
         sequence.deferred_span = log.take_provisional()
@@ -106,7 +107,7 @@ class Transitions:
         log, ids = sequence.log, array("i", command.ids)
         generate, is_continued = command.generate, continues_turn(sequence, command)
         if generate is not None:
-            self._make_matcher(generate)  # may raise: before any change
+            self._make_matcher(generate, sequence.group)  # may raise: before any change
         sequence.opening_command = None
         log.take_provisional()
         log.clear_turns()
@@ -155,13 +156,13 @@ class Transitions:
         ):
             self._emit(sequence.last_turn_ended)
 
-    def _make_matcher(self, command: Generate) -> GrammarMatcher | None:
+    def _make_matcher(self, command: Generate, group: str) -> GrammarMatcher | None:
         """Build the matcher of a turn's grammar, if it has one. Raises BadRequest for a grammar
         that cannot be enforced."""
         grammar = command.sampling.grammar
         if grammar is None:
             return None
-        return self._grammars.create_matcher(grammar, command.sampling.stop_ids)
+        return self._grammars.create_matcher(grammar, command.sampling.stop_ids, group)
 
     def end_turn(
         self,

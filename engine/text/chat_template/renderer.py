@@ -7,10 +7,11 @@ output, and `Tokenizer.encode_marked` encodes them as plain text.
 import hashlib
 import json
 import operator
+import sys
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, cast
 
+from continuo.engine.resident_cache import ResidentCache
 from continuo.engine.text.chat_template.jinja_program import JinjaProgram, TemplateRefused
 from continuo.engine.text.chat_template.message import ChatMessage, ToolCall, ToolDefinition
 from continuo.engine.text.chat_template.reasoning_probe import (
@@ -28,9 +29,10 @@ from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.text.tool_format import HERMES, ToolFormat
 from continuo.engine.text.tool_writer import write_calls, write_tool_prompt, write_tool_result
 
-_RENDERINGS_CACHED = 16
+_RENDERINGS_BYTES_MAX = 16 * 1024 * 1024
 """Size of the cache of rendered texts: tokenizing one message renders the same few conversations
 repeatedly."""
+_RENDERING_OVERHEAD_BYTES = 2_000
 _CALL_ID_CHARS = 9
 """Length of call ids for templates that require a fixed length, such as Mistral's."""
 
@@ -99,7 +101,9 @@ class TemplateRenderer:
         self._needs_whole_tools = False
         """Whether the template fails on tools without a description or arguments, so that what is
         missing is added, empty."""
-        self._render_cached = lru_cache(_RENDERINGS_CACHED)(self._render)
+        self._renderings: ResidentCache[tuple[tuple[ChatMessage, ...], _ToolsKey, bool], str] = (
+            ResidentCache(_RENDERINGS_BYTES_MAX, share=1.0)
+        )
         self.mark_lookalikes = tokenizer.mark_lookalikes
         self._needs_short_ids = False
         self.reasoning_switch = probe_switch(self._render_plain)
@@ -123,7 +127,7 @@ class TemplateRenderer:
         rendered as a digest of the right length."""
         self.tool_format = self._detect_tool_format(tokenizer)
         """The syntax of tool calls; None if the template renders calls in an unknown syntax."""
-        self._render_cached.cache_clear()
+        self._renderings.clear()
 
     def with_options(self, options: Mapping[str, Any]) -> "TemplateRenderer":
         """Make a renderer that passes more options to the template."""
@@ -186,7 +190,7 @@ class TemplateRenderer:
             found = self._written_calls = found or HERMES
         if not shows_tools and found is not None and not found.is_harmony:
             self._written_tools = found
-        self._render_cached.cache_clear()
+        self._renderings.clear()
         return found
 
     def render(
@@ -197,7 +201,13 @@ class TemplateRenderer:
         add_generation_prompt: bool = False,
     ) -> str:
         """Render a conversation. Raises TemplateRefused if the template refuses it."""
-        return self._render_cached(tuple(messages), _ToolsKey(tools), prompt=add_generation_prompt)
+        key = tuple(messages), _ToolsKey(tools), add_generation_prompt
+        text = self._renderings.get(key)
+        if text is None:
+            text = self._render(key[0], key[1], prompt=add_generation_prompt)
+            # Messages and tools have what the text has, the tools as dictionaries.
+            self._renderings.add(key, text, _RENDERING_OVERHEAD_BYTES + 4 * sys.getsizeof(text))
+        return text
 
     def _render(self, messages: tuple[ChatMessage, ...], tools: _ToolsKey, *, prompt: bool) -> str:
         definitions = [self._to_template_tool(tool) for tool in tools.tools]
