@@ -62,7 +62,7 @@ def merge_reasoning(
     if not isinstance(options, TemplateOptions):
         options = TemplateOptions()
     where, budget = names.template_options, options.thinking_budget
-    asked = _agree(
+    asked: tuple[str, Effort] | None = _agree(
         (names.reasoning_effort, requested.effort),
         (f"{where}.reasoning_effort", options.reasoning_effort),
     )
