@@ -325,6 +325,9 @@ class EngineLoop(Generic[TicketT]):
         sequence, count, turn, drafts = scheduled
         lease = sequence.lease
         kept = min(max(len(sequence.ids) - lease.committed, 0), count)
+        running = sequence.turn
+        if running is not None and running.is_admitted and not running.first_id_s:
+            running.count_prefill(lease.committed, count)
         if turn is not None:
             sequence.promised -= len(drafts) or 1
             if turn is sequence.turn:

@@ -286,11 +286,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.mark_idle(model.lease)
         model.is_idle = True
 
-    @rule(model=leases)
-    def retract(self, model: LeaseModel) -> None:
-        self.cache.retract(model.lease)
-        assert not model.lease.pages
-
     @rule(model=consumes(leases), keep=st.booleans())
     def close(self, model: LeaseModel, keep: bool) -> None:
         self.cache.close(model.lease, model.ids_array, len(model.ids) if keep else 0)
