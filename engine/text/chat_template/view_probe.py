@@ -91,12 +91,14 @@ def iter_probe_conversations() -> Iterator[tuple[ChatMessage, ...]]:
     ]
     reasoning = ChatMessage(role="assistant", content="<think>\nreason\n</think>\n\nsaid 3")
     with_calls = [*plain[:3], PROBE_CALL, PROBE_TOOL_RESULT, *plain[3:]]
+    with_calls_twice = [plain[0], PROBE_CALL, PROBE_TOOL_RESULT, plain[1], *with_calls[2:]]
     apart = ChatMessage(role="assistant", content="said 3", reasoning="reason")
     for messages in (
         plain,
         [*plain[:3], reasoning, *plain[4:]],
         [*plain[:3], apart, *plain[4:]],
         with_calls,
+        with_calls_twice,
     ):
         yield tuple(messages)
         yield (PROBE_SYSTEM, *messages)
