@@ -95,7 +95,7 @@ def test_kv_kept_by_a_fork_is_not_recomputed() -> None:
 
 
 def test_tokens_that_were_lost_before_the_first_id_are_not_reported_cached() -> None:
-    """Of 56 tokens, 16 are cached when the turn begins, and none when it begins again."""
+    """The turn begins with 16 of 56 tokens cached, and begins again with none."""
     core = CoreHarness()
     core.open("s")
     core.append("s", LOG[:16])
