@@ -384,7 +384,7 @@ def sign(secret: bytes, body: bytes) -> str:
 
 
 def test_nothing_is_signed_or_accepted_with_an_empty_key() -> None:
-    """The key would be known to everybody: a store that lost its data has an empty epoch at first."""
+    """A store that lost its data has an empty epoch at first: the key would not be secret."""
     identity = [b"one"]
     secrets = ClientSecrets(lambda: identity[-1])
     text = secrets.mint("acme", GenerationSettings(), 60).value.removeprefix(SECRET_PREFIX)
