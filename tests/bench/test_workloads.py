@@ -105,6 +105,34 @@ def test_agent_loop_measures_both_strategies(base_url: str, tmp_path: Path) -> N
     assert {row["strategy"] for row in figures["rows"]} == {"continue", "resend"}
 
 
+def test_throughput_has_a_plot_and_the_prefill_of_cold_contexts(
+    base_url: str, tmp_path: Path
+) -> None:
+    svg = tmp_path / "steps.svg"
+    sizes = "--rows 1 2 --tokens 4 --contexts 32 48 --runs 1"
+    figures = run(
+        tmp_path, "throughput", "--base-url", base_url, *sizes.split(), "--plot", str(svg)
+    )
+    assert [row["context"] for row in figures["tables"]["Prefill of a cold context"]] == [32, 48]
+    assert figures["plot"]["x"] == [1, 2]
+    assert svg.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gateway", "--plot", "x.svg"), "gateway has no plot"),
+        (("throughput", "--plot", "x.pdf"), "not as x.pdf"),
+    ],
+)
+def test_plot_that_cannot_be_drawn_is_refused_before_the_run(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main.main(arguments)
+    assert message in f"{refused.value} {capsys.readouterr().err}"
+
+
 OTHER_WORKLOADS = {
     "gateway": "--streams 2 --idle 0 --seconds 0.3",
     "gpu-counts": "--layers 2 --steps 1",
