@@ -26,14 +26,14 @@ PIECE_BYTES_MAX = 256
 CONTROL_BYTES_MAX = 125
 """Longest payload of a ping or pong (RFC 6455, 5.5)."""
 BURST_BYTES = 128 * 1024
-"""What one connection sends at once in a burst."""
+"""Bytes that one connection sends at once in a burst."""
 STREAM_S = min(2.0, HOLD_S)
 """How long connections stream."""
 OPENED_AT_ONCE = 50
 
 
 class Plan(NamedTuple):
-    """What the connections of one round do."""
+    """The behaviour of the connections of one round."""
 
     kind: str
     piece_bytes: int
@@ -56,7 +56,7 @@ def draw_plan(random: Random) -> Plan:
 
 
 async def small_pieces(server: Address, random: Random, tally: Tally) -> None:
-    """Up to 800 connections send small pieces, in one burst or for two seconds."""
+    """Small pieces on up to 800 connections, in one burst or for two seconds."""
     plan = draw_plan(random)
     key = {"none": "", "full": server.key}.get(plan.key)
     if key is None:
@@ -125,7 +125,7 @@ async def _discard(reader: asyncio.StreamReader) -> None:
 
 
 def _head(plan: Plan, key: str) -> bytes:
-    """What a connection sends first."""
+    """Return the first bytes of a connection."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if plan.kind in FRAME_KINDS:
         return upgrade_request(**headers)
@@ -138,7 +138,7 @@ def _head(plan: Plan, key: str) -> bytes:
 
 
 def _blocks(plan: Plan) -> Iterator[bytes]:
-    """All that a connection sends: as one block in a burst, else in blocks of a few pieces."""
+    """Yield the pieces of a connection: as one block in a burst, else in blocks of 4 KiB."""
     first, piece = _pieces(plan)
     count = BURST_BYTES if plan.is_burst else 4 * 1024
     yield first + piece * (count // len(piece) + 1)
