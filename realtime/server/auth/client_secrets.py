@@ -1,9 +1,10 @@
 """Client secrets: short-lived keys for browsers, valid only for conversations with given settings.
 
-A server without a shared secret (`--secret-file`) keeps client secrets in memory, by hash, until
-they expire. Gateways with a shared secret put tenant, settings and expiry into the client secret
-and sign them with an HMAC, so that each gateway accepts the client secrets of all. Sessions outlive
-their client secret, and can be resumed with the resume token alone.
+A client secret contains tenant, settings and expiry, signed with an HMAC, so that nothing of it is
+kept and each gateway accepts the client secrets of all. The key is made of the secret that the
+gateways share (`--secret-file`), else of the identity of their store: it is random, and another one
+once the store has lost its data. Sessions outlive their client secret, and can be resumed with the
+resume token alone.
 """
 
 import base64
@@ -13,7 +14,6 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -23,71 +23,11 @@ from continuo.realtime.registry.access import TENANT_SCOPES, Credentials
 
 SECRET_PREFIX = "ek_"
 """SDKs accept only keys with this prefix in a browser."""
-_SECRETS_MAX = 100_000
-"""Maximum number of unexpired client secrets in memory."""
 
 
 class MintedSecret(msgspec.Struct, frozen=True):
     value: str
     expires_at: int
-
-
-class ClientSecrets(Protocol):
-    """Mints and verifies client secrets."""
-
-    def mint(
-        self, tenant: str, settings: GenerationSettings, ttl_s: int, key_id: bytes = b""
-    ) -> MintedSecret:
-        """Create a client secret of a tenant, valid for `ttl_s` seconds. `key_id`: id of the API
-        key that mints it, with which it is revoked. Raises Refusal if there are too many, or if it
-        would be too long."""
-        ...
-
-    def find(self, value: str) -> Credentials | None:
-        """Return the credentials of a client secret. Returns None if it is invalid or expired."""
-        ...
-
-
-class _StoredSecret(msgspec.Struct, frozen=True):
-    credentials: Credentials
-    expires_at: float
-
-
-class InMemorySecrets:
-    """Client secrets of one process, kept by their hash."""
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._secrets: dict[bytes, _StoredSecret] = {}
-
-    def mint(
-        self, tenant: str, settings: GenerationSettings, ttl_s: int, key_id: bytes = b""
-    ) -> MintedSecret:
-        """Create a client secret. Raises Refusal if _SECRETS_MAX unexpired ones exist."""
-        now = self._clock()
-        if len(self._secrets) >= _SECRETS_MAX:
-            self._secrets = {
-                digest: stored
-                for digest, stored in self._secrets.items()
-                if stored.expires_at > now
-            }
-        if len(self._secrets) >= _SECRETS_MAX:
-            raise Refusal(
-                f"This server has {_SECRETS_MAX:,} client secrets, its limit.",
-                code="rate_limit_exceeded",
-                kind="server_error",
-            )
-        value = SECRET_PREFIX + secrets.token_hex(24)
-        expires_at = int(now) + ttl_s
-        credentials = _make_credentials(tenant, settings, _hash(value), key_id)
-        self._secrets[credentials.client_secret_digest] = _StoredSecret(credentials, expires_at)
-        return MintedSecret(value, expires_at)
-
-    def find(self, value: str) -> Credentials | None:
-        stored = self._secrets.get(_hash(value))
-        return (
-            stored.credentials if stored is not None and stored.expires_at > self._clock() else None
-        )
 
 
 class _SignedClaims(msgspec.Struct, frozen=True, array_like=True):
@@ -108,17 +48,22 @@ _VALUE_CHARS_MAX = 8 * 1024
 """Maximum length of a signed client secret, which must fit into an HTTP header."""
 
 
-class SignedSecrets:
+class ClientSecrets:
     """Client secrets that contain their claims, signed against changes but not encrypted."""
 
-    def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
-        self._key = hmac.digest(secret, b"client secrets", "sha256")
+    def __init__(
+        self, secret: bytes | Callable[[], bytes], clock: Callable[[], float] = time.time
+    ) -> None:
+        """`secret`: what the key is made of, or the function that returns it at the time."""
+        self._secret = secret
         self._clock = clock
 
     def mint(
         self, tenant: str, settings: GenerationSettings, ttl_s: int, key_id: bytes = b""
     ) -> MintedSecret:
-        """Create a client secret. Raises Refusal if it would exceed _VALUE_CHARS_MAX."""
+        """Create a client secret of a tenant, valid for `ttl_s` seconds. `key_id`: id of the API
+        key that mints it, with which it is revoked. Raises Refusal if it would exceed
+        _VALUE_CHARS_MAX."""
         expires_at = int(self._clock()) + ttl_s
         nonce = secrets.token_urlsafe(_NONCE_BYTES)
         claims = _SignedClaims(tenant, settings, expires_at, nonce, key_id)
@@ -135,6 +80,7 @@ class SignedSecrets:
         return MintedSecret(value, expires_at)
 
     def find(self, value: str) -> Credentials | None:
+        """Return the credentials of a client secret. Returns None if it is invalid or expired."""
         if not value.startswith(SECRET_PREFIX) or len(value) > _VALUE_CHARS_MAX:
             return None
         text = value.removeprefix(SECRET_PREFIX)
@@ -154,7 +100,9 @@ class SignedSecrets:
         return _make_credentials(claims.tenant, claims.settings, digest, claims.key_id)
 
     def _mac(self, body: bytes) -> bytes:
-        return hmac.digest(self._key, body, "sha256")
+        secret = self._secret if isinstance(self._secret, bytes) else self._secret()
+        key = hmac.digest(secret, b"client secrets", "sha256")
+        return hmac.digest(key, body, "sha256")
 
 
 def _make_credentials(
@@ -172,7 +120,3 @@ def _make_credentials(
 
 def _encode(signed: bytes) -> str:
     return base64.urlsafe_b64encode(signed).decode().rstrip("=")
-
-
-def _hash(value: str) -> bytes:
-    return hashlib.sha256(value.encode(errors="replace")).digest()

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from continuo.engine import EngineClient, Sampling
@@ -23,7 +22,7 @@ from continuo.realtime.registry.conversations import Conversations
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.responses.service import ResponseService
 from continuo.realtime.server import replies
-from continuo.realtime.server.auth.client_secrets import InMemorySecrets, SignedSecrets
+from continuo.realtime.server.auth.client_secrets import ClientSecrets
 from continuo.realtime.server.auth.gate import Authenticator, TokenVerifier
 from continuo.realtime.server.auth.open_connections import OpenConnections
 from continuo.realtime.server.config.settings import GatewaySettings, load_access_policy
@@ -31,7 +30,6 @@ from continuo.realtime.server.http.admin_routes import AdminRoutes
 from continuo.realtime.server.http.chat_routes import ChatRoutes
 from continuo.realtime.server.http.completions_routes import CompletionsRoutes
 from continuo.realtime.server.http.conversations_routes import ConversationsRoutes
-from continuo.realtime.server.http.cross_origin import CrossOrigin
 from continuo.realtime.server.http.demo_routes import DemoRoutes
 from continuo.realtime.server.http.messages_routes import MessagesRoutes
 from continuo.realtime.server.http.metrics_routes import MetricsRoutes
@@ -95,7 +93,7 @@ def build_app(
             for name in names
         ]
     )
-    secrets = SignedSecrets(settings.secret) if settings.secret else InMemorySecrets()
+    secrets = ClientSecrets(settings.secret or (lambda: store.epoch.encode()))
     tokens = _make_tokens(settings, tenants)
     authenticator = Authenticator(policy, secrets, tokens)
     open_connections = OpenConnections(tenants)
@@ -147,11 +145,11 @@ def build_app(
             Exception: replies.internal_error_response,
             405: replies.method_not_allowed,
         },
-        middleware=[Middleware(CrossOrigin, is_origin_allowed=authenticator.is_origin_allowed)],
     )
     if tokens is not None:
         app.add_middleware(PublicKeys, authenticator=authenticator)
     app.router.default = replies.not_found
+    app.router.redirect_slashes = False  # see root_path
     app.state.is_origin_allowed = authenticator.is_origin_allowed
     app.state.responses = responses
     app.state.token_sessions = token_sessions

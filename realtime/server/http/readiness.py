@@ -6,7 +6,8 @@
 
 The endpoints need no key and reveal nothing of the model or its sessions. Other requests wait until
 model and store are loaded, at most STARTUP_WAIT_S_MAX, and are refused while the server drains,
-except that metrics can be scraped.
+except that metrics can be scraped. Pages of allowed origins can read every response (CORS), except
+while the server starts: the allowed origins are not known then.
 """
 
 import asyncio
@@ -21,7 +22,11 @@ from starlette.websockets import WebSocket
 
 from continuo.realtime.server import replies
 from continuo.realtime.server.http.cross_origin import CrossOrigin
-from continuo.realtime.server.http.root_path import is_root_without_slash, strip_root_path
+from continuo.realtime.server.http.root_path import (
+    is_root_without_slash,
+    strip_root_path,
+    strip_trailing_slash,
+)
 
 STARTUP_WAIT_S_MAX = 30.0
 """Maximum time that a request waits for the server to start; then the response is 503."""
@@ -79,6 +84,7 @@ class ReadinessGate:
             await RedirectResponse(f"{self._root_path}/")(scope, receive, send)
             return
         scope = strip_root_path(scope, self._root_path)
+        strip_trailing_slash(scope)
         if scope["type"] == "http" and scope["path"] in HEALTH_PATHS:
             response = self._health_response(scope["path"])
         else:
@@ -86,7 +92,9 @@ class ReadinessGate:
                 await self._wait_for_app()
             is_scrape = scope["type"] == "http" and scope["path"] == METRICS_PATH
             if self._app is not None and (is_scrape or not self.is_draining):
-                await self._app(scope, receive, send)
+                # Also for the response to an unexpected exception, which the application sends
+                # outside of its middleware.
+                await CrossOrigin(self._app, self.state.is_origin_allowed)(scope, receive, send)
                 return
             response = self._unavailable_response()
         if scope["type"] == "websocket":

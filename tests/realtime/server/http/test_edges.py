@@ -104,6 +104,18 @@ async def test_page_can_read_that_the_server_is_stopping(
     assert headers["access-control-allow-origin"] == ALLOWED
 
 
+async def test_page_can_read_an_internal_error(
+    server: RunningServer, gate: ReadinessGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(gate.state.responses, "_runs")  # a bug: it has no such field
+    status, headers, body = await server.exchange(
+        "GET", "/v1/responses/resp_x", None, {**ACME, "Origin": ALLOWED}
+    )
+    assert (status, body["error"]["code"]) == (500, "server_error")
+    assert headers["access-control-allow-origin"] == ALLOWED
+    assert "x-request-id" in headers["access-control-expose-headers"]
+
+
 @pytest.mark.parametrize("path", ["/v1/realtime?model=demo", "/v1/responses"])
 async def test_get_of_a_websocket_without_upgrade_names_the_proxy(
     server: RunningServer, path: str
@@ -181,3 +193,39 @@ async def test_page_at_the_root_path_is_redirected_to_its_folder(server: Running
 async def test_path_that_only_begins_like_the_root_path_is_unknown(server: RunningServer) -> None:
     status, body = await server.request("GET", "/llms/v1/models")
     assert (status, body["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+@pytest.mark.parametrize(
+    ("method", "path"), [endpoint for endpoint in ENDPOINTS if endpoint[1] != "/v1/nothing"]
+)
+async def test_trailing_slash_is_the_same_endpoint(
+    server: RunningServer, prefix: str, method: str, path: str
+) -> None:
+    status, _, body = await server.exchange(method, prefix + path, {}, ACME)
+    with_slash = await server.exchange(method, f"{prefix}{path}/", {}, ACME)
+    assert with_slash[0] == status
+    assert "location" not in with_slash[1]
+    assert with_slash[2].keys() == body.keys()
+    assert with_slash[2].get("error") == body.get("error")
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/responses"])
+async def test_websocket_with_a_trailing_slash_is_accepted(
+    server: RunningServer, prefix: str, path: str
+) -> None:
+    url = server.url.replace("/v1/realtime", f"{prefix}{path}/")
+    async with connect(url, additional_headers={"Authorization": f"Bearer {API_KEY}"}) as websocket:
+        await websocket.send("{")
+        types = [json.loads(await websocket.recv())["type"]]
+        if types == ["session.created"]:
+            types.append(json.loads(await websocket.recv())["type"])
+        assert types[-1] == "error"
+
+
+async def test_unknown_path_with_a_trailing_slash_is_an_error_in_json(
+    server: RunningServer,
+) -> None:
+    status, headers, body = await server.exchange("POST", "/v1/nothing/", {}, ACME)
+    assert (status, body["error"]["code"], "location" in headers) == (404, "not_found", False)
