@@ -54,7 +54,9 @@ class ClientSecrets:
     def __init__(
         self, secret: bytes | Callable[[], bytes], clock: Callable[[], float] = time.time
     ) -> None:
-        """`secret`: what the key is made of, or the function that returns it at the time."""
+        """`secret`: what the key is made of, or the function that returns it at the time; while it
+        is empty (the store has lost its data and has no new identity yet), nothing is minted and
+        nothing accepted."""
         self._secret = secret
         self._clock = clock
 
@@ -63,12 +65,19 @@ class ClientSecrets:
     ) -> MintedSecret:
         """Create a client secret of a tenant, valid for `ttl_s` seconds. `key_id`: id of the API
         key that mints it, with which it is revoked. Raises Refusal if it would exceed
-        _VALUE_CHARS_MAX."""
+        _VALUE_CHARS_MAX, or if there is no key to sign it with."""
+        key = self._key()
+        if key is None:
+            raise Refusal(
+                "The store is being replaced, so no client secret can be made now: try again.",
+                code="store_unavailable",
+                kind="server_error",
+            )
         expires_at = int(self._clock()) + ttl_s
         nonce = secrets.token_urlsafe(_NONCE_BYTES)
         claims = _SignedClaims(tenant, settings, expires_at, nonce, key_id)
         body = zlib.compress(msgspec.json.encode(claims))
-        value = SECRET_PREFIX + _encode(self._mac(body) + body)
+        value = SECRET_PREFIX + _encode(hmac.digest(key, body, "sha256") + body)
         if len(value) > _VALUE_CHARS_MAX:
             raise Refusal(
                 f"The session is too large for a client secret: it would be {len(value):,} "
@@ -90,8 +99,8 @@ class ClientSecrets:
             return None
         if _encode(signed) != text:
             return None  # base64 can encode the same bytes with different last characters
-        mac, body = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(body)):
+        key, mac, body = self._key(), signed[:_MAC_BYTES], signed[_MAC_BYTES:]
+        if key is None or not hmac.compare_digest(mac, hmac.digest(key, body, "sha256")):
             return None
         claims = _claims_decoder.decode(zlib.decompress(body))
         if claims.expires_at <= self._clock():
@@ -99,10 +108,9 @@ class ClientSecrets:
         digest = hashlib.sha256(signed).digest() if claims.nonce else b""
         return _make_credentials(claims.tenant, claims.settings, digest, claims.key_id)
 
-    def _mac(self, body: bytes) -> bytes:
+    def _key(self) -> bytes | None:
         secret = self._secret if isinstance(self._secret, bytes) else self._secret()
-        key = hmac.digest(secret, b"client secrets", "sha256")
-        return hmac.digest(key, body, "sha256")
+        return hmac.digest(secret, b"client secrets", "sha256") if secret else None
 
 
 def _make_credentials(

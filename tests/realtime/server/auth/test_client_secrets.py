@@ -6,6 +6,7 @@ with a secret that they share.
 import asyncio
 import base64
 import contextlib
+import hmac
 import json
 import time
 import zlib
@@ -19,6 +20,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin
 
+from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.access import (
@@ -375,11 +377,30 @@ def test_secret_is_void_once_what_its_key_is_made_of_changes() -> None:
     assert secrets.find(value) is None
 
 
+def sign(secret: bytes, body: bytes) -> str:
+    key = hmac.digest(secret, b"client secrets", "sha256")
+    signed = hmac.digest(key, body, "sha256") + body
+    return SECRET_PREFIX + base64.urlsafe_b64encode(signed).decode().rstrip("=")
+
+
+def test_nothing_is_signed_or_accepted_with_an_empty_key() -> None:
+    """A store that lost its data has an empty epoch at first: the key would not be secret."""
+    identity = [b"one"]
+    secrets = ClientSecrets(lambda: identity[-1])
+    text = secrets.mint("acme", GenerationSettings(), 60).value.removeprefix(SECRET_PREFIX)
+    body = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))[32:]
+    assert secrets.find(sign(b"one", body)) is not None
+    identity.append(b"")
+    assert secrets.find(sign(b"", body)) is None
+    with pytest.raises(Refusal) as refused:
+        secrets.mint("acme", GenerationSettings(), 60)
+    assert refused.value.code == "store_unavailable"
+
+
 def test_signed_secret_of_an_older_release_needs_the_resume_token() -> None:
     secrets = ClientSecrets(SECRET)
     body = zlib.compress(msgspec.json.encode(["acme", GenerationSettings(), int(time.time()) + 60]))
-    value = base64.urlsafe_b64encode(secrets._mac(body) + body).decode().rstrip("=")
-    found = secrets.find(SECRET_PREFIX + value)
+    found = secrets.find(sign(SECRET, body))
     assert found is not None
     assert (found.tenant, found.is_ephemeral, found.client_secret_digest) == ("acme", True, b"")
     secret = make_secret("token", found)
