@@ -123,8 +123,10 @@ async def test_oversized_frame_is_read_to_its_end_so_that_1009_arrives(
 
 
 async def send_forever(peer: RawWebSocket, chunk: bytes) -> None:
-    """Send `chunk` again and again until cancelled or disconnected."""
+    """Send `chunk` again and again until cancelled. Raises ConnectionError if disconnected."""
     while True:
+        if peer.writer.is_closing():  # uvloop would raise RuntimeError
+            raise ConnectionResetError
         peer.writer.write(chunk)
         await peer.writer.drain()
 
