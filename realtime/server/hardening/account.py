@@ -78,7 +78,7 @@ class LoopAccount:
             finally:
                 used_s, self._step_began_s = self._clock() - self._step_began_s, None
                 self._charge(used_s)
-            sent = thrown = None
+                sent = thrown = None  # an exception that refers to this frame would be garbage
             try:
                 sent = yield awaited
             except BaseException as error:  # noqa: BLE001 - all go to the coroutine

@@ -304,7 +304,7 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
             "without a request that succeeds."
         )
         security_log.report("costly_connection", self.client)
-        self._refuse(408 if is_incomplete else 429, "costly_connection", message)
+        self._refuse(408 if is_incomplete else 429, code="costly_connection", message=message)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Refuse the request being parsed: once earlier responses of the connection are complete,
