@@ -1,1 +1,1 @@
-"""What is known of a model before it is loaded: whether it runs, and by what. Imports no torch."""
+"""Knowledge of a model before it is loaded: whether it runs, and by what. Imports no torch."""
