@@ -8,7 +8,7 @@ import hashlib
 import json
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -21,7 +21,10 @@ from continuo.engine.text.chat_template.reasoning_probe import (
     probe_reasoning_key,
     probe_switch,
 )
-from continuo.engine.text.chat_template.tool_format_probe import detect_format
+from continuo.engine.text.chat_template.tool_format_probe import (
+    detect_format,
+    find_instructed_format,
+)
 from continuo.engine.text.output_channels import (
     HARMONY_REASONING,
     ReasoningFormat,
@@ -60,6 +63,18 @@ _PLAIN_CALL: dict[str, Any] = {
 }
 
 
+_SystemTools = Callable[[Sequence[ToolDefinition]], object]
+
+
+def _write_functions(tools: Sequence[ToolDefinition]) -> str:
+    return json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+
+
+_SYSTEM_TOOLS: tuple[_SystemTools, ...] = (_write_functions, list)
+"""How templates take tools as a field of the system message: the functions as JSON text, such as
+that of Phi-4-mini, or the definitions, such as that of GLM-4 9B."""
+
+
 class _ToolsKey:
     """The tools of one conversation as a cache key. Two keys are equal if their tools are the same
     objects."""
@@ -96,7 +111,11 @@ class TemplateRenderer:
         """Format that the tools in the system message ask for, because the template shows none."""
         self._written_calls: ToolFormat | None = None
         """Format in which calls are written into messages, because the template leaves them
-        out."""
+        out, or writes them otherwise than its instructions ask."""
+        self._system_tools: _SystemTools | None = None
+        """How the template takes tools as a field of the system message. None: it does not."""
+        self._result_role = "tool"
+        """The role under which the template takes results of calls: in GLM-4's, `observation`."""
         self._writes_results = False
         """Whether results of calls become messages of the user, because the template has no
         others."""
@@ -202,21 +221,47 @@ class TemplateRenderer:
         result = ChatMessage(role="tool", content="zq9result9qz", tool_call_id=call.id)
         prompt = self.try_render([user], [PROBE_TOOL]) or ""
         shows_tools = name in prompt
+        if not shows_tools:
+            self._system_tools = self._probe_system_tools(user)
+            prompt = self.try_render([user], [PROBE_TOOL]) or ""
+            shows_tools = self._system_tools is not None
         bare: ToolDefinition = {"type": "function", "function": {"name": name, "parameters": {}}}
         self._needs_whole_tools = self.try_render([user], [bare]) is None
         renders_calls = name in (self.try_render([user, answer]) or "")
-        self._writes_results = result.content not in (self.try_render([user, answer, result]) or "")
-        found = detect_format(
-            self.try_render,
-            prompt if shows_tools else "",
-            lambda text: tokenizer.id_of(text) is not None,
-        )
+
+        def is_token(text: str) -> bool:
+            return tokenizer.id_of(text) is not None
+
+        if not (
+            is_token("<|observation|>")
+            and self._shows_result([user, answer, result], "observation")
+        ):
+            self._writes_results = not self._shows_result([user, answer, result], "tool")
+        found = detect_format(self.try_render, prompt if shows_tools else "", is_token)
         if not renders_calls:
             found = self._written_calls = found or HERMES
+        elif found is None:
+            found = self._written_calls = find_instructed_format(prompt, is_token)
         if not shows_tools and found is not None and not found.is_harmony:
             self._written_tools = found
         self._renderings.clear()
         return found
+
+    def _probe_system_tools(self, user: ChatMessage) -> "_SystemTools | None":
+        name = PROBE_TOOL["function"]["name"]
+        for form in _SYSTEM_TOOLS:
+            self._system_tools = form
+            self._renderings.clear()
+            if name in (self.try_render([user], [PROBE_TOOL]) or ""):
+                return form
+        self._renderings.clear()
+        return None
+
+    def _shows_result(self, messages: Sequence[ChatMessage], role: str) -> bool:
+        """Whether the template renders the last message, a result, as a message of `role`."""
+        self._result_role = role
+        self._renderings.clear()
+        return messages[-1].content in (self.try_render(messages) or "")
 
     def render(
         self,
@@ -242,8 +287,14 @@ class TemplateRenderer:
             messages = tuple(map(_to_user_message, messages))
         if self._written_tools is not None:
             messages, definitions = self._write_tools(messages, tools.tools), []
+        plain = [self._to_template_message(message) for message in self._fold_system(messages)]
+        if self._system_tools is not None and definitions:
+            if not plain or plain[0]["role"] != "system":
+                plain.insert(0, {"role": "system", "content": ""})
+            plain[0]["tools"] = self._system_tools(definitions)
+            definitions = []
         return self._program.render(
-            [self._to_template_message(message) for message in self._fold_system(messages)],
+            plain,
             definitions,
             add_generation_prompt=prompt,
             options=self._options,
@@ -287,7 +338,7 @@ class TemplateRenderer:
     def _to_template_message(self, message: ChatMessage) -> dict[str, Any]:
         """Convert a message to the dictionary that templates expect."""
         plain: dict[str, Any] = {
-            "role": message.role,
+            "role": self._result_role if message.role == "tool" else message.role,
             "content": self.mark_lookalikes(message.content),
         }
         if message.reasoning:
