@@ -40,9 +40,11 @@ setup: $(VENV)/ready
 web:
 	@sh tools/build_web.sh
 
-# The server replaces the shell, so that its time until it is ready includes the set-up.
+# The server replaces the shell, so that its time until it is ready includes the set-up. Make runs a line
+# that names its own variable MAKE even for `make --dry-run`, and would start the server.
+SETUP = $(MAKE) --silent setup
 demo:
-	@$(MAKE) --silent setup && { sh tools/build_web.sh 2>/dev/null || true; } && \
+	@$(SETUP) && { sh tools/build_web.sh 2>/dev/null || true; } && \
 		exec $(BIN)/continuo serve --demo $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: environments
