@@ -14,7 +14,13 @@ from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.commands import CreateResponse
 from continuo.realtime.protocol.events import ResponseEvent, TextDelta
-from continuo.realtime.protocol.items import Item, MessageItem
+from continuo.realtime.protocol.items import (
+    ContentPart,
+    FunctionCallItem,
+    Item,
+    ItemReference,
+    MessageItem,
+)
 from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings, Truncation
 from continuo.realtime.responses.event_stream import EventStream
@@ -166,6 +172,45 @@ async def test_evicted_continuation_point_is_restored_from_the_store(
         assert before.usage is not None
         assert repeated.usage.input_tokens == before.usage.input_tokens
     await store.aclose()
+
+
+@pytest.mark.parametrize("is_in_memory", [True, False])
+async def test_items_of_the_history_that_are_sent_again_are_not_doubled(
+    harness: EngineHarness, is_in_memory: bool
+) -> None:
+    store = await open_store("sqlite://:memory:")
+    call = FunctionCallItem(id="fc", call_id="c", name="f", arguments='{"a": 1}')
+    question = user_message("q", "hello")
+    more = user_message("more", "on")
+    async with response_service(harness, store=store) as responses:
+        first = await turn(responses, with_input(request("", store=True), question, call))
+        answer = first.items[0]
+        assert isinstance(answer, MessageItem)
+
+        async def count_input(*items: Item | ItemReference) -> int:
+            if not is_in_memory:
+                responses.continuations.remove(first.id)
+            command = with_input(request("", first.id, store=True), *items)
+            response = await turn(responses, command)
+            assert response.usage is not None
+            return response.usage.input_tokens
+
+        alone = await count_input(more)
+        assert await count_input(question, call, answer, more) == alone
+        assert await count_input(ItemReference(answer.id), more) == alone
+        in_one_part = ContentPart("output_text", text(answer))
+        edited = msgspec.structs.replace(answer, parts=(in_one_part,), status="completed")
+        assert await count_input(edited, more) == alone
+        other_role = msgspec.structs.replace(question, role="system")
+        assert await count_input(other_role, more) > alone, "other content is taken as sent"
+        unknown = msgspec.structs.replace(answer, id="msg_of_the_client")
+        assert await count_input(unknown, more) > alone, "only an id tells that it is the same"
+        assert await count_input() < alone
+    await store.aclose()
+
+
+def with_input(command: CreateResponse, *items: Item | ItemReference) -> CreateResponse:
+    return msgspec.structs.replace(command, input=items)
 
 
 def text(item: Item) -> str:
