@@ -127,17 +127,6 @@ def audio_not_supported() -> Refusal:
     )
 
 
-def beta_not_supported() -> Refusal:
-    """Build the refusal of a client of the beta version of the API."""
-    return Refusal(
-        "This server has the GA version of the Realtime API, and this client uses the beta: "
-        "'session.type' is missing. Use the GA interface of the SDK (client.realtime in place of "
-        "client.beta.realtime), in which events and fields have other names.",
-        code="beta_api_not_supported",
-        param="session.type",
-    )
-
-
 def _decode_response_create(
     response: client_events.ResponseIn, current: GenerationSettings, new_id: IdFactory
 ) -> CreateSessionResponse:
