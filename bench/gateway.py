@@ -25,14 +25,19 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
 
 from continuo.bench import random_checkpoints
-from continuo.bench.raw_websocket_clients import EventWaiter, LatenessRecorder, WebSocketClient
+from continuo.bench.raw_websocket_clients import (
+    EventWaiter,
+    LatenessRecorder,
+    RequestFailed,
+    WebSocketClient,
+)
 from continuo.bench.report import Report, ReportRow, median, percentile
 
 TOKENS_PER_S = 50.0
@@ -260,10 +265,17 @@ async def _run_appends(port: int, seconds: float) -> tuple[list[float], list[flo
     return words, items
 
 
-async def _time_until(events: EventWaiter, kind: str, send: Any) -> float:
+async def _time_until(events: EventWaiter, kind: str, send: Callable[[], None]) -> float:
+    """Returns the seconds from a request to its acknowledgement. A request that could not be stored
+    is sent again, as clients do."""
     start_s = time.monotonic()
-    send()
-    return (await events.wait_for(kind))[1] - start_s
+    while True:
+        send()
+        try:
+            return (await events.wait_for(kind))[1] - start_s
+        except RequestFailed as failed:
+            if failed.code != "store_unavailable":
+                raise
 
 
 async def measure_idle(gateway: GatewayProcess, count: int, seconds: float) -> list[ReportRow]:

@@ -8,11 +8,13 @@ FOLDER, RATE and TRACE see `scripted_engine`; STORE is a URL.
 """
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
 
 import msgspec
 import uvloop
@@ -23,7 +25,7 @@ from continuo.realtime.server import logging_setup
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.process.web_server import WebServer, bind
-from continuo.realtime.store import Durability, open_store
+from continuo.realtime.store import Durability, Store, open_store
 
 API_KEY = "bench"
 SESSIONS_MAX = 20_000
@@ -46,24 +48,33 @@ async def main(
 
     engine = EngineClient(launch)
     await engine.connect()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    opened = await open_store(store, durability)
+    os.sched_setaffinity(0, {core})
+    async with serving(engine, opened) as port:
+        print(port, os.getpid(), flush=True)
+        await stop.wait()
+    await engine.stop()
+
+
+@contextlib.asynccontextmanager
+async def serving(engine: EngineClient, store: Store) -> AsyncIterator[int]:
+    """Serve the API on a port of the loopback interface, which is yielded."""
     settings = GatewaySettings(
         tenants={API_KEY: "default"},
         served_model_name=("bench",),
         limits=Limits(connected_sessions_max=SESSIONS_MAX),
     )
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with bind("127.0.0.1", 0) as sock:
-        port = sock.getsockname()[1]
-        app = build_app(engine, settings, await open_store(store, durability))
-        os.sched_setaffinity(0, {core})
-        server = WebServer(app, settings, lambda: print(port, os.getpid(), flush=True))
+        app, listening = build_app(engine, settings, store), asyncio.Event()
+        server = WebServer(app, settings, listening.set)
         async with app.state.registry.running():
-            serving = asyncio.create_task(server.serve([sock]))
-            await stop.wait()
+            running = asyncio.create_task(server.serve([sock]))
+            await listening.wait()
+            yield sock.getsockname()[1]
             server.should_exit = True
-            await serving
-        await engine.stop()
+            await running
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from continuo.bench import plot, published
 from continuo.bench.host import CpuMeter, describe_machine
 from continuo.bench.report import Report
+from continuo.realtime.server.own_command import find_own_command
 
 GROUPS = {
     "What a client waits for; with --base-url, of any server": {
@@ -29,6 +30,7 @@ GROUPS = {
         "parked-sessions": "parked sessions in Redis: bytes each, lateness of their removal",
         "recovery": "an engine, a gateway or Redis killed: time to recovery",
         "resume-storm": "a gateway killed under 2,000 responses: time until all are resumed",
+        "journey": "files of the program that an append and a response enter",
     },
     "Parts of the engine": {
         "step-overhead": "scheduler, cache and batch building per step, on a null device",
@@ -48,9 +50,9 @@ that other processes used meanwhile is measured and printed: above 0.1 cores, a 
 """
 EXAMPLES = """\
 Examples:
-  continuo bench session-latency --model M --targets engine websocket llama.cpp
-  continuo bench throughput --rows 1 4 --plot steps.svg --json steps.json
-  continuo bench session-latency --base-url http://127.0.0.1:8080/v1 --api chat --turns 50
+  {command} bench session-latency --model M --targets engine websocket llama.cpp
+  {command} bench throughput --rows 1 4 --plot steps.svg --json steps.json
+  {command} bench session-latency --base-url http://127.0.0.1:8080/v1 --api chat --turns 50
 """
 
 
@@ -64,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     module = importlib.import_module("continuo.bench." + name.replace("-", "_"))
     parser = argparse.ArgumentParser(
-        prog=f"continuo bench {name}",
+        prog=f"{find_own_command()} bench {name}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -123,7 +125,7 @@ def _add_common_options(parser: argparse.ArgumentParser) -> None:
 
 def _build_overview() -> argparse.ArgumentParser:
     """Return the parser of `continuo bench` without a workload, which prints the list of them."""
-    width = max(map(len, BENCHES))
+    command, width = find_own_command(), max(map(len, BENCHES))
     parts = [
         f"{title}:\n" + "\n".join(f"  {name:{width}}  {text}" for name, text in group.items())
         for title, group in GROUPS.items()
@@ -132,15 +134,15 @@ def _build_overview() -> argparse.ArgumentParser:
     _add_common_options(common)
     results = common.format_help().partition("results:")[2]
     parser = argparse.ArgumentParser(
-        prog="continuo bench",
-        usage="continuo bench WORKLOAD [options]",
+        prog=f"{command} bench",
+        usage=f"{command} bench WORKLOAD [options]",
         description=DESCRIPTION,
         epilog="\n\n".join(
             [
                 *parts,
-                "Options of every workload (those of one: continuo bench WORKLOAD --help):"
+                f"Options of every workload (those of one: {command} bench WORKLOAD --help):"
                 + results.rstrip(),
-                textwrap.dedent(EXAMPLES).rstrip(),
+                textwrap.dedent(EXAMPLES).rstrip().format(command=command),
             ]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,

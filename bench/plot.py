@@ -10,6 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from continuo.realtime.server.own_command import find_install_command
+
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 200, 48, 48
 """Margins around the axes, in pixels; the legend is at the right."""
@@ -89,7 +91,7 @@ def _render_png(plot: Plot) -> Any:
             ImageFont,
         )
     except ImportError:
-        raise SystemExit("--plot: PNG needs Pillow: pip install 'continuo-server[bench]'") from None
+        raise SystemExit(f"--plot: PNG needs Pillow: {find_install_command('bench')}") from None
 
     scale = PNG_SCALE
     image = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), "white")

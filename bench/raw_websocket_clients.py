@@ -134,6 +134,14 @@ class LatenessRecorder:
             self.done.set_exception(RuntimeError(payload.decode()))
 
 
+class RequestFailed(RuntimeError):
+    """An error event came in place of an acknowledgement."""
+
+    def __init__(self, payload: bytes) -> None:
+        super().__init__(payload.decode())
+        self.code: str = json.loads(payload)["error"]["code"]
+
+
 class EventWaiter:
     """Callback of a client that queues its events, and waits for the next one of a given type."""
 
@@ -145,11 +153,11 @@ class EventWaiter:
 
     async def wait_for(self, kind: str) -> tuple[bytes, float]:
         """Return the next event of type `kind`, and its time of arrival. Events before it are
-        discarded. Raises RuntimeError if one of them is an error event."""
+        discarded. Raises RequestFailed if one of them is an error event."""
         prefix = b'{"type":"' + kind.encode() + b'"'
         while True:
             payload, at_s = await self._received.get()
             if payload.startswith(prefix):
                 return payload, at_s
             if payload.startswith(b'{"type":"error"'):
-                raise RuntimeError(payload.decode())
+                raise RequestFailed(payload)

@@ -76,6 +76,7 @@ class LoadedEngine:
         self.gaps: dict[str, int] = {}
         """For each turn, the most steps between two of its ids."""
         self.outputs: dict[str, list[int]] = {}
+        self.ended: dict[str, TurnEnded] = {}
         self.ended_steps: dict[str, int] = {}
         self.prompts: dict[str, list[int]] = {}
         self._scopes: dict[str, str] = {}
@@ -98,12 +99,23 @@ class LoadedEngine:
     ) -> None:
         """Open a session, append its prompt, and begin a turn of `outputs` ids. `scheduling`:
         further fields of Sampling."""
+        self.append(name, prompt, scope=scope, group=group, weight=weight)
+        self.generate(name, outputs, **scheduling)
+
+    def append(
+        self, name: str, prompt: list[int], *, scope: str = "", group: str = "", weight: float = 1.0
+    ) -> None:
+        """Open a session, and append its prompt."""
         opened = OpenSession(0, name, scope=scope, group=group, weight=weight)
         self.core.sessions.apply(opened)
         self.prompts[name], self._scopes[name] = prompt, scope
-        self._begun_steps[name] = self.steps
         self.outputs[name] = []
         self.core.sessions.apply(AppendIds(0, name, prompt))
+        self._take_events()
+
+    def generate(self, name: str, outputs: int, **scheduling: Any) -> None:
+        """Begin a turn of `outputs` ids. `scheduling`: further fields of Sampling."""
+        self._begun_steps[name] = self.steps
         sampling = Sampling(max_tokens=outputs, ignore_eos=True, **scheduling)
         self.core.sessions.apply(Generate(0, name, "turn", sampling))
         self._take_events()
@@ -178,6 +190,7 @@ class LoadedEngine:
                     self._last_id_steps[name] = self.steps
                 case TurnEnded(session=name):
                     assert event.reason in ("length", "cancelled"), event
+                    self.ended[name] = event
                     self.ended_steps[name] = self.steps
                 case CommandRefused():
                     raise AssertionError(event)
@@ -188,15 +201,36 @@ class LoadedEngine:
 # ---- scenarios -----------------------------------------------------------------------------
 
 
-def run_shared_prompt(*, late: bool, scopes: int = 1, **options: Any) -> LoadedEngine:
-    """Eight turns with the same prompt of 1,600 ids, in `scopes` cache scopes. `late`: seven of
-    them begin while the first one is in its fourth prefill chunk."""
-    loaded, prompt = LoadedEngine(**options), prompt_ids(1_600, seed=1)
+def run_shared_prompt(
+    *, late: bool = False, scopes: int = 1, own: int = 0, **options: Any
+) -> LoadedEngine:
+    """Eight turns with the same prompt of 1,600 ids, each followed by `own` ids of its own, in
+    `scopes` cache scopes. `late`: seven of them begin while the first one is in its fourth prefill
+    chunk."""
+    loaded, common = LoadedEngine(**options), prompt_ids(1_600, seed=1)
     for n in range(8):
+        prompt = common + prompt_ids(own, seed=2 + n)
         loaded.begin(f"s{n}", prompt, 4, scope=f"scope {n % scopes}")
         if late and n == 0:
             for _ in range(3):
                 loaded.step()
+    loaded.run()
+    return loaded
+
+
+def run_appended_prompts(*, at_once: bool, **options: Any) -> LoadedEngine:
+    """Eight sessions to which the same prompt of 1,600 ids is appended, and no turn begins until
+    all of it is computed. `at_once`: else each prompt is appended when the one before is
+    computed."""
+    loaded, prompt = LoadedEngine(**options), prompt_ids(1_600, seed=1)
+    for n in range(8):
+        loaded.append(f"s{n}", prompt)
+        while not at_once and loaded.step():
+            pass
+    while loaded.step():
+        pass
+    for n in range(8):
+        loaded.generate(f"s{n}", 4)
     loaded.run()
     return loaded
 
@@ -210,10 +244,12 @@ def run_burst(count: int, length: int, outputs: int = 20, **options: Any) -> Loa
     return loaded
 
 
-def run_decode_pressure(count: int, length: int, outputs: int, **options: Any) -> LoadedEngine:
-    """`count` turns at once, whose prompts fit into a pool of 3,600 tokens, but not their
+def run_decode_pressure(
+    count: int, length: int, outputs: int, pool: int = 3_600, **options: Any
+) -> LoadedEngine:
+    """`count` turns at once, whose prompts fit into a pool of `pool` tokens, but not their
     outputs."""
-    loaded = LoadedEngine(pages=pages_for(3_600), **options)
+    loaded = LoadedEngine(pages=pages_for(pool), **options)
     for n in range(count):
         loaded.begin(f"s{n}", prompt_ids(length, seed=n), outputs)
     loaded.run()

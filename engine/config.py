@@ -77,7 +77,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Steps launched while the result of an earlier one is awaited: 0 or 1. None: 1 on a GPU, 0 on
     a CPU."""
     detach_grace_s: float = 30.0
-    """Seconds for which turns continue after their client disconnects; then they are paused."""
+    """Seconds for which turns continue after their client disconnects; then they are paused. Turns
+    that no other client can resume end after 2 s."""
     detach_keep_s: float = 900.0
     """Seconds for which sessions are kept after their client disconnects; then they are closed."""
     standby_engine: bool = False

@@ -112,6 +112,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long an unused continuation point stays in memory."""
     stored_response_ttl_s: float = 30 * 86400.0
     """How long a stored response can be continued."""
+    response_store_timeout_s: float = 15.0
+    """How long the end of a response that is to be stored waits for an unavailable store; then the
+    response has failed."""
     unread_response_grace_s: float = 30.0
     """How long a stored response is generated after its last reader has disconnected; then it is
     cancelled."""

@@ -5,12 +5,12 @@ import faulthandler
 import functools
 import inspect
 import os
+import random
 import re
 import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any, cast
@@ -60,20 +60,11 @@ LONGEST_FILES = (
 )
 """Files that a run with several workers begins with, so that none is left alone at its end."""
 
-SLOW_PATHS = (
-    "tests/attack/",
-    "tests/bench/",
-    "tests/browser/",
-    "tests/clients/test_command.py",
-    "tests/deploy/",
-    "tests/engine/device/",
-    "tests/faults/",
-    "tests/frozen/test_lives.py",
-    "tests/fuzz/",
-    "tests/parity/",
-)
-"""Files and folders of which `--share N` selects one test in N: together three quarters of the time
-that all tests take."""
+QUICK_PATHS = ("tests/engine/", "tests/realtime/", "tests/reference/")
+"""Folders of the unit tests, which `make quick` runs but for those with a slow mark."""
+
+WHOLE_PATHS = ("tests/tools/", "tests/tree/")
+"""Folders of tests that compare files of the repository with each other: none is left out."""
 
 STDERR = pytest.StashKey[int]()
 """File descriptor of the standard error that is not captured."""
@@ -96,7 +87,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="of the slow files, run one test in N, drawn by --share-seed (default: all)",
+        help="of the slow tests, run one in N, drawn by --share-seed (default: 1, all)",
     )
     parser.addoption(
         "--share-seed", default="0", metavar="TEXT", help="another text draws other tests"
@@ -107,7 +98,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     share, seed = config.getoption("share"), config.getoption("share_seed")
     if share == 1:
         return None
-    return f"share: one in {share} tests of {', '.join(SLOW_PATHS)}, drawn by {seed}"
+    return f"share: one in {share} of the slow tests, drawn by {seed}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -165,6 +156,21 @@ def _end_after(
     return run
 
 
+def _is_slow(item: pytest.Item) -> bool:
+    """Whether a share leaves the test out unless it is drawn."""
+    if item.nodeid.startswith(QUICK_PATHS):
+        return any(map(item.get_closest_marker, SLOW_MARKS))
+    return not item.nodeid.startswith(WHOLE_PATHS)
+
+
+def _is_drawn(item: pytest.Item, share: int, seed: str) -> bool:
+    """Draw one file in two, and of its tests one in `share / 2`: a file costs its imports and
+    servers, however few of its tests are run."""
+    file = item.nodeid.partition("::")[0]
+    of_file, of_test = (random.Random(f"{seed} {name}") for name in (file, item.nodeid))
+    return of_file.random() < 0.5 and of_test.random() < 2 / share
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests by their fixtures, end async tests at their timeout, and leave out what
     `make quick` does without."""
@@ -182,14 +188,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("redis")
         if "server" in fixtures:
             item.add_marker("server")
-    share, seed = cast("int", config.getoption("share")), config.getoption("share_seed")
-    if share > 1:
-        left_out = [
-            item
-            for item in items
-            if item.nodeid.startswith(SLOW_PATHS)
-            and zlib.crc32(f"{seed} {item.nodeid}".encode()) % share
-        ]
+    share = cast("int", config.getoption("share"))
+    seed = cast("str", config.getoption("share_seed"))
+    if share > 1:  # at least 2, as one file in two is drawn
+        left_out = [item for item in items if _is_slow(item) and not _is_drawn(item, share, seed)]
         config.hook.pytest_deselected(items=left_out)
         unselected = set(left_out)
         items[:] = [item for item in items if item not in unselected]

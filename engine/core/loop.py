@@ -325,6 +325,9 @@ class EngineLoop(Generic[TicketT]):
         sequence, count, turn, drafts = scheduled
         lease = sequence.lease
         kept = min(max(len(sequence.ids) - lease.committed, 0), count)
+        running = sequence.turn
+        if running is not None and running.is_admitted and not running.first_id_s:
+            running.count_prefill(lease.committed, count)
         if turn is not None:
             sequence.promised -= len(drafts) or 1
             if turn is sequence.turn:
@@ -335,7 +338,7 @@ class EngineLoop(Generic[TicketT]):
         if lease.committed > sequence.committed_high_water:
             sequence.committed_high_water = min(lease.committed, len(sequence.ids))
         if sequence.publish_to:
-            sessions.publish_prompt(sequence)
+            sessions.transitions.publish_prompt(sequence)
         if not sequence.is_busy:
             sessions.advance_if_idle(sequence)
 
@@ -370,9 +373,9 @@ class EngineLoop(Generic[TicketT]):
             if self._speculation is not None:
                 self._record_drafts(self._speculation, sequence, turn, len(drafts), len(ids))
         if failure is not None:
-            sessions.end_turn(sequence, "failed", error=failure)
+            sessions.transitions.end_turn(sequence, "failed", error=failure)
         elif end_reason is not None:
-            sessions.end_turn(sequence, end_reason)
+            sessions.transitions.end_turn(sequence, end_reason)
         return accepted
 
     def _record_drafts(
@@ -402,7 +405,9 @@ class EngineLoop(Generic[TicketT]):
         culprit = self._scheduler.record_failure(steps[0].kv_ends)
         if culprit is not None:
             if culprit.turn is not None:
-                sessions.end_turn(culprit, "failed", error=f"{type(error).__name__}: {error}")
+                sessions.transitions.end_turn(
+                    culprit, "failed", error=f"{type(error).__name__}: {error}"
+                )
             self._scheduler.remove(culprit)
         if any(step.batch.moves for step in steps):
             self._scheduler.reset_kv()

@@ -1,4 +1,4 @@
-"""Sessions: the effects of all commands, and the transitions of a turn.
+"""Sessions: the effects of all commands, and when the transitions of a turn may happen.
 
     begin ──► end(stop | length | cancelled | failed) ──► advance_if_idle ──► deferred commands
       ▲         │ paused
@@ -12,7 +12,6 @@ id, so that an id drawn for a turn that has ended meanwhile is discarded.
 """
 
 import logging
-import secrets
 from array import array
 from collections.abc import Callable
 from typing import assert_never
@@ -27,7 +26,13 @@ from continuo.engine.core.idle_timeouts import IdleTimeouts
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.stats import engine_load, engine_stats, session_info
-from continuo.engine.core.turn import Turn
+from continuo.engine.core.transitions import (
+    RecordTurn,
+    Transitions,
+    check_resumed,
+    continues_turn,
+    output_room,
+)
 from continuo.engine.errors import (
     BadRequest,
     Busy,
@@ -39,7 +44,7 @@ from continuo.engine.errors import (
     UnknownEngineSession,
 )
 from continuo.engine.sampling import Sampling
-from continuo.engine.text import GrammarCompiler, GrammarMatcher, StopStringMatcher
+from continuo.engine.text import GrammarCompiler, StopStringMatcher
 from continuo.engine.wire.bounds import check_sampling, check_token_ids
 from continuo.engine.wire.messages import (
     NO_REPLY,
@@ -63,16 +68,10 @@ from continuo.engine.wire.messages import (
     ResumeTurn,
     RewindSession,
     SessionExpired,
-    TurnEnded,
-    TurnEndReason,
-    TurnTokens,
 )
 from continuo.engine.wire.token_log import TokenLog, regular_only_option
-from continuo.engine.wire.turn_tree import common_prefix_length
 
 log = logging.getLogger(__name__)
-
-RecordTurn = Callable[[Turn, float], None]
 
 
 class Sessions:
@@ -105,11 +104,12 @@ class Sessions:
         self._scheduler = scheduler
         self._geometry = geometry
         self._counters = counters
-        self._make_stop_watch = make_stop_watch
         self._grammars = grammars
         self._emit = emit
         self._clock = clock
-        self._record_turn = record_turn
+        self.transitions = Transitions(
+            cache, scheduler, counters, make_stop_watch, grammars, emit, clock, record_turn
+        )
         self._sequences: dict[str, Sequence] = {}
         self._timeouts = IdleTimeouts()
         self._awaiting_grammar: dict[Sequence, None] = {}
@@ -198,7 +198,7 @@ class Sessions:
         """Close a session whose state is unknown."""
         try:
             if sequence.turn is not None:
-                self.end_turn(sequence, "failed", error=message)
+                self.transitions.end_turn(sequence, "failed", error=message)
             self._close(sequence, CloseSession(NO_REPLY, sequence.id, keep_prefix=False))
         except Exception:
             log.exception("session %s could not be closed; its pages are leaked", sequence.id)
@@ -216,7 +216,7 @@ class Sessions:
             case _:
                 pass
         deferred = sequence.deferred
-        is_ready = self._is_grammar_ready(command)
+        is_ready = self._is_grammar_ready(command, sequence.group)
         if (
             isinstance(command, ForkSession)
             and not deferred
@@ -248,12 +248,12 @@ class Sessions:
         sequence.deferred_span = array("i", span.ids)
         self._emit(CommandDone(span.n, sequence.log.length))
 
-    def _is_grammar_ready(self, command: DeferrableCommand) -> bool:
+    def _is_grammar_ready(self, command: DeferrableCommand, group: str) -> bool:
         """Return whether the grammar of a command, if any, is compiled. Compilation is started if
         it is not."""
         generate = command.generate if isinstance(command, AttachSession) else command
         grammar = generate.sampling.grammar if isinstance(generate, Generate) else None
-        return grammar is None or self._grammars.prepare(grammar)
+        return grammar is None or self._grammars.prepare(grammar, group)
 
     def resume_prepared(self) -> None:
         """Advance the sessions whose next command was waiting for its grammar."""
@@ -265,29 +265,31 @@ class Sessions:
     def _execute(self, sequence: Sequence, command: DeferrableCommand) -> None:
         match command:
             case AppendIds():
-                self._follow_log_change(sequence, sequence.log.append(command))
+                self.transitions.follow_log_change(sequence, sequence.log.append(command))
                 if not sequence.turn_count:
                     sequence.publish_to = sequence.log.length
                 if regular_only_option(command):
                     self._cache.match(sequence.lease, sequence.ids, len(sequence.ids))
-                    self._mark_idle(sequence)
+                    self.transitions.mark_idle(sequence)
                 self._emit(CommandDone(command.n, sequence.log.length))
             case Generate():
                 self._check_not_draining()
                 sequence.log.check_turn_unused(command.turn)
-                self._begin_turn(sequence, command)
+                if self.transitions.begin_turn(sequence, command):
+                    self.advance_if_idle(sequence)
             case ResumeTurn():
                 self._restart_paused(sequence, command)
             case RewindSession():
-                self._follow_log_change(sequence, sequence.log.rewind(command.to))
+                self.transitions.follow_log_change(sequence, sequence.log.rewind(command.to))
                 self._emit(CommandDone(command.n, command.to))
             case ForkSession():
                 self._fork(sequence, command)
             case AttachSession():
-                self._restore(sequence, command)
+                if self.transitions.restore(sequence, command):
+                    self.advance_if_idle(sequence)
             case _:
                 assert_never(command)
-        self._touch(sequence)
+        self.transitions.touch(sequence)
 
     def _open(self, command: OpenSession) -> Sequence:
         capacity = self._check_open(command)
@@ -348,18 +350,18 @@ class Sessions:
             sequence, StaleEngineFence("another client has taken the session over")
         )
         running = sequence.turn is not None
-        if running and _continues_turn(sequence, command):
+        if running and continues_turn(sequence, command):
             sequence.deferred_span = array("i", command.provisional)
             self._emit(CommandDone(command.n, len(command.ids)))
-            self._resend(sequence, command)
+            self.transitions.resend(sequence, command)
             if command.paused:
-                self.end_turn(sequence, "cancelled", is_paused=True)
+                self.transitions.end_turn(sequence, "cancelled", is_paused=True)
                 self.advance_if_idle(sequence)
             return
         if running:
             # The running turn is not the client's, even if it has the same id: its `generate` was
             # sent on a lost link and arrived late. The attach starts the turn again.
-            self.end_turn(sequence, "cancelled", drop_output=True, emit_event=False)
+            self.transitions.end_turn(sequence, "cancelled", drop_output=True, emit_event=False)
         self._apply_or_defer(sequence, command)
 
     def _check_attach(self, command: AttachSession, capacity: int) -> None:
@@ -375,101 +377,8 @@ class Sessions:
                 )
         if generate is not None:
             check_sampling(generate.sampling, vocab_size)
-            _check_resumed(generate.resumed, length)
-            _output_room(capacity, length, generate.resumed)
-
-    def _restore(self, sequence: Sequence, command: AttachSession) -> None:
-        """Change the log to the ids of an attach, and continue its turn after its last id. Finished
-        turns are cleared, because the client may not know that the last one has finished, and may
-        start it again under the same id."""
-        log, ids = sequence.log, array("i", command.ids)
-        generate, is_continued = command.generate, _continues_turn(sequence, command)
-        if generate is not None:
-            self._make_matcher(generate)  # may raise: before any change
-        sequence.opening_command = None
-        log.take_provisional()
-        log.clear_turns()
-        sequence.deferred_span = array("i")
-        was_empty = not log.ids
-        if is_continued and sequence.last_turn_ended is not None:
-            self._follow_log_change(sequence, log.rewind(sequence.last_turn_ended.length))
-        else:
-            kept = log.rewind(common_prefix_length(log.ids, ids))
-            log.ids.extend(ids[kept:])
-            self._follow_log_change(sequence, kept)
-        if was_empty:
-            sequence.committed_high_water = log.length  # the KV was on another engine
-        if not sequence.turn_count:
-            sequence.publish_to = log.length
-        log.put_provisional(array("i", command.provisional))
-        self._schedule(sequence)
-        self._mark_idle(sequence)
-        if command.apart:
-            self._scheduler.isolate(sequence, command.apart)
-        self._emit(CommandDone(command.n, len(ids)))
-        if is_continued:
-            self._resend(sequence, command)
-        if generate is not None and (sequence.is_paused or not is_continued):
-            emitted = generate.resumed + log.length - len(ids)
-            self._begin_turn(
-                sequence, msgspec.structs.replace(generate, n=NO_REPLY, resumed=emitted)
-            )
-        if command.paused and sequence.turn is not None:
-            self.end_turn(sequence, "cancelled", is_paused=True)
-            self.advance_if_idle(sequence)
-
-    def _resend(self, sequence: Sequence, command: AttachSession) -> None:
-        """Emit the output ids of an attached turn that are not in the ids of the command, and the
-        turn's TurnEnded if it has ended."""
-        assert command.generate is not None
-        turn, first = command.generate.turn, command.generate.resumed
-        rest = sequence.ids[len(command.ids) : sequence.log.length].tolist()
-        if rest:
-            self._emit(TurnTokens(sequence.id, turn, first, rest))
-        if (
-            sequence.turn is None
-            and sequence.last_turn_ended is not None
-            and not sequence.is_paused
-        ):
-            self._emit(sequence.last_turn_ended)
-
-    def _begin_turn(self, sequence: Sequence, command: Generate) -> None:
-        """Begin a turn on the whole log. Raises BadRequest for an invalid argument or an empty log,
-        and TooLong if the log has no room for one more id."""
-        log, sampling = sequence.log, command.sampling
-        _check_resumed(command.resumed, log.length)
-        room = _output_room(log.capacity, log.length, command.resumed)
-        limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        stop_watch = (
-            self._make_stop_watch(sampling) if sampling.stop and not sampling.ignore_eos else None
-        )
-        matcher, requested_s = self._make_matcher(command), command.asked_s or self._clock()
-        turn = Turn(command.turn, sampling, seed, limit, stop_watch, matcher, requested_s)
-        turn.traceparent = command.traceparent
-        sequence.deferred_span = log.take_provisional()
-        self._rewind_kv(sequence, log.length)
-        end_reason = turn.begin(log, command.resumed)
-        self._cache.components.begin_answer(sequence.lease, turn.prompt_tokens)
-        turn.model_s_at_request = self._counters.model_s_at(turn.requested_s)
-        sequence.turn = turn
-        sequence.last_turn_ended = sequence.paused_turn = None
-        sequence.turn_count += 1
-        if sequence.turn_count == 1:
-            sequence.publish_to = log.length
-        self._scheduler.add_turn(sequence)
-        self._emit(CommandDone(command.n, log.length))
-        if end_reason is not None:
-            self.end_turn(sequence, end_reason)
-            self.advance_if_idle(sequence)
-
-    def _make_matcher(self, command: Generate) -> GrammarMatcher | None:
-        """Build the matcher of a turn's grammar, if it has one. Raises BadRequest for a grammar
-        that cannot be enforced."""
-        grammar = command.sampling.grammar
-        if grammar is None:
-            return None
-        return self._grammars.create_matcher(grammar, command.sampling.stop_ids)
+            check_resumed(generate.resumed, length)
+            output_room(capacity, length, generate.resumed)
 
     def _fork(self, sequence: Sequence, command: ForkSession) -> None:
         log, cache = sequence.log, self._cache
@@ -489,7 +398,7 @@ class Sessions:
         child.committed_high_water = min(sequence.committed_high_water, at)
         child.opening_command = command
         self._add(child)
-        self._schedule(child)
+        self.transitions.schedule(child)
         child.opening_command = None
         self._emit(CommandDone(command.n, at))
 
@@ -498,14 +407,16 @@ class Sessions:
         error."""
         turn = sequence.turn
         if turn is not None and command.turn in (None, turn.id):
-            self.end_turn(sequence, "cancelled", drop_output=command.drop)
+            self.transitions.end_turn(sequence, "cancelled", drop_output=command.drop)
             self.advance_if_idle(sequence)
         elif (
             sequence.is_paused
             and sequence.last_turn_ended
             and command.turn in (None, sequence.last_turn_ended.turn)
         ):
-            self._end_paused_turn(sequence, sequence.last_turn_ended, drop_output=command.drop)
+            self.transitions.end_paused_turn(
+                sequence, sequence.last_turn_ended, drop_output=command.drop
+            )
         elif command.turn is not None:
             queued = sequence.deferred.remove_turn(command.turn)
             if queued is not None:
@@ -515,7 +426,7 @@ class Sessions:
 
     def _pause(self, sequence: Sequence, command: PauseTurn) -> None:
         if sequence.turn is not None:
-            self.end_turn(sequence, "cancelled", is_paused=True)
+            self.transitions.end_turn(sequence, "cancelled", is_paused=True)
             self.advance_if_idle(sequence)
         self._emit(CommandDone(command.n, sequence.log.length))
 
@@ -534,34 +445,17 @@ class Sessions:
             return
         sampling = msgspec.structs.replace(turn.sampling, seed=turn.seed)
         emitted = sequence.log.length - turn.prompt_tokens
-        self._begin_turn(
-            sequence,
-            Generate(
-                command.n, sequence.id, turn.id, sampling, emitted, traceparent=turn.traceparent
-            ),
+        generate = Generate(
+            command.n, sequence.id, turn.id, sampling, emitted, traceparent=turn.traceparent
         )
-
-    def _end_paused_turn(
-        self, sequence: Sequence, ended: TurnEnded, *, drop_output: bool = False
-    ) -> None:
-        """End a paused turn, so that it can no longer be resumed."""
-        if drop_output:
-            kept = sequence.log.rewind(ended.prompt_tokens)
-            if sequence.in_flight:  # KV is cut when the step is collected
-                sequence.committed_high_water = min(sequence.committed_high_water, kept)
-            else:
-                self._follow_log_change(sequence, kept)
-            ended = msgspec.structs.replace(ended, length=ended.prompt_tokens)
-        else:
-            sequence.log.record_turn(ended.turn, ended.prompt_tokens)
-        sequence.paused_turn, sequence.last_turn_ended = None, None if drop_output else ended
-        self._emit(ended)
+        if self.transitions.begin_turn(sequence, generate):
+            self.advance_if_idle(sequence)
 
     def _close(self, sequence: Sequence, command: CloseSession) -> None:
         if sequence.turn is not None:
-            self.end_turn(sequence, "cancelled")
+            self.transitions.end_turn(sequence, "cancelled")
         elif sequence.is_paused and sequence.last_turn_ended is not None:
-            self._end_paused_turn(sequence, sequence.last_turn_ended)
+            self.transitions.end_paused_turn(sequence, sequence.last_turn_ended)
         self._refuse_deferred(
             sequence, UnknownEngineSession("the session was closed", field="session")
         )
@@ -575,61 +469,7 @@ class Sessions:
             self._emit(CommandRefused(command.n, error.code, error.message, error.field))
         sequence.deferred.clear()
 
-    # ---- transitions of a turn ------------------------------------------------------------
-
-    def end_turn(
-        self,
-        sequence: Sequence,
-        reason: TurnEndReason,
-        *,
-        drop_output: bool = False,
-        is_paused: bool = False,
-        emit_event: bool = True,
-        error: str | None = None,
-    ) -> None:
-        """End the running turn. Every running turn ends by this method. Its ids still in flight are
-        discarded when they are collected. `drop_output` also removes the output of the turn from
-        the log; an attach that names the turn then starts it again. `is_paused` pauses the turn
-        instead, without a TurnEnded."""
-        turn = sequence.turn
-        assert turn is not None
-        sequence.turn = None
-        if drop_output:
-            sequence.log.truncate(turn.prompt_tokens)
-            sequence.committed_high_water = min(sequence.committed_high_water, turn.prompt_tokens)
-        elif not is_paused:
-            sequence.log.record_turn(turn.id, turn.prompt_tokens)
-        sequence.worst_residency = "none"
-        self._scheduler.remove(sequence)
-        if turn.output_tokens and not is_paused:
-            self._scheduler.observe_output(turn.output_tokens)
-        self._touch(sequence)
-        now = sequence.last_used_s
-        first_step_s = turn.first_step_s or now
-        is_traced = self._record_turn is not None and bool(turn.traceparent)
-        if self._record_turn is not None and is_traced:
-            self._record_turn(turn, now)
-        ended = TurnEnded(
-            session=sequence.id,
-            turn=turn.id,
-            reason=reason,
-            length=len(sequence.ids),
-            prompt_tokens=turn.prompt_tokens,
-            cached_tokens=turn.cached_tokens or 0,
-            output_tokens=turn.output_tokens,
-            seed=turn.seed,
-            residency=turn.residency,
-            stop=turn.stopped_by,
-            queued_s=first_step_s - turn.requested_s,
-            prefill_s=max(turn.first_id_s - first_step_s, 0.0),
-            model_s=self._counters.model_s_at(now) - turn.model_s_at_request,
-            error=error,
-            traced=is_traced,
-        )
-        sequence.paused_turn = turn if is_paused else None
-        sequence.last_turn_ended = None if drop_output else ended
-        if emit_event and not is_paused:
-            self._emit(ended)
+    # ---- between turns --------------------------------------------------------------------
 
     def advance_if_idle(self, sequence: Sequence) -> None:
         """Trim and publish the KV of a session if it is idle, mark its lease idle, and apply its
@@ -645,12 +485,12 @@ class Sessions:
         if sequence.deferred_span:
             span, sequence.deferred_span = sequence.deferred_span, array("i")
             sequence.log.put_provisional(span)
-            self._schedule(sequence)
-        self._mark_idle(sequence)
+            self.transitions.schedule(sequence)
+        self.transitions.mark_idle(sequence)
         while sequence.deferred and not sequence.is_busy:
             command = sequence.deferred.popleft()
             try:
-                if not self._is_grammar_ready(command):
+                if not self._is_grammar_ready(command, sequence.group):
                     sequence.deferred.appendleft(command)
                     self._awaiting_grammar[sequence] = None
                     return
@@ -674,13 +514,6 @@ class Sessions:
             self._emit(SessionExpired(sequence.id))
         return self._timeouts.next_due_in_s(now)
 
-    def publish_prompt(self, sequence: Sequence) -> None:
-        """Publish the computed pages of the session's first prompt in the radix tree, so that other
-        sessions need not compute them while the rest of it is prefilled."""
-        self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)
-        if sequence.committed >= sequence.publish_to:
-            sequence.publish_to = 0
-
     # ---- inside ---------------------------------------------------------------------------
 
     def _find(self, session: str) -> Sequence:
@@ -691,38 +524,8 @@ class Sessions:
 
     def _add(self, sequence: Sequence) -> None:
         self._sequences[sequence.id] = sequence
-        self._mark_idle(sequence)
+        self.transitions.mark_idle(sequence)
         self._timeouts.add(sequence)
-
-    def _mark_idle(self, sequence: Sequence) -> None:
-        if not sequence.is_busy:
-            self._cache.mark_idle(sequence.lease)
-
-    def _follow_log_change(self, sequence: Sequence, kept: int) -> None:
-        """Cut the KV and schedule the owed ids after a change of the log that kept only its first
-        `kept` ids."""
-        ended = sequence.last_turn_ended
-        if ended is not None and kept < ended.length and not sequence.is_paused:
-            sequence.last_turn_ended = None  # its output was cut: an attach must not resend its end
-        self._rewind_kv(sequence, kept)
-        self._schedule(sequence)
-
-    def _rewind_kv(self, sequence: Sequence, to: int) -> None:
-        self._cache.rewind(sequence.lease, to)
-        sequence.committed_high_water = min(sequence.committed_high_water, to)
-        sequence.publish_to = min(sequence.publish_to, to)
-
-    def _schedule(self, sequence: Sequence) -> None:
-        """Schedule an idle session's owed ids (see sequence.py) for prefill when there is time, or
-        unschedule the session if it owes none that are worth computing before a turn."""
-        if self._cache.prefill_end(len(sequence.ids)) > sequence.launched:
-            self._scheduler.add_append(sequence)
-        else:
-            self._scheduler.remove(sequence)
-
-    def _touch(self, sequence: Sequence) -> None:
-        """Restart the idle timeout of a session."""
-        sequence.last_used_s = self._clock()
 
     def measure_load(self) -> EngineLoad:
         """Return the load of the engine; O(1)."""
@@ -733,37 +536,6 @@ class Sessions:
             draining=self._is_draining,
             step_s=self._counters.step_s(self._clock()),
         )
-
-
-def _continues_turn(sequence: Sequence, command: AttachSession) -> bool:
-    """Return whether an attach command continues the running or last turn of a session: it names
-    that turn, with the same prompt, and the token ids of the command are the beginning of the
-    session's log."""
-    generate = command.generate
-    if generate is None:
-        return False
-    prompt = len(command.ids) - generate.resumed
-    return sequence.has_emitted(generate.turn, prompt, array("i", command.ids))
-
-
-def _check_resumed(resumed: int, length: int) -> None:
-    if not 0 <= resumed <= length:
-        raise BadRequest(f"resumed is {resumed}; it must be from 0 to {length}", field="resumed")
-
-
-def _output_room(capacity: int, length: int, emitted: int) -> int:
-    """Return the maximum number of output ids of a turn on a log of `length` ids, of which the last
-    `emitted` ones are already output of the turn. Raises BadRequest for an empty log, TooLong for a
-    full one."""
-    if not length:
-        raise BadRequest("there is nothing to continue: the session is empty", field="session")
-    room = capacity - length + emitted
-    if room < 1:
-        raise TooLong(
-            f"the session holds {length} of {capacity} tokens: no room for output",
-            field="session",
-        )
-    return room
 
 
 def _is_fork_of_prompt(sequence: Sequence, command: ForkSession) -> bool:

@@ -30,6 +30,7 @@ class Turn:
         "_greedy_sample",
         "arrival",
         "cached_tokens",
+        "computed_tokens",
         "due_step",
         "first_id_s",
         "first_step_s",
@@ -90,7 +91,10 @@ class Turn:
         """State of the room at which the turn was last refused admission: see the scheduler."""
         self.penalized: PenalizedIds | None = None
         self.cached_tokens: int | None = None
-        """Prompt tokens whose KV was found when the turn was first admitted; None before that."""
+        """Prompt tokens whose KV was found, up to the first output id; None before the turn is
+        admitted."""
+        self.computed_tokens = 0
+        """Prompt tokens computed for this turn, some of them twice if it was retracted."""
         self.residency: KVResidency = "none"
         self._greedy_sample: SampleParams | None = None
         self.model_s_at_request = 0.0
@@ -173,6 +177,13 @@ class Turn:
                 for count, sample in enumerate(samples, 1)
             ]
         return tuple(samples)
+
+    def count_prefill(self, start: int, count: int) -> None:
+        """Record that `count` tokens of the log were computed from `start` on, before the first id
+        of the output."""
+        end = min(start + count, self.prompt_tokens)
+        self.computed_tokens += max(end - start, 0)
+        self.cached_tokens = max(end - self.computed_tokens, 0)
 
     def accept(self, token_id: int) -> TurnEndReason | None:
         """Apply a drawn id, which is already in the log. Returns the reason why the turn ends with

@@ -10,8 +10,9 @@ from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
 from continuo.engine.core.loop import EngineLoop
 from continuo.engine.core.schedule import Scheduler
-from continuo.engine.core.sessions import RecordTurn, Sessions
+from continuo.engine.core.sessions import Sessions
 from continuo.engine.core.speculation import Speculation
+from continuo.engine.core.transitions import RecordTurn
 from continuo.engine.server.clients import Clients
 from continuo.engine.text import ModelText
 from continuo.engine.wire.flight_recorder import FlightRecorder

@@ -8,7 +8,9 @@ A session is attached to one client, under a fence (fencing token) that only gro
 attaches the session with a higher fence takes it over; a client with a lower fence can neither
 change the session nor receive its events, but can get its SessionInfo. When a client disconnects,
 its turns continue for a grace period and are then paused; later its sessions are closed. Any client
-that attaches such a session before that receives the output generated meanwhile.
+that attaches such a session before that receives the output generated meanwhile. A session without
+a fence is in no store, so that no other client can resume it: it is closed after
+DISPOSABLE_GRACE_S, in which a client whose link was lost reconnects.
 """
 
 import asyncio
@@ -60,6 +62,8 @@ from continuo.engine.wire.messages import (
 log = logging.getLogger(__name__)
 
 SendToClient = Callable[[list[EngineEvent]], None]
+DISPOSABLE_GRACE_S = 2.0
+"""How long a session without a fence is kept after its client has disconnected."""
 MODEL_FILE_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 MODEL_FILE_BYTES_MAX = 64 << 20
 """Maximum size of a model file that is sent to clients; a larger file is neither a tokenizer nor a
@@ -154,16 +158,21 @@ class Clients:
         return client
 
     def remove(self, client: ClientState) -> None:
-        """Remove a client that disconnected. Its turns continue for `detach_grace_s`; its sessions
-        are kept for `detach_keep_s`."""
+        """Remove a client that disconnected. Its turns continue for `detach_grace_s`, and its
+        sessions are kept for `detach_keep_s`; those without a fence for DISPOSABLE_GRACE_S."""
         self.connected.pop(client, None)
         detached: list[DetachedSession] = []
+        disposable: list[DetachedSession] = []
         for name, attachment in self._attachments.items():
             if attachment.client is client:
                 attachment.client, attachment.detach_count = None, attachment.detach_count + 1
-                detached.append(DetachedSession(name, attachment, attachment.detach_count))
+                sessions = detached if attachment.fence else disposable
+                sessions.append(DetachedSession(name, attachment, attachment.detach_count))
+        event_loop, config = asyncio.get_running_loop(), self._config
+        if disposable:
+            keep_s = min(DISPOSABLE_GRACE_S, config.detach_keep_s)
+            event_loop.call_later(keep_s, self._close_detached, disposable)
         if detached:
-            event_loop, config = asyncio.get_running_loop(), self._config
             event_loop.call_later(config.detach_grace_s, self._pause_detached, detached)
             event_loop.call_later(config.detach_keep_s, self._close_detached, detached)
 

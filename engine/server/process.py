@@ -22,7 +22,7 @@ import msgspec
 
 from continuo.engine.batch import DeviceLost, Runner
 from continuo.engine.config import EngineConfig, StartOptions
-from continuo.engine.core.sessions import RecordTurn
+from continuo.engine.core.transitions import RecordTurn
 from continuo.engine.errors import EngineError
 from continuo.engine.event_loop import run_event_loop
 from continuo.engine.log_format import JsonFormatter

@@ -5,13 +5,21 @@
 A matcher follows one turn. It accepts an id only once the device has returned it, never one that
 may still be discarded, so cancel, retraction and rewind need no code here; a turn that resumes on
 another engine replays its ids. A mask is bytes: torch is not imported.
+
+All matchers of one compiled grammar share the states of its lexer, which are added as masks are
+computed: a pattern of 80 characters can come to hold 100 MB. The number of states is therefore
+limited, the memory of a grammar is estimated from the time of its masks, and one that was used for
+long is compiled again for the next turn, without the states.
 """
 
+import contextlib
+import ctypes
 import functools
 import hashlib
 import json
 import re
-from collections import OrderedDict
+import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, cast
@@ -19,6 +27,7 @@ from typing import NamedTuple, cast
 import llguidance
 
 from continuo.engine.errors import BadRequest
+from continuo.engine.resident_cache import ResidentCache
 from continuo.engine.sampling import Grammar
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
@@ -26,9 +35,28 @@ SOURCE_BYTES_MAX = 256 * 1024
 """Longest source of a grammar; longer ones are refused."""
 SCHEMA_CHARS_MAX = 64 * 1024
 """Longest JSON schema that can be enforced."""
-CACHE_BYTES_MAX = 8 * 1024 * 1024
-"""Size of the LRU cache of compiled grammars, in bytes of their sources. A compiled grammar takes
-about ten times the bytes of its source."""
+CACHE_BYTES_MAX = 64 * 1024 * 1024
+"""Size of the cache of compiled grammars, in resident bytes as estimated."""
+TRIAL_S_MAX = 0.05
+"""Maximum thread time of the first masks of a grammar, in seconds; a slower grammar is refused."""
+_TRIAL_MASKS = 3
+_GRAMMAR_OVERHEAD_BYTES = 32 * 1024
+_SOURCE_FACTOR = 10
+"""A compiled grammar takes about ten times the bytes of its source, before its first mask."""
+_STATES_BYTES_PER_S = 150_000_000
+"""Memory of the lexer states that are added in a second of computing masks: up to this where all
+are new, hardly any where they are known."""
+_STATES_BYTES_MAX = 8 * 1024 * 1024
+"""Memory of the lexer states of one grammar at its limit: about 500 bytes each."""
+_REUSE_S_MAX = 0.02
+"""Time of masks after which a grammar is compiled again for the next turn, or _REUSE_COMPILATIONS
+times what that takes, if this is more."""
+_REUSE_COMPILATIONS = 4
+_SCHEMA_PROBLEMS_BYTES_MAX = 1024 * 1024
+_TRIM_BYTES_MIN = 16 * 1024 * 1024
+_TRIM_INTERVAL_S = 10.0
+"""The allocator gives memory back to the system after this many bytes of grammars were evicted, and
+once in this time at most: it delays the next step, which allocates anew."""
 PENDING_MAX = 512
 """Maximum number of grammars waiting to be compiled; more are refused."""
 JSON_WHITESPACE = r"[ \n]{1,16}"
@@ -40,9 +68,10 @@ _LIMITS = llguidance.LLParserLimits(
     step_lexer_fuel=100_000,
     max_grammar_size=200_000,
     max_items_in_row=8_000,
+    max_lexer_states=16_000,
 )
 """Cost limits: a grammar that takes more than tenths of a second to compile is refused, and a turn
-whose grammar takes more than milliseconds per step fails."""
+whose grammar takes more than milliseconds per step, or too many states, fails."""
 _ERROR_LOCATION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _DUMP = re.compile(r"\n<state>|\n\d+ \| ")
 _OBJECT = '{"type": "object"}'
@@ -79,10 +108,18 @@ def find_schema_problem(schema: str) -> str | None:
     """
     if len(schema) > SCHEMA_CHARS_MAX:
         return f"it has {len(schema):,} characters; the limit is {SCHEMA_CHARS_MAX:,}"
-    return _find_schema_problem(schema)
+    key = hashlib.sha256(schema.encode()).digest()
+    problem = _schema_problems.get(key)
+    if problem is None:
+        problem = _find_schema_problem(schema) or ""
+        _schema_problems.add(key, problem, 500 + sys.getsizeof(problem))
+    return problem or None
 
 
-@functools.lru_cache(maxsize=256)
+_schema_problems: ResidentCache[bytes, str] = ResidentCache(_SCHEMA_PROBLEMS_BYTES_MAX)
+"""Problem of each schema that was checked, by its digest; empty if it has none."""
+
+
 def _find_schema_problem(schema: str) -> str | None:
     try:
         rule = llguidance.LLMatcher.grammar_from_lark(f"start: {build_json_rule(schema)}")
@@ -92,9 +129,28 @@ def _find_schema_problem(schema: str) -> str | None:
     if problem:
         return _shorten_problem(problem)
     matcher = llguidance.LLMatcher(_byte_tokenizer(), rule, log_level=0, limits=_LIMITS)
-    matcher.compute_bitmask()
+    problem = _find_cost_problem(matcher)
     if matcher.is_stopped():
         return "no value satisfies it: a reference refers to itself"
+    return problem
+
+
+def _find_cost_problem(matcher: llguidance.LLMatcher) -> str | None:
+    """Compute the first masks of a grammar, in a copy of its matcher, and explain in one line why
+    they cost too much. Returns None if they do not. The matcher itself computes the first mask."""
+    start_s = time.thread_time()
+    mask = matcher.compute_bitmask()
+    trial = matcher.deep_copy()
+    for _ in range(_TRIAL_MASKS - 1):
+        drawn = next((8 * n + byte.bit_length() - 1 for n, byte in enumerate(mask) if byte), None)
+        if drawn is None or trial.is_stopped() or not trial.consume_token(drawn):
+            break
+        mask = trial.compute_bitmask()
+    spent_s = time.thread_time() - start_s
+    if spent_s > TRIAL_S_MAX:
+        return (
+            f"its first masks take {1000 * spent_s:.0f} ms; the limit is {1000 * TRIAL_S_MAX:.0f}"
+        )
     return None
 
 
@@ -103,15 +159,37 @@ def _byte_tokenizer() -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer("byte")
 
 
+class _Use:
+    """How much one compiled grammar was used, by the matchers that share its lexer."""
+
+    __slots__ = ("has_failed", "masks_s")
+
+    def __init__(self) -> None:
+        self.masks_s = 0.0
+        """Thread time of all masks."""
+        self.has_failed = False
+        """Whether it has become too complex."""
+
+    @property
+    def states_bytes(self) -> int:
+        """The estimated memory of the states of its lexer."""
+        return min(int(self.masks_s * _STATES_BYTES_PER_S), _STATES_BYTES_MAX)
+
+
 class GrammarMatcher:
     """State of the grammar of one turn after the ids drawn so far."""
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, ends: Iterable[int], stop_ids: Iterable[int]
+        self,
+        matcher: llguidance.LLMatcher,
+        ends: Iterable[int],
+        stop_ids: Iterable[int],
+        use: _Use | None = None,
     ) -> None:
         """`ends`: ids that `matcher` allows where the grammar may end. Token masks allow the turn's
-        `stop_ids` in their place."""
+        `stop_ids` in their place. `use`: that of the compiled grammar."""
         self._matcher = matcher
+        self._use = use or _Use()
         self._stop_ids = frozenset(stop_ids)
         self._end_ids = self._stop_ids.union(ends)
 
@@ -121,7 +199,7 @@ class GrammarMatcher:
             self._matcher.consume_token(token_id)
 
     def copy(self) -> "GrammarMatcher":
-        return GrammarMatcher(self._matcher.deep_copy(), self._end_ids, self._stop_ids)
+        return GrammarMatcher(self._matcher.deep_copy(), self._end_ids, self._stop_ids, self._use)
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
         """Return how many of `token_ids`, none of them a stop id, the grammar allows next, up to
@@ -134,8 +212,11 @@ class GrammarMatcher:
 
         All bits are clear if the grammar has become too complex.
         """
+        start_s = time.thread_time()
         mask = bytearray(self._matcher.compute_bitmask())
+        self._use.masks_s += time.thread_time() - start_s
         if self._matcher.is_error():
+            self._use.has_failed = True
             return bytes(len(mask))
         may_end = self._matcher.is_accepting()
         for id in self._end_ids:
@@ -181,6 +262,22 @@ class _Compiled(NamedTuple):
     """Reason why the grammar cannot be enforced, if `matcher` is None; else ""."""
     size: int
     """Size of the grammar's source in bytes."""
+    use: _Use
+    compilation_s: float = 0.0
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether further turns may share the states of its lexer."""
+        return not self.use.has_failed and self.use.masks_s <= max(
+            _REUSE_S_MAX, _REUSE_COMPILATIONS * self.compilation_s
+        )
+
+    @property
+    def cost_bytes(self) -> int:
+        """The memory of the grammar, as estimated."""
+        if self.matcher is None:
+            return 500 + sys.getsizeof(self.problem)
+        return _GRAMMAR_OVERHEAD_BYTES + _SOURCE_FACTOR * self.size + self.use.states_bytes
 
 
 class GrammarCompiler:
@@ -214,17 +311,24 @@ class GrammarCompiler:
             )
         self._executor = ThreadPoolExecutor(1, "grammar")
         self._pending: dict[str, Future[_Compiled]] = {}
-        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
-        self._compiled_bytes = 0
+        self._compiled: ResidentCache[str, _Compiled] = ResidentCache(CACHE_BYTES_MAX)
+        self._trimmed_s = -_TRIM_INTERVAL_S
+        self._trimmed_bytes = 0
 
-    def prepare(self, grammar: Grammar) -> bool:
-        """Start compiling a grammar unless it is cached.
+    @property
+    def held_bytes(self) -> int:
+        """The estimated memory of the compiled grammars that are kept."""
+        return self._compiled.held_bytes
+
+    def prepare(self, grammar: Grammar, group: str = "") -> bool:
+        """Start compiling a grammar unless it is cached. `group`: the tenant whose share of the
+        cache it takes.
 
         Returns True if `create_matcher` would return at once. Raises BadRequest if the grammar is
         too long, or if too many grammars are waiting to be compiled.
         """
         key = _compute_key(grammar)
-        if key in self._compiled:
+        if self._find_compiled(key, group) is not None:
             return True
         future = self._pending.get(key)
         if future is None:
@@ -239,41 +343,57 @@ class GrammarCompiler:
         if not future.done():
             return False
         del self._pending[key]
-        self._add_compiled(key, future.result())
+        self._add_compiled(key, future.result(), group)
         return True
 
-    def create_matcher(self, grammar: Grammar, stop_ids: Sequence[int]) -> GrammarMatcher:
+    def create_matcher(
+        self, grammar: Grammar, stop_ids: Sequence[int], group: str = ""
+    ) -> GrammarMatcher:
         """Create a matcher for a new turn, compiling the grammar now unless it is cached.
 
         Raises BadRequest if the grammar cannot be enforced.
         """
         key = _compute_key(grammar)
-        found = self._compiled.get(key)
+        found = self._find_compiled(key, group)
         if found is None:
             found = self._compile(grammar, len(grammar.source.encode()))
-            self._add_compiled(key, found)
-        else:
-            self._compiled.move_to_end(key)
+            self._add_compiled(key, found, group)
         if found.matcher is None:
             raise _make_refusal(found.problem)
-        return GrammarMatcher(found.matcher.deep_copy(), self._end_ids, stop_ids)
+        return GrammarMatcher(found.matcher.deep_copy(), self._end_ids, stop_ids, found.use)
 
-    def _add_compiled(self, key: str, compiled: _Compiled) -> None:
-        self._compiled[key] = compiled
-        self._compiled_bytes += compiled.size
-        while self._compiled_bytes > CACHE_BYTES_MAX:
-            _, evicted = self._compiled.popitem(last=False)
-            self._compiled_bytes -= evicted.size
+    def _find_compiled(self, key: str, group: str) -> _Compiled | None:
+        """Find a compiled grammar, and charge what it has come to hold. Returns None if it is to be
+        compiled."""
+        found = self._compiled.get(key)
+        if found is None:
+            return None
+        if not found.is_reusable:
+            self._compiled.remove(key)
+            return None
+        self._add_compiled(key, found, group)
+        return found
+
+    def _add_compiled(self, key: str, compiled: _Compiled, group: str) -> None:
+        self._compiled.add(key, compiled, compiled.cost_bytes, group)
+        evicted_bytes, now_s = self._compiled.evicted_bytes, time.monotonic()
+        if (
+            evicted_bytes - self._trimmed_bytes >= _TRIM_BYTES_MIN
+            and now_s - self._trimmed_s >= _TRIM_INTERVAL_S
+        ):
+            self._trimmed_bytes, self._trimmed_s = evicted_bytes, now_s
+            self._executor.submit(give_memory_back)
 
     def _compile(self, grammar: Grammar, size: int) -> _Compiled:
         """Compile a grammar. `prepare` runs this on the compiler's thread, `create_matcher` on the
         caller's."""
         if self._vocabulary is None:
-            return _Compiled(None, self._tokenizer_problem, size)
+            return _Compiled(None, self._tokenizer_problem, size, _Use())
         try:
             source = _to_lark(grammar)
         except SchemaError as error:
-            return _Compiled(None, str(error), size)
+            return _Compiled(None, str(error), size, _Use())
+        start_s = time.thread_time()
         matcher = llguidance.LLMatcher(
             self._vocabulary,
             llguidance.LLMatcher.grammar_from_lark(source),
@@ -281,8 +401,16 @@ class GrammarCompiler:
             limits=_LIMITS,
         )
         if matcher.is_error():
-            return _Compiled(None, _shorten_problem(matcher.get_error()), size)
-        return _Compiled(matcher, "", size)
+            return _Compiled(None, _shorten_problem(matcher.get_error()), size, _Use())
+        if problem := _find_cost_problem(matcher):
+            return _Compiled(None, problem, size, _Use())
+        return _Compiled(matcher, "", size, _Use(), time.thread_time() - start_s)
+
+
+def give_memory_back() -> None:
+    """Return freed memory from the allocator to the system. Does nothing without glibc."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _to_lark(grammar: Grammar) -> str:

@@ -51,6 +51,7 @@ class ModelText:
         self.template = None
         if program:
             renderer = TemplateRenderer(program, self._tokenizer, options)
+            self._reasoning_format = renderer.reasoning_format
             self.template = ChatTemplate(renderer, self._tokenizer, self.stop_ids)
 
     def limit_tokens(self, tokens_max: int) -> None:

@@ -27,9 +27,10 @@ _TAGS = (
     ("<mm:think>", "</mm:think>", ""),
     ("<|START_THINKING|>", "<|END_THINKING|>", ""),
     ("<|channel>", "<channel|>", "thought\n"),
+    ("<|inner_prefix|>", "<|inner_suffix|>", ""),
 )
 """Tokens before and after reasoning, and the first line of the reasoning, by which some models name
-it."""
+it. For templates that do not show them: see `probe_reasoning_format`."""
 _HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 _HARMONY_ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
@@ -80,7 +81,7 @@ HARMONY_REASONING = ReasoningFormat(
 
 
 def find_reasoning_format(tokenizer: Tokenizer) -> ReasoningFormat | None:
-    """Find the tokens that separate reasoning from text in a vocabulary. Returns None if it has
+    """Find known tokens that separate reasoning from text in a vocabulary. Returns None if it has
     none."""
     if all(tokenizer.id_of(token) is not None for token in _HARMONY):
         return HARMONY_REASONING

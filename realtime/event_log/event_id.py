@@ -1,13 +1,15 @@
 """Event ids: resume cursors into the event log of a session. Pure.
 
-    event_EPOCH_OFFSET[_RESPONSE.BOUNDARIES.CHARS.CHECKSUM]…[-RESPONSE.PARTS][~NONCE]
+    event_EPOCH_OFFSET[_RESPONSE.BOUNDARIES.CHARS.CHECKSUM]…[-RESPONSE.PARTS][~[TAG][NONCE]]
 
     EPOCH, OFFSET     epoch of the event log; number of logged events before the position
     _RESPONSE.etc.    for each response that was being generated: its number and ResponseProgress
     -RESPONSE.PARTS   PARTS server events of the next event, the first after the position, were
                       sent; RESPONSE is the number of the response of which the next event is
                       output, empty for a logged event
-    ~NONCE            makes the id of an event that is not logged unique
+    TAG               6 digits, made of the id of the session: a position in another session's log
+                      means nothing. Ids of older gateways have none
+    NONCE             9 or 10 digits, which make the id of an event that is not logged unique
 
 An event id says how much of a session's output a client has seen. It counts units that can be
 replayed from the conversation, not frames: logged events (items added or changed, responses started
@@ -16,16 +18,19 @@ the characters of the item being generated. An event id therefore has the same m
 gateway, even if deltas are merged before they are sent.
 """
 
+import hashlib
 import re
 import secrets
 
 import msgspec
 
+_TAG_DIGITS = 6
+_NONCE_DIGITS = 8
 _INTEGER = r"\d{1,15}"
 _PATTERN = re.compile(
     rf"event_(?P<epoch>[0-9a-z]{{1,32}})_(?P<offset>{_INTEGER})"
     rf"(?P<progress>(?:_{_INTEGER}\.{_INTEGER}\.{_INTEGER}\.[0-9a-f]{{1,8}}){{0,64}})"
-    rf"(?:-(?P<response>(?:{_INTEGER})?)\.(?P<parts>\d{{1,3}}))?(?:~[0-9a-f]{{1,16}})?"
+    rf"(?:-(?P<response>(?:{_INTEGER})?)\.(?P<parts>\d{{1,3}}))?(?:~(?P<suffix>[0-9a-f]{{1,16}}))?"
 )
 
 
@@ -62,6 +67,8 @@ class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """In a parsed id: how many server events of the next event the client has received. One event
     of the log may be encoded as several server events. 0 in an id that was made by the log, because
     `encode` gets this number as its argument `part`."""
+    tag: str = ""
+    """Tag of the session. Empty in the ids of a snapshot, and in those of older gateways."""
     nonce: str = ""
     """Random suffix of the id of an event that is not logged and not replayed, such as an error; it
     makes the id unique. Empty for all other events."""
@@ -80,8 +87,10 @@ class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             )
         if self.nonce:
             parts = self._encode_parts(self.emitted_parts) if self.emitted_parts else ""
-            return f"{text}{parts}~{self.nonce}{part:x}"
-        return text if self.is_inclusive else text + self._encode_parts(part)
+            return f"{text}{parts}~{self.tag}{self.nonce}{part:x}"
+        if not self.is_inclusive:
+            text += self._encode_parts(part)
+        return f"{text}~{self.tag}" if self.tag else text
 
     def _encode_parts(self, parts: int) -> str:
         return f"-{'' if self.response_number is None else self.response_number}.{parts}"
@@ -89,7 +98,12 @@ class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def for_unlogged_event(self) -> "EventId":
         """Return a copy of this id with a new random `nonce`, for an event that is not logged and
         not replayed. The position is the same."""
-        return msgspec.structs.replace(self, nonce=secrets.token_hex(4))
+        return msgspec.structs.replace(self, nonce=secrets.token_hex(_NONCE_DIGITS // 2))
+
+
+def session_tag(session_id: str) -> str:
+    """Return the tag of a session in its event ids."""
+    return hashlib.blake2b(session_id.encode(), digest_size=_TAG_DIGITS // 2).hexdigest()
 
 
 def parse_event_id(event_id: str) -> EventId | None:
@@ -109,7 +123,14 @@ def parse_event_id(event_id: str) -> EventId | None:
         open_responses=tuple(open_responses),
         response_number=int(found["response"]) if found["response"] else None,
         emitted_parts=int(found["parts"] or 0),
+        tag=_tag_of(found["suffix"] or ""),
     )
+
+
+def _tag_of(suffix: str) -> str:
+    """Return the tag in what follows `~`, which is a tag, a nonce, or both."""
+    has_tag = len(suffix) == _TAG_DIGITS or len(suffix) > _TAG_DIGITS + _NONCE_DIGITS
+    return suffix[:_TAG_DIGITS] if has_tag else ""
 
 
 def make_unlogged_event_id(event_id: str | None) -> str | None:

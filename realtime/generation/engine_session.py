@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 
 from continuo.engine import (
     DEFAULT_GROUP,
+    EngineClient,
     Sampling,
     SessionDetached,
     SessionGroup,
@@ -19,7 +20,6 @@ from continuo.engine import (
     UnknownEngineSession,
 )
 from continuo.realtime.conversation.tokenization import Span, common_prefix_length, count_ids
-from continuo.realtime.generation.engine_port import EnginePort
 
 
 class EngineSession:
@@ -31,7 +31,7 @@ class EngineSession:
 
     def __init__(
         self,
-        engine: EnginePort,
+        engine: EngineClient,
         session_id: str,
         *,
         group: SessionGroup = DEFAULT_GROUP,
@@ -63,29 +63,25 @@ class EngineSession:
     def length(self) -> int:
         return count_ids(self._spans or ()) + len(self._tail)
 
-    async def sync(
-        self,
-        spans: Sequence[Span],
-        tail: Sequence[int] = (),
-        *,
-        draft: Sequence[int] | None = None,
-    ) -> None:
-        """Make the engine's log the ids of `spans` and `tail`, then `draft`. `draft` None keeps the
-        current draft. Does nothing while a turn runs. Raises EngineError; SessionDetached if the
-        engine is away, for which this does not wait."""
-        desired, tail = tuple(spans), list(tail)
+    async def sync(self, spans: Sequence[Span], *, draft: Sequence[int] | None = None) -> None:
+        """Make the engine's log the ids of `spans`, then `draft`. `draft` None keeps the current
+        draft. Does nothing while a turn runs. Raises EngineError; SessionDetached if the engine is
+        away, for which this does not wait."""
+        desired = tuple(spans)
         if self._turn is not None and not self._turn.has_ended:
             return
         async with self._exclusive():
-            await self._open_new(desired, tail, waits=False)
+            await self._open_new(desired, (), waits=False)
             if self._spans is not None:
                 try:
-                    await self._change_log(self._spans, desired, tail, draft)
+                    await self._change_log(self._spans, desired, draft)
                 except (SessionDetached, UnknownEngineSession):
+                    # Send the whole log again below, in place of the commands that are missing:
+                    # after a lost reply it is unknown which of them the engine has executed.
                     self._invalidate()
             if self._spans is None:
-                await self._attach(desired, tail, draft or (), waits=False)
-                self._spans, self._tail, self._draft = desired, tail, list(draft or ())
+                await self._attach(desired, (), draft or (), waits=False)
+                self._spans, self._tail, self._draft = desired, [], list(draft or ())
 
     async def start_turn(
         self,
@@ -188,18 +184,14 @@ class EngineSession:
                 raise
 
     async def _change_log(
-        self,
-        spans: tuple[Span, ...],
-        desired: tuple[Span, ...],
-        tail: list[int],
-        draft: Sequence[int] | None,
+        self, spans: tuple[Span, ...], desired: tuple[Span, ...], draft: Sequence[int] | None
     ) -> None:
-        _, old, new, keep = self._compare(spans, desired, tail)
+        _, old, new, keep = self._compare(spans, desired, ())
         if keep < len(old):
             await self._engine.rewind(self.session_id, self.length - len(old) + keep)
         if keep < len(new):
             await self._append(new[keep:], final=draft is not None and not draft)
-        self._spans, self._tail = desired, tail
+        self._spans, self._tail = desired, []
         if draft is not None and self._draft != list(draft):
             await self._engine.append(self.session_id, draft, "provisional")
             self._draft = list(draft)

@@ -2,13 +2,13 @@
 
 from continuo.engine import (
     BadRequest,
+    EngineClient,
     EngineError,
     SessionQuarantined,
     StaleEngineFence,
     TooLong,
 )
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.store import (
     IdempotencyConflict,
     LeaseLost,
@@ -20,7 +20,7 @@ from continuo.realtime.store import (
 RETRY_AFTER_S = 2.0
 
 
-def require_engine(engine: EnginePort) -> None:
+def require_engine(engine: EngineClient) -> None:
     """Require that an engine is available, or will be soon. Raises Refusal."""
     if not engine.fleet.is_available_soon:
         raise Refusal(

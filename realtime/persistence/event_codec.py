@@ -11,7 +11,7 @@ import msgspec
 
 from continuo.engine import Sampling
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.event_log.event_log import LoggedEvent
+from continuo.realtime.event_log.replay import LoggedEvent
 from continuo.realtime.persistence.session_codec import first_item_id, to_stored_sampling
 from continuo.realtime.protocol.events import (
     ItemAdded,

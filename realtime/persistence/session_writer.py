@@ -25,6 +25,7 @@ from continuo.realtime.store import (
     DuplicateWrite,
     IdempotencyConflict,
     IdempotentRequest,
+    LeaseLost,
     NewSession,
     ResponseCheckpoint,
     SessionDataLost,
@@ -32,6 +33,7 @@ from continuo.realtime.store import (
     SessionNotFound,
     Store,
     StoredEvents,
+    StoreError,
     StoreReplaced,
     WriteBatch,
 )
@@ -212,6 +214,9 @@ class SessionWriter:
         )
         if batch == WriteBatch():
             return
+        # Set before the call, which may end without a reply: the store then has what it had, or the
+        # batch, and only the entries with which both begin are certain. An exception handler that
+        # set this afterwards would miss a cancelled call.
         self._confirmed_entries, self._has_unconfirmed_entries, self._written_offset = (
             self._confirmed_entries[:kept],
             writes_entries,
@@ -322,6 +327,18 @@ class SessionWriter:
         except StoreReplaced:
             self._needs_full_write = True
             raise
+
+    async def check_ownership(self) -> None:
+        """Check that no other gateway has taken the session over or deleted it. Without a shared
+        store, or while the store cannot say, nothing is checked. Raises LeaseLost."""
+        if not self._store.is_shared:
+            return
+        try:
+            await self.confirm()
+        except LeaseLost:
+            raise
+        except StoreError as error:
+            log.debug("session %s: the owner is unknown: %s", self.lease.session, error)
 
     @property
     def needs_full_write(self) -> bool:

@@ -21,7 +21,9 @@ class FieldNames(msgspec.Struct, frozen=True, kw_only=True):
     output_schema: str = "text.format.schema"
     ignore_eos: str = "ignore_eos"
     reasoning_effort: str = "reasoning.effort"
+    reasoning_tokens: str = "reasoning.max_tokens"
     enable_thinking: str = "enable_thinking"
+    template_options: str = "chat_template_kwargs"
 
     @classmethod
     def within(cls, outer: str) -> "FieldNames":

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.errors import Refusal
-from continuo.realtime.event_log.event_log import EmittedEvent
+from continuo.realtime.event_log.replay import EmittedEvent
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.commands import AppendResponse
 from continuo.realtime.registry.access import Credentials, ResumeRequest

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from continuo.engine import BadRequest, ChatTemplate, SessionGroup, SessionInfo
+from continuo.engine import BadRequest, ChatTemplate, EngineClient, SessionGroup, SessionInfo
 from continuo.realtime.conversation.context_window import ContextWindow
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.errors import Refusal, context_length_exceeded
+from continuo.realtime.event_log.event_id import session_tag
 from continuo.realtime.event_log.event_log import EventLog
-from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.engine_session import EngineSession
 from continuo.realtime.generation.tokenizer_threads import TokenizerThreads
 from continuo.realtime.ids import conversation_id_of
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 class SessionFactory(msgspec.Struct, frozen=True):
     """The dependencies that all sessions of a gateway share."""
 
-    engine: EnginePort
+    engine: EngineClient
     template: ChatTemplate
     limits: Limits
     store: Store
@@ -88,7 +88,9 @@ def create(
         parent=parent_engine_session,
         fence=lease.fence,
     )
-    event_log = EventLog(wire_epoch(lease.store_epoch, 0), on_gap=observer.on_gap)
+    event_log = EventLog(
+        wire_epoch(lease.store_epoch, 0), on_gap=observer.on_gap, tag=session_tag(lease.session)
+    )
     tenant = factory.tenants.of(new.tenant)
     return _build_session(
         factory,
@@ -126,7 +128,11 @@ async def load(
             snapshot.events.bodies, state.settings, conversation, conversation_id
         )
     event_log = EventLog(
-        wire_epoch(lease.store_epoch, epoch), next_offset - len(events), events, observer.on_gap
+        wire_epoch(lease.store_epoch, epoch),
+        next_offset - len(events),
+        events,
+        observer.on_gap,
+        session_tag(lease.session),
     )
     recorded: dict[str, IdempotentRequest] = {}
     session_writer = SessionWriter(

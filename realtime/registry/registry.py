@@ -11,17 +11,16 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from weakref import WeakValueDictionary
 
-from continuo.engine import ChatTemplate, SessionGroup
+from continuo.engine import ChatTemplate, EngineClient, SessionGroup
 from continuo.realtime import metrics
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import count_head_chars
 from continuo.realtime.conversation.text_limits import TextLimits, refuse_if_too_long
 from continuo.realtime.errors import Refusal
 from continuo.realtime.event_log.event_log import EventListener
-from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.error_mapping import map_store_error
 from continuo.realtime.generation.tokenizer_threads import TokenizerThreads
 from continuo.realtime.ids import generate_id
@@ -39,34 +38,27 @@ from continuo.realtime.registry.access import (
     ForkRequest,
     Owner,
     ResumeRequest,
-    check_may_resume,
     key_id_of,
     make_secret,
-    may_resume,
     parse_resume_cursor,
-    session_not_found,
 )
-from continuo.realtime.registry.factory import SessionFactory, create, load
+from continuo.realtime.registry.factory import SessionFactory, create
 from continuo.realtime.registry.open_sessions import (
     CloseConnection,
-    Holder,
     OpenSession,
     OpenSessions,
     SessionObserver,
 )
 from continuo.realtime.registry.ownership import DELETED, OwnershipChecks, close_replaced
 from continuo.realtime.registry.remote_sessions import RemoteSessions
+from continuo.realtime.registry.takeover import Takeovers, hold_s
 from continuo.realtime.session.session import Session
 from continuo.realtime.session.status import SessionStatus
 from continuo.realtime.session.unit_of_work import InitialState, SessionOrigin
 from continuo.realtime.store import (
-    LeaseLost,
     NewSession,
-    SessionDataLost,
-    SessionNotFound,
     Store,
     StoreError,
-    StoreReplaced,
     StoreUnavailable,
 )
 from continuo.realtime.tenants.tenants import Tenants
@@ -82,11 +74,6 @@ PingClient = Callable[[], Awaitable[bool]]
 
 async def _assume_alive() -> bool:
     return True
-
-
-def _close_at_other_gateway(code: CloseCode, reason: str) -> None:
-    """Do nothing. Used as `close_connection` of a holder on another gateway, which detects the
-    takeover itself and closes the connection."""
 
 
 class _Observer:
@@ -116,7 +103,7 @@ class Registry:
 
     def __init__(
         self,
-        engine: EnginePort,
+        engine: EngineClient,
         template: ChatTemplate,
         settings: GenerationSettings,
         limits: Limits,
@@ -147,6 +134,14 @@ class Registry:
         self._secret = secret or secrets.token_bytes(32)
         self.open_sessions = OpenSessions(limits)
         self._ownership = OwnershipChecks(self.open_sessions, limits, store)
+        self._takeovers = Takeovers(
+            self._factory,
+            self.open_sessions,
+            self._ownership,
+            self._gateway_id,
+            lambda session_id: _Observer(self, session_id),
+            self.group_of,
+        )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __len__(self) -> int:
@@ -195,7 +190,7 @@ class Registry:
             state=encode_state(
                 StoredState(settings=initial.settings, model=self._factory.model_digest)
             ),
-            ttl_s=self._hold_s,
+            ttl_s=hold_s(self._limits),
         )
         tenant = self.tenants.of(credentials.tenant)
         try:
@@ -236,11 +231,11 @@ class Registry:
         since = parse_resume_cursor(resume_request)
         lock = self._locks.setdefault(resume_request.session_id, asyncio.Lock())
         while True:
-            holder = await self._find_holder(resume_request, credentials)
+            holder = await self._takeovers.find_holder(resume_request, credentials)
             if holder.close_connection is not None and not await ping_client():
                 raise _connection_lost()
             async with lock:
-                entry = await self._take_over(resume_request, credentials, holder)
+                entry = await self._takeovers.take_over(resume_request, credentials, holder)
                 if entry is None:
                     continue
                 replaced = self.open_sessions.connect(entry, close_connection)
@@ -260,119 +255,9 @@ class Registry:
     async def credentials_of_token(self, resume_request: ResumeRequest) -> Credentials:
         """Make the credentials of a client that shows only a resume token: of the session's tenant
         and API key, with access to this session alone. Raises Refusal."""
-        owner, _ = await self._find(resume_request, None)
+        owner, _ = await self._takeovers.find(resume_request, None)
         key_id = key_id_of(owner.secret)
         return Credentials(owner.tenant, is_ephemeral=True, scopes=TENANT_SCOPES, key_id=key_id)
-
-    async def _find_holder(self, resume_request: ResumeRequest, credentials: Credentials) -> Holder:
-        """Find the holder of a session, here or in the store. Raises Refusal."""
-        _, holder = await self._find(resume_request, credentials)
-        return holder
-
-    async def _find(
-        self, resume_request: ResumeRequest, credentials: Credentials | None
-    ) -> tuple[Owner, Holder]:
-        """Find owner and holder of a session, here or in the store. `credentials` None: the client
-        shows only a resume token. Raises Refusal."""
-        entry = self.open_sessions.get(resume_request.session_id)
-        if entry is not None:
-            check_may_resume(resume_request, credentials, entry.owner)
-            return entry.owner, entry.holder
-        with self._refusing_store_errors(resume_request, credentials):
-            metadata = await self._store.find(resume_request.session_id)
-            if metadata is None:
-                raise SessionNotFound(resume_request.session_id)
-            owner = Owner(metadata.tenant, metadata.secret)
-            check_may_resume(resume_request, credentials, owner)
-            return owner, Holder(
-                metadata.fence, None if metadata.is_parked else _close_at_other_gateway
-            )
-
-    async def _take_over(
-        self, resume_request: ResumeRequest, credentials: Credentials, holder: Holder
-    ) -> OpenSession | None:
-        """Take a session over from `holder`. Returns None if the holder has changed. Raises
-        Refusal."""
-        entry = self.open_sessions.get(resume_request.session_id)
-        with self._refusing_store_errors(resume_request, credentials):
-            if entry is None:
-                with contextlib.suppress(LeaseLost):
-                    return await self._load_from_store(resume_request.session_id, holder)
-                return None
-            if entry.holder != holder:
-                return None
-            try:
-                await entry.session.stored.claim()
-            except LeaseLost as error:
-                await asyncio.shield(self._ownership.unload_lost(entry, error))
-            except (SessionNotFound, StoreReplaced, SessionDataLost):
-                # Deleted, or lost in the store: then the next change writes it again.
-                await self._ownership.check(entry)
-        return entry if entry in self.open_sessions else None
-
-    async def _load_from_store(self, session_id: str, holder: Holder) -> OpenSession:
-        """Claim and load a session. Raises Refusal and StoreError; LeaseLost if `holder` does
-        not hold the session any more."""
-        await self.open_sessions.wait_until_unloaded(session_id)
-        lease = await self._store.claim(
-            session_id, self._gateway_id, ttl_s=self._hold_s, expected_fence=holder.fence
-        )
-        snapshot = await self._store.load(session_id)
-        if snapshot is None:
-            raise SessionNotFound(session_id)
-        metadata = snapshot.metadata
-        new = NewSession(
-            id=session_id,
-            owner=self._gateway_id,
-            tenant=metadata.tenant,
-            secret=metadata.secret,
-            state=snapshot.state,
-            ttl_s=self._hold_s,
-        )
-        try:
-            observer, group = _Observer(self, session_id), self.group_of(metadata.tenant)
-            session = await load(self._factory, lease, new, snapshot, group, observer)
-        except Refusal:  # the session stays in the store, unchanged and parked
-            with contextlib.suppress(StoreError):
-                await self._store.extend_deadline(
-                    lease, self._limits.resume_window_s, is_parked=True
-                )
-            raise
-        entry = OpenSession(
-            session,
-            Owner(metadata.tenant, metadata.secret),
-            observer,
-            None,
-            created_s=metadata.created_ms / 1000,
-        )
-        self.open_sessions.add(entry)
-        log.debug("session loaded from the store", extra={"fields": {"fence": lease.fence}})
-        return entry
-
-    @contextlib.contextmanager
-    def _refusing_store_errors(
-        self, resume_request: ResumeRequest, credentials: Credentials | None
-    ) -> Generator[None]:
-        """Turn errors of the store into refusals of a request to resume."""
-        try:
-            yield
-        except (SessionNotFound, StoreReplaced) as error:
-            raise self._unknown_or_expired(resume_request, credentials) from error
-        except StoreUnavailable as error:
-            raise map_store_error(error) from error
-
-    def _unknown_or_expired(
-        self, resume_request: ResumeRequest, credentials: Credentials | None
-    ) -> Refusal:
-        owner = self.open_sessions.owner_of_expired(resume_request.session_id)
-        if owner is None or not may_resume(resume_request, credentials, owner):
-            return session_not_found(resume_request)
-        return Refusal(
-            f"The session with id '{resume_request.session_id}' has expired: it was without a "
-            f"connection for longer than {self._limits.resume_window_s:,g} seconds.",
-            code="session_expired",
-            param="session_id",
-        )
 
     def on_replaced(self, session_id: str, observer: SessionObserver) -> None:
         """Unload a session that another gateway owns now, or has deleted."""
@@ -402,13 +287,6 @@ class Registry:
                 code="rate_limit_exceeded",
                 kind="server_error",
             )
-
-    @property
-    def _hold_s(self) -> float:
-        """Time from a claim to the session's deadline, in seconds: the lifetime of a connection,
-        and the resume window after it, so that the session can still be resumed if this process
-        dies."""
-        return self._limits.connection_lifetime_s + self._limits.resume_window_s
 
     def _resume_of(self, session: Session, token: str | None = None) -> ResumeInfo:
         return ResumeInfo(

@@ -15,7 +15,7 @@ from continuo.realtime.protocol.events import ResponseEvent
 from continuo.realtime.protocol.items import Item
 from continuo.realtime.protocol.response import Response
 from continuo.realtime.responses.event_stream import EventStream
-from continuo.realtime.store import Store, StoredResponse, StoreError
+from continuo.realtime.store import Store, StoredResponse
 from continuo.realtime.store.codec import decode, encode
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,11 @@ class ResponseArchive:
         self._store = store
         self._ttl_s_of = ttl_s_of
 
+    @property
+    def is_available(self) -> bool:
+        """Whether responses can be stored now, as far as is known. True without a store."""
+        return self._store is None or self._store.is_available
+
     async def put(
         self,
         tenant: str,
@@ -56,7 +61,7 @@ class ResponseArchive:
         events: list[ResponseEvent],
         model_digest: str,
     ) -> bool:
-        """Store a response. Returns False if the store is missing or unavailable.
+        """Store a response. Returns False if there is no store. Raises StoreError.
 
         `spans`: what the response adds to the history of its parent. `model_digest`: digest of the
         model that sampled their token ids.
@@ -70,11 +75,7 @@ class ResponseArchive:
             entries=tuple(encode(_to_archived(span, model_digest)) for span in spans),
             body=encode(events),
         )
-        try:
-            await self._store.put_response(stored, self._ttl_s_of(tenant))
-        except StoreError as error:
-            log.warning("response %s is not stored: %s", response.id, error)
-            return False
+        await self._store.put_response(stored, self._ttl_s_of(tenant))
         return True
 
     async def delete(self, response_id: str, tenant: str) -> bool:

@@ -15,9 +15,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from continuo.engine import EngineError, SessionGroup
+from continuo.engine import EngineClient, EngineError, SessionGroup
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.engine_session import EngineSession
 from continuo.realtime.limits import Limits
 
@@ -70,7 +69,7 @@ class Continuations:
     """The continuation points in memory, of all tenants."""
 
     def __init__(
-        self, engine: EnginePort, limits: Limits, clock: Callable[[], float] = time.monotonic
+        self, engine: EngineClient, limits: Limits, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine = engine
         self._limits = limits

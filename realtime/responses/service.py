@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from continuo.engine import ChatTemplate, SessionGroup
+from continuo.engine import ChatTemplate, EngineClient, SessionGroup
 from continuo.realtime.conversation.context_window import ContextWindow
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.new_items import check_new_items, drop_known_items
@@ -27,7 +27,6 @@ from continuo.realtime.conversation.rendering import count_chars, count_head_cha
 from continuo.realtime.conversation.text_limits import TextLimits, inline_items, refuse_if_too_long
 from continuo.realtime.conversation.tokenization import Span
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.error_mapping import require_engine
 from continuo.realtime.generation.output_grammar import check_enforceable, without_idle_reasoning
 from continuo.realtime.generation.prompt import Prompt, build_prompt, build_warm_up_prompt
@@ -50,12 +49,14 @@ from continuo.realtime.responses.conversations import (
 )
 from continuo.realtime.responses.event_stream import EventStream
 from continuo.realtime.responses.run import Requester, ResponseRun
-from continuo.realtime.store import Store, StoreError
+from continuo.realtime.store import Store, StoreError, StoreUnavailable
 from continuo.realtime.tenants.tenants import Tenants
 
 log = logging.getLogger(__name__)
 ITEM_OVERHEAD_CHARS = 16
 """Cost of tokenizing an item without its text, as the number of characters that cost the same."""
+_STORE_RETRY_INTERVAL_S = 0.2
+"""Pause between two attempts to store a response."""
 T = TypeVar("T")
 
 
@@ -75,7 +76,7 @@ class ResponseService:
 
     def __init__(  # noqa: PLR0913 - one argument per part of the gateway that responses use
         self,
-        engine: EnginePort,
+        engine: EngineClient,
         template: ChatTemplate,
         settings: GenerationSettings,
         limits: Limits,
@@ -130,6 +131,8 @@ class ResponseService:
     async def create(self, command: CreateResponse, requester: Requester) -> ResponseRun:
         """Start a response and return its run. Raises Refusal; then nothing has changed."""
         require_engine(self._engine)
+        if command.store and not self._archive.is_available:
+            raise _store_unavailable()
         settings = without_idle_reasoning(command.settings, self._template)
         command = msgspec.structs.replace(command, settings=settings)
         tenant = self._tenants.of(requester.tenant)
@@ -379,6 +382,7 @@ class ResponseService:
                 run.event_stream.response, status="failed", error=failure
             )
             conversation, sampled = run.prompt.conversation, []
+        can_continue = True
         if run.command.store:
             own = [Span((item,)) for item in items]
             if response.items:
@@ -391,13 +395,30 @@ class ResponseService:
                     )
                 )
             spans = own if parent is not None or response.previous is None else conversation.spans
-            events = [*run.event_stream.events, ResponseEnded(response)]
-            model = self._engine.ready.digest
-            is_stored = await self._archive.put(
-                run.requester.tenant, parent, spans, response, events, model
-            )
-            response = msgspec.structs.replace(response, is_stored=is_stored)
-        self._finish(run, conversation, response)
+            try:
+                response = await self._store_response(run, parent, spans, response)
+            except StoreError as error:
+                log.warning("response %s is not stored: %s", response.id, error)
+                response, can_continue = _as_not_stored(response), False
+        self._finish(run, conversation, response, can_continue=can_continue)
+
+    async def _store_response(
+        self, run: ResponseRun, parent: str | None, spans: Sequence[Span], response: Response
+    ) -> Response:
+        """Store a response that has ended, and return it as stored. Tries again while the store is
+        unavailable, for `response_store_timeout_s`. Raises StoreError."""
+        events = [*run.event_stream.events, ResponseEnded(response)]
+        tenant, model = run.requester.tenant, self._engine.ready.digest
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.limits.response_store_timeout_s
+        while True:
+            try:
+                is_stored = await self._archive.put(tenant, parent, spans, response, events, model)
+                return msgspec.structs.replace(response, is_stored=is_stored)
+            except StoreUnavailable:
+                if loop.time() >= deadline_s:
+                    raise
+            await asyncio.sleep(_STORE_RETRY_INTERVAL_S)
 
     async def _add_to_conversation(
         self, run: ResponseRun, response: Response, sampled: Sequence[int]
@@ -440,14 +461,22 @@ class ResponseService:
 
         return await self._run_tokenization(before.rendered_length, commit)
 
-    def _finish(self, run: ResponseRun, conversation: Conversation, response: Response) -> None:
+    def _finish(
+        self,
+        run: ResponseRun,
+        conversation: Conversation,
+        response: Response,
+        *,
+        can_continue: bool,
+    ) -> None:
         """End the run: charge the usage, add the continuation point if the response may be
-        continued, and emit ResponseEnded."""
+        continued, and emit ResponseEnded. `can_continue`: False for a response that was to be
+        stored and is not."""
         requester, is_shared, branch = run.requester, run.command.store, run.branch
         run.turn_slot.release()
         self._conversation_locks.release(requester.tenant, run.command.conversation_id)
         self._tenants.of(requester.tenant).rate_limits.charge_usage(response.usage)
-        if is_shared or requester.connection in self._connections:
+        if can_continue and (is_shared or requester.connection in self._connections):
             connection = None if is_shared else requester.connection
             point = ContinuationPoint(
                 response.id,
@@ -502,6 +531,15 @@ def _resolve_reference(item: Item | ItemReference, before: Conversation, param: 
             param=param,
         )
     return found
+
+
+def _as_not_stored(response: Response) -> Response:
+    """Return a response that was to be stored, and has failed because it is not: its id cannot be
+    continued or read later."""
+    error = ResponseError("store_unavailable", "The store cannot be used now: try again.")
+    return msgspec.structs.replace(
+        response, status="failed", reason=None, error=error, is_stored=False
+    )
 
 
 def _store_unavailable() -> Refusal:

@@ -21,6 +21,7 @@ import msgspec
 from continuo.engine import create_trace_provider
 from continuo.realtime import tracing
 from continuo.realtime.errors import SetupError
+from continuo.realtime.server.own_command import find_install_command
 from continuo.realtime.tracing import TurnSpan, TurnTrace
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def check_installed(endpoint: str | None) -> None:
         is_installed = None
     if is_installed is None:
         raise SetupError(
-            "--otlp-traces-endpoint needs OpenTelemetry: pip install 'continuo-server[otel]'"
+            f"--otlp-traces-endpoint needs OpenTelemetry: {find_install_command('otel')}"
         )
 
 

@@ -1,5 +1,6 @@
-"""Version of the installed distribution."""
+"""Name and version of the installed distribution."""
 
 from importlib.metadata import version
 
-VERSION = version("continuo-server")
+DISTRIBUTION = "continuo-server"
+VERSION = version(DISTRIBUTION)

@@ -12,12 +12,11 @@ from functools import partial
 
 import msgspec
 
-from continuo.engine import EngineError, StaleEngineFence
+from continuo.engine import EngineClient, EngineError, StaleEngineFence
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.conversation.text_limits import TextLimits, refuse_if_too_long
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.generation.error_mapping import require_engine
 from continuo.realtime.generation.generation import Generation
 from continuo.realtime.generation.output_items import OutputItems
@@ -53,7 +52,7 @@ class ActiveResponses:
     def __init__(
         self,
         session_id: str,
-        engine: EnginePort,
+        engine: EngineClient,
         journal_flusher: JournalFlusher,
         unit_of_work: UnitOfWork,
         limits: Limits,

@@ -4,13 +4,19 @@ A retry under the same key gets the recorded outcome and is not executed again.
 """
 
 import contextlib
+import sys
 from collections.abc import Awaitable, Callable
 
 from continuo.realtime.persistence.session_writer import SessionWriter
 from continuo.realtime.store import IdempotencyConflict, IdempotentRequest
 
-IDEMPOTENCY_KEYS_MAX = 1024
-"""Keys kept in memory per session; the store keeps about as many."""
+IDEMPOTENCY_MEMORY_BYTES_MAX = 128 * 1024
+"""Memory of the keys and outcomes of one session: about 500 of ordinary length. The store keeps
+more of them."""
+
+_RECORD_OVERHEAD_BYTES = 150
+"""Memory of one record without its key, digest and outcome: the struct and its place in the
+dictionary."""
 
 
 class IdempotencyKeys:
@@ -30,6 +36,7 @@ class IdempotencyKeys:
         self._session_writer = session_writer
         self._is_complete = is_complete
         self._recorded = recorded
+        self._bytes = sum(map(_count_bytes, recorded.values()))
         self._unwritten: dict[str, IdempotentRequest] = {}
         """Executed requests whose outcomes are not in the store yet."""
 
@@ -45,21 +52,27 @@ class IdempotencyKeys:
                 if self._is_complete
                 else await self._session_writer.find_result(idempotent_request)
             )
-        if recorded.content != idempotent_request.content:
+        if recorded.content_digest != idempotent_request.content_digest:
             raise IdempotencyConflict(idempotent_request.key)
         return recorded.result
 
     def record(self, idempotent_request: IdempotentRequest) -> None:
-        """Keep the outcome of an executed request. Above `IDEMPOTENCY_KEYS_MAX` the oldest is
-        evicted."""
+        """Keep the outcome of an executed request. Above `IDEMPOTENCY_MEMORY_BYTES_MAX` the oldest
+        are evicted."""
+        replaced = self._recorded.pop(idempotent_request.key, None)
+        if replaced is not None:
+            self._bytes -= _count_bytes(replaced)
         self._recorded[idempotent_request.key] = idempotent_request
-        if len(self._recorded) > IDEMPOTENCY_KEYS_MAX:
-            del self._recorded[next(iter(self._recorded))]
+        self._bytes += _count_bytes(idempotent_request)
+        while self._bytes > IDEMPOTENCY_MEMORY_BYTES_MAX:
+            oldest = self._recorded.pop(next(iter(self._recorded)))
+            self._bytes -= _count_bytes(oldest)
+            self._unwritten.pop(oldest.key, None)
             self._is_complete = False
 
     def record_unwritten(self, idempotent_request: IdempotentRequest) -> None:
         """Keep the outcome of a request that was executed without a write. `write_pending` writes
-        it before the next change of the session."""
+        it before the next change of the session, unless the key was evicted."""
         self.record(idempotent_request)
         self._unwritten[idempotent_request.key] = idempotent_request
 
@@ -68,4 +81,13 @@ class IdempotencyKeys:
         for request in [*self._unwritten.values()]:
             with contextlib.suppress(IdempotencyConflict):
                 await write(request)
-            del self._unwritten[request.key]
+            self._unwritten.pop(request.key, None)
+
+
+def _count_bytes(request: IdempotentRequest) -> int:
+    return (
+        sys.getsizeof(request.key)
+        + sys.getsizeof(request.content_digest)
+        + sys.getsizeof(request.result)
+        + _RECORD_OVERHEAD_BYTES
+    )

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from continuo.engine import (
+    EngineClient,
     EngineError,
     SessionDetached,
     SessionInfo,
@@ -24,8 +25,8 @@ from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.text_limits import TextLimits
 from continuo.realtime.errors import Refusal
 from continuo.realtime.event_log.event_id import EventId
-from continuo.realtime.event_log.event_log import EventListener, ReplayGap
-from continuo.realtime.generation.engine_port import EnginePort
+from continuo.realtime.event_log.event_log import EventListener
+from continuo.realtime.event_log.replay import ReplayGap
 from continuo.realtime.generation.engine_session import EngineSession
 from continuo.realtime.generation.error_mapping import (
     make_replaced_refusal,
@@ -70,7 +71,7 @@ class Session:
     def __init__(
         self,
         session_id: str,
-        engine: EnginePort,
+        engine: EngineClient,
         limits: Limits,
         journal_flusher: JournalFlusher,
         unit_of_work: UnitOfWork,

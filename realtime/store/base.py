@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from continuo.realtime.store import keys
+from continuo.realtime.store.codec import digest
 from continuo.realtime.store.tenants import TenantStore
 
 
@@ -107,12 +108,17 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdempotentRequest(msgspec.Struct, frozen=True):
-    """A request under an idempotency key. `content`: the request itself, of which a digest is
-    stored. `result`: the recorded outcome that a retry gets, at most 255 bytes."""
+    """A request under an idempotency key. `content_digest`: differs for another request
+    under the same key. `result`: the recorded outcome that a retry gets, at most 255 bytes."""
 
     key: str
-    content: bytes
+    content_digest: bytes
     result: bytes = b""
+
+    @classmethod
+    def of(cls, key: str, content: bytes) -> "IdempotentRequest":
+        """Make the request with this content, of which only a digest is kept."""
+        return cls(key, digest(content))
 
 
 class WriteBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,13 +235,11 @@ class Store(Protocol):
         *,
         ttl_s: float,
         expected_fence: int | None = None,
-        secret: bytes | None = None,
     ) -> SessionLease:
         """Grant the lease of a session under a new fence.
 
         `ttl_s`: time until the new deadline. `expected_fence`: if given and no longer the fence of
-        the session, raises LeaseLost. `secret`: if given, replaces the stored one (see
-        `NewSession`). Raises SessionNotFound."""
+        the session, raises LeaseLost. Raises SessionNotFound."""
         ...
 
     async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:

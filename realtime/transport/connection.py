@@ -16,7 +16,7 @@ import msgspec
 from continuo.realtime import metrics
 from continuo.realtime.errors import BadFrame, ConnectionCloseError, Refusal, internal_error
 from continuo.realtime.event_log.event_id import make_unlogged_event_id
-from continuo.realtime.event_log.event_log import EmittedEvent
+from continuo.realtime.event_log.replay import EmittedEvent
 from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
@@ -296,4 +296,4 @@ class Connection:
 def _idempotent_request_of(event: ClientEvent) -> IdempotentRequest | None:
     if event.event_id is None:
         return None
-    return IdempotentRequest(event.event_id, msgspec.json.encode(event))
+    return IdempotentRequest.of(event.event_id, msgspec.json.encode(event))

@@ -2,11 +2,12 @@
 
 The server runs the bundled model on loopback; bystanders hold conversations with it meanwhile.
 
-Every response to a bystander must be right, none may take more than 50 ms longer than the longest
-of an idle control process beside it, the gateway's memory stays bounded, no engine dies, and the
-log holds no traceback. An answer to a bystander takes at most twice as long as without an attack,
-which is its tenant's fair share of the engine, and half a second. The exit status is 1 if one of
-these does not hold.
+Every response to a bystander must be right. Compared with an idle control process beside it, the
+99th percentile of the responses may be 10 ms longer, the longest 100 ms, and the median time to the
+first token twice as long. The gateway's memory stays bounded, no engine dies, and the log holds no
+traceback. An answer to a bystander takes at most twice as long as without an attack, which is its
+tenant's fair share of the engine, and half a second. The exit status is 1 if one of these does not
+hold.
 """
 
 import argparse
@@ -33,7 +34,7 @@ async def _run(options: argparse.Namespace, folder: Path) -> Report:
             phase_s=options.phase,
             seed=options.seed,
         )
-        report.check_stalls()
+        report.check_delays()
         return report
 
 
@@ -50,8 +51,12 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = asyncio.run(_run(options, Path(folder)))
-    stalls = sorted(outcome.pair.stall_s for outcome in report.outcomes)
-    print(f"longest stall beyond the control's: {stalls[-1] * 1e3:.1f} ms of {len(stalls)} phases")
+    p99_s = max(outcome.pair.p99_beyond_s for outcome in report.outcomes)
+    stall_s = max(outcome.pair.stall_s for outcome in report.outcomes)
+    print(
+        f"beyond the control, in {len(report.outcomes)} phases: "
+        f"99th percentile {p99_s * 1e3:.1f} ms, longest stall {stall_s * 1e3:.1f} ms"
+    )
     for violation in report.violations:
         print(f"FOUND {violation}")
     print("Nothing found." if not report.violations else f"{len(report.violations)} found.")

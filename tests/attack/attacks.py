@@ -7,16 +7,27 @@ the server answered. The bounds that hold against them: docs/reliability.md, "At
 import asyncio
 import contextlib
 import json
-import os
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from random import Random
 
+from tests.attack.peers import (
+    HOLD_S,
+    RESPONSE_TIMEOUT_S,
+    Tally,
+    close_code_of,
+    connected,
+    count_end,
+    create_browser_key,
+    post,
+    read_status,
+    refusal_of,
+    request,
+)
+from tests.attack.pieces import small_pieces
 from tests.attack.target import BYSTANDER_KEY, Address
 from tests.support.frames import (
     BINARY,
-    CLOSE,
     CONTINUATION,
     TEXT,
     RawWebSocket,
@@ -24,15 +35,10 @@ from tests.support.frames import (
     upgrade_request,
 )
 
-Tally = Counter[str]
 Attack = Callable[[Address, Random, Tally], Awaitable[None]]
 
 CHUNK = 64 * 1024
 MIB = 1024 * 1024
-RESPONSE_TIMEOUT_S = 60.0
-"""How long an attacker waits for a response."""
-HOLD_S = float(os.environ.get("CONTINUO_ATTACK_HOLD_S", 10.0))
-"""How long an attacker holds a connection that the server does not end."""
 SUCCEEDED = "succeeded: "
 """Prefix of the tally's key for an attack that gained access."""
 
@@ -59,8 +65,8 @@ async def dripped_head(server: Address, random: Random, tally: Tally) -> None:
 
 
 async def _flood(server: Address, start: bytes, chunk: bytes, mib_max: float, tally: Tally) -> None:
-    async with _connected(server) as (reader, writer):
-        answer = asyncio.create_task(_status(reader))
+    async with connected(server) as (reader, writer):
+        answer = asyncio.create_task(read_status(reader))
         writer.write(start)
         sent = 0
         with contextlib.suppress(ConnectionError):
@@ -80,22 +86,22 @@ async def _flood(server: Address, start: bytes, chunk: bytes, mib_max: float, ta
 async def large_tools(server: Address, random: Random, tally: Tally) -> None:
     """128 tools with descriptions of 100 KB each over HTTP: 12.8 MB of text in one request."""
     body = {"model": "demo", "input": "Hello!", "tools": _tools(random, 128, 100_000)}
-    await _post(server, "/v1/responses", body, tally)
+    await post(server, "/v1/responses", body, tally)
 
 
 async def large_input(server: Address, random: Random, tally: Tally) -> None:
     """A long word, or emoji with combining marks, as the text of a request."""
     text = random.choice(["a" * 520_000, "\U0001f600\u0301" * 200_000, "<|end|>" * 70_000])
     if random.random() < 0.5:
-        await _post(server, "/v1/responses", {"model": "demo", "input": text}, tally)
+        await post(server, "/v1/responses", {"model": "demo", "input": text}, tally)
     else:
         messages = [{"role": "user", "content": text}] * 8
-        await _post(server, "/v1/chat/completions", {"model": "demo", "messages": messages}, tally)
+        await post(server, "/v1/chat/completions", {"model": "demo", "messages": messages}, tally)
 
 
 async def large_session_update(server: Address, random: Random, tally: Tally) -> None:
     """`session.update` with 500 KB of instructions, or 128 tools of 7 KB, by a browser's key."""
-    key = await _browser_key(server)
+    key = await create_browser_key(server)
     peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {key}")
     with contextlib.suppress(ConnectionError, AssertionError):
         await peer.wait_for("session.created")
@@ -121,14 +127,14 @@ async def unfinished_messages(server: Address, random: Random, tally: Tally) -> 
 async def _unfinished_frame(server: Address, tally: Tally) -> None:
     try:
         bearer = f"Bearer {server.key}"
-        async with _connected(server) as (reader, writer):
+        async with connected(server) as (reader, writer):
             writer.write(upgrade_request("/v1/responses", Authorization=bearer))
             await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), RESPONSE_TIMEOUT_S)
             peer = RawWebSocket(reader, writer)
-            ended = asyncio.create_task(_end(peer))
+            ended = asyncio.create_task(close_code_of(peer))
             writer.write(encode_frame(b"", BINARY, length=19 * MIB))
             await _send_while_open(writer, b"x", 19 * 16 - 1, ended)
-            await _count_end(ended, tally)
+            await count_end(ended, tally)
     except (OSError, asyncio.IncompleteReadError):
         tally["closed"] += 1
 
@@ -138,12 +144,12 @@ async def _unfinished_body(server: Address, tally: Tally) -> None:
         f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {15 * MIB}\r\n\r\n"
     )
-    async with _connected(server) as (reader, writer):
-        answer = asyncio.create_task(_status(reader))
+    async with connected(server) as (reader, writer):
+        answer = asyncio.create_task(read_status(reader))
         writer.write(head.encode())
         with contextlib.suppress(ConnectionError):
             await _send_while_open(writer, b" ", 15 * 16 - 1, answer)
-        await _count_end(answer, tally)
+        await count_end(answer, tally)
 
 
 async def _send_while_open(
@@ -160,7 +166,7 @@ async def _send_while_open(
 async def empty_continuations(server: Address, random: Random, tally: Tally) -> None:
     """A message of up to 300,000 empty frames."""
     peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {server.key}")
-    ended = asyncio.create_task(_end(peer))
+    ended = asyncio.create_task(close_code_of(peer))
     many = encode_frame(b"", CONTINUATION, fin=False) * 1000
     with contextlib.suppress(ConnectionError):
         await peer.send(encode_frame(b"{", TEXT, fin=False))
@@ -169,23 +175,23 @@ async def empty_continuations(server: Address, random: Random, tally: Tally) -> 
                 break
             await peer.send(many)
             await asyncio.sleep(0)
-    await _count_end(ended, tally)
+    await count_end(ended, tally)
     peer.reset()
 
 
 async def foreign_sessions(server: Address, random: Random, tally: Tally) -> None:
     """A browser's key requests the session of another end user of the tenant, by its id."""
-    owner_key, other_key = await _browser_key(server), await _browser_key(server)
+    owner_key, other_key = await create_browser_key(server), await create_browser_key(server)
     owner = await RawWebSocket.connect(server.port, Authorization=f"Bearer {owner_key}")
     created = await owner.wait_for("session.created")
     session: str = created["session"]["id"]
     other = {"Authorization": f"Bearer {other_key}"}
     for query in (f"session_id={session}", f"fork={session}"):
-        tally[await _outcome(server, f"/v1/realtime?model=demo&{query}", **other)] += 1
+        tally[await refusal_of(server, f"/v1/realtime?model=demo&{query}", **other)] += 1
     for method in ("GET", "DELETE"):
         path = f"/v1/realtime/sessions/{session}"
-        tally[await _request(server, method, path, other_key)] += 1
-    tally[await _request(server, "GET", "/v1/stats", other_key)] += 1
+        tally[await request(server, method, path, other_key)] += 1
+    tally[await request(server, "GET", "/v1/stats", other_key)] += 1
     await owner.send_event(type="conversation.item.retrieve", item_id="none")
     await owner.wait_for("error")  # the owner is still connected
     owner.reset()
@@ -199,13 +205,13 @@ async def foreign_tenants(server: Address, random: Random, tally: Tally) -> None
     session: str = created["session"]["id"]
     other = {"Authorization": f"Bearer {server.key}"}
     for query in (f"session_id={session}", f"fork={session}"):
-        tally[await _outcome(server, f"/v1/realtime?model=demo&{query}", **other)] += 1
+        tally[await refusal_of(server, f"/v1/realtime?model=demo&{query}", **other)] += 1
     for method, path in (
         ("GET", f"/v1/realtime/sessions/{session}"),
         ("DELETE", f"/v1/realtime/sessions/{session}"),
         ("GET", "/v1/stats"),
     ):
-        status = await _request(server, method, path, server.key)
+        status = await request(server, method, path, server.key)
         assert status in ("403", "404"), f"{method} {path} of another tenant: {status}"
         tally[status] += 1
     await owner.send_event(type="conversation.item.retrieve", item_id="none")
@@ -216,7 +222,7 @@ async def foreign_tenants(server: Address, random: Random, tally: Tally) -> None
 async def spoilt_frames(server: Address, random: Random, tally: Tally) -> None:
     """Frames that are not events, until the server closes the connection."""
     peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {server.key}")
-    ended = asyncio.create_task(_end(peer))
+    ended = asyncio.create_task(close_code_of(peer))
     valid = json.dumps({"type": "conversation.item.create", "item": {"type": "message"}})
     with contextlib.suppress(ConnectionError):
         for _ in range(100):
@@ -224,7 +230,7 @@ async def spoilt_frames(server: Address, random: Random, tally: Tally) -> None:
             insert = random.choice(['"', "{", "\x00", "[" * 20_000, ""])
             malformed = valid[:offset] + insert + valid[offset:]
             await peer.send(encode_frame(malformed.encode(), random.choice([TEXT, BINARY])))
-    await _count_end(ended, tally)
+    await count_end(ended, tally)
     peer.reset()
 
 
@@ -234,7 +240,7 @@ async def many_values(server: Address, random: Random, tally: Tally) -> None:
     deep = '{"model": "demo", "input": ' + "[" * 200_000 + "]" * 200_000 + "}"
     escaped = json.dumps({"model": "demo", "input": "\x01" * 900_000})
     body = random.choice([wide, deep, escaped]).encode()
-    tally[await _request(server, "POST", "/v1/responses", server.key, body)] += 1
+    tally[await request(server, "POST", "/v1/responses", server.key, body)] += 1
 
 
 async def never_reading(server: Address, random: Random, tally: Tally) -> None:
@@ -259,12 +265,12 @@ async def long_responses(server: Address, random: Random, tally: Tally) -> None:
     """256 responses of 1,500 tokens at the same time."""
     body = {"model": "demo", "input": "Count.", "max_output_tokens": 1500, "ignore_eos": True}
 
-    async def request() -> None:
+    async def attempt() -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HOLD_S):
-                await _post(server, "/v1/responses", body, tally)
+                await post(server, "/v1/responses", body, tally)
 
-    await _in_parallel(256, request)
+    await _in_parallel(256, attempt)
 
 
 ATTACKS: dict[str, Attack] = {
@@ -284,6 +290,7 @@ ATTACKS: dict[str, Attack] = {
         many_values,
         never_reading,
         long_responses,
+        small_pieces,
     )
 }
 
@@ -302,95 +309,6 @@ async def repeat(name: str, server: Address, seconds: float, seed: int) -> Tally
             tally[f"{SUCCEEDED}{error}"] += 1
         tally["rounds"] += 1
     return tally
-
-
-# ------------------------------------------------------------------ HTTP by hand
-
-
-@contextlib.asynccontextmanager
-async def _connected(
-    server: Address,
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    try:
-        yield reader, writer
-    finally:
-        writer.transport.abort()
-
-
-async def _status(reader: asyncio.StreamReader) -> str:
-    """The HTTP status of a response, or how the connection ended without one."""
-    try:
-        line = await asyncio.wait_for(reader.readuntil(b"\r\n"), RESPONSE_TIMEOUT_S)
-        return line.split()[1].decode()
-    except asyncio.IncompleteReadError:
-        return "closed"
-    except TimeoutError:
-        return "no answer"
-    except ConnectionError:
-        return "reset"
-
-
-async def _count_end(ended: "asyncio.Task[str]", tally: Tally) -> None:
-    """Count how the server ended a connection, or that the server still holds it after HOLD_S."""
-    done, _ = await asyncio.wait([ended], timeout=HOLD_S)
-    tally[ended.result() if done else "held"] += 1
-    ended.cancel()
-
-
-async def _end(peer: RawWebSocket) -> str:
-    """The close code of a WebSocket."""
-    try:
-        return str(await peer.wait_close_code())
-    except ConnectionError:
-        return "reset"
-
-
-async def _request(
-    server: Address, method: str, path: str, key: str, body: bytes | None = None
-) -> str:
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
-    if body is not None:
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    async with _connected(server) as (reader, writer):
-        answer = asyncio.create_task(_status(reader))
-        with contextlib.suppress(ConnectionError):
-            writer.write(head.encode() + b"\r\n" + (body or b""))
-            await writer.drain()
-        return await answer
-
-
-async def _post(server: Address, path: str, body: object, tally: Tally) -> None:
-    tally[await _request(server, "POST", path, server.key, json.dumps(body).encode())] += 1
-
-
-async def _outcome(server: Address, path: str, **headers: str) -> str:
-    """How a WebSocket is refused: its HTTP status or its close code."""
-    async with _connected(server) as (reader, writer):
-        writer.write(upgrade_request(path, **headers))
-        status = await _status(reader)
-        if status != "101":
-            return status
-        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), RESPONSE_TIMEOUT_S)
-        peer = RawWebSocket(reader, writer)
-        while (received := await peer.receive()) is not None:
-            if received.opcode == TEXT:
-                event = json.loads(received.payload)
-                assert event["type"] == "error", f"the session of another: {event['type']}"
-            if received.opcode == CLOSE:
-                return str(int.from_bytes(received.payload[:2], "big"))
-        return "1006"
-
-
-async def _browser_key(server: Address) -> str:
-    head = (
-        f"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-        f"Authorization: Bearer {server.key}\r\nContent-Length: 2\r\n\r\n{{}}"
-    )
-    async with _connected(server) as (reader, writer):
-        writer.write(head.encode())
-        answer = await asyncio.wait_for(reader.read(), RESPONSE_TIMEOUT_S)
-        return json.loads(answer.partition(b"\r\n\r\n")[2])["value"]
 
 
 async def _in_parallel(count: int, attempt: Callable[[], Awaitable[None]]) -> None:

@@ -5,11 +5,13 @@ long bystanders wait.
 """
 
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
 from tests.attack.attacks import ATTACKS
-from tests.attack.run import Report, attack
+from tests.attack.pieces import draw_plan
+from tests.attack.run import ATTACKERS, Report, attack
 from tests.attack.target import Server, serving
 
 pytestmark = pytest.mark.timeout(240)
@@ -29,11 +31,31 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 async def test_attack_does_not_disturb_bystanders(
     name: str, servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await check_attack(name, 0, servers, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", ["chunk", "ping"])
+async def test_small_pieces_of_a_kind_do_not_disturb_bystanders(
+    kind: str, servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process of the attackers draws pieces of that kind in its first round."""
+    seed = next(seed for seed in range(10_000) if first_kinds(seed) == {kind})
+    await check_attack("small_pieces", seed, servers, monkeypatch)
+
+
+def first_kinds(seed: int) -> set[str]:
+    seeds = (seed * ATTACKERS + attacker for attacker in range(ATTACKERS))
+    return {draw_plan(Random(seed)).kind for seed in seeds}
+
+
+async def check_attack(
+    name: str, seed: int, servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, control = servers
     monkeypatch.setenv("CONTINUO_ATTACK_HOLD_S", str(HOLD_S))
     report = Report()
     before_bytes, engines = server.memory_bytes(), server.engines()
-    report.add(await attack(server, control, name, seconds=1, seed=0))
+    report.add(await attack(server, control, name, seconds=1, seed=seed))
     report.check(server, before_bytes, engines)
     assert report.violations == []
     assert report.outcomes[0].pair.server.answers > 0

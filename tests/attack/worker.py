@@ -5,6 +5,7 @@ Attackers run at the lowest priority, because they represent other machines.
 
 import asyncio
 import os
+import resource
 import sys
 
 import msgspec
@@ -25,6 +26,8 @@ def main() -> None:
     match sys.argv[1:]:
         case ["attack", name, port, key, seconds, seed]:
             os.nice(19)
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for 800 connections
             address = Address(int(port), key)
             result: object = uvloop.run(repeat(name, address, float(seconds), int(seed)))
         case ["watch", port, control_port, key, seconds]:

@@ -47,7 +47,7 @@ def test_publish_writes_tables_command_and_plot_into_the_place_of_the_result(pag
     text = page.read_text()
     assert "old" not in text
     assert text.endswith("<!-- end of result -->\n\n**Meaning.** Prose.\n")
-    assert "| the same, in 2 cache scopes |" in text
+    assert " the same, in 2 cache scopes |" in text
     assert "`continuo bench scheduling --only cache`: 20" in text, "how to measure it again"
     [result] = published.FOLDER.iterdir()
     data: dict[str, Any] = json.loads(result.read_text())

@@ -122,6 +122,26 @@ def test_workload_of_this_server_or_engine(name: str, tmp_path: Path) -> None:
     run(tmp_path, name, *OTHER_WORKLOADS[name].split())
 
 
+def test_journey_lists_the_files_that_each_request_enters(tmp_path: Path) -> None:
+    figures = run(tmp_path, "journey", "--files")
+    append, response = figures["rows"]
+    files = {
+        name: {row["file"] for row in figures["tables"][f"Files of {name}"]}
+        for name in ("append", "response")
+    }
+    assert (append["files"], response["files"]) == (len(files["append"]), len(files["response"]))
+    for passed in (
+        "realtime/transport/connection.py",
+        "realtime/session/unit_of_work.py",
+        "realtime/store/sqlite/tables.py",
+        "engine/client/router.py",
+        "engine/core/loop.py",
+    ):
+        assert passed in files["append"] & files["response"]
+    assert "realtime/session/commands/add_item.py" in files["append"] - files["response"]
+    assert "realtime/session/commands/create_response.py" in files["response"] - files["append"]
+
+
 def test_help_lists_every_workload_and_the_options_of_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -136,7 +156,7 @@ def test_help_lists_every_workload_and_the_options_of_all(
 
 def test_every_workload_has_a_smoke_run() -> None:
     with_processes = {"append-acknowledged", "parked-sessions", "recovery", "resume-storm"}
-    smoked = {*CLIENT_WORKLOADS, *OTHER_WORKLOADS, "agent-loop", *with_processes}
+    smoked = {*CLIENT_WORKLOADS, *OTHER_WORKLOADS, "agent-loop", "journey", *with_processes}
     assert smoked == set(main.BENCHES)
 
 

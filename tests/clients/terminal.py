@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.clients.conftest import ROOT
 
@@ -14,11 +15,13 @@ CONTINUO = [sys.executable, "-m", "continuo.realtime.server.cli"]
 
 
 class Terminal:
-    def __init__(self, *arguments: str) -> None:
+    """The chat with `arguments`, or a whole command line that was pasted."""
+
+    def __init__(self, *arguments: str, pasted: str | None = None, cwd: Path = ROOT) -> None:
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [*CONTINUO, "chat", *arguments],
-            cwd=ROOT,
+            [*CONTINUO, "chat", *arguments] if pasted is None else ["sh", "-c", f"exec {pasted}"],
+            cwd=cwd,
             env={**os.environ, "TERM": "dumb"},
             stdin=slave,
             stdout=slave,

@@ -1,12 +1,16 @@
-"""Reasoning with the OpenAI SDK for Python, over Realtime, Responses and chat completions.
+"""Reasoning with the OpenAI SDK for Python, over Realtime, Responses and chat completions, and with
+openai-node, LiteLLM and LangChain.
 
 The bundled model does not reason, so the engine's device is scripted. The flows are in
 `flows/reasoning.py`, and validate each frame against the types of the SDK."""
 
 import ast
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -14,14 +18,16 @@ import pytest_asyncio
 from continuo.engine.batch import Geometry
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
-from tests.clients.conftest import KEY, ROOT, SDK, FlowResult
+from tests.clients.conftest import KEY, NODE, ROOT, SDK, FlowResult
 from tests.support.checkpoints import family_folder, family_text
 from tests.support.engines import running_engine
+from tests.support.reasoning_outputs import reasoning_output
 from tests.support.scripted_runner import ScriptedRunner
 from tests.support.web_servers import serve_harness
 
 FAMILY = "qwen3_0_6b"
-OUTPUT = "<think>\nRome is warm.\n</think>\n\nIt is sunny."
+THOUGHT, ANSWER = "Rome is warm.", "It is sunny."
+OUTPUT = reasoning_output(FAMILY, THOUGHT, ANSWER)
 SOURCE = Path(__file__).with_name("flows") / "reasoning.py"
 NAMES = [
     node.name
@@ -30,8 +36,9 @@ NAMES = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def results() -> dict[str, FlowResult]:
+@contextlib.asynccontextmanager
+async def thinking_server() -> AsyncIterator[str]:
+    """Serve a model that always thinks and answers the same. Yields the base URL of its API."""
     text = family_text(FAMILY)
     device = ScriptedRunner(Geometry(800, 4, 3200, text.vocab_size, 256, 0), text, [OUTPUT])
     limits = Limits(requests_per_minute=1_000_000, tokens_per_minute=1_000_000_000)
@@ -40,18 +47,47 @@ async def results() -> dict[str, FlowResult]:
         running_engine(family_folder(FAMILY), lambda: device) as harness,
         serve_harness(harness, settings) as running,
     ):
-        process = await asyncio.create_subprocess_exec(
-            *(SDK, "-m", "tests.clients.flows", KEY),
-            f"reasoning=http://127.0.0.1:{running.port}/v1",
-            cwd=ROOT,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        output, _ = await process.communicate()
+        yield f"http://127.0.0.1:{running.port}/v1"
+
+
+async def run_program(*command: str | Path, cwd: Path = ROOT) -> Any:
+    """Run a client. Returns what it prints as JSON."""
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=cwd, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
     assert process.returncode == 0
     return json.loads(output)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def results() -> dict[str, FlowResult]:
+    async with thinking_server() as url:
+        return await run_program(SDK, "-m", "tests.clients.flows", KEY, f"reasoning={url}")
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NAMES)
 def test_flow_succeeds(name: str, results: dict[str, FlowResult]) -> None:
     assert results[name]["problem"] is None, results[name]["problem"]
+
+
+@pytest.mark.timeout(300)
+async def test_litellm_and_langchain_read_reasoning_apart_from_text(middleware: Path) -> None:
+    """ChatOpenAI reads reasoning only from whole responses: it leaves out `reasoning_content` of
+    chat completions, and the deltas of a stream. Its text has none of it either way."""
+    async with thinking_server() as url:
+        program = "tests.clients.middleware_reasoning"
+        found = await run_program(middleware, "-m", program, KEY, url)
+    assert found == {
+        "litellm": [[THOUGHT, ANSWER]] * 3,
+        "langchain": [["", ANSWER]] * 3,
+        "langchain responses": [[THOUGHT, ANSWER], ["", ANSWER], [THOUGHT, ANSWER]],
+    }
+
+
+@pytest.mark.timeout(600)
+async def test_openai_node_reads_reasoning_apart_from_text(node: list[str]) -> None:
+    async with thinking_server() as url:
+        found = await run_program(*node, "reasoning.mjs", KEY, url, cwd=NODE)
+    assert found == [[THOUGHT, ANSWER]] * 6

@@ -24,12 +24,13 @@ from tests.support.sampling_defaults import without_default_sampling
 
 GOLDEN = Path(__file__).with_name("golden")
 SHORT_CHARS_MAX = 160
-"""Longer texts are replaced by their beginning and their length."""
+"""Longer texts, but ids, are replaced by their beginning and their length."""
 ELLIPSIS = "…"
 CHUNK = "chat.completion.chunk"
 """The kind of event of which only the first of adjacent equal ones is kept."""
 _ID = re.compile(
-    r"\b(sess|conv|item|msg|resp|call|ek|steer|chatcmpl)[_-][0-9A-Za-z_-]*[0-9a-f]{20}\b"
+    r"\b(?:(sess|conv|item|msg|resp|call|steer|chatcmpl)[_-][0-9A-Za-z_-]*[0-9a-f]{20}\b"
+    r"|(ek)_[0-9A-Za-z_-]{64,})"
 )
 _WAIT = re.compile(r"Try again in [0-9.]+ s")
 _COUNTED = ("event_id", "sequence_number")
@@ -181,7 +182,7 @@ def _piece(delta: dict[str, Any]) -> dict[str, Any]:
 
 def _named(line: str, ids: dict[str, str]) -> str:
     def name(found: re.Match[str]) -> str:
-        kind = found[1]
+        kind = found[1] or found[2]
         taken = sum(known.startswith(f"{kind}_") for known in ids.values())
         return ids.setdefault(found[0], f"{kind}_{taken + 1}")
 
@@ -201,7 +202,8 @@ def _shortened(value: Any) -> Any:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= SHORT_CHARS_MAX else f"{text[:20]}… ({len(text):,} characters)"
+    is_whole = len(text) <= SHORT_CHARS_MAX or _ID.fullmatch(text)
+    return text if is_whole else f"{text[:20]}… ({len(text):,} characters)"
 
 
 def golden(client: str, flow: str) -> Path:

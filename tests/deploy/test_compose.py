@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -414,6 +415,51 @@ async def ask_until_answered(client: RealtimeClient, url: str) -> str:
                 await retry_while_refused(lambda: client.resume(url, BEARER))
             except RequestRefused as refused:
                 await refused.back_off()
+
+
+@needs_programs
+async def test_client_of_a_killed_gateway_gets_json(stack: Stack, url: str) -> None:
+    """A response that is lost with its gateway is not asked for again by HAProxy, because it may
+    have been executed; its client gets an error that it can parse."""
+    await wait_until_ready(url)
+    for gateway in ("gateway-1", "gateway-2"):
+        await wait_until_ready(f"ws://127.0.0.1:{stack.port(gateway, '8000')}/v1/realtime")
+    started = asyncio.Event()
+
+    async def respond_until_refused() -> tuple[int, dict[str, Any]]:
+        while True:
+            status, body = await asyncio.to_thread(post_response, url)
+            started.set()
+            if status != 200:
+                return status, json.loads(body)
+
+    clients = [asyncio.create_task(respond_until_refused()) for _ in range(4)]
+    await started.wait()
+    stack.kill("gateway-1")
+    stack.kill("gateway-2")
+    refusals = await asyncio.gather(*clients)
+    statuses = {status for status, _ in refusals}
+    assert 502 in statuses, "a response was lost with its gateway"
+    assert statuses <= {502, 503}
+    status, body = await asyncio.to_thread(post_response, url)
+    for refused in (*refusals, (status, json.loads(body))):
+        assert refused[1]["error"]["code"] == "gateway_unavailable"
+        assert refused[1]["error"]["type"] == "server_error"
+    for gateway in ("gateway-1", "gateway-2"):
+        stack.start(gateway)
+    await wait_until_ready(url)
+
+
+def post_response(url: str) -> tuple[int, bytes]:
+    """Ask for a long response without a stream. Returns status and body."""
+    address = url.replace("ws:", "http:").replace("/realtime", "/responses")
+    content = json.dumps({"input": "Tell me a story.", "max_output_tokens": 300}).encode()
+    headers = {**BEARER, "Content-Type": "application/json"}
+    try:
+        with urlopen(Request(address, content, headers=headers)) as response:
+            return response.status, response.read()
+    except HTTPError as error:
+        return error.code, error.read()
 
 
 @needs_programs

@@ -186,8 +186,7 @@ async def watch_held_bytes(deployment: Deployment) -> None:
 
 def count_held_bytes(connection: GuardedWebSocket) -> int:
     """Count the bytes that a connection has received or is to send, without the kernel's."""
-    unparsed = sum(map(len, connection._unparsed))
-    incoming = connection._received_bytes + connection._queued_bytes + unparsed
+    incoming = connection._received_bytes + connection._queued_bytes + connection.unread_bytes
     return incoming + connection.transport.get_write_buffer_size() + len(connection._corked_frames)
 
 

@@ -11,6 +11,7 @@ of a stored session, and stored responses of the Responses API.
 
 import asyncio
 import json
+import secrets
 from typing import Any
 
 from tests.frozen.virtual_server import Event, Socket, VirtualServer
@@ -134,6 +135,7 @@ async def rewound(server: VirtualServer) -> SessionClient:
 async def under_secret(server: VirtualServer) -> SessionClient:
     session = {"type": "realtime", "instructions": "From the server."}
     minted = await server.request("POST", "/v1/realtime/client_secrets", {"session": session})
+    secrets.token_bytes(12)  # drawn by a secret when the stores were frozen
     client = await open_session(server, key=json.loads(minted[4:])["value"])
     await client.add(message("hello", "item_hello"))
     await client.respond(8)

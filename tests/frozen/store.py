@@ -28,7 +28,7 @@ from typing import Any
 import redis
 
 from tests.frozen import scenario
-from tests.frozen.masking import masked, masked_frame
+from tests.frozen.masking import masked, masked_frame, without_session_tags
 from tests.frozen.virtual_server import Event, VirtualServer, run_on_virtual_time
 from tests.support.redis_process import RedisProcess
 
@@ -37,6 +37,9 @@ SQLITE, REDIS, REPLAYED = "store.db", "redis.json", "replayed.json"
 MASKED = {"fence", "created_ms", "deadline_ms", "created", "deadline"}
 """Columns and hash fields with a time of the store's clock; fences start from one. The dump of the
 index of deadlines in Redis has its sessions without their scores."""
+CLIENT_SECRET_DIGEST = slice(64, 128)
+"""Part of the hex digits of a session's `secret`, masked in a comparison: the digest of a client
+secret, which contains a time of the gateway's clock."""
 RESUMES_PER_SESSION = 4
 """How many event ids of each session are resumed from."""
 HOUR_MS = 3_600_000
@@ -58,7 +61,7 @@ def sqlite_dump(file: Path) -> Dump:
 def _rows(db: sqlite3.Connection, table: str) -> list[Dump]:
     rows = [
         {
-            key: "masked" if key in MASKED else row[key].hex() if _is_blob(row[key]) else row[key]
+            key: "masked" if key in MASKED else _without_client_secret(key, _as_json(row[key]))
             for key in row.keys()  # noqa: SIM118
         }
         for row in db.execute(f"SELECT * FROM {table}")
@@ -66,8 +69,13 @@ def _rows(db: sqlite3.Connection, table: str) -> list[Dump]:
     return sorted(rows, key=json.dumps)
 
 
-def _is_blob(value: object) -> bool:
-    return isinstance(value, bytes)
+def _as_json(value: Any) -> Any:
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _without_client_secret(name: str, value: Any) -> Any:
+    digest = value[CLIENT_SECRET_DIGEST] if name == "secret" else ""
+    return value.replace(digest, "(client secret)") if digest else value
 
 
 def unexpired_sqlite_copy(folder: Path) -> str:
@@ -130,7 +138,10 @@ def masked_redis(dump: Dump) -> Dump:
 
 
 def _masked_hash(fields: Dump) -> Dump:
-    return {name: "masked" if name in MASKED else value for name, value in fields.items()}
+    return {
+        name: "masked" if name in MASKED else _without_client_secret(name, value)
+        for name, value in fields.items()
+    }
 
 
 def redis_load(port: int) -> None:
@@ -187,7 +198,7 @@ async def _resume_all(server: VirtualServer, start: int, known: Event) -> list[t
     for name, (session, *seen) in known["sessions"].items():
         after = seen[(len(seen) - 1) * start // (RESUMES_PER_SESSION - 1)]
         events = await scenario.resumed(server, session, after)
-        lines = [json.dumps(masked(event)) for event in events]
+        lines = [without_session_tags(json.dumps(masked(event))) for event in events]
         resumed.append((name, {after: [_without_fence(line, after) for line in lines]}))
     return resumed
 
@@ -220,7 +231,8 @@ def _masked_response(response: str) -> str:
 
 def run_scenario(url: str) -> Event:
     """Run the scenario on an empty store. Returns the ids that clients know afterwards."""
-    return run_on_virtual_time(url, scenario.SEED, scenario.run)
+    known = run_on_virtual_time(url, scenario.SEED, scenario.run)
+    return json.loads(without_session_tags(json.dumps(known)))
 
 
 def frozen_replay() -> Event:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from continuo.realtime.server.auth.client_secrets import SignedSecrets
+from continuo.realtime.server.auth.client_secrets import ClientSecrets
 from tests.frozen import names, store
 from tests.frozen.virtual_server import Event
 from tests.support.redis_process import RedisProcess, needs_redis
@@ -70,7 +70,7 @@ def test_sessions_resume_from_the_frozen_redis_dump(redis: RedisProcess) -> None
 def test_frozen_client_secret_is_valid() -> None:
     """The secret expires in three centuries."""
     frozen = json.loads((store.DATA / "client_secret.json").read_text())
-    secret = SignedSecrets(b"the gateways' secret").find(frozen["value"])
+    secret = ClientSecrets(b"the gateways' secret").find(frozen["value"])
     assert secret is not None
     assert secret.tenant == frozen["tenant"]
     assert secret.client_secret_digest.hex() == frozen["digest"]

@@ -108,7 +108,7 @@ def test_2_retraction_does_not_commit_an_unfinished_turn(streaming: bool, ahead:
     partial_length = len(core.turn_ids("s"))
     assert 0 < partial_length < 12
     core.scheduler.retract(sequence)
-    core.cache.retract(sequence.lease)
+    core.cache.rewind(sequence.lease, 0)
     assert not sequence.lease.pages
     assert list(sequence.ids) == prompt + core.turn_ids("s"), "a retraction changes no history"
     assert core.submit(AppendIds(core.next_number(), "s", [7, 7])) is None
@@ -155,7 +155,7 @@ def test_4_retraction_frees_every_page() -> None:
     assert core.cache.usage.exclusive_pages(lease) == page_count
     core.scheduler.retract(core.sequence("b"))
     assert core.cache.usage.available_pages() == available + page_count
-    core.cache.retract(lease)
+    core.cache.rewind(lease, 0)
     assert core.cache.usage.available_pages() == available + page_count
     assert core.cache.tree.unreferenced == unreferenced + page_count - private
     assert core.sequence("b").committed == 0

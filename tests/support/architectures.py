@@ -169,6 +169,13 @@ LFM2: dict[str, Any] = {
     "block_auto_adjust_ff_dim": False,
 }
 RECURRENT = "of 3 layers use softmax attention"
+REASONS = {
+    RECURRENT: "it has recurrent layers of a kind that is not supported",
+    "MambaForCausalLM": "it has no layer of attention",
+    "BloomForCausalLM": "its attention has no rotary positions",
+}
+"""Why an architecture is refused, for docs/models.md, where its note is a part of the error that
+does not say it."""
 
 ARCHITECTURES: list[Architecture] = [
     Architecture("LlamaForCausalLM", "Llama 2, 3.x", "C", _native("Llama")),
@@ -533,7 +540,8 @@ def to_markdown() -> str:
     """Render the table for docs/models.md."""
     lines = ["| architecture | models | runs in |", "|---|---|---|"]
     for each in ARCHITECTURES:
-        way = f"refused: {each.note}" if each.way == "refused" else each.way
+        reason = REASONS.get(each.note, each.note)
+        way = f"refused: {reason}" if each.way == "refused" else each.way
         lines.append(f"| `{each.name}` | {each.models} | {way} |")
     return "\n".join(lines)
 

@@ -205,12 +205,17 @@ def _tokens_in(name: str, *more: str) -> Callable[[], Tokenizer]:
 _BEGIN_OF_SENTENCE = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
 _END_OF_SENTENCE = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 THINK = ["<think>", "</think>"]
+_DEEPSEEK = (
+    [_BEGIN_OF_SENTENCE, _END_OF_SENTENCE],
+    {"bos_token": _BEGIN_OF_SENTENCE, "eos_token": _END_OF_SENTENCE},
+)
+_MISTRAL: tuple[dict[str, str], list[str]] = ({"bos_token": "<s>", "eos_token": "</s>"}, [])
 PUBLISHED: dict[str, tuple[Sequence[str], dict[str, str], Sequence[str]]] = {
-    "deepseek_v3_1": (
-        [_BEGIN_OF_SENTENCE, _END_OF_SENTENCE],
-        {"bos_token": _BEGIN_OF_SENTENCE, "eos_token": _END_OF_SENTENCE},
-        THINK,
-    ),
+    "apertus": (["<s>"], {"bos_token": "<s>", "eos_token": "<|assistant_end|>"}, []),
+    "deepseek_r1": (*_DEEPSEEK, THINK),
+    "deepseek_v3_1": (*_DEEPSEEK, THINK),
+    "deepseek_v3_2": (*_DEEPSEEK, THINK),
+    "devstral": (["<s>", "</s>", "[ARGS]", "[CALL_ID]"], *_MISTRAL),
     "gemma4": (
         [
             *("<bos>", "<turn|>", "<|turn>", "<|channel>", "<channel|>", "<|think|>", "<|tool>"),
@@ -222,6 +227,7 @@ PUBLISHED: dict[str, tuple[Sequence[str], dict[str, str], Sequence[str]]] = {
     "glm4_6": (["[gMASK]", "<sop>"], {"eos_token": "<|user|>"}, [*QWEN_TAG_TOKENS, "<arg_key>"]),
     "glm4_7": (["[gMASK]", "<sop>"], {"eos_token": "<|user|>"}, [*QWEN_TAG_TOKENS, "<arg_key>"]),
     "gpt_oss": (["<|return|>", "<|call|>"], {"eos_token": "<|return|>"}, []),
+    "granite3_3": ([], {"eos_token": "<|end_of_text|>"}, []),
     "granite4": ([], {"eos_token": "<|end_of_text|>"}, QWEN_TAG_TOKENS),
     "kimi_k2": ([], {"eos_token": "<|im_end|>"}, []),
     "minimax_m2": (
@@ -229,7 +235,9 @@ PUBLISHED: dict[str, tuple[Sequence[str], dict[str, str], Sequence[str]]] = {
         {"eos_token": "[e~["},
         ["<minimax:tool_call>", "</minimax:tool_call>", *THINK],
     ),
-    "mistral_small_3_2": (["<s>", "</s>"], {"bos_token": "<s>", "eos_token": "</s>"}, []),
+    "ministral3_reasoning": (["<s>", "</s>", "[/THINK]", "[CALL_ID]"], *_MISTRAL),
+    "mistral_nemo": (["<s>", "</s>"], *_MISTRAL),
+    "mistral_small_3_2": (["<s>", "</s>"], *_MISTRAL),
     "qwen3_0_6b": ([], {"eos_token": "<|im_end|>"}, QWEN_TAG_TOKENS),
     "qwen3_5": ([], {"eos_token": "<|im_end|>"}, QWEN_TAG_TOKENS),
     "qwen3_coder": ([], {"eos_token": "<|im_end|>"}, QWEN_TAG_TOKENS),

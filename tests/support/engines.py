@@ -20,8 +20,8 @@ from continuo.engine.config import EngineConfig, ListenerConfig
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.loop import EngineLoop
 from continuo.engine.core.schedule import Scheduler
-from continuo.engine.core.sessions import RecordTurn
 from continuo.engine.core.speculation import Speculation
+from continuo.engine.core.transitions import RecordTurn
 from continuo.engine.server.assembly import assemble
 from continuo.engine.server.clients import Clients
 from continuo.engine.server.listener import listen

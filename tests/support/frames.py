@@ -84,6 +84,8 @@ class RawWebSocket:
     async def send(self, *frames: bytes) -> None:
         """Send frames, ignoring a closed connection."""
         for each in frames:
+            if self.writer.is_closing():
+                return
             self.writer.write(each)
             with contextlib.suppress(ConnectionError):
                 await self.writer.drain()

@@ -23,7 +23,7 @@ class RetractingScheduler(Scheduler):
                 return StepPlan([], StepLoad())
             for sequence in turns:
                 self.retract(sequence)
-                self.cache.retract(sequence.lease)
+                self.cache.rewind(sequence.lease, 0)
             self.retraction_count += len(turns)
         plan = super().plan()
         self.steps += bool(plan.rows)

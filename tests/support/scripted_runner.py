@@ -9,7 +9,7 @@ from tests.support.digest_runner import Digest, DigestRunner, extend_digest
 
 
 class ScriptedRunner(DigestRunner):
-    """Runner whose n-th turn outputs the n-th of `outputs`, and then a stop id.
+    """Runner whose n-th turn outputs the n-th of `outputs`, and then stop ids.
 
     After the last of `outputs`, the first is used again. `read_ids` holds all input ids in order.
     """
@@ -33,7 +33,8 @@ class ScriptedRunner(DigestRunner):
             self._turns[past] = next(self._outputs), []
         output, drawn = self._turns[past]
         if sample.mask is None:
-            id = [*self._text.encode(output), self._text.stop_ids[0]][len(drawn)]
+            ids = self._text.encode(output)
+            id = ids[len(drawn)] if len(drawn) < len(ids) else self._text.stop_ids[0]
         else:
             id = self._draw_allowed(output, drawn, sample.mask)
         self._turns[extend_digest(past, id)] = output, [*drawn, id]

@@ -4,7 +4,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from continuo.engine import EngineClient
-from continuo.realtime.event_log.event_log import EmittedEvent
+from continuo.realtime.event_log.replay import EmittedEvent
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.commands import AddItem, CreateSessionResponse
 from continuo.realtime.protocol.events import ConversationEvent, ResponseEnded

@@ -20,7 +20,7 @@ CONTINUO = "continuo."
 VIOLATIONS = (
     # Only `continuo.engine` imports the client's half of the engine.
     ("realtime/session/status.py", "engine.client.turn_stream"),
-    ("realtime/generation/prompt.py", "engine.client.replica"),
+    ("realtime/generation/prompt.py", "engine.client.placements"),
     ("realtime/server/process/console.py", "engine.client.engine_process"),
     ("realtime/registry/factory.py", "engine.core.sessions"),
     # The two halves of the engine do not import each other.
@@ -32,7 +32,7 @@ VIOLATIONS = (
     ("engine/device/kv_pool.py", "engine.core.schedule"),
     # Only the device imports torch and transformers.
     ("engine/wire/bounds.py", "torch"),
-    ("engine/client/replica.py", "torch"),
+    ("engine/client/placements.py", "torch"),
     ("engine/core/stats.py", "torch"),
     ("engine/text/grammar.py", "transformers"),
     # Packages without I/O.

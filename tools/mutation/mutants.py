@@ -24,6 +24,7 @@ PREFIXES = "engine/core/schedule/prefixes_in_flight.py"
 SHARES = "engine/core/schedule/group_shares.py"
 QUEUE = "engine/core/schedule/turn_queue.py"
 SESSIONS = "engine/core/sessions.py"
+TRANSITIONS = "engine/core/transitions.py"
 HISTORY = "engine/wire/turn_tree.py"
 LOG = "engine/wire/token_log.py"
 LOOP = "engine/core/loop.py"
@@ -474,7 +475,7 @@ MUTANTS = [
     ),
     _bug(
         "a prompt is published only when it is complete",
-        SESSIONS,
+        TRANSITIONS,
         (
             "        self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)\n"
             "        if sequence.committed >= sequence.publish_to:\n",
@@ -615,7 +616,7 @@ MUTANTS = [
     ),
     _bug(
         "the id of an unreported turn is not cleared",
-        SESSIONS,
+        TRANSITIONS,
         ("        log.clear_turns()\n", ""),
     ),
     # ---- windows, states and marks

@@ -158,7 +158,7 @@ class Components:
 
     # ---- marks ----------------------------------------------------------------------------
 
-    def begin_answer(self, lease: PageLease, prompt: int) -> None:
+    def begin_turn(self, lease: PageLease, prompt: int) -> None:
         """Keep the lease continuable at the last page boundary before the end of its prompt, and at
         a few positions of the answer that follows; marks before that are dropped. (Without
         components it is continuable everywhere.)"""

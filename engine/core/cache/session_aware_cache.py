@@ -286,13 +286,6 @@ class SessionAwareCache:
         lease.pages = lease.pages + pages
         return True
 
-    def retract(self, lease: PageLease) -> None:
-        """Release all pages of a lease. The KV of its sequence must be computed again from the
-        start."""
-        assert lease.reserved == 0
-        self.host_tier.discard(lease)
-        self._release(lease, 0)
-
     def reset(self) -> None:
         """Discard all KV, on the device and on the host. Nothing may be in flight."""
         for lease in self._leases:

@@ -16,7 +16,7 @@ from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.schedule.growth import Growth, OutputEstimate, compute_peak_tokens
 from continuo.engine.core.sequence import Sequence
 
-OVERCOMMITMENT = 1.5
+OVERCOMMITMENT = 1.7
 """Maximum expected peak of the turns, as a multiple of the pool."""
 PACED_OVERCOMMITMENT = 1.2
 """The same while admissions are paced."""
@@ -24,7 +24,7 @@ RESUMPTION_OVERCOMMITMENT = 1.0
 """The same for a turn that was retracted, which would lose its KV again."""
 PACED_STEPS = 1_000
 """Steps after a retraction in which admissions are paced."""
-PACE = 0.7
+PACE = 0.55
 """Steps until the next admission, as a multiple of those in which a pool of turns like the admitted
 one would end one turn, if no turn was retracted."""
 WATERMARK = 0.01

@@ -204,7 +204,7 @@ class Scheduler:
     @property
     def waiting_turns(self) -> int:
         """Number of turns that are not admitted yet."""
-        return sum(1 for s in self._turns if s.turn is not None and not s.turn.is_admitted)
+        return len(self._turns) - len(self._admitted)
 
     # ---- one step -------------------------------------------------------------------------
 
@@ -577,7 +577,6 @@ class Scheduler:
             cache.mark_idle(lease)
         elif lease.committed > known:
             cache.rewind(lease, len(sequence.ids) - 1)
-            turn.cached_tokens = (turn.cached_tokens or 0) + lease.committed - known
 
     # ---- rows -----------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from continuo.engine.text.output_channels import ReasoningFormat
+
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model reasons, as in OpenAI's API. `none`: not at all."""
 EffortSetting = Effort | Literal["default", "off"]
@@ -13,6 +15,8 @@ EffortSetting = Effort | Literal["default", "off"]
 can switch reasoning off, else `default`."""
 RenderPrompt = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str | None]
 """Renders a prompt from messages and options of the template. Returns None if it is refused."""
+SplitTokens = Callable[[str], Sequence[tuple[str, int | None]]]
+"""Splits a text at the added tokens that it spells: `Tokenizer.split_added_tokens`."""
 Options = dict[str, Any]
 
 _FLAGS = ("enable_thinking", "thinking")
@@ -20,6 +24,7 @@ _BUDGET = "thinking_budget"
 _EFFORT = "reasoning_effort"
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _USER = {"role": "user", "content": "zq9user9qz"}
+_ANSWER = {"role": "assistant", "content": "zq9answer9qz"}
 _REASONING = "zq9reasoning9qz"
 
 
@@ -69,9 +74,31 @@ def probe_reasoning_key(render: RenderPrompt, call: Mapping[str, Any]) -> str | 
     Returns None if it takes none."""
     for key in REASONING_KEYS:
         for message in (
-            {"role": "assistant", "content": "zq9answer9qz", key: _REASONING},
+            {**_ANSWER, key: _REASONING},
             {"role": "assistant", "content": "", "tool_calls": [call], key: _REASONING},
         ):
             if _REASONING in (render([_USER, message], {}) or ""):
                 return key
     return None
+
+
+def probe_reasoning_format(
+    render: RenderPrompt, key: str, split: SplitTokens
+) -> ReasoningFormat | None:
+    """Find the tokens that a template writes around the reasoning of a message, which it takes
+    under `key`. Returns None if there is not one token on either side that nothing else has."""
+    before, _, after = (render([_USER, {**_ANSWER, key: _REASONING}], {}) or "").partition(
+        _REASONING
+    )
+    opening = split(before.partition(_USER["content"])[2])
+    closing = split(after.partition(_ANSWER["content"])[0])
+    begins = [at for at, (_, id) in enumerate(opening) if id is not None]
+    ends = [at for at, (text, id) in enumerate(closing) if id is not None or text.strip()]
+    if not begins or not ends or closing[ends[0]][1] is None:
+        return None
+    begin, end = opening[begins[-1]][0], closing[ends[0]][0]
+    label = "".join(text for text, _ in opening[begins[-1] + 1 :]).lstrip()
+    plain = split(render([_USER, _ANSWER, _USER], {}) or "")
+    if begin == end or any(text in (begin, end) for text, _ in plain):
+        return None
+    return ReasoningFormat(begin, end, label)

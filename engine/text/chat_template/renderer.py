@@ -7,22 +7,32 @@ output, and `Tokenizer.encode_marked` encodes them as plain text.
 import hashlib
 import json
 import operator
+import sys
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, cast
 
+from continuo.engine.resident_cache import ResidentCache
 from continuo.engine.text.chat_template.jinja_program import JinjaProgram, TemplateRefused
 from continuo.engine.text.chat_template.message import ChatMessage, ToolCall, ToolDefinition
-from continuo.engine.text.chat_template.reasoning_probe import probe_reasoning_key, probe_switch
+from continuo.engine.text.chat_template.reasoning_probe import (
+    probe_reasoning_format,
+    probe_reasoning_key,
+    probe_switch,
+)
 from continuo.engine.text.chat_template.tool_format_probe import detect_format
-from continuo.engine.text.output_channels import find_reasoning_format
+from continuo.engine.text.output_channels import (
+    HARMONY_REASONING,
+    ReasoningFormat,
+    find_reasoning_format,
+)
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.text.tool_format import HERMES, ToolFormat
 from continuo.engine.text.tool_writer import write_calls, write_tool_prompt, write_tool_result
 
-_RENDERINGS_CACHED = 16
+_RENDERINGS_BYTES_MAX = 16 * 1024 * 1024
 """Size of the cache of rendered texts: tokenizing one message renders the same few conversations
 repeatedly."""
+_RENDERING_OVERHEAD_BYTES = 2_000
 _CALL_ID_CHARS = 9
 """Length of call ids for templates that require a fixed length, such as Mistral's."""
 
@@ -91,15 +101,17 @@ class TemplateRenderer:
         self._needs_whole_tools = False
         """Whether the template fails on tools without a description or arguments, so that what is
         missing is added, empty."""
-        self._render_cached = lru_cache(_RENDERINGS_CACHED)(self._render)
+        self._renderings: ResidentCache[tuple[tuple[ChatMessage, ...], _ToolsKey, bool], str] = (
+            ResidentCache(_RENDERINGS_BYTES_MAX, share=1.0)
+        )
         self.mark_lookalikes = tokenizer.mark_lookalikes
         self._needs_short_ids = False
-        self.reasoning_format = find_reasoning_format(tokenizer)
-        """The tokens around reasoning; None if the vocabulary has none."""
         self.reasoning_switch = probe_switch(self._render_plain)
         self._reasoning_key = probe_reasoning_key(self._render_plain, _PLAIN_CALL)
         """The key of a message under which the template takes reasoning. None: none, so that
         reasoning is put into the content, between its tokens."""
+        self.reasoning_format = self._detect_reasoning_format()
+        """The tokens around reasoning; None if there are none, or the model marks it by words."""
         system, user = (
             ChatMessage(role="system", content="a"),
             ChatMessage(role="user", content="b"),
@@ -115,7 +127,7 @@ class TemplateRenderer:
         rendered as a digest of the right length."""
         self.tool_format = self._detect_tool_format(tokenizer)
         """The syntax of tool calls; None if the template renders calls in an unknown syntax."""
-        self._render_cached.cache_clear()
+        self._renderings.clear()
 
     def with_options(self, options: Mapping[str, Any]) -> "TemplateRenderer":
         """Make a renderer that passes more options to the template."""
@@ -124,6 +136,12 @@ class TemplateRenderer:
     def accepts_options(self, options: Mapping[str, Any]) -> bool:
         """Whether the template renders a prompt with these options."""
         return self._render_plain([{"role": "user", "content": "a"}], options) is not None
+
+    @property
+    def marks_reasoning_by_words(self) -> bool:
+        """Whether the template has reasoning, but no tokens around it, so that it is text."""
+        has_switch = bool(self.reasoning_switch.on) or self.reasoning_switch.off is not None
+        return self.reasoning_format is None and (has_switch or self._reasoning_key is not None)
 
     @property
     def mentions_reasoning(self) -> bool:
@@ -143,6 +161,13 @@ class TemplateRenderer:
             )
         except TemplateRefused:
             return None
+
+    def _detect_reasoning_format(self) -> ReasoningFormat | None:
+        known = find_reasoning_format(self._tokenizer)
+        if self._reasoning_key is None or known == HARMONY_REASONING:
+            return known
+        split = self._tokenizer.split_added_tokens
+        return probe_reasoning_format(self._render_plain, self._reasoning_key, split) or known
 
     def _detect_tool_format(self, tokenizer: Tokenizer) -> ToolFormat | None:
         """Detect the syntax of calls, and what of tools the template leaves out."""
@@ -165,7 +190,7 @@ class TemplateRenderer:
             found = self._written_calls = found or HERMES
         if not shows_tools and found is not None and not found.is_harmony:
             self._written_tools = found
-        self._render_cached.cache_clear()
+        self._renderings.clear()
         return found
 
     def render(
@@ -176,7 +201,13 @@ class TemplateRenderer:
         add_generation_prompt: bool = False,
     ) -> str:
         """Render a conversation. Raises TemplateRefused if the template refuses it."""
-        return self._render_cached(tuple(messages), _ToolsKey(tools), prompt=add_generation_prompt)
+        key = tuple(messages), _ToolsKey(tools), add_generation_prompt
+        text = self._renderings.get(key)
+        if text is None:
+            text = self._render(key[0], key[1], prompt=add_generation_prompt)
+            # Messages and tools have what the text has, the tools as dictionaries.
+            self._renderings.add(key, text, _RENDERING_OVERHEAD_BYTES + 4 * sys.getsizeof(text))
+        return text
 
     def _render(self, messages: tuple[ChatMessage, ...], tools: _ToolsKey, *, prompt: bool) -> str:
         definitions = [self._to_template_tool(tool) for tool in tools.tools]

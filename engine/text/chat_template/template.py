@@ -21,28 +21,36 @@ A view is exact if the ids of new messages after the view are those after the wh
 a template's views are exact is tested with test conversations; `extend` uses only exact views.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import msgspec
 
 from continuo.engine.sampling import Grammar
+from continuo.engine.text.chat_template.extension import (
+    ConversationExtension,
+    Extender,
+    find_last_question,
+    short_view,
+)
 from continuo.engine.text.chat_template.message import (
     ChatMessage,
     ChatRole,
-    ToolCall,
     ToolDefinition,
 )
 from continuo.engine.text.chat_template.probe import (
-    PROBE_CALL,
-    PROBE_SYSTEM,
-    PROBE_TOOL_RESULT,
-    PROBE_USER,
     TemplateProbe,
 )
 from continuo.engine.text.chat_template.reasoning_probe import EffortSetting
 from continuo.engine.text.chat_template.reasoning_variants import ReasoningVariants
 from continuo.engine.text.chat_template.renderer import PROBE_TOOL, TemplateRenderer
+from continuo.engine.text.chat_template.view_probe import (
+    iter_extension_modes,
+    iter_probe_conversations,
+    iter_probes,
+    iter_run_probes,
+)
 from continuo.engine.text.output_channels import ReasoningFormat, is_reasoning_open
 from continuo.engine.text.reasoning_grammar import build_reasoning_grammar
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
@@ -54,24 +62,11 @@ from continuo.engine.text.tool_grammar import (
     find_call_problem,
 )
 
+log = logging.getLogger(__name__)
 
-class ConversationExtension(msgspec.Struct, frozen=True):
-    """The change of a conversation's ids when messages are added."""
-
-    kept_messages: int
-    """Number of messages of the history, from its beginning, whose ids stay the same. If this is
-    less than all, the caller rewinds the token log to the end of these messages."""
-    segments: list[list[int]]
-    """Ids of each message after the kept ones, one list per message. If the ids of a message cannot
-    be separated from those of the next one, its list is empty, and the next list (or `header`)
-    contains both."""
-    header: list[int]
-    """The ids that open the assistant's turn, if requested."""
-
-    @property
-    def ids(self) -> list[int]:
-        """Ids after the kept messages: those of all `segments`, then `header`."""
-        return [id for segment in (*self.segments, self.header) for id in segment]
+LONG_HISTORY_MESSAGES = 32
+"""Minimum number of messages of the history that triggers the test whether a template's short view
+is exact (see `short_view`). Before that test, no history is rendered by its short view."""
 
 
 class ChatTemplate:
@@ -84,8 +79,6 @@ class ChatTemplate:
     """Whether `encode_head`, `encode_message` and `encode_header` return the same ids as rendering
     the whole conversation. False if the template revises text of earlier messages, or depends on
     more than one previous message; `extend` is exact nevertheless."""
-    supports_tools: bool
-    """Whether the tools passed to `extend` are shown to the model."""
     tool_format: ToolFormat | None
     """The syntax of tool calls; None if the template renders calls in an unknown syntax."""
 
@@ -108,15 +101,14 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self.stop_ids: tuple[int, ...] = tuple(stop_ids)
         self._probe = TemplateProbe(renderer, tokenizer)
+        self._extender = Extender(renderer, tokenizer, self._probe)
         self._is_short_view_exact: bool | None = None
-        """Whether the short view of a history (see `_short_view`) is exact: new messages get the
+        """Whether the short view of a history (see `short_view`) is exact: new messages get the
         same ids after it as after the whole history. None: not tested yet."""
         self._has_needed_longer_view = False
         """Whether a view was exact but not enough: all of its messages were revised."""
         self._is_question_view_exact = self._probe_question_view()
         self.is_append_stable = self._probe_append_stability()
-        tool_prompt = renderer.try_render([PROBE_USER], [PROBE_TOOL]) or ""
-        self.supports_tools = PROBE_TOOL["function"]["name"] in tool_prompt
         self.tool_format = renderer.tool_format
 
     @property
@@ -147,8 +139,14 @@ class ChatTemplate:
         return ChatTemplate(renderer, self._tokenizer, self.stop_ids, variants=self._variants)
 
     def prepare(self) -> None:
-        """Test the template and its variant without reasoning, which every session uses. Call when
-        the template is loaded; otherwise the first session waits some tenths of a second."""
+        """Test the template and its variant without reasoning, which every session uses, and log
+        what of it is not supported. Call when the template is loaded; otherwise the first session
+        waits some tenths of a second."""
+        if self._renderer.marks_reasoning_by_words:
+            log.warning(
+                "the reasoning of this model is part of its text: its chat template marks it by "
+                "words, not by tokens"
+            )
         for variant in (self, self.for_effort("off")):
             variant.probe_short_view()
             variant.renders_messages_like(self)
@@ -162,7 +160,7 @@ class ChatTemplate:
         """The test conversations as rendered, without and with a tool; None where refused."""
         return tuple(
             self._renderer.try_render(messages, tools)
-            for messages in _iter_probe_conversations()
+            for messages in iter_probe_conversations()
             for tools in ((), (PROBE_TOOL,))
         )
 
@@ -235,7 +233,7 @@ class ChatTemplate:
         it followed a message of another role.
         """
         for skipped, leading, view in self._iter_views(history, new):
-            found = self._extend_view(
+            found = self._extender.extend_view(
                 view, new, tools, with_header=with_header, is_sampled=is_sampled
             )
             if found is None:
@@ -244,21 +242,6 @@ class ChatTemplate:
                 return msgspec.structs.replace(found, kept_messages=found.kept_messages + skipped)
             self._has_needed_longer_view = True
         return self._extend_one_by_one(history, new, tools, with_header=with_header)
-
-    def find_first_revised(
-        self,
-        history: Sequence[ChatMessage],
-        new: Sequence[ChatMessage],
-        tools: Sequence[ToolDefinition] = (),
-        *,
-        is_sampled: bool = False,
-    ) -> int | None:
-        """Find the first message of `history` whose ids change when `new` is added.
-
-        Returns its index, or None if no ids change.
-        """
-        keep = self.extend(history, new, tools, is_sampled=is_sampled).kept_messages
-        return keep if keep < len(history) else None
 
     def render(
         self,
@@ -341,11 +324,11 @@ class ChatTemplate:
         is added, the short view comes first: its length does not depend on the number of tool
         calls.
         """
-        system_messages, question = _find_last_question(history)
+        system_messages, question = find_last_question(history)
         adds_question = any(message.role == "user" for message in new)
         short = None
         if not adds_question and self._can_use_short_view(len(history)):
-            short = _short_view(history, system_messages, question)
+            short = short_view(history, system_messages, question)
         if short is not None and self._renderer.try_render([*short[0], *new]) is not None:
             view, leading = short
             yield len(history) - len(view), leading, view
@@ -353,116 +336,6 @@ class ChatTemplate:
             view = [*history[:system_messages], *history[question:]]
             yield question - system_messages, system_messages, view
         yield 0, system_messages, history
-
-    def _extend_view(
-        self,
-        past: Sequence[ChatMessage],
-        new: Sequence[ChatMessage],
-        tools: Sequence[ToolDefinition],
-        *,
-        with_header: bool,
-        is_sampled: bool,
-    ) -> ConversationExtension | None:
-        """Extend `past`, the history or a view of it, by the messages `new`: render both together,
-        and find the ids after the kept messages of `past`. The options are those of `extend`.
-        Returns None if the template refuses this conversation."""
-        whole = self._render_settled([*past, *new], tools, with_header=with_header)
-        if whole is None:
-            return None
-        keep, start = len(past), self._find_kept_sampled(past, tools, whole) if is_sampled else None
-        if start is None:
-            rendered_past = past[:-1] if is_sampled else past
-            keep, start = self._find_kept(rendered_past, tools, whole)
-        return self._encode_segments([*past, *new], keep, tools, whole, start)
-
-    def _find_kept(
-        self, past: Sequence[ChatMessage], tools: Sequence[ToolDefinition], whole: str
-    ) -> tuple[int, int]:
-        """Count the messages of `past` that appear unchanged in `whole`.
-
-        Returns the count and the offset in `whole` at which those messages end.
-        """
-        text = self._render_settled(past, tools) or ""
-        return next(
-            (keep, len(before))
-            for keep in range(len(past), -1, -1)
-            if (before := self._render_settled(past[:keep], tools)) is not None
-            and text.startswith(before)
-            and self._is_clean_prefix(before, whole)
-        )
-
-    def _find_kept_sampled(
-        self, past: Sequence[ChatMessage], tools: Sequence[ToolDefinition], whole: str
-    ) -> int | None:
-        """Find where the last message of `past`, which was sampled, ends in `whole`.
-
-        Returns None unless `whole` contains all of `past` unchanged, with the sampled message
-        either as the template renders it now or exactly as it was sampled.
-        """
-        before, message = past[:-1], past[-1]
-        before_text = self._render_settled(before, tools) or ""
-        if not whole.startswith(before_text):
-            return None
-        rendered = self._render_settled(past, tools)
-        sampled = None
-        if message.reasoning and self.reasoning_format is not None:
-            if message.reasoning not in (rendered or "")[len(before_text) :]:
-                rendered = None  # the template leaves out the reasoning, which was sampled
-        else:
-            header = self._render_settled(before, tools, with_header=True) or ""
-            sampled = (
-                header
-                + self._renderer.mark_lookalikes(message.content)
-                + self._probe.closing("assistant")
-            )
-        for text in (rendered, sampled):
-            if text is not None and self._is_clean_prefix(text, whole):
-                return len(text)
-        return None
-
-    def _encode_segments(
-        self,
-        messages: Sequence[ChatMessage],
-        keep: int,
-        tools: Sequence[ToolDefinition],
-        whole: str,
-        start: int,
-    ) -> ConversationExtension:
-        """Tokenize whole[start:], the text after the first `keep` messages, into one segment per
-        message and the header."""
-        segments: list[list[int]] = []
-        for end in range(keep + 1, len(messages) + 1):
-            upto = self._render_settled(messages[:end], tools)
-            stop = len(upto) if upto is not None and self._is_clean_prefix(upto, whole) else start
-            segments.append(
-                self._tokenizer.encode_marked(whole[start:stop], is_continuation=start > 0)
-            )
-            start = max(start, stop)
-        rest = self._tokenizer.encode_marked(whole[start:], is_continuation=start > 0)
-        return ConversationExtension(kept_messages=keep, segments=segments, header=rest)
-
-    def _is_clean_prefix(self, before: str, whole: str) -> bool:
-        """Whether `before` is a prefix of `whole`, in text and in ids."""
-        return whole.startswith(before) and self._tokenizer.splits_cleanly_at(whole, len(before))
-
-    def _render_settled(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolDefinition],
-        *,
-        with_header: bool = False,
-    ) -> str | None:
-        """Render a conversation without the ending of its last message that depends on the next
-        message.
-
-        Returns None if the template refuses the conversation.
-        """
-        if not messages:
-            return self._probe.render_after("user", None) if with_header else ""
-        text = self._renderer.try_render(messages, tools, add_generation_prompt=with_header)
-        if text is None or with_header:
-            return text
-        return self._probe.strip_unsettled(text, messages[-1].role)
 
     def _extend_one_by_one(
         self,
@@ -496,8 +369,8 @@ class ChatTemplate:
         self._is_question_view_exact = True
         return all(
             self.extend(past, new, tools)
-            == self._extend_view(past, new, tools, with_header=False, is_sampled=False)
-            for past, new, tools in self._iter_probes()
+            == self._extender.extend_view(past, new, tools, with_header=False, is_sampled=False)
+            for past, new, tools in iter_probes(self._renderer)
         )
 
     def probe_short_view(self) -> None:
@@ -520,13 +393,15 @@ class ChatTemplate:
         self._is_short_view_exact = True
         return all(
             self.extend(past, new, tools, with_header=with_header, is_sampled=is_sampled)
-            == self._extend_view(past, new, tools, with_header=with_header, is_sampled=is_sampled)
-            for past, new, tools in self._iter_probes_of(_iter_probe_runs(), _omits_messages)
-            for with_header, is_sampled in _iter_extension_modes(past)
+            == self._extender.extend_view(
+                past, new, tools, with_header=with_header, is_sampled=is_sampled
+            )
+            for past, new, tools in iter_run_probes(self._renderer)
+            for with_header, is_sampled in iter_extension_modes(past)
         )
 
     def _probe_append_stability(self) -> bool:
-        for past, new, tools in self._iter_probes():
+        for past, new, tools in iter_probes(self._renderer):
             before, message = past[-1].role, new[0]
             if before == "system" or message.role == "assistant":
                 continue
@@ -534,126 +409,3 @@ class ChatTemplate:
             if found.kept_messages < len(past) or found.ids != self.encode_message(before, message):
                 return False
         return True
-
-    def _iter_probes(
-        self,
-    ) -> Iterator[tuple[Sequence[ChatMessage], Sequence[ChatMessage], Sequence[ToolDefinition]]]:
-        yield from self._iter_probes_of(_iter_probe_conversations(), lambda _past, _new: True)
-
-    def _iter_probes_of(
-        self,
-        conversations: Iterable[tuple[ChatMessage, ...]],
-        is_relevant: Callable[[Sequence[ChatMessage], ChatMessage], bool],
-    ) -> Iterator[tuple[Sequence[ChatMessage], Sequence[ChatMessage], Sequence[ToolDefinition]]]:
-        """Cut each conversation into a history and one new message; yield (history, [new message],
-        tools), with and without tools, for every cut that is relevant and that the template
-        accepts."""
-        for messages in conversations:
-            cuts = [
-                at for at in range(1, len(messages)) if is_relevant(messages[:at], messages[at])
-            ]
-            for tools in ((), (PROBE_TOOL,)):
-                for at in cuts:
-                    if self._renderer.try_render(messages[: at + 1], tools) is not None:
-                        yield messages[:at], messages[at : at + 1], tools
-
-
-LONG_HISTORY_MESSAGES = 32
-"""Minimum number of messages of the history that triggers the test whether a template's short view
-is exact (see `_short_view`). Before that test, no history is rendered by its short view."""
-_SHORT_VIEW_TAIL = 2
-"""Number of messages at the end of a history that its short view always contains (see
-`_short_view`)."""
-
-
-def _find_last_question(history: Sequence[ChatMessage]) -> tuple[int, int | None]:
-    """Find where the question view of a history begins. Returns the number of leading system
-    messages (0 or 1), and the index of the last user message, or None if no messages before it
-    could be left out: the history has no user message but the first message after the system
-    message."""
-    system_messages = 1 if history and history[0].role == "system" else 0
-    indices = range(len(history) - 1, system_messages, -1)
-    return system_messages, next((at for at in indices if history[at].role == "user"), None)
-
-
-def _omits_messages(past: Sequence[ChatMessage], new: ChatMessage) -> bool:
-    """Whether the message `new` can be added to a short view of the history `past`: `new` is not a
-    user message, and the short view is shorter than `past`."""
-    return new.role != "user" and _short_view(past, *_find_last_question(past)) is not None
-
-
-def _short_view(
-    history: Sequence[ChatMessage], system_messages: int, question: int | None
-) -> tuple[list[ChatMessage], int] | None:
-    """Build the short view of a history: the part that `extend` renders if no user message is
-    added.
-
-    The view consists of the leading system message, the last user message (index `question`; None:
-    the first message instead), the last assistant message before the tail, and the tail (the last
-    _SHORT_VIEW_TAIL messages). Returns the view, and the number of its messages before the tail;
-    None if the view would omit no message.
-    """
-    tail = len(history) - _SHORT_VIEW_TAIL
-    start = system_messages if question is None else question
-    indices = range(tail - 1, start, -1)
-    caller = next((at for at in indices if history[at].role == "assistant"), None)
-    leading = [*range(system_messages), start, *([] if caller is None else [caller])]
-    if tail <= start + len(leading) - system_messages:
-        return None
-    return [*(history[at] for at in leading), *history[tail:]], len(leading)
-
-
-def _iter_extension_modes(past: Sequence[ChatMessage]) -> Iterator[tuple[bool, bool]]:
-    """Yield the values of the options (with_header, is_sampled) of `ChatTemplate.extend` that are
-    valid for the history `past`: `is_sampled` requires that its last message is the assistant's."""
-    for is_sampled in (False, True) if past[-1].role == "assistant" else (False,):
-        yield False, is_sampled
-        yield True, is_sampled
-
-
-def _iter_probe_runs() -> Iterator[tuple[ChatMessage, ...]]:
-    """Yield test conversations with long runs of tool calls and results; all contents differ."""
-
-    def call(*numbers: int) -> ChatMessage:
-        tool_calls = tuple(
-            ToolCall(name=f"look{n}", arguments=f'{{"a": {n}}}', id=f"call{n:05}") for n in numbers
-        )
-        return ChatMessage(role="assistant", tool_calls=tool_calls)
-
-    def result(n: int) -> ChatMessage:
-        return ChatMessage(role="tool", content=f"found {n}", tool_call_id=f"call{n:05}")
-
-    plain = [
-        ChatMessage(role=role, content=f"said {at}")
-        for at, role in enumerate(("user", "assistant", "user", "assistant"))
-    ]
-    reasoning = ChatMessage(role="assistant", content="<think>\nreason\n</think>\n\nsaid 9")
-    reasoned_apart = ChatMessage(role="assistant", content="said 9", reasoning="reason")
-    sequential = [message for n in range(4) for message in (call(n), result(n))]
-    parallel = [call(*range(5)), *(result(n) for n in range(5))]
-    mixed, reasoned = [*parallel, *sequential], [reasoning, *sequential]
-    apart = [reasoned_apart, *sequential]
-    for run in (sequential, parallel, mixed, reasoned, apart, [plain[1]] * 5):
-        for before in ([], plain[:1], plain[:3]):
-            yield (*before, *run, plain[3], plain[2])
-            yield (PROBE_SYSTEM, *before, *run, plain[3])
-
-
-def _iter_probe_conversations() -> Iterator[tuple[ChatMessage, ...]]:
-    """Yield test conversations, long enough to show which earlier messages a template depends on;
-    all contents differ."""
-    plain = [
-        ChatMessage(role=role, content=f"said {at}")
-        for at, role in enumerate(("user", "assistant", "user", "assistant", "user", "assistant"))
-    ]
-    reasoning = ChatMessage(role="assistant", content="<think>\nreason\n</think>\n\nsaid 3")
-    with_calls = [*plain[:3], PROBE_CALL, PROBE_TOOL_RESULT, *plain[3:]]
-    apart = ChatMessage(role="assistant", content="said 3", reasoning="reason")
-    for messages in (
-        plain,
-        [*plain[:3], reasoning, *plain[4:]],
-        [*plain[:3], apart, *plain[4:]],
-        with_calls,
-    ):
-        yield tuple(messages)
-        yield (PROBE_SYSTEM, *messages)

@@ -6,8 +6,10 @@ only where a checkpoint has no such file. See docs/decisions/0002.
 
 import json
 import re
+import sys
+from array import array
 from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +17,7 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from continuo.engine.errors import ModelError, TooLong
+from continuo.engine.resident_cache import ResidentCache
 from continuo.engine.text.tokenizer.chunked_encoding import ChunkedEncoder
 
 MARK_OPEN, MARK_CLOSE = "\ufdd0", "\ufdd1"
@@ -23,9 +26,11 @@ are noncharacters, which Unicode reserves for internal use; in untrusted text th
 U+FFFD."""
 
 _REPLACEMENT = "\ufffd"
-_ENCODINGS_CACHED = 16
+_ENCODINGS_BYTES_MAX = 32 * 1024 * 1024
 """Size of the cache of encoded texts: searching for clean splits encodes the same texts
 repeatedly."""
+_ENCODING_OVERHEAD_BYTES = 400
+"""Memory of a cached text without its characters and ids."""
 _SEARCH_CHARS_MAX = 16 * 1024
 """Number of characters that one call of `re` searches, which takes a few milliseconds at most."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
@@ -89,7 +94,9 @@ class Tokenizer:
         anchor = None if self._anchor is None else self._anchor.content
         self._encoder = ChunkedEncoder(raw, anchor)
         self._plain_encoder = ChunkedEncoder(_strip_added_tokens(raw))
-        self._encode_cached = lru_cache(_ENCODINGS_CACHED)(self._encode)
+        self._encodings: ResidentCache[tuple[str, bool], array[int]] = ResidentCache(
+            _ENCODINGS_BYTES_MAX, share=1.0
+        )
 
     @classmethod
     def load(cls, folder: Path, template_text: str = "") -> "Tokenizer":
@@ -127,10 +134,13 @@ class Tokenizer:
         `is_continuation`: `text` continues other text, so a tokenizer that inserts a space at the
         beginning of a text does not do so here.
         """
-        return list(self._encode_cached(text, is_continuation=is_continuation))
-
-    def _encode(self, text: str, *, is_continuation: bool) -> list[int]:
-        return self._encoder.encode(text, is_continuation=is_continuation)
+        key = text, is_continuation
+        ids = self._encodings.get(key)
+        if ids is None:
+            ids = array("I", self._encoder.encode(text, is_continuation=is_continuation))
+            cost_bytes = _ENCODING_OVERHEAD_BYTES + sys.getsizeof(text) + ids.itemsize * len(ids)
+            self._encodings.add(key, ids, cost_bytes)
+        return ids.tolist()
 
     def encode_untrusted(self, text: str, *, is_continuation: bool = False) -> list[int]:
         """Encode untrusted text: stretches that look like control tokens are encoded as plain

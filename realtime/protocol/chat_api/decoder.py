@@ -49,6 +49,7 @@ _NAMES = FieldNames(
     named_tool="tool_choice.function.name",
     output_schema="response_format.json_schema.schema",
     reasoning_effort="reasoning_effort",
+    reasoning_tokens="thinking_token_budget",
 )
 
 
@@ -91,23 +92,20 @@ def decode_command(
 def _decode_reasoning(
     request: requests.ChatCompletionRequest, default: GenerationSettings
 ) -> ReasoningSettings:
-    options = request.chat_template_kwargs or requests.TemplateOptions()
-    switches = {
-        "enable_thinking": request.enable_thinking,
-        "chat_template_kwargs.enable_thinking": options.enable_thinking,
-        "chat_template_kwargs.thinking": options.thinking,
-    }
-    param, enabled = next(
-        ((param, value) for param, value in switches.items() if value is not None),
-        ("enable_thinking", None),
-    )
     requested = ReasoningIn(
         effort=UNSET if request.reasoning_effort is None else request.reasoning_effort,
         max_tokens=UNSET
         if request.thinking_token_budget is None
         else request.thinking_token_budget,
     )
-    return merge_reasoning(requested, enabled, default.reasoning, default.reasoning, param)
+    return merge_reasoning(
+        requested,
+        request.enable_thinking,
+        request.chat_template_kwargs,
+        default.reasoning,
+        default.reasoning,
+        _NAMES,
+    )
 
 
 def _refuse_unsupported(request: requests.ChatCompletionRequest) -> None:

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from continuo.engine import Effort
 from continuo.realtime import limits
-from continuo.realtime.protocol.reasoning import ReasoningTokens
+from continuo.realtime.protocol.reasoning import ReasoningTokens, TemplateOptions
 from continuo.realtime.protocol.sampling import (
     BoundedText,
     ItemId,
@@ -87,13 +87,6 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
 
 
-class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the chat template. Others are ignored."""
-
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
-
-
 class ChatCompletionRequest(SamplingIn, frozen=True, kw_only=True):
     messages: Annotated[
         list[MessageIn], Meta(min_length=1, max_length=limits.RESPONSES_INPUT_ITEMS_MAX)
@@ -110,8 +103,8 @@ class ChatCompletionRequest(SamplingIn, frozen=True, kw_only=True):
     enable_thinking: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
     thinking_token_budget: ReasoningTokens | None = None
-    """Extensions, as in vLLM and DashScope: whether the model reasons, and the maximum number of
-    tokens of its reasoning."""
+    """Extensions, as in vLLM and DashScope: whether and how much the model reasons, and the maximum
+    number of tokens of its reasoning."""
     n: Annotated[int, Meta(ge=1, le=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from continuo.realtime import limits
-from continuo.realtime.protocol.reasoning import ReasoningIn
+from continuo.realtime.protocol.reasoning import ReasoningIn, TemplateOptions
 from continuo.realtime.protocol.sampling import (
     BoundedName,
     BoundedText,
@@ -61,6 +61,8 @@ class GenerationSettingsIn(SamplingIn, frozen=True, kw_only=True):
     reasoning: ReasoningIn | UnsetType | None = UNSET
     enable_thinking: bool | UnsetType | None = UNSET
     """Extension: whether the model reasons."""
+    chat_template_kwargs: TemplateOptions | UnsetType | None = UNSET
+    """Extension, as in vLLM; null changes nothing."""
 
 
 class TokenLimitsIn(msgspec.Struct, frozen=True):

@@ -197,9 +197,10 @@ def _decode_settings(
         reasoning=merge_reasoning(
             requested.reasoning,
             requested.enable_thinking,
+            requested.chat_template_kwargs,
             current.reasoning,
             default.reasoning,
-            names.enable_thinking,
+            names,
         ),
         extras=_merge_extras(requested, current),
     )

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from continuo.realtime import limits
-from continuo.realtime.protocol.reasoning import ReasoningIn
+from continuo.realtime.protocol.reasoning import ReasoningIn, TemplateOptions
 from continuo.realtime.protocol.sampling import (
     BoundedText,
     ItemId,
@@ -105,6 +105,8 @@ class ResponseCreate(SamplingIn, frozen=True, kw_only=True, tag="response.create
     reasoning: ReasoningIn | None = None
     enable_thinking: bool | None = None
     """Extension: whether the model reasons."""
+    chat_template_kwargs: TemplateOptions | None = None
+    """Extension, as in vLLM."""
     truncation: Literal["auto", "disabled"] | None = None
     stream: bool | None = None
     background: bool | None = None

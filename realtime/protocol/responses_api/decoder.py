@@ -101,9 +101,10 @@ def decode_settings(
         reasoning=merge_reasoning(
             create.reasoning,
             create.enable_thinking,
+            create.chat_template_kwargs,
             default.reasoning,
             default.reasoning,
-            _NAMES.enable_thinking,
+            _NAMES,
         ),
         extras=extras.to_json(),
     )

@@ -1,9 +1,10 @@
 """Client secrets: short-lived keys for browsers, valid only for conversations with given settings.
 
-A server without a shared secret (`--secret-file`) keeps client secrets in memory, by hash, until
-they expire. Gateways with a shared secret put tenant, settings and expiry into the client secret
-and sign them with an HMAC, so that each gateway accepts the client secrets of all. Sessions outlive
-their client secret, and can be resumed with the resume token alone.
+A client secret contains tenant, settings and expiry, signed with an HMAC, so that nothing of it is
+kept and each gateway accepts the client secrets of all. The key is made of the secret that the
+gateways share (`--secret-file`), else of the identity of their store: it is random, and another one
+once the store has lost its data. Sessions outlive their client secret, and can be resumed with the
+resume token alone.
 """
 
 import base64
@@ -13,7 +14,6 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -23,71 +23,11 @@ from continuo.realtime.registry.access import TENANT_SCOPES, Credentials
 
 SECRET_PREFIX = "ek_"
 """SDKs accept only keys with this prefix in a browser."""
-_SECRETS_MAX = 100_000
-"""Maximum number of unexpired client secrets in memory."""
 
 
 class MintedSecret(msgspec.Struct, frozen=True):
     value: str
     expires_at: int
-
-
-class ClientSecrets(Protocol):
-    """Mints and verifies client secrets."""
-
-    def mint(
-        self, tenant: str, settings: GenerationSettings, ttl_s: int, key_id: bytes = b""
-    ) -> MintedSecret:
-        """Create a client secret of a tenant, valid for `ttl_s` seconds. `key_id`: id of the API
-        key that mints it, with which it is revoked. Raises Refusal if there are too many, or if it
-        would be too long."""
-        ...
-
-    def find(self, value: str) -> Credentials | None:
-        """Return the credentials of a client secret. Returns None if it is invalid or expired."""
-        ...
-
-
-class _StoredSecret(msgspec.Struct, frozen=True):
-    credentials: Credentials
-    expires_at: float
-
-
-class InMemorySecrets:
-    """Client secrets of one process, kept by their hash."""
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._secrets: dict[bytes, _StoredSecret] = {}
-
-    def mint(
-        self, tenant: str, settings: GenerationSettings, ttl_s: int, key_id: bytes = b""
-    ) -> MintedSecret:
-        """Create a client secret. Raises Refusal if _SECRETS_MAX unexpired ones exist."""
-        now = self._clock()
-        if len(self._secrets) >= _SECRETS_MAX:
-            self._secrets = {
-                digest: stored
-                for digest, stored in self._secrets.items()
-                if stored.expires_at > now
-            }
-        if len(self._secrets) >= _SECRETS_MAX:
-            raise Refusal(
-                f"This server has {_SECRETS_MAX:,} client secrets, its limit.",
-                code="rate_limit_exceeded",
-                kind="server_error",
-            )
-        value = SECRET_PREFIX + secrets.token_hex(24)
-        expires_at = int(now) + ttl_s
-        credentials = _make_credentials(tenant, settings, _hash(value), key_id)
-        self._secrets[credentials.client_secret_digest] = _StoredSecret(credentials, expires_at)
-        return MintedSecret(value, expires_at)
-
-    def find(self, value: str) -> Credentials | None:
-        stored = self._secrets.get(_hash(value))
-        return (
-            stored.credentials if stored is not None and stored.expires_at > self._clock() else None
-        )
 
 
 class _SignedClaims(msgspec.Struct, frozen=True, array_like=True):
@@ -108,22 +48,36 @@ _VALUE_CHARS_MAX = 8 * 1024
 """Maximum length of a signed client secret, which must fit into an HTTP header."""
 
 
-class SignedSecrets:
+class ClientSecrets:
     """Client secrets that contain their claims, signed against changes but not encrypted."""
 
-    def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
-        self._key = hmac.digest(secret, b"client secrets", "sha256")
+    def __init__(
+        self, secret: bytes | Callable[[], bytes], clock: Callable[[], float] = time.time
+    ) -> None:
+        """`secret`: what the key is made of, or the function that returns it at the time; while it
+        is empty (the store has lost its data and has no new identity yet), nothing is minted and
+        nothing accepted."""
+        self._secret = secret
         self._clock = clock
 
     def mint(
         self, tenant: str, settings: GenerationSettings, ttl_s: int, key_id: bytes = b""
     ) -> MintedSecret:
-        """Create a client secret. Raises Refusal if it would exceed _VALUE_CHARS_MAX."""
+        """Create a client secret of a tenant, valid for `ttl_s` seconds. `key_id`: id of the API
+        key that mints it, with which it is revoked. Raises Refusal if it would exceed
+        _VALUE_CHARS_MAX, or if there is no key to sign it with."""
+        key = self._key()
+        if key is None:
+            raise Refusal(
+                "The store is being replaced, so no client secret can be made now: try again.",
+                code="store_unavailable",
+                kind="server_error",
+            )
         expires_at = int(self._clock()) + ttl_s
         nonce = secrets.token_urlsafe(_NONCE_BYTES)
         claims = _SignedClaims(tenant, settings, expires_at, nonce, key_id)
         body = zlib.compress(msgspec.json.encode(claims))
-        value = SECRET_PREFIX + _encode(self._mac(body) + body)
+        value = SECRET_PREFIX + _encode(hmac.digest(key, body, "sha256") + body)
         if len(value) > _VALUE_CHARS_MAX:
             raise Refusal(
                 f"The session is too large for a client secret: it would be {len(value):,} "
@@ -135,6 +89,7 @@ class SignedSecrets:
         return MintedSecret(value, expires_at)
 
     def find(self, value: str) -> Credentials | None:
+        """Return the credentials of a client secret. Returns None if it is invalid or expired."""
         if not value.startswith(SECRET_PREFIX) or len(value) > _VALUE_CHARS_MAX:
             return None
         text = value.removeprefix(SECRET_PREFIX)
@@ -144,8 +99,8 @@ class SignedSecrets:
             return None
         if _encode(signed) != text:
             return None  # base64 can encode the same bytes with different last characters
-        mac, body = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(body)):
+        key, mac, body = self._key(), signed[:_MAC_BYTES], signed[_MAC_BYTES:]
+        if key is None or not hmac.compare_digest(mac, hmac.digest(key, body, "sha256")):
             return None
         claims = _claims_decoder.decode(zlib.decompress(body))
         if claims.expires_at <= self._clock():
@@ -153,8 +108,9 @@ class SignedSecrets:
         digest = hashlib.sha256(signed).digest() if claims.nonce else b""
         return _make_credentials(claims.tenant, claims.settings, digest, claims.key_id)
 
-    def _mac(self, body: bytes) -> bytes:
-        return hmac.digest(self._key, body, "sha256")
+    def _key(self) -> bytes | None:
+        secret = self._secret if isinstance(self._secret, bytes) else self._secret()
+        return hmac.digest(secret, b"client secrets", "sha256") if secret else None
 
 
 def _make_credentials(
@@ -172,7 +128,3 @@ def _make_credentials(
 
 def _encode(signed: bytes) -> str:
     return base64.urlsafe_b64encode(signed).decode().rstrip("=")
-
-
-def _hash(value: str) -> bytes:
-    return hashlib.sha256(value.encode(errors="replace")).digest()

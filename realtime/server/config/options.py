@@ -9,7 +9,8 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
@@ -26,14 +27,22 @@ _OTHER_VARIABLES = {"CONTINUO_CONFIG", "CONTINUO_URL"}
 
 
 class Option(msgspec.Struct, frozen=True):
-    name: str
     kind: OptionKind
-    group: str
+    usage: str
+    """Name, and name of its value, if it has one: `port PORT`."""
     help: str
-    metavar: str = ""
+    group: str = ""
     choices: tuple[str, ...] = ()
     bounds: tuple[int, float] | None = None
     """Least and largest value of a number."""
+
+    @property
+    def name(self) -> str:
+        return self.usage.partition(" ")[0]
+
+    @property
+    def metavar(self) -> str:
+        return self.usage.partition(" ")[2]
 
     @property
     def key(self) -> str:
@@ -57,336 +66,240 @@ class SourcedValue(NamedTuple):
     origin: str
 
 
+_text = partial(Option, "text")
+_integer = partial(Option, "integer")
+_number = partial(Option, "number")
+_switch = partial(Option, "switch")
+_list = partial(Option, "list")
+
+
+def _group(group: str, *options: Option) -> Iterator[Option]:
+    """Yield the options as those of a group."""
+    for option in options:
+        yield msgspec.structs.replace(option, group=group)
+
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 OPTIONS: tuple[Option, ...] = (
-    Option(
+    *_group(
         "model",
-        "text",
-        "model",
-        f"folder in the Hugging Face layout, GGUF file, hub id, or '{BUNDLED_MODEL}', the bundled "
-        f"model (default: {BUNDLED_MODEL})",
-        "MODEL",
+        _text(
+            "model MODEL",
+            f"folder in the Hugging Face layout, GGUF file, hub id, or '{BUNDLED_MODEL}', the "
+            f"bundled model (default: {BUNDLED_MODEL})",
+        ),
+        _text("revision REV", "branch, tag or commit of a hub id (default: its main branch)"),
+        _list(
+            "served-model-name NAME",
+            "name of the model in the API; may be repeated (default: --model)",
+        ),
+        _integer(
+            "max-model-len TOKENS",
+            "maximum tokens of a session (default: the limit of the model, or what the KV pool "
+            "holds)",
+        ),
+        _text("dtype", "dtype of weights and KV (default: auto)", choices=DTYPES),
+        _text(
+            "quantization",
+            "format to which weights are quantized at load, on a CPU (default: that of the "
+            "checkpoint)",
+            choices=("int8", "int4"),
+        ),
+        _text("device", "device of the model (default: auto)", choices=("auto", "cpu", "cuda")),
     ),
-    Option(
-        "revision",
-        "text",
-        "model",
-        "branch, tag or commit of a hub id (default: its main branch)",
-        "REV",
-    ),
-    Option(
-        "served-model-name",
-        "list",
-        "model",
-        "name of the model in the API; may be repeated (default: --model)",
-        "NAME",
-    ),
-    Option(
-        "max-model-len",
-        "integer",
-        "model",
-        "maximum tokens of a session (default: the limit of the model, or what the KV pool holds)",
-        "TOKENS",
-    ),
-    Option("dtype", "text", "model", "dtype of weights and KV (default: auto)", choices=DTYPES),
-    Option(
-        "quantization",
-        "text",
-        "model",
-        "format to which weights are quantized at load, on a CPU (default: that of the checkpoint)",
-        choices=("int8", "int4"),
-    ),
-    Option(
-        "device",
-        "text",
-        "model",
-        "device of the model (default: auto)",
-        choices=("auto", "cpu", "cuda"),
-    ),
-    Option("block-size", "integer", "engine", "tokens in a KV page (default: 16)", "TOKENS"),
-    Option(
-        "num-gpu-blocks-override",
-        "integer",
+    *_group(
         "engine",
-        "KV pages in the pool (default: as many as --kv-cache-memory-bytes holds)",
-        "PAGES",
+        _integer("block-size TOKENS", "tokens in a KV page (default: 16)"),
+        _integer(
+            "num-gpu-blocks-override PAGES",
+            "KV pages in the pool (default: as many as --kv-cache-memory-bytes holds)",
+        ),
+        _integer(
+            "kv-cache-memory-bytes BYTES",
+            "bytes of the KV pool, on a CPU taken as they are used (default: a share of the free "
+            "device memory)",
+        ),
+        _number(
+            "kv-offloading-size GIB",
+            "GiB of host memory for KV of idle sessions that does not fit into the pool (default: "
+            "0, such KV is recomputed)",
+            bounds=(0, math.inf),
+        ),
+        _integer("max-num-seqs N", "maximum sequences in a step (default: 64)"),
+        _number(
+            "max-group-share SHARE",
+            "maximum share of rows and KV pages for one tenant, 0 to 1 (default: 1)",
+            bounds=(0, 1.0),
+        ),
+        _integer(
+            "max-num-batched-tokens TOKENS",
+            "maximum tokens in a step (default: 512 on a CPU, 8192 on a GPU)",
+        ),
+        _text(
+            "speculative-config JSON",
+            'speculative decoding: {"method": "ngram", "num_speculative_tokens": N} drafts from '
+            "what the session has said before; prompt_lookup_min and prompt_lookup_max are the "
+            "tokens of an n-gram (default: none)",
+        ),
+        _integer("threads N", "CPU threads of the model (default: all cores)"),
+        _switch(
+            "standby-engine",
+            "keep a second engine process ready to load the model, to shorten the restart of an "
+            "engine that dies (takes the memory of its imports)",
+        ),
     ),
-    Option(
-        "kv-cache-memory-bytes",
-        "integer",
-        "engine",
-        "bytes of the KV pool, on a CPU taken as they are used (default: a share of the free "
-        "device memory)",
-        "BYTES",
-    ),
-    Option(
-        "kv-offloading-size",
-        "number",
-        "engine",
-        "GiB of host memory for KV of idle sessions that does not fit into the pool (default: 0, "
-        "such KV is recomputed)",
-        "GIB",
-        bounds=(0, math.inf),
-    ),
-    Option("max-num-seqs", "integer", "engine", "maximum sequences in a step (default: 64)", "N"),
-    Option(
-        "max-group-share",
-        "number",
-        "engine",
-        "maximum share of rows and KV pages for one tenant, 0 to 1 (default: 1)",
-        "SHARE",
-        bounds=(0, 1.0),
-    ),
-    Option(
-        "max-num-batched-tokens",
-        "integer",
-        "engine",
-        "maximum tokens in a step (default: 512 on a CPU, 8192 on a GPU)",
-        "TOKENS",
-    ),
-    Option(
-        "speculative-config",
-        "text",
-        "engine",
-        'speculative decoding: {"method": "ngram", "num_speculative_tokens": N} drafts from what '
-        "the session has said before; prompt_lookup_min and prompt_lookup_max are the tokens of an "
-        "n-gram (default: none)",
-        "JSON",
-    ),
-    Option("threads", "integer", "engine", "CPU threads of the model (default: all cores)", "N"),
-    Option(
-        "standby-engine",
-        "switch",
-        "engine",
-        "keep a second engine process ready to load the model, to shorten the restart of an engine "
-        "that dies (takes the memory of its imports)",
-    ),
-    Option("host", "text", "server", "address to listen on (default: 127.0.0.1)", "HOST"),
-    Option(
-        "port",
-        "integer",
+    *_group(
         "server",
-        "port to listen on; 0: any free port (default: 8000)",
-        "PORT",
-        bounds=(0, 65_535),
+        _text("host HOST", "address to listen on (default: 127.0.0.1)"),
+        _integer(
+            "port PORT", "port to listen on; 0: any free port (default: 8000)", bounds=(0, 65_535)
+        ),
+        _list(
+            "api-key KEY",
+            "key that clients must send; may be repeated. Other users of this machine can read it "
+            "in the process list, but not from CONTINUO_API_KEY (default: none)",
+        ),
+        _text(
+            "api-keys-file FILE",
+            "file of keys with tenant, scopes and expiry, and of the limits of tenants; or a KEY "
+            "= TENANT per line. Sessions and KV are shared only within a tenant. Keys of "
+            "--api-key belong to the tenant 'default' (default: none)",
+        ),
+        _text(
+            "root-path PATH",
+            "path prefix under which a proxy serves this server, as /llm (default: none)",
+        ),
+        _text(
+            "jwt-jwks-url URL",
+            "URL of the public keys of JSON Web Tokens, which clients may send in place of a key; "
+            "needs --jwt-audience (default: none)",
+        ),
+        _text("jwt-audience NAME", "audience (aud) that tokens must have (default: none)"),
+        _text(
+            "jwt-issuer NAME",
+            "issuer (iss) that tokens must have (default: any with a key of --jwt-jwks-url)",
+        ),
+        _text("ssl-certfile FILE", "PEM certificate to serve TLS with (default: none, no TLS)"),
+        _text(
+            "ssl-keyfile FILE",
+            "PEM key of the certificate (default: --ssl-certfile, which has both)",
+        ),
+        _switch("no-auth", "allow listening beyond loopback without a key (default: off)"),
+        _list(
+            "allowed-origins ORIGIN",
+            "web origin whose pages may connect, as https://example.org; may be repeated "
+            "(default: none; pages of this server and of loopback always may)",
+        ),
     ),
-    Option(
-        "api-key",
-        "list",
-        "server",
-        "key that clients must send; may be repeated. Other users of this machine can read it in "
-        "the process list, but not from CONTINUO_API_KEY (default: none)",
-        "KEY",
-    ),
-    Option(
-        "api-keys-file",
-        "text",
-        "server",
-        "file of keys with tenant, scopes and expiry, and of the limits of tenants; or a KEY = "
-        "TENANT per line. Sessions and KV are shared only within a tenant. Keys of --api-key "
-        "belong to the tenant 'default' (default: none)",
-        "FILE",
-    ),
-    Option(
-        "root-path",
-        "text",
-        "server",
-        "path prefix under which a proxy serves this server, as /llm (default: none)",
-        "PATH",
-    ),
-    Option(
-        "jwt-jwks-url",
-        "text",
-        "server",
-        "URL of the public keys of JSON Web Tokens, which clients may send in place of a key; "
-        "needs --jwt-audience (default: none)",
-        "URL",
-    ),
-    Option(
-        "jwt-audience",
-        "text",
-        "server",
-        "audience (aud) that tokens must have (default: none)",
-        "NAME",
-    ),
-    Option(
-        "jwt-issuer",
-        "text",
-        "server",
-        "issuer (iss) that tokens must have (default: any with a key of --jwt-jwks-url)",
-        "NAME",
-    ),
-    Option(
-        "ssl-certfile",
-        "text",
-        "server",
-        "PEM certificate to serve TLS with (default: none, no TLS)",
-        "FILE",
-    ),
-    Option(
-        "ssl-keyfile",
-        "text",
-        "server",
-        "PEM key of the certificate (default: --ssl-certfile, which has both)",
-        "FILE",
-    ),
-    Option(
-        "no-auth",
-        "switch",
-        "server",
-        "allow listening beyond loopback without a key (default: off)",
-    ),
-    Option(
-        "allowed-origins",
-        "list",
-        "server",
-        "web origin whose pages may connect, as https://example.org; may be repeated (default: "
-        "none; pages of this server and of loopback always may)",
-        "ORIGIN",
-    ),
-    Option(
-        "engine",
-        "list",
+    *_group(
         "engines",
-        "address of an engine; may be repeated (default: none; engines announced in the Redis of "
-        "--store are found automatically)",
-        "HOST:PORT",
+        _list(
+            "engine HOST:PORT",
+            "address of an engine; may be repeated (default: none; engines announced in the Redis "
+            "of --store are found automatically)",
+        ),
+        _text(
+            "engine-cafile FILE",
+            "PEM certificates of the authorities of engines with TLS, or of the engines "
+            "themselves (default: none, links without TLS)",
+        ),
     ),
-    Option(
-        "engine-cafile",
-        "text",
-        "engines",
-        "PEM certificates of the authorities of engines with TLS, or of the engines themselves "
-        "(default: none, links without TLS)",
-        "FILE",
-    ),
-    Option(
-        "listen",
-        "text",
+    *_group(
         "host",
-        "address to listen on for gateways (default: 127.0.0.1:8100)",
-        "HOST:PORT",
+        _text("listen HOST:PORT", "address to listen on for gateways (default: 127.0.0.1:8100)"),
+        _text("advertise HOST:PORT", "address announced to gateways (default: that of --listen)"),
+        _text(
+            "metrics-listen HOST:PORT",
+            "address of this engine's /metrics and /health, without a key (default: none)",
+        ),
     ),
-    Option(
-        "advertise",
-        "text",
-        "host",
-        "address announced to gateways (default: that of --listen)",
-        "HOST:PORT",
-    ),
-    Option(
-        "metrics-listen",
-        "text",
-        "host",
-        "address of this engine's /metrics and /health, without a key (default: none)",
-        "HOST:PORT",
-    ),
-    Option(
-        "secret-file",
-        "text",
+    *_group(
         "link",
-        "file with the secret that gateways and engines share, 16 bytes or more; required for "
-        "engines beyond loopback (default: none)",
-        "FILE",
+        _text(
+            "secret-file FILE",
+            "file with the secret that gateways and engines share, 16 bytes or more; required for "
+            "engines beyond loopback (default: none)",
+        ),
     ),
-    Option(
-        "drain-grace-s",
-        "number",
+    *_group(
         "process",
-        "how long active responses may continue after SIGTERM (default: 20)",
-        "SECONDS",
-        bounds=(0, 3600),
+        _number(
+            "drain-grace-s SECONDS",
+            "how long active responses may continue after SIGTERM (default: 20)",
+            bounds=(0, 3600),
+        ),
     ),
-    Option(
-        "requests-per-minute",
-        "integer",
+    *_group(
         "server",
-        "responses that a tenant may create in a minute, on all endpoints of this process "
-        "(default: 0, no limit)",
-        "N",
-        bounds=(0, 1_000_000_000),
+        _integer(
+            "requests-per-minute N",
+            "responses that a tenant may create in a minute, on all endpoints of this process "
+            "(default: 0, no limit)",
+            bounds=(0, 1_000_000_000),
+        ),
+        _integer(
+            "tokens-per-minute TOKENS",
+            "tokens computed for a tenant in a minute: generated tokens, and prompt tokens that "
+            "were not in KV (default: 0, no limit)",
+            bounds=(0, 1_000_000_000),
+        ),
+        _switch("no-web", "serve only the API, without the web page (default: off)"),
+        _switch(
+            "demo",
+            "let the page kill the engine, to show that conversations survive; only from the "
+            "address that is printed at the start (default: off)",
+        ),
+        _number(
+            "temperature T",
+            "temperature of sessions that set none (default: 0, greedy sampling)",
+            bounds=(0, 2),
+        ),
     ),
-    Option(
-        "tokens-per-minute",
-        "integer",
-        "server",
-        "tokens computed for a tenant in a minute: generated tokens, and prompt tokens that were "
-        "not in KV (default: 0, no limit)",
-        "TOKENS",
-        bounds=(0, 1_000_000_000),
-    ),
-    Option("no-web", "switch", "server", "serve only the API, without the web page (default: off)"),
-    Option(
-        "demo",
-        "switch",
-        "server",
-        "let the page kill the engine, to show that conversations survive; only from the address "
-        "that is printed at the start (default: off)",
-    ),
-    Option(
-        "temperature",
-        "number",
-        "server",
-        "temperature of sessions that set none (default: 0, greedy sampling)",
-        "T",
-        bounds=(0, 2),
-    ),
-    Option(
+    *_group(
         "store",
-        "text",
-        "store",
-        "store of the conversations: sqlite:///FILE, redis://HOST, rediss://HOST, "
-        "redis+sentinel://HOST,HOST/SERVICE, or 'memory' (default: a SQLite file in your state "
-        "folder). An engine alone is announced in a Redis (default: it is not announced)",
-        "URL",
+        _text(
+            "store URL",
+            "store of the conversations: sqlite:///FILE, redis://HOST, rediss://HOST, "
+            "redis+sentinel://HOST,HOST/SERVICE, or 'memory' (default: a SQLite file in your "
+            "state folder). An engine alone is announced in a Redis (default: it is not "
+            "announced)",
+        ),
+        _text(
+            "durability",
+            "what an acknowledged write survives. normal: a crash of the process; strict: also a "
+            "crash of the machine (default: normal)",
+            choices=("normal", "strict"),
+        ),
+        _number(
+            "resume-window-s SECONDS",
+            "how long a session is kept for a client that has disconnected (default: 900)",
+            bounds=(0, 7 * 86_400),
+        ),
+        _number(
+            "detach-grace-s SECONDS",
+            "how long a response continues after its client has disconnected; then it is paused "
+            "(default: 30)",
+            bounds=(0, 7 * 86_400),
+        ),
     ),
-    Option(
-        "durability",
-        "text",
-        "store",
-        "what an acknowledged write survives. normal: a crash of the process; strict: also a "
-        "crash of the machine (default: normal)",
-        choices=("normal", "strict"),
-    ),
-    Option(
-        "resume-window-s",
-        "number",
-        "store",
-        "how long a session is kept for a client that has disconnected (default: 900)",
-        "SECONDS",
-        bounds=(0, 7 * 86_400),
-    ),
-    Option(
-        "detach-grace-s",
-        "number",
-        "store",
-        "how long a response continues after its client has disconnected; then it is paused "
-        "(default: 30)",
-        "SECONDS",
-        bounds=(0, 7 * 86_400),
-    ),
-    Option(
-        "otlp-traces-endpoint",
-        "text",
+    *_group(
         "process",
-        "URL of an OpenTelemetry collector for traces, as http://localhost:4318/v1/traces; needs "
-        "the extra continuo-server[otel] (default: none, no traces)",
-        "URL",
-    ),
-    Option(
-        "log-level",
-        "text",
-        "process",
-        "minimum level of logged messages (default: warning)",
-        choices=("debug", "info", "warning", "error"),
-    ),
-    Option(
-        "log-format",
-        "text",
-        "process",
-        "format of log lines on stderr: text, or a JSON object each (default: console)",
-        choices=("console", "json"),
+        _text(
+            "otlp-traces-endpoint URL",
+            "URL of an OpenTelemetry collector for traces, as http://localhost:4318/v1/traces; "
+            "needs the extra continuo-server[otel] (default: none, no traces)",
+        ),
+        _text(
+            "log-level",
+            "minimum level of logged messages (default: warning)",
+            choices=("debug", "info", "warning", "error"),
+        ),
+        _text(
+            "log-format",
+            "format of log lines on stderr: text, or a JSON object each (default: console)",
+            choices=("console", "json"),
+        ),
     ),
 )
 
@@ -488,12 +401,8 @@ def _add(add: Callable[..., object], option: Option) -> None:
         case "number":
             add(flag, type=float, metavar=option.metavar, help=text)
         case "text":
-            add(
-                flag,
-                choices=option.choices or None,
-                metavar=option.metavar or None,
-                help=text,
-            )
+            choices, metavar = option.choices or None, option.metavar or None
+            add(flag, choices=choices, metavar=metavar, help=text)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, OptionValue]:
@@ -529,17 +438,9 @@ def _parse(option: Option, text: str, where: str) -> OptionValue:
         case "list":
             return [part.strip() for part in text.split(",") if part.strip()]
         case "switch":
-            booleans = {
-                "1": True,
-                "true": True,
-                "yes": True,
-                "0": False,
-                "false": False,
-                "no": False,
-            }
-            if text.lower() not in booleans:
+            if text.lower() not in ("1", "true", "yes", "0", "false", "no"):
                 raise SetupError(f"{where}: '{text}' is neither true nor false")
-            return booleans[text.lower()]
+            return text.lower() in ("1", "true", "yes")
         case "integer" | "number":
             try:
                 return int(text) if option.kind == "integer" else float(text)
@@ -578,19 +479,3 @@ def check_bounds(options: Mapping[str, OptionValue]) -> None:
 
 def load(arguments: argparse.Namespace) -> dict[str, OptionValue]:
     return merge_sources(vars(arguments), os.environ)
-
-
-__all__: Sequence[str] = (
-    "GROUP_TITLES",
-    "OPTIONS",
-    "Option",
-    "OptionValue",
-    "SourcedValue",
-    "accepted_options",
-    "add_options",
-    "check_bounds",
-    "find_unknown_variables",
-    "load",
-    "merge_sources",
-    "trace_sources",
-)

@@ -19,11 +19,10 @@ from websockets import http11
 from continuo.realtime.server import replies
 from continuo.realtime.server.hardening.guards import (
     LINGER_S,
-    SLICE_BYTES,
     Lingerer,
-    TurnwiseReader,
+    PausedReading,
+    UnreadInput,
     encode_last_response,
-    slices,
 )
 from continuo.realtime.server.hardening.incoming_budget import (
     SHARE_EXTENSION,
@@ -32,7 +31,6 @@ from continuo.realtime.server.hardening.incoming_budget import (
     release_share,
     share_of,
 )
-from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.server.security_log import security_log
 
 _TLS_HANDSHAKE = b"\x16\x03"
@@ -57,8 +55,8 @@ class _ParserStopped(Exception):
     """Raised in a parser callback to stop parsing after the request is refused."""
 
 
-class _TurnwiseFlow(TurnwiseReader, FlowControl):
-    """uvicorn's flow control of an HTTP connection, with read turns."""
+class _Flow(PausedReading, FlowControl):
+    """uvicorn's flow control of an HTTP connection, which also pauses for unread input."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -68,9 +66,6 @@ class _TurnwiseFlow(TurnwiseReader, FlowControl):
         if self.read_paused:
             self.read_paused = False
             self._read_on()
-
-    def wait_for_turn(self, read_turns: ReadTurns, then: Callable[[], None] = lambda: None) -> None:
-        self._wait(read_turns, then)
 
 
 class _CycleTransport:
@@ -82,19 +77,17 @@ class _CycleTransport:
         self.close = close
 
 
-class GuardedHttp(Lingerer, HttpToolsProtocol):
+class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
     """An HTTP connection with a deadline for each request (for the first one, counted from the
     start of the connection), a bound on its head, and a budget for the bytes of all unfinished
     requests of the server."""
 
     incoming_budget: ClassVar[IncomingBudget]
-    read_turns: ClassVar[ReadTurns]
-    first_read_turns: ClassVar[ReadTurns]
-    """Queue in which new connections wait before their first read is processed."""
     url = b""
     _timeout: asyncio.TimerHandle | None = None
     _head_share: IncomingShare | None = None
-    """Share of the incoming budget that `_head_bytes` are charged to; None while they are 0."""
+    """Share of the incoming budget that `_head_bytes` and unread bytes are charged to; None while
+    they are 0."""
     _head_bytes = 0
     """Bytes read of an unfinished head, trailer section or chunk header; 0 whenever the parser has
     completed one."""
@@ -102,41 +95,38 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     _refusal: bytes | None = None
     """The encoded error response after which the connection closes; further input is discarded.
     None: no request was refused. Empty: close without an error response."""
-    _is_first_read = True
+    _is_new = True
+    """Whether nothing was received yet."""
     _current_cycle: RequestResponseCycle | None = None
     """The request that the application is responding to, or has responded to last."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.flow = self._flow = _TurnwiseFlow(transport)
+        self.flow = self._flow = _Flow(transport)
         self._arm(HEAD_TIMEOUT_S)
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_first_read:
-            self._receive(data)
-            return
-        self._is_first_read = False
-        # uvloop reads before reading could be paused: what it has read waits for the turn.
-        self._charge_head(len(data))
-        self._flow.wait_for_turn(self.first_read_turns, partial(self._receive_first, data))
+        least_s = 0.0
+        if self._is_new:
+            self._is_new = False
+            least_s = self.read_turns.turn_s  # the work for a new connection begins after its turn
+            if data.startswith(_TLS_HANDSHAKE):
+                self._refuse_tls()
+        self._receive(data, least_s)
+        if self._unread and self._refusal is None:
+            self._charge_head(self._head_bytes + self.unread_bytes)
 
-    def _receive_first(self, data: bytes) -> None:
-        """Process the first slice of the first read. The rest waits behind other large reads, so
-        that new connections do not wait for it."""
-        self._charge_head(0)
-        if data.startswith(_TLS_HANDSHAKE):
-            self._refuse_tls()
-        first, rest = data[:SLICE_BYTES], data[SLICE_BYTES:]
-        self._receive(first)
-        if rest:
-            self._charge_head(self._head_bytes + len(rest))
-            self._flow.wait_for_turn(self.read_turns, partial(self._receive, rest))
+    def parse_slice(self) -> bool:
+        self._read(self._take_slice())
+        if not self._unread:
+            self._flow.release_reading()
+        return bool(self._unread)
 
-    def _receive(self, data: bytes) -> None:
-        for part in slices(data):
-            self._read(part)
-        if len(data) > SLICE_BYTES:
-            self._flow.wait_for_turn(self.read_turns)
+    def hold_reading(self) -> None:
+        self._flow.hold_reading()
+
+    def release_reading(self) -> None:
+        self._flow.release_reading()
 
     def _read(self, part: bytes) -> None:
         if self._refusal is not None:
@@ -155,7 +145,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         if self._head_bytes > REQUEST_LINE_BYTES_MAX + HEADERS_BYTES_MAX:
             self._refuse(*(_headers_too_large() if self.url else _request_line_too_long()))
         else:
-            self._charge_head(self._head_bytes)
+            self._charge_head(self._head_bytes + self.unread_bytes)
 
     def _charge_head(self, size: int) -> None:
         if size and self._head_share is None:
@@ -257,6 +247,10 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._disarm()
         self._charge_head(0)
+        if self._unread:
+            self._drop_unread()
+            self.transport.abort()  # a client must wait for the response to its upgrade
+            return
         super().handle_websocket_upgrade()
         self.parser = None  # breaks a reference cycle: the parser refers to this object
 
@@ -348,6 +342,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._drop_unread()
         self._unset_keepalive_if_required()
         self._charge_head(0)
         if self._current_cycle is not None and not self._current_cycle.response_complete:

@@ -3,6 +3,8 @@
 message that stays incomplete     closed after MESSAGE_TIMEOUT_S
 message of too many fragments     closed over FRAGMENTS_MAX
 many small messages in one read   parsed a slice at a time, each when the last is consumed
+many frames in one read           parsed in read turns (`read_turns`); only the last ping of a slice
+                                  is answered
 unfinished messages over budget   connection of the largest closed with 1013 (`incoming_budget`)
 input after our close frame       read and discarded for LINGER_S, at most LINGER_BYTES_MAX
 session ended, client not reading aborted, because unsent bytes would keep the socket open
@@ -26,12 +28,11 @@ from continuo.realtime.server.hardening.guards import (
     LINGER_S,
     SLICE_BYTES,
     Lingerer,
-    TurnwiseReader,
+    PausedReading,
+    UnreadInput,
     encode_last_response,
-    slices,
 )
 from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
-from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.transport.socket import PING_EXTENSION, SEND_NOW_EXTENSION
 
 MESSAGE_TIMEOUT_S = 60.0
@@ -51,6 +52,8 @@ MESSAGES_PER_TURN = 4
 a client sends at once to ask something, so that only floods wait."""
 _MEDIUM_FRAME_HEAD, _LONG_FRAME_HEAD = struct.Struct("!BBH"), struct.Struct("!BBQ")
 """Layouts of the head of a frame whose payload length has 16 bits, and 64 bits."""
+_PONG = b"\x8a"
+"""First byte of a pong."""
 _UNFRAGMENTED_TEXT = 0x81
 """First byte of a frame: FIN and the opcode of text."""
 CORKED_BYTES_MAX = 64 * 1024
@@ -65,7 +68,7 @@ _INVALID_UPGRADE = (
 )
 
 
-class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
+class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOProtocol):
     """A WebSocket connection with a deadline for each message, a bound on its fragments, and a
     budget for the bytes of all unfinished messages of the server."""
 
@@ -77,7 +80,6 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     has its own list."""
     _corked_frames: bytes = b""
     incoming_budget: ClassVar[IncomingBudget]
-    read_turns: ClassVar[ReadTurns]
     _share: IncomingShare | None = None
     """Share of the incoming budget; set while the bytes of incomplete, queued and received messages
     exceed UNCHARGED_BYTES."""
@@ -85,9 +87,6 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     """Size of each complete message that is queued for the application, in bytes."""
     _queued_bytes = 0
     """Total bytes of the complete messages that are queued for the application."""
-    _unparsed: tuple[bytes, ...] = ()
-    """Slices of the last read that are parsed when the application has received the messages before
-    them, because a small message takes ten times its size once it is parsed."""
     _received_bytes = 0
     """Size of the message that the application received last, in bytes; 0 once it has called
     `receive` for the next one."""
@@ -157,8 +156,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self._fail(CloseCode(message.get("code", 1000)), message.get("reason") or "")
             return
         await super().send(message)
-        if self.close_sent:
-            self._parse()
+        if self.close_sent and self._unread:
+            self.read_turns.submit(self)
 
     def shutdown(self) -> None:
         self._uncork()
@@ -182,13 +181,19 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             super().handle_pong(event)
 
     def handle_ping(self) -> None:
-        """Send the pong to a ping. While the client does not read, keep only the latest pong for
-        later (RFC 6455, 5.5.3)."""
-        pongs = self.conn.data_to_send()
-        if self.writable.is_set():
-            self.transport.write(b"".join(pongs))
-        elif pongs:
-            self._pong = pongs[-1]
+        """Send the pong to the last ping of a slice (RFC 6455, 5.5.3). While the client does not
+        read, keep it for later."""
+        others: list[bytes] = []
+        for sent in self.conn.data_to_send():
+            if sent.startswith(_PONG):
+                self._pong = sent
+            else:
+                others.append(sent)
+        if self.writable.is_set() and self._pong:
+            self.transport.write(self._pong)
+            self._pong = b""
+        if others:  # the answer to a close frame
+            self.transport.write(b"".join(others))
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -209,7 +214,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self.conn.parser_exc = None
         self.conn.reader.buffer = bytearray()
         self.frames = []
-        self._unparsed = ()
+        self._drop_unread()
 
     def _resolve_ping(self, *, is_answered: bool) -> None:
         if self._ping_result is not None and not self._ping_result.done():
@@ -229,17 +234,23 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         if not self.handshake_complete:
             self.transport.abort()  # a client must wait for the response to its upgrade
             return
-        self._unparsed = (*self._unparsed, *slices(data))
-        self._parse()
-        if len(data) > SLICE_BYTES:
-            self._wait(self.read_turns)
+        self._receive(data)
+        if self._unread:
+            self._update_charge()
 
-    def _parse(self) -> None:
-        """Parse slices until a message is queued for the application, which pauses reading. After
-        the close frame was sent, messages are discarded."""
-        while self._unparsed and (self.queue.empty() or self.close_sent):
-            part, self._unparsed = self._unparsed[0], self._unparsed[1:]
-            self._read(part)
+    def parse_slice(self) -> bool:
+        """Parse one slice of the unread bytes, unless a message is queued for the application: a
+        small message takes thirty times its size once it is parsed. After the close frame was sent,
+        messages are discarded. Returns whether another slice can be parsed."""
+        if self._unread and self._may_parse:
+            self._read(self._take_slice())
+        if not self._unread:
+            self.release_reading()
+        return bool(self._unread) and self._may_parse
+
+    @property
+    def _may_parse(self) -> bool:
+        return self.queue.empty() or self.close_sent
 
     def _read(self, part: bytes) -> None:
         if self._is_lingering:
@@ -276,7 +287,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         if self.disconnected or self._is_lingering:
             return
         unfinished = len(self.conn.reader.buffer) + (self.conn.current_size or 0)
-        whole = self._received_bytes + self._queued_bytes + sum(map(len, self._unparsed))
+        whole = self._received_bytes + self._queued_bytes + self.unread_bytes
         if unfinished + whole > UNCHARGED_BYTES:
             if self._share is None:
                 self._share = IncomingShare(self.incoming_budget, self._fail_over_budget)
@@ -311,14 +322,14 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         elif self._messages_since_turn < MESSAGES_PER_TURN and self._queued_bytes < SLICE_BYTES:
             self._messages_since_turn += 1
         else:
-            await self.read_turns.wait()
+            await self.read_turns.wait(self._queued_bytes + self.unread_bytes)
             self._messages_since_turn = 0
         message = await self.queue.get()
         if message["type"] == "websocket.receive":
             self._received_bytes = self._queued_message_bytes.popleft()
             self._queued_bytes -= self._received_bytes
-        if self._unparsed and self.queue.empty():
-            self._parse()
+        if self._unread and self.queue.empty():
+            self.read_turns.submit(self)
         if self.read_paused and self.queue.empty():
             self.read_paused = False
             self._read_on()
@@ -367,7 +378,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self._is_lingering = self.close_sent = True
         self.frames = []
-        self._unparsed = ()
+        self._drop_unread()
         # While this timer is set, uvicorn does not close the socket at the end of the session.
         self.close_timer = self.loop.call_later(LINGER_S, self.transport.abort)
         self._write_last(b"".join(self.conn.data_to_send()))

@@ -1,49 +1,94 @@
-"""Common parts of HTTP and WebSocket connections: sliced reads, read turns, lingering close."""
+"""Common parts of HTTP and WebSocket connections: unread input, lingering close."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from functools import partial
+from typing import ClassVar
 
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from continuo.realtime.server.hardening.read_turns import ReadTurns
 
-SLICE_BYTES = 16 * 1024
-"""Maximum bytes passed to a parser at once. Limits are checked between slices, because one read of
-the event loop, up to 256 KiB, can contain 14,000 requests or 43,000 empty frames."""
+SLICE_BYTES = 2 * 1024
+"""Maximum bytes passed to a parser at once. Limits and time are checked between slices; one of
+pings, the costliest input, takes about 2 ms."""
 LINGER_S = 2.0
 """Time in seconds for which input is read and discarded after the last response."""
 LINGER_BYTES_MAX = 64 * 1024 * 1024
 
 
-class TurnwiseReader:
-    """Mixin for a flow control or protocol that waits for a read turn after a large read."""
+class PausedReading:
+    """Mixin for a flow control or protocol whose reading is paused while it has unread input."""
 
     transport: asyncio.Transport
     read_paused: bool
     """Whether uvicorn has paused reading, because the application has not consumed earlier
     input."""
-    _waits = False
-    """Whether reading is paused until this connection's read turn."""
+    _has_unread = False
+    """Whether reading is paused because earlier input is not parsed yet."""
 
-    def _wait(self, turns: ReadTurns, then: Callable[[], None] = lambda: None) -> None:
-        """Pause reading until this connection's next read turn, in which `then` is called."""
-        if not self._waits and not self.transport.is_closing():
-            self._waits = True
+    def hold_reading(self) -> None:
+        """Pause reading until `release_reading`."""
+        if not self._has_unread and not self.transport.is_closing():
+            self._has_unread = True
             self.transport.pause_reading()
-            turns.call_in_turn(partial(self._take_turn, then))
 
-    def _take_turn(self, then: Callable[[], None]) -> None:
-        self._waits = False
-        self._read_on()
-        then()
+    def release_reading(self) -> None:
+        if self._has_unread:
+            self._has_unread = False
+            self._read_on()
 
     def _read_on(self) -> None:
-        """Resume reading, unless uvicorn has paused it, a read turn is pending, or the connection
-        is closing."""
-        if not (self.read_paused or self._waits or self.transport.is_closing()):
+        """Resume reading, unless uvicorn has paused it, unread input waits, or the connection is
+        closing."""
+        if not (self.read_paused or self._has_unread or self.transport.is_closing()):
             self.transport.resume_reading()
+
+
+class UnreadInput:
+    """Mixin for a protocol whose received bytes are parsed in read turns. Bytes that wait for a
+    turn stay here, and reading is paused meanwhile."""
+
+    read_turns: ClassVar[ReadTurns]
+    _unread: bytes = b""
+    _unread_start = 0
+    """Number of the bytes in `_unread` that are parsed."""
+
+    @property
+    def unread_bytes(self) -> int:
+        return len(self._unread) - self._unread_start
+
+    def hold_reading(self) -> None:
+        raise NotImplementedError
+
+    def release_reading(self) -> None:
+        raise NotImplementedError
+
+    def parse_slice(self) -> bool:
+        """Parse one slice of the unread bytes. Returns whether another one can be parsed."""
+        raise NotImplementedError
+
+    def _receive(self, data: bytes, least_s: float = 0.0) -> None:
+        """Parse the bytes of a read, now or in later turns. `least_s`: `ReadTurns.submit`."""
+        self._unread = self._unread[self._unread_start :] + data
+        self._unread_start = 0
+        self.read_turns.submit(self, least_s)
+        if self._unread:
+            self.hold_reading()
+
+    def _take_slice(self) -> bytes:
+        start, end = self._unread_start, self._unread_start + SLICE_BYTES
+        part = self._unread[start:end]
+        if end < len(self._unread):
+            self._unread_start = end
+        else:
+            self._unread, self._unread_start = b"", 0
+        return part
+
+    def _drop_unread(self) -> None:
+        """Discard what is not parsed, and wait for no turn."""
+        self._unread, self._unread_start = b"", 0
+        self.read_turns.withdraw(self)
+        self.release_reading()
 
 
 class Lingerer:
@@ -68,13 +113,6 @@ class Lingerer:
         self._lingered_bytes += len(part)
         if self._lingered_bytes > LINGER_BYTES_MAX:
             self.transport.abort()
-
-
-def slices(data: bytes) -> Sequence[bytes]:
-    """Split the bytes of a read into slices of at most SLICE_BYTES."""
-    if len(data) <= SLICE_BYTES:
-        return (data,)
-    return [data[start : start + SLICE_BYTES] for start in range(0, len(data), SLICE_BYTES)]
 
 
 def encode_last_response(response: Response) -> bytes:

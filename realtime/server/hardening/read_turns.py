@@ -1,72 +1,164 @@
-"""Read turns: a limit on the large input that the event loop handles before other work.
+"""Read turns: a limit on the time that the event loop spends on input before other work.
 
-One read returns up to 256 KiB, which can contain hundreds of messages, and hundreds of connections
-may be readable at the same time. So a connection whose last read was large waits for a read turn
-before its next read, and an application waits for one after each few messages that were already
-queued. Each round grants TURNS_PER_ROUND turns, in order of arrival; a connection that sends little
-never waits. After a round, the next one is delayed by the time that the round took: a small request
-needs about ten iterations of the event loop, and would otherwise wait for a round of reads in each.
+What a byte costs is the peer's choice: 256 KiB, one read, take 0.2 ms as one message and 0.3 s as
+43,000 pings. So input is not counted but timed. A connection's unread bytes wait in the connection,
+and a reader parses them slice by slice in turns of TURN_S. Turns are granted in rounds of ROUND_S;
+after a round, the next one is delayed by the time that the round and the work it began have taken.
+A small request needs about ten iterations of the event loop, and would otherwise wait for a round
+in each. In a round, the reader that has waited longest comes first, then those with the fewest
+unread bytes: a client that sends little does not wait behind those that send much, and they do not
+wait for ever.
 
-New connections wait for turns of their own before what they have sent is processed: to open a
-hundred connections takes 0.1 s, and behind large input they would wait long.
+Ordinary input does not wait: a small read is parsed at once while such reads have taken less than
+half of the time lately.
 """
 
 import asyncio
-from collections import deque
+import contextvars
+import time
 from collections.abc import Callable
-from functools import partial
+from typing import Protocol
 
-TURNS_PER_ROUND = 2
-"""Turns granted per round; a round of the largest reads takes about 5 ms."""
-NEW_CONNECTIONS_PER_ROUND = 4
-"""Turns granted per round to new connections; a round of requests and upgrades takes about 5 ms."""
+TURN_S = 0.001
+"""Thread time of a turn in seconds; it ends with the slice in which it reaches this."""
+ROUND_S = 0.004
+"""Thread time of the turns of a round in seconds, and the longest that reads are parsed at once."""
+SHARE_AT_ONCE = 0.5
+"""Share of the time in which reads may be parsed at once, on average."""
 ITERATIONS_PER_ROUND = 3
-"""Iterations of the event loop over which a round is measured: a connection is read in the first
-one after its turn, and the application begins with the request in the second one."""
+"""Iterations of the event loop over which a round is measured: the application begins with a
+request in the second one after its turn."""
+SMALL_READ_BYTES = 2048
+"""Maximum unread bytes of a reader that need not wait while others do."""
+_CLASSES = 32
+"""Number of classes by size: a reader with N unread bytes is in class N.bit_length()."""
+
+
+class Reader(Protocol):
+    """A connection with unread bytes."""
+
+    @property
+    def unread_bytes(self) -> int: ...
+
+    def parse_slice(self) -> bool:
+        """Parse one slice of the unread bytes. Returns whether another one can be parsed."""
+        ...
 
 
 class ReadTurns:
-    """The queue of connections of one server process that wait for a read turn."""
+    """The readers of one server process that wait for a turn.
 
-    def __init__(self, per_round: int = TURNS_PER_ROUND) -> None:
-        self._per_round = per_round
-        self._waiting: deque[Callable[[], None]] = deque()
+    `clock`: thread time in seconds, of turns and rounds. `wall_clock`: time in seconds, of pauses.
+    """
+
+    def __init__(
+        self,
+        turn_s: float = TURN_S,
+        round_s: float = ROUND_S,
+        clock: Callable[[], float] = time.thread_time,
+        wall_clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.turn_s = turn_s
+        self._round_s = round_s
+        self._clock, self._wall_clock = clock, wall_clock
+        self._waiting: dict[Reader, int] = {}
+        """Class of each reader that waits, the oldest first."""
+        self._classes: list[dict[Reader, float]] = [{} for _ in range(_CLASSES)]
+        """The readers of each class, the oldest first, with the least time of their turn."""
         self._scheduled = False
+        self._left_s, self._refilled_s = round_s, wall_clock()
+        """Token bucket of the reads that are parsed at once: seconds left, and when that was."""
+        self._context = contextvars.Context()
+        """Context of rounds: one that is begun by a request must not run in the request's."""
 
-    def call_in_turn(self, callback: Callable[[], None]) -> None:
-        """Queue `callback`, and call it when its turn is granted."""
-        self._waiting.append(callback)
-        self._schedule()
+    def submit(self, reader: Reader, least_s: float = 0.0) -> None:
+        """Let a reader parse its unread bytes: at once, or when its turn is granted. No effect if
+        it waits already. `least_s`: seconds that its turn counts at least, for the work that it
+        begins."""
+        if reader in self._waiting:
+            return
+        if self._may_parse_at_once(reader):
+            self._left_s -= self._take_turn(reader, least_s)
+        else:
+            self._add(reader, least_s)
 
-    async def wait(self) -> None:
-        """Wait until a turn is granted to the caller."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.call_in_turn(partial(_resolve, turn))
-        await turn
+    async def wait(self, waiting_bytes: int) -> None:
+        """Wait until a turn is granted to the caller. `waiting_bytes`: size of its input."""
+        turn = _ApplicationTurn(waiting_bytes)
+        self._add(turn, self.turn_s)
+        try:
+            await turn.granted
+        finally:
+            self.withdraw(turn)
 
-    def _schedule(self) -> None:
-        if self._waiting and not self._scheduled:
+    def withdraw(self, reader: Reader) -> None:
+        """Grant no turn to a reader. No effect if it does not wait."""
+        if reader in self._waiting:
+            self._remove(reader)
+
+    def _may_parse_at_once(self, reader: Reader) -> bool:
+        now_s = self._wall_clock()
+        refill_s = (now_s - self._refilled_s) * SHARE_AT_ONCE
+        self._left_s, self._refilled_s = min(self._round_s, self._left_s + refill_s), now_s
+        return self._left_s > 0 and (not self._waiting or reader.unread_bytes <= SMALL_READ_BYTES)
+
+    def _take_turn(self, reader: Reader, least_s: float) -> float:
+        """Let a reader parse until its turn is over, and wait for the next one if it has not
+        finished. Returns the time that the turn counts, in seconds."""
+        began_s = self._clock()
+        while has_more := reader.parse_slice():
+            if self._clock() - began_s >= self.turn_s:
+                break
+        used_s = self._clock() - began_s
+        if has_more:
+            self._add(reader, 0.0)
+        return max(used_s, least_s)
+
+    def _add(self, reader: Reader, least_s: float) -> None:
+        size_class = min(reader.unread_bytes.bit_length(), _CLASSES - 1)
+        self._waiting[reader] = size_class
+        self._classes[size_class][reader] = least_s
+        if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._run_round)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._run_round, context=self._context)
+
+    def _remove(self, reader: Reader) -> float:
+        return self._classes[self._waiting.pop(reader)].pop(reader)
+
+    def _smallest(self) -> Reader | None:
+        return next((next(iter(readers)) for readers in self._classes if readers), None)
 
     def _run_round(self) -> None:
-        self._scheduled = bool(self._waiting)
-        if not self._scheduled:
-            return
-        started_s = asyncio.get_running_loop().time()
-        for _ in range(min(self._per_round, len(self._waiting))):
-            self._waiting.popleft()()
-        self._end_round(started_s, ITERATIONS_PER_ROUND)
+        reader = next(iter(self._waiting), None)
+        self._scheduled = reader is not None
+        began_s, used_s = self._wall_clock(), 0.0
+        try:
+            while reader is not None and used_s < self._round_s:
+                used_s += self._take_turn(reader, self._remove(reader))
+                reader = self._smallest()
+        finally:
+            if self._scheduled:
+                self._end_round(began_s, ITERATIONS_PER_ROUND)
 
-    def _end_round(self, started_s: float, iterations: int) -> None:
+    def _end_round(self, began_s: float, iterations: int) -> None:
         """Run the next round after these iterations, and as much time as they have taken."""
         loop = asyncio.get_running_loop()
         if iterations:
-            loop.call_soon(self._end_round, started_s, iterations - 1)
+            loop.call_soon(self._end_round, began_s, iterations - 1, context=self._context)
         else:
-            loop.call_later(loop.time() - started_s, self._run_round)
+            pause_s = self._wall_clock() - began_s
+            loop.call_later(pause_s, self._run_round, context=self._context)
 
 
-def _resolve(turn: "asyncio.Future[None]") -> None:
-    if not turn.done():
-        turn.set_result(None)
+class _ApplicationTurn:
+    """The turn of an application that has input to handle."""
+
+    def __init__(self, waiting_bytes: int) -> None:
+        self.unread_bytes = waiting_bytes
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def parse_slice(self) -> bool:
+        if not self.granted.done():
+            self.granted.set_result(None)
+        return False

@@ -22,7 +22,7 @@ from continuo.realtime.registry.conversations import Conversations
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.responses.service import ResponseService
 from continuo.realtime.server import replies
-from continuo.realtime.server.auth.client_secrets import InMemorySecrets, SignedSecrets
+from continuo.realtime.server.auth.client_secrets import ClientSecrets
 from continuo.realtime.server.auth.gate import Authenticator, TokenVerifier
 from continuo.realtime.server.auth.open_connections import OpenConnections
 from continuo.realtime.server.config.settings import GatewaySettings, load_access_policy
@@ -93,7 +93,7 @@ def build_app(
             for name in names
         ]
     )
-    secrets = SignedSecrets(settings.secret) if settings.secret else InMemorySecrets()
+    secrets = ClientSecrets(settings.secret or (lambda: store.epoch.encode()))
     tokens = _make_tokens(settings, tenants)
     authenticator = Authenticator(policy, secrets, tokens)
     open_connections = OpenConnections(tenants)

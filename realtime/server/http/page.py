@@ -12,6 +12,7 @@ explains how to build them.
 
 import gzip
 import hashlib
+import html
 import mimetypes
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from continuo.realtime.registry.access import Credentials
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Authenticator
+from continuo.realtime.server.own_command import find_make_command, find_own_command
 
 ASSETS_DIR = Path(__file__).parents[1] / "assets"
 _PAGES = {"/": "index.html", "/admin": "admin.html"}
@@ -37,15 +39,22 @@ _HEADERS = {
 }
 _IMMUTABLE = "public, max-age=31536000, immutable"
 _NOT_BUILT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Continuo</title>
-<h1>The server is running, but its web page was not built</h1>
-<p>The API is available: <code>/v1/realtime</code>, <code>/v1/models</code>.
-To build the page, install Node.js 20 or newer and run <code>make web</code>, then start the server
-again. To chat in a terminal, use <code>continuo chat</code>.</p></html>"""
+<h1>The server is running, without its web page</h1>
+<p>The page is {explanation}. The API is available: <code>/v1/realtime</code>,
+<code>/v1/models</code>. To chat in a terminal, use <code>{command} chat</code>.</p></html>"""
 
 
 def is_page_built(folder: Path = ASSETS_DIR) -> bool:
     """Return whether the page can be served from `folder`."""
     return (folder / "index.html").exists()
+
+
+def explain_missing_page() -> str:
+    """Return why there is no page, and the command that builds it, if this is a checkout."""
+    command = find_make_command("web")
+    if command is None:
+        return "not in this installation"
+    return f"not built: install Node.js 20 or newer, run `{command}`, and start the server again"
 
 
 class _Asset(msgspec.Struct, frozen=True):
@@ -81,7 +90,11 @@ class Page:
                 return replies.ephemeral_key_response()
         file = self._files.get(_PAGES[request.url.path])
         if file is None:
-            return Response(_NOT_BUILT, 404, media_type="text/html", headers=_HEADERS)
+            text = _NOT_BUILT.format(
+                explanation=html.escape(explain_missing_page()),
+                command=html.escape(find_own_command()),
+            )
+            return Response(text, 404, media_type="text/html", headers=_HEADERS)
         return _asset_response(request, file, "no-cache")
 
     async def get_asset(self, request: Request) -> Response:

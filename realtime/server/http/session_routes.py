@@ -91,7 +91,9 @@ class SessionRoutes:
                 )
                 self._registry.text_limits.check_head(settings, ConfigureSession.field_names)
             seconds = (requested.expires_after or ExpiresAfter()).seconds
-            secret = self._secrets.mint(credentials.tenant, settings, seconds, credentials.key_id)
+            tenant = self._registry.tenants.of(credentials.tenant)
+            with tenant.rate_limits.charge_request():
+                secret = self._secrets.mint(tenant.name, settings, seconds, credentials.key_id)
         except Refusal as refusal:
             return replies.refusal_response(refusal)
         session = Encoder(generate_id("sess"), self._model).encode_session(settings)

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from continuo.engine import EngineClient
 from continuo.realtime.server.config.settings import DEFAULT_PORT, GatewaySettings
-from continuo.realtime.server.http.page import is_page_built
+from continuo.realtime.server.http.page import explain_missing_page, is_page_built
 from continuo.realtime.server.own_command import find_own_command
 
 _IMPORTED_S = time.monotonic()
-_PAGE_NOT_BUILT = "(not built: needs Node.js 20 or newer, then `make web`; the chat works without)"
 
 
 class LoadProgress:
@@ -51,10 +50,12 @@ def print_welcome(
     if settings.requires_key:
         chat += " --api-key YOUR_KEY"
     fragment = "" if demo_token is None else f"#demo={demo_token}"
-    address = f"http{url.removeprefix('ws')}/{fragment}" if is_page_built() else _PAGE_NOT_BUILT
+    address = f"http{url.removeprefix('ws')}/{fragment}"
+    if not is_page_built():
+        address = f"({explain_missing_page()}; the chat works without)"
     page = f"  Open           {address}\n" if settings.web else ""
     print_line(
-        f"Ready after {_age_s():.1f} s: {name[0]} on {ready.device}, {ready.dtype}, "
+        f"Ready after {measure_age_s():.1f} s: {name[0]} on {ready.device}, {ready.dtype}, "
         f"{ready.max_model_len:,} tokens of context.\n"
         f"\n"
         f"{page}"
@@ -80,7 +81,7 @@ def _list_things_to_try(engine: EngineClient) -> str:
     )
 
 
-def _age_s() -> float:
+def measure_age_s() -> float:
     """Return the seconds since the process was started; `exec`, as at the end of `make demo`, does
     not start a new one."""
     try:

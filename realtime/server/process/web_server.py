@@ -18,7 +18,7 @@ from continuo.realtime.server.garbage_collection import collect_garbage, return_
 from continuo.realtime.server.hardening.guarded_http import GuardedHttp
 from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket
 from continuo.realtime.server.hardening.incoming_budget import IncomingBudget
-from continuo.realtime.server.hardening.read_turns import NEW_CONNECTIONS_PER_ROUND, ReadTurns
+from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.server.http.request_observer import RequestObserver
 
@@ -95,7 +95,6 @@ def _http_protocol(budget: IncomingBudget, read_turns: ReadTurns) -> type[Guarde
         pass
 
     Http.incoming_budget, Http.read_turns = budget, read_turns
-    Http.first_read_turns = ReadTurns(NEW_CONNECTIONS_PER_ROUND)
     return Http
 
 

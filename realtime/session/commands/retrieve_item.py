@@ -7,6 +7,7 @@ from continuo.realtime.session.state import Trigger
 
 
 async def execute(context: CommandContext, command: FetchItem) -> None:
+    await context.unit_of_work.session_writer.check_ownership()
     item = context.unit_of_work.find(command.item_id, "item_retrieve_invalid_item_id")
     context.emit_unlogged(ItemFetched(item))
 

@@ -159,16 +159,11 @@ class RedisStore:
         *,
         ttl_s: float,
         expected_fence: int | None = None,
-        secret: bytes | None = None,
     ) -> SessionLease:
         async with self._client.bounded():
             await self._reexamine_after_outage()
-            args = (
-                owner,
-                int(ttl_s * 1000),
-                "" if expected_fence is None else expected_fence,
-                secret or b"",
-            )
+            expected = "" if expected_fence is None else expected_fence
+            args = (owner, int(ttl_s * 1000), expected)
             reply = await self._client.run_script("claim", session_keys(session), args)
             if reply[0] == b"unknown":
                 await self._verify_epoch()
@@ -260,7 +255,7 @@ class RedisStore:
 
     async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
         names = session_keys(lease.session)
-        args = (digest(request.key.encode()), digest(request.content))
+        args = (digest(request.key.encode()), request.content_digest)
         async with self._client.bounded():
             await self._reexamine_after_outage()
             reply = await self._run_fenced(
@@ -349,8 +344,8 @@ class RedisStore:
     async def _verify_epoch(self) -> None:
         found = await self._read_epoch()
         if found != self._epoch:
-            lost, self._epoch = self._epoch, found
-            raise StoreReplaced(f"the store with epoch {lost} was replaced by another one")
+            self._epoch = found
+            raise StoreReplaced("the store was replaced by another one")
 
     async def _record_layout(self) -> None:
         newest = await self._client.run_script("record_layout", (keys.LAYOUT_KEY,))
@@ -469,7 +464,7 @@ def _encode_request(request: IdempotentRequest) -> dict[str, bytes]:
     assert len(request.result) <= keys.IDEMPOTENCY_RESULT_BYTES_MAX, "a result is short"
     return {
         "key": digest(request.key.encode()),
-        "content": digest(request.content),
+        "content": request.content_digest,
         "result": request.result,
     }
 

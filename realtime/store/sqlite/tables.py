@@ -82,8 +82,8 @@ class Tables:
         new one before raising."""
         found = read_epoch(self._db)
         if found != self.epoch:
-            lost, self.epoch = self.epoch, found or make_epoch(self._db)
-            raise StoreReplaced(f"the store with epoch {lost} was replaced by another one")
+            self.epoch = found or make_epoch(self._db)
+            raise StoreReplaced("the store was replaced by another one")
 
     # ------------------------------------------------------------ health
 
@@ -211,22 +211,15 @@ class Tables:
             )
 
     def claim(
-        self,
-        session: str,
-        owner: str,
-        *,
-        ttl_s: float,
-        expected_fence: int | None = None,
-        secret: bytes | None = None,
+        self, session: str, owner: str, *, ttl_s: float, expected_fence: int | None = None
     ) -> SessionLease:
         row = self._fetch_one(
             "UPDATE sessions SET owner = ?, fence = max(fence + 1, ?), parked = 0, "
-            "deadline_ms = ?, secret = coalesce(?, secret) WHERE id = ? AND deadline_ms > ? "
-            "AND owner <> ? AND fence = coalesce(?, fence) RETURNING fence",
+            "deadline_ms = ? WHERE id = ? AND deadline_ms > ? AND owner <> ? "
+            "AND fence = coalesce(?, fence) RETURNING fence",
             owner,
             self._ms_from_now(0),
             self._ms_from_now(ttl_s),
-            secret,
             session,
             self._ms_from_now(0),
             _NO_OWNER,
@@ -347,7 +340,7 @@ class Tables:
         )
         if row is None:
             return None
-        if row[0] != digest(request.content):
+        if row[0] != request.content_digest:
             raise IdempotencyConflict(request.key)
         return DuplicateWrite(row[1])
 
@@ -358,7 +351,7 @@ class Tables:
         self._db.executemany(
             "INSERT INTO idempotency_keys (session, key, digest, result) VALUES (?, ?, ?, ?)",
             [
-                (session, digest(request.key.encode()), digest(request.content), request.result)
+                (session, digest(request.key.encode()), request.content_digest, request.result)
                 for request in requests
             ],
         )

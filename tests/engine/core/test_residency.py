@@ -88,10 +88,28 @@ def test_kv_kept_by_a_fork_is_not_recomputed() -> None:
     core.generate("idle", 4, "first")
     core.run()
     core.fork("idle", "same", 32)
-    core.cache.retract(core.sequence("idle").lease)
+    core.cache.rewind(core.sequence("idle").lease, 0)
     assert info(core, "idle").lost_tokens == 32
     assert residency_of_next_turn(core, "idle") == "hot"
     assert core.turn_end("idle", "next").cached_tokens == 32
+
+
+def test_tokens_that_were_lost_before_the_first_id_are_not_reported_cached() -> None:
+    """The turn begins with 16 of 56 tokens cached, and begins again with none."""
+    core = CoreHarness()
+    core.open("s")
+    core.append("s", LOG[:16])
+    core.run()
+    core.append("s", prompt_ids(40, seed=2))
+    core.generate("s", 3, "first")
+    core.step()
+    sequence = core.sequence("s")
+    assert sequence.turn is not None
+    assert (sequence.turn.output_tokens, sequence.turn.cached_tokens) == (0, 16)
+    core.scheduler.retract(sequence)
+    core.cache.reset()
+    core.run()
+    assert core.turn_end("s", "first").cached_tokens == 0
 
 
 @pytest.mark.parametrize("known", [[], LOG])

@@ -384,7 +384,7 @@ async def test_exception_in_an_attach_leaves_no_session(
             raise ZeroDivisionError("a bug")
 
         with monkeypatch.context() as patch:
-            patch.setattr("continuo.engine.core.sessions.common_prefix_length", fail)
+            patch.setattr("continuo.engine.core.transitions.common_prefix_length", fail)
             with pytest.raises(CommandFailed):
                 await engine.attach("s", [4, 5, 6])
         assert (await engine.fleet.stats()).sessions == 1, "the session of the bystander"

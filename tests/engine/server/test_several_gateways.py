@@ -23,7 +23,7 @@ from continuo.engine.errors import (
     StaleEngineFence,
     UnknownEngineSession,
 )
-from continuo.engine.server import listener
+from continuo.engine.server import clients, listener
 from continuo.engine.wire.handshake import ClientHandshake, EngineHandshake
 from continuo.engine.wire.messages import GetModelFiles, PauseTurn, ResumeTurn, Sampling
 from tests.faults.proxy import Proxy
@@ -240,6 +240,44 @@ async def test_detached_session_is_closed_after_its_keep_time(harness: EngineHar
         await start_turn(one, 190, 1, fence=1)
     await harness.wait_until_empty()
     assert (await harness.engine.fleet.stats()).pages_leased == 0
+
+
+async def test_turn_of_a_lost_gateway_that_nobody_can_resume_is_closed(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A response of the Responses API dies with its gateway: its session has no fence. The turn of
+    a stored session continues beside it."""
+    monkeypatch.setattr(clients, "DISPOSABLE_GRACE_S", 0.1)
+    harness.runner.step_s = 0.01
+    port = await harness.listen()
+    async with front(port) as two:
+        async with front(port) as one:
+            await start_turn(one, 190, 4, fence=1)
+            await one.open("response")
+            await one.append("response", PROMPT)
+            await one.generate("response", Sampling(max_tokens=190), "t")
+            await wait_until(lambda: harness.runner.token_count > 20)
+        async with asyncio.timeout(20):
+            while len(await two.fleet.list_sessions()) > 1:
+                await asyncio.sleep(0)
+        (kept,) = await two.fleet.list_sessions()
+        assert kept.session == "s"
+        stats = await two.fleet.stats()
+        assert stats.active_turns == 1
+        assert stats.tokens_drawn < 2 * 190, "the turn ended before its last token"
+        attached = await two.attach("s", PROMPT, unfinished=unfinished(190, 0), fence=2)
+        assert await read(attached) == oracle(PROMPT, 190)
+
+
+async def test_link_that_blinks_keeps_a_session_without_a_fence(harness: EngineHarness) -> None:
+    port = await harness.listen()
+    async with front(port) as one:
+        turn, output = await start_turn(one, 150, 3, fence=0)
+        reading = asyncio.create_task(recover_ids(one, turn, PROMPT, fence=0))
+        harness.disconnect_clients()
+        output += await reading
+        assert output == turn.ids == oracle(PROMPT, 150)
+        assert (await one.fleet.stats()).tokens_drawn == 150, "the turn went on"
 
 
 async def test_reconnected_link_loses_no_tokens(harness: EngineHarness) -> None:

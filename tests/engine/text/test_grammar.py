@@ -2,6 +2,9 @@
 
 import json
 import random
+import resource
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from continuo import engine
 from continuo.bench import random_checkpoints
 from continuo.engine.errors import BadRequest
 from continuo.engine.sampling import Grammar
 from continuo.engine.text import GrammarCompiler, ModelText, find_schema_problem
+from continuo.engine.text import grammar as grammar_module
 from continuo.engine.text.grammar import CACHE_BYTES_MAX, GrammarMatcher
 from tests.support.checkpoints import FAMILY_NAMES, family_text
 
@@ -210,14 +215,89 @@ def test_hostile_schemas_are_refused_or_compiled_lazily() -> None:
     assert matcher.compute_bitmask().strip(b"\0")
 
 
-def test_compiled_grammar_cache_is_bounded() -> None:
+COSTLY_GRAMMARS = f"""
+import gc
+import random
+import sys
+from continuo.engine.sampling import Grammar
+from continuo.engine.text import ModelText
+from continuo.engine.text.grammar import give_memory_back
+
+def resident_bytes():
+    gc.collect()
+    give_memory_back()
+    return int(open("/proc/self/statm").read().split()[1]) * {resource.getpagesize()}
+
+def turn(compiler, schema, source, ids):
+    matcher = compiler.create_matcher(Grammar("json_schema", schema), (0,))
+    for _ in range(ids):
+        mask = matcher.compute_bitmask()
+        allowed = [id for id in range(8 * len(mask)) if mask[id >> 3] >> (id & 7) & 1]
+        if not allowed:
+            return
+        matcher.accept(source.choice(allowed))
+
+text = ModelText(sys.argv[1])
+compiler = text.create_grammar_compiler(text.vocab_size, lambda: None)
+source = random.Random(1)
+turn(compiler, '{{"type": "object"}}', source, 20)
+before = resident_bytes()
+for n in range(16):
+    pattern = f"^(.*a{{n}}.{{{{300}}}}|.*b.{{{{310}}}}|.*c.{{{{320}}}})$"
+    turn(compiler, '{{"type": "string", "pattern": "' + pattern + '"}}', source, 25)
+held = resident_bytes() - before
+compiler._compiled.clear()
+print(held, resident_bytes() - before, compiler.held_bytes)
+"""
+
+
+def test_costly_grammars_stay_within_their_memory_and_give_it_back() -> None:
+    """Each pattern of 80 characters comes to hold megabytes in the states of its lexer."""
+    folder = Path(engine.__file__).parent / "bundled" / "demo"
+    done = subprocess.run(
+        [sys.executable, "-c", COSTLY_GRAMMARS, folder], capture_output=True, text=True, check=True
+    )
+    held, left, counted = map(int, done.stdout.split())
+    assert held <= CACHE_BYTES_MAX * 1.2
+    assert left <= 20_000_000
+    assert counted == 0
+
+
+def test_ordinary_schema_costs_little() -> None:
     text = family_text("qwen3")
     compiler = text.create_grammar_compiler(text.vocab_size, lambda: None)
-    size = 200_000
-    for n in range(CACHE_BYTES_MAX // size + 5):
-        compiler.create_matcher(Grammar("lark", f'start: "{n}" // {"#" * size}'), (0,))
-    assert compiler._compiled_bytes <= CACHE_BYTES_MAX  # pyright: ignore[reportPrivateUsage]
-    assert len(compiler._compiled) == CACHE_BYTES_MAX // (size + 15)  # pyright: ignore[reportPrivateUsage]
+    compiler.create_matcher(Grammar("json_schema", '{"type": "object"}'), (0,))
+    assert 0 < compiler.held_bytes < 100_000
+
+
+def test_long_grammars_are_evicted() -> None:
+    text = family_text("qwen3")
+    compiler = text.create_grammar_compiler(text.vocab_size, lambda: None)
+    for n in range(40):
+        compiler.create_matcher(Grammar("lark", f'start: "{n}" // {"#" * 200_000}'), (0,))
+    assert CACHE_BYTES_MAX // 2 < compiler.held_bytes <= CACHE_BYTES_MAX
+
+
+def test_grammar_that_became_too_complex_is_compiled_again() -> None:
+    """The turn fails; those after it do not share the states that it has added."""
+    text = family_text("qwen3")
+    compiler = text.create_grammar_compiler(text.vocab_size, lambda: None)
+    grammar = Grammar("json_schema", '{"type": "string", "pattern": "^[a-z]{1,99}$"}')
+    matcher = compiler.create_matcher(grammar, (0,))
+    assert compiler.prepare(grammar)
+    matcher._use.has_failed = True  # pyright: ignore[reportPrivateUsage]
+    assert not compiler.prepare(grammar)
+    assert compiler.create_matcher(grammar, (0,)).compute_bitmask().strip(b"\0")
+
+
+def test_slow_first_masks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "TRIAL_S_MAX", 0.0)
+    schema = '{"type": "string", "pattern": "^slow$"}'
+    assert "first masks" in (find_schema_problem(schema) or "")
+    text = family_text("qwen3")
+    compiler = text.create_grammar_compiler(text.vocab_size, lambda: None)
+    with pytest.raises(BadRequest, match="first masks"):
+        compiler.create_matcher(Grammar("json_schema", schema), (0,))
 
 
 def test_tokenizer_without_byte_tokens_supports_no_grammars(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from continuo.realtime.protocol.settings import GenerationSettings, Tool
 from tests.support.checkpoints import FAMILIES, family_template
 
 NO_TOOLS = {"odd_calls"}
-NO_HEADER_AT_FIRST = {"deepseek_v3_1"}
+NO_HEADER_AT_FIRST = {"deepseek_v3_1", "deepseek_v3_2", "granite3_3"}
 """The assistant's header depends on a message of the user before it."""
 NO_SYSTEM = {"gemma"}
 TOOL = Tool(name="get_weather", parameters='{"type": "object"}')

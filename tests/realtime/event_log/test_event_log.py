@@ -3,12 +3,17 @@
 Two logs stand for two gateways; the client has received events of one and resumes on the other.
 """
 
+import sys
+
+import msgspec
 import pytest
 
-from continuo.realtime.event_log.event_id import EventId, parse_event_id
-from continuo.realtime.event_log.event_log import EmittedEvent, EventLog, ReplayGap
+from continuo.realtime.event_log.event_id import EventId, parse_event_id, session_tag
+from continuo.realtime.event_log.event_log import LOGGED_BYTES_MAX, EventLog
+from continuo.realtime.event_log.replay import EmittedEvent, ReplayGap
 from continuo.realtime.protocol.events import (
     ItemAdded,
+    ItemDeleted,
     OutputItemEnded,
     OutputItemStarted,
     ResponseEnded,
@@ -17,7 +22,7 @@ from continuo.realtime.protocol.events import (
     TextDelta,
 )
 from continuo.realtime.protocol.items import ContentPart, ItemStatus, MessageItem
-from continuo.realtime.protocol.response import Response, ResponseStatus
+from continuo.realtime.protocol.response import Response, ResponseStatus, TokenLogprob
 from continuo.realtime.protocol.settings import GenerationSettings
 from tests.support.sessions import user_message
 
@@ -219,3 +224,106 @@ def test_added_item_that_follows_no_open_item_is_sent_at_once() -> None:
     other.log.append(ItemAdded(user_message("u2", "and?"), "u1"))
     (added,) = other.resume(since, {"u2": "u1"})
     assert isinstance(added.event, ItemAdded)
+
+
+# ---------------------------------------------------------------- memory
+
+
+NO_ITEMS: dict[str, str | None] = {}
+
+
+def held_text_bytes(log: EventLog) -> int:
+    events = [logged.event for logged in log.events_since(log.first_offset)]
+    return sum(
+        sys.getsizeof(part.text)
+        for event in events
+        if isinstance(event, ItemAdded) and isinstance(event.item, MessageItem)
+        for part in event.item.parts
+    )
+
+
+@pytest.mark.parametrize("character", ["x", "\U0001f600"])
+def test_log_is_bounded_in_bytes(character: str) -> None:
+    """The items were deleted, so that nothing else bounds their texts."""
+    log = EventLog("epoch0")
+    ids: list[EventId] = []
+    for n in range(100):
+        ids.append(log.emitted_id)
+        log.append(ItemAdded(user_message(f"u{n}", f"{n}" + character * 16_384), None))
+        log.append(ItemDeleted(f"u{n}"))
+    assert held_text_bytes(log) <= LOGGED_BYTES_MAX
+    assert log.next_offset == 200
+
+    with pytest.raises(ReplayGap):
+        log.resume(lambda _: None, ids[0], TextCleared(), NO_ITEMS.__getitem__)
+    received: list[EmittedEvent] = []
+    log.resume(received.append, ids[-1], TextCleared(), NO_ITEMS.__getitem__)
+    assert [type(line.event) for line in received[1:]] == [ItemAdded, ItemDeleted]
+
+
+def test_largest_event_is_replayed_while_it_is_the_last() -> None:
+    log = EventLog("epoch0")
+    since = log.emitted_id
+    log.append(ItemAdded(user_message("u1", "x" * 2 * LOGGED_BYTES_MAX), None))
+    received: list[EmittedEvent] = []
+    log.resume(received.append, since, TextCleared(), NO_ITEMS.__getitem__)
+    assert [type(line.event) for line in received[1:]] == [ItemAdded]
+
+
+def test_settings_that_responses_share_are_counted_once() -> None:
+    shared, log = GenerationSettings(instructions="x" * 50_000), EventLog("epoch0")
+    for n in range(60):
+        response = Response(id=f"resp_{n}", conversation=None, settings=shared)
+        log.append(ResponseStarted(response))
+        log.append(ResponseEnded(response))
+    assert log.first_offset == 0
+
+    for n in range(60):
+        own = GenerationSettings(instructions=f"{n}" + "x" * 50_000)
+        response = Response(id=f"resp_own_{n}", conversation=None, settings=own)
+        log.append(ResponseStarted(response))
+        log.append(ResponseEnded(response))
+    kept = (log.next_offset - log.first_offset) // 2
+    assert kept * 50_000 <= LOGGED_BYTES_MAX
+
+
+def test_log_probabilities_are_counted() -> None:
+    tokens = tuple(TokenLogprob(b"a", -0.5, ((b"a", -0.5),) * 5) for _ in range(1_000))
+    log = EventLog("epoch0")
+    for n in range(10):
+        response = Response(
+            id=f"resp_{n}", conversation=None, settings=SETTINGS, logprobs={"a1": tokens}
+        )
+        log.append(ResponseStarted(response))
+        log.append(ResponseEnded(response))
+    assert log.next_offset - log.first_offset == 1
+
+
+# ---------------------------------------------------------------- tags
+
+
+@pytest.mark.parametrize("nonce", ["", "16e9d523"])
+@pytest.mark.parametrize("tag", ["", session_tag("sess_1")])
+def test_event_id_keeps_its_tag(tag: str, nonce: str) -> None:
+    event_id = EventId(epoch="dc0e769e00", offset=2, tag=tag, nonce=nonce)
+    for part in (1, 17):
+        parsed = parse_event_id(event_id.encode(part))
+        assert parsed is not None
+        assert parsed.tag == tag
+
+
+def test_position_in_the_log_of_another_session_is_a_gap() -> None:
+    ids: list[EventId] = []
+    for session in ("sess_1", "sess_2"):
+        log = EventLog("epoch0", tag=session_tag(session))
+        log.attach(lambda _: None)
+        ids.append(log.emitted_id)
+        log.append(ItemAdded(USER_ITEM, None))
+    foreign, own = ids
+    untagged = msgspec.structs.replace(own, tag="")
+    with pytest.raises(ReplayGap):
+        log.resume(lambda _: None, foreign, TextCleared(), NO_ITEMS.__getitem__)
+    for since in (own, untagged):
+        received: list[EmittedEvent] = []
+        log.resume(received.append, since, TextCleared(), NO_ITEMS.__getitem__)
+        assert received[-1].event_id.tag == session_tag("sess_2")

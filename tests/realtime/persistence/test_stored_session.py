@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from continuo.engine import Grammar, Sampling
 from continuo.realtime.conversation.tokenization import Span
-from continuo.realtime.event_log.event_log import LoggedEvent
+from continuo.realtime.event_log.replay import LoggedEvent
 from continuo.realtime.persistence.event_codec import decode_events, encode_event
 from continuo.realtime.persistence.session_codec import (
     ConversationEntry,

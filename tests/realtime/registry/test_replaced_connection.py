@@ -37,3 +37,46 @@ async def test_superseded_connection_is_closed_whenever_it_sends_a_command(
             assert old.socket.closed[0] is CloseCode.SUPERSEDED
             assert new.socket.closed is None
             await new.disconnect()
+
+
+async def test_superseded_owner_answers_no_read(
+    redis: RedisProcess, harness: EngineHarness
+) -> None:
+    """The copy of that owner may be outdated; no notice of the takeover has reached it yet."""
+    async with registries_on(redis.url, harness) as registries:
+        old, new = InProcessClient(registries[0]), InProcessClient(registries[1])
+        old.connect()
+        old.send_message("hello", "u1")
+        await old.socket.wait_for("conversation.item.done")
+        retrieve = {"type": "conversation.item.retrieve", "item_id": "u1"}
+        old.socket.push_event(**retrieve)
+        await old.socket.wait_for("conversation.item.retrieved")
+        old.receive()
+        new.connect(ResumeRequest(old.session_id))
+        await new.socket.wait_for("session.updated")
+        old.socket.push_event(**retrieve)
+        await old.wait_closed()
+        kinds = [event["type"] for event in old.socket.sent]
+        assert kinds.count("conversation.item.retrieved") == 1
+        assert old.socket.closed is not None
+        assert old.socket.closed[0] is CloseCode.SUPERSEDED
+        new.socket.push_event(**retrieve)
+        await new.socket.wait_for("conversation.item.retrieved")
+        await new.disconnect()
+
+
+async def test_owner_answers_reads_while_the_store_is_down(
+    redis: RedisProcess, harness: EngineHarness
+) -> None:
+    async with registries_on(redis.url, harness) as registries:
+        client = InProcessClient(registries[0])
+        client.connect()
+        client.send_message("hello", "u1")
+        await client.socket.wait_for("conversation.item.done")
+        redis.pause()
+        try:
+            client.socket.push_event(type="conversation.item.retrieve", item_id="u1")
+            await client.socket.wait_for("conversation.item.retrieved")
+        finally:
+            redis.resume()
+        await client.disconnect()

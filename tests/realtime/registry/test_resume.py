@@ -160,6 +160,20 @@ async def test_resume_from_an_unknown_event_id_sends_a_snapshot(
     await client.disconnect()
 
 
+async def test_cursor_of_another_session_gets_a_snapshot(registry: Registry) -> None:
+    """Both sessions have the same events, at the same offsets."""
+    client, other = await uninterrupted(registry), await uninterrupted(registry)
+    tags = {client.socket.sent[-1]["event_id"].rpartition("~")[2] for client in (client, other)}
+    assert len(tags) == 2
+    own, foreign = (each.socket.sent[-4]["event_id"] for each in (client, other))
+    client.receive()
+    for last_event_id, resumed in ((own, "exact"), (foreign, "snapshot")):
+        client.connect(ResumeRequest(client.session_id, last_event_id))
+        await client.socket.wait_for("session.updated")
+        assert resume_result(client.socket)["resumed"] == resumed
+        await client.disconnect()
+
+
 @pytest.mark.parametrize(
     ("resume_request", "code"),
     [

@@ -23,25 +23,11 @@ from tests.support.clients import (
     output_text,
 )
 from tests.support.engines import running_engine
+from tests.support.reasoning_outputs import ANSWER, OUTPUTS, THOUGHT
 from tests.support.scripted_runner import ScriptedRunner
 from tests.support.web_servers import RunningServer, serve_harness
 
-THOUGHT, ANSWER, QUESTION = "Rome is warm.\nSo yes.", "It is sunny.", "The weather in Rome?"
-OUTPUTS = {
-    "qwen3": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}",
-    "qwen3_0_6b": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}",
-    "qwen3_5": f"{THOUGHT}\n</think>\n\n{ANSWER}",
-    "glm4_7": f"{THOUGHT}</think>{ANSWER}",
-    "minimax_m2": f"{THOUGHT}\n</think>\n\n{ANSWER}",
-    "deepseek_v3_1": f"<think>{THOUGHT}</think>{ANSWER}",
-    "seed_oss": f"<seed:think>{THOUGHT}</seed:think>{ANSWER}",
-    "lfm2_5": f"<think>{THOUGHT}</think>{ANSWER}",
-    "nemotron_nano_v2": f"{THOUGHT}\n</think>\n\n{ANSWER}",
-    "gemma4": f"<|channel>thought\n{THOUGHT}<channel|>{ANSWER}",
-    "gpt_oss": f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
-    f"<|channel|>final<|message|>{ANSWER}",
-}
-"""Output of a model of each family that reasons, as its chat template begins it."""
+QUESTION = "The weather in Rome?"
 FAMILIES = pytest.mark.parametrize("name", OUTPUTS)
 pytestmark = pytest.mark.slow
 
@@ -137,16 +123,24 @@ async def test_reasoning_is_reasoning_content_in_chat_completions(name: str) -> 
         assert completion["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
-@pytest.mark.parametrize("bound", [1, 5])
 @FAMILIES
-async def test_bound_forces_the_end_of_the_reasoning(name: str, bound: int) -> None:
+@pytest.mark.parametrize(
+    ("bound", "request_of_bound"),
+    [
+        (1, {"reasoning": {"effort": "high", "max_tokens": 1}}),
+        (5, {"reasoning": {"effort": "high", "max_tokens": 5}}),
+        (5, {"reasoning": {"effort": "high"}, "chat_template_kwargs": {"thinking_budget": 5}}),
+    ],
+    ids=["1", "5", "5 of the template"],
+)
+async def test_bound_forces_the_end_of_the_reasoning(
+    name: str, bound: int, request_of_bound: dict[str, Any]
+) -> None:
     opened = OUTPUTS[name].partition(THOUGHT)[0]
     script = f"{opened}{'so ' * 60}"
     async with scripted_server(name, script) as scripted:
         response = await scripted.answer(
-            input=QUESTION,
-            reasoning={"effort": "high", "max_tokens": bound},
-            max_output_tokens=bound + 40,
+            input=QUESTION, max_output_tokens=bound + 40, **request_of_bound
         )
         assert response["reasoning"]["max_tokens"] == bound
         usage = response["usage"]["output_tokens_details"]["reasoning_tokens"]
@@ -154,11 +148,27 @@ async def test_bound_forces_the_end_of_the_reasoning(name: str, bound: int) -> N
         assert [item["type"] for item in response["output"]][-1] == "message"
 
 
-SWITCHED = ("qwen3", "qwen3_5", "glm4_7", "deepseek_v3_1", "seed_oss", "gemma4")
+SWITCHED = (
+    *("qwen3", "qwen3_5", "glm4_7", "deepseek_r1", "deepseek_v3_1", "deepseek_v3_2", "seed_oss"),
+    *("gemma4", "apertus"),
+)
+IN_SYSTEM_MESSAGE = ("gemma4", "apertus")
+"""Families whose switch is in the system message, not in the header of the answer."""
 
 
 @pytest.mark.parametrize("name", SWITCHED)
-@pytest.mark.parametrize("switch", [{"reasoning": {"effort": "none"}}, {"enable_thinking": False}])
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"reasoning": {"effort": "none"}},
+        {"enable_thinking": False},
+        {"chat_template_kwargs": {"enable_thinking": False, "other": 1}},
+        {"chat_template_kwargs": {"thinking": False}},
+        {"chat_template_kwargs": {"thinking_budget": 0}},
+        {"chat_template_kwargs": {"reasoning_effort": "none"}},
+    ],
+    ids=json.dumps,
+)
 async def test_reasoning_is_switched_off_by_the_template(name: str, switch: dict[str, Any]) -> None:
     async with scripted_server(name, ANSWER) as scripted:
         with scripted.read() as ids:
@@ -171,11 +181,13 @@ async def test_reasoning_is_switched_off_by_the_template(name: str, switch: dict
         starts = range(len(ids) - len(header))
         assert any(ids[at : at + len(header)] == header for at in starts)
         on = template.for_effort("high").encode_header("user")
-        if name != "gemma4":  # its switch is in the system message
+        if name not in IN_SYSTEM_MESSAGE:
             assert on != header
 
 
-@pytest.mark.parametrize("name", ["minimax_m2", "gpt_oss", "nemotron_nano_v2"])
+@pytest.mark.parametrize(
+    "name", ["minimax_m2", "gpt_oss", "nemotron_nano_v2", "ministral3_reasoning"]
+)
 async def test_what_the_template_cannot_switch_is_refused_by_name(name: str) -> None:
     async with scripted_server(name, OUTPUTS[name]) as scripted:
         with pytest.raises(RequestRefused) as refused:
@@ -194,11 +206,62 @@ async def test_contradiction_is_refused() -> None:
             await scripted.respond(input=QUESTION, reasoning={"effort": "very"})
 
 
-async def test_effort_of_harmony_is_in_the_system_message() -> None:
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"enable_thinking": True, "options": {"enable_thinking": False}}, "enable_thinking"),
+        ({"reasoning": {"effort": "high"}, "options": {"thinking": False}}, "thinking"),
+        ({"reasoning": {"effort": "low"}, "options": {"thinking_budget": 0}}, "thinking_budget"),
+        ({"reasoning": {"max_tokens": 5}, "options": {"thinking_budget": 6}}, "thinking_budget"),
+        (
+            {"reasoning": {"effort": "low"}, "options": {"reasoning_effort": "high"}},
+            "reasoning_effort",
+        ),
+        ({"options": {"thinking_budget": -2}}, "thinking_budget"),
+        ({"options": {"enable_thinking": "no"}}, "enable_thinking"),
+    ],
+    ids=json.dumps,
+)
+async def test_refused_options_of_the_template_name_the_field(
+    fields: dict[str, Any], param: str
+) -> None:
+    async with scripted_server("qwen3", ANSWER) as scripted:
+        options = fields.pop("options")
+        with pytest.raises(RequestRefused, match=f"chat_template_kwargs.{param}"):
+            await scripted.respond(input=QUESTION, chat_template_kwargs=options, **fields)
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [{"reasoning": {"effort": "low"}}, {"chat_template_kwargs": {"reasoning_effort": "low"}}],
+    ids=json.dumps,
+)
+async def test_effort_of_harmony_is_in_the_system_message(switch: dict[str, Any]) -> None:
     async with scripted_server("gpt_oss", OUTPUTS["gpt_oss"]) as scripted:
         with scripted.read() as ids:
-            await scripted.answer(input=QUESTION, reasoning={"effort": "low"})
+            response = await scripted.answer(input=QUESTION, **switch)
         assert "Reasoning: low" in scripted.text.decode(ids)
+        assert response["reasoning"]["effort"] == "low"
+
+
+async def test_options_of_the_template_in_chat_completions() -> None:
+    async with scripted_server("gpt_oss", OUTPUTS["gpt_oss"]) as scripted:
+        request = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": QUESTION}],
+            "chat_template_kwargs": {"reasoning_effort": "low", "thinking_budget": 3},
+        }
+        with scripted.read() as ids:
+            status, completion = await scripted.server.request(
+                "POST", "/v1/chat/completions", request
+            )
+        assert status == 200
+        assert "Reasoning: low" in scripted.text.decode(ids)
+        assert completion["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 3 + 2
+        request["thinking_token_budget"] = 4
+        status, refused = await scripted.server.request("POST", "/v1/chat/completions", request)
+        assert status == 400
+        assert refused["error"]["param"] == "chat_template_kwargs.thinking_budget"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +271,8 @@ async def test_old_reasoning_costs_a_rewind_to_the_start_of_its_answer(name: str
     """The templates leave out the reasoning when the next user message comes. The answer is
     computed again without it, and nothing before the answer."""
     async with scripted_server(name, OUTPUTS[name]) as scripted:
-        first = await scripted.answer(input=QUESTION * 20, reasoning={"effort": "high"})
+        with scripted.read() as before:
+            first = await scripted.answer(input=QUESTION * 20, reasoning={"effort": "high"})
         with scripted.read() as ids:
             second = await scripted.answer(
                 previous_response_id=first["id"],
@@ -224,8 +288,12 @@ async def test_old_reasoning_costs_a_rewind_to_the_start_of_its_answer(name: str
         assert template is not None
         header = template.for_effort("high").encode_header("user")
         kept = first["usage"]["input_tokens"] - len(header)
-        assert cached_tokens(second) >= kept
-        assert len(ids) <= second["usage"]["input_tokens"] - kept + 1
+        cached = cached_tokens(second)
+        assert cached >= kept
+        assert before[:cached] + ids[:1] != before[: cached + 1], (
+            "the first id that differs is read"
+        )
+        assert len(ids) == second["usage"]["input_tokens"] - cached, "usage shows what was computed"
 
 
 async def test_template_that_keeps_reasoning_costs_nothing() -> None:

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import random
+import sqlite3
 from collections.abc import AsyncIterator
-from typing import cast
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -26,10 +27,11 @@ from continuo.realtime.protocol.settings import GenerationSettings, Truncation
 from continuo.realtime.responses.event_stream import EventStream
 from continuo.realtime.responses.run import Requester
 from continuo.realtime.responses.service import ResponseService
-from continuo.realtime.store import Store, StoreUnavailable, open_store
+from continuo.realtime.store import Store, open_store
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness
 from tests.support.sessions import user_message
+from tests.support.waiting import wait_until
 
 REQUESTER = Requester("acme", "conn_1")
 
@@ -264,24 +266,85 @@ async def test_response_continues_after_the_loss_of_its_engine(harness: EngineHa
         assert not await is_unknown(responses, response.id)
 
 
-class UnavailableStore:
-    """A store that raises StoreUnavailable."""
-
-    async def put_response(self, response: object, ttl_s: float) -> None:
-        raise StoreUnavailable("unavailable")
-
-    async def find_response(self, response_id: str) -> None:
-        raise StoreUnavailable("unavailable")
+@pytest.fixture
+def store_file(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
 
 
-async def test_response_reports_that_the_store_did_not_keep_it(harness: EngineHarness) -> None:
-    async with response_service(harness, store=cast("Store", UnavailableStore())) as responses:
-        response = await turn(responses, request("hello", store=True))
-        assert (response.status in ("completed", "incomplete"), response.is_stored) == (True, False)
-        with pytest.raises(Refusal) as refused:
-            await responses.create(request("x", "resp_unknown"), REQUESTER)
-        assert (refused.value.code, refused.value.kind) == ("store_unavailable", "server_error")
-        assert await turn(responses, request("on", response.id)), "the response is not in memory"
+@pytest.fixture
+async def sqlite(store_file: Path) -> AsyncIterator[Store]:
+    store = await open_store(f"sqlite:///{store_file}")
+    yield store
+    await store.aclose()
+
+
+@contextlib.asynccontextmanager
+async def locked(file: Path, store: Store) -> AsyncIterator[None]:
+    """A store that accepts no writes, because another connection locks its file."""
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    await wait_until(lambda: not store.is_available)
+    yield
+    other.close()
+    await wait_until(lambda: store.is_available)
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_response_to_be_stored_is_refused_while_the_store_is_down(
+    harness: EngineHarness, sqlite: Store, store_file: Path, background: bool
+) -> None:
+    async with response_service(harness, store=sqlite) as responses:
+        async with locked(store_file, sqlite):
+            command = request("hello", store=True)
+            command = msgspec.structs.replace(command, background=background)
+            with pytest.raises(Refusal) as refused:
+                await responses.create(command, REQUESTER)
+            assert (refused.value.code, refused.value.kind) == ("store_unavailable", "server_error")
+            assert (await harness.engine.fleet.stats()).tokens_drawn == 0, "nothing was generated"
+            with pytest.raises(Refusal) as refused:
+                await responses.create(request("x", "resp_unknown"), REQUESTER)
+            assert (refused.value.code, refused.value.kind) == ("store_unavailable", "server_error")
+        assert (await turn(responses, request("hello", store=True))).is_stored
+
+
+async def test_response_that_is_not_stored_needs_no_store(
+    harness: EngineHarness, sqlite: Store, store_file: Path
+) -> None:
+    async with (
+        response_service(harness, store=sqlite) as responses,
+        locked(store_file, sqlite),
+    ):
+        response = await turn(responses, request("hello"))
+        assert response.status in ("completed", "incomplete")
+        assert not await is_unknown(responses, response.id)
+
+
+async def test_response_waits_for_a_store_that_is_lost_while_it_is_generated(
+    harness: EngineHarness, sqlite: Store, store_file: Path
+) -> None:
+    async with response_service(harness, store=sqlite) as responses:
+        run = await responses.create(request("hello", store=True, tokens=60), REQUESTER)
+        async with locked(store_file, sqlite):
+            assert not run.ended.is_set(), "the end waits for the store"
+        response = await run.event_stream.wait_for_end()
+        assert response.status in ("completed", "incomplete")
+        assert response.is_stored
+        assert await sqlite.find_response(response.id) is not None
+
+
+async def test_response_fails_that_the_store_did_not_keep(
+    harness: EngineHarness, sqlite: Store, store_file: Path
+) -> None:
+    """The client is given no id that cannot be continued."""
+    limits = Limits(response_store_timeout_s=0.1)
+    async with response_service(harness, limits, sqlite) as responses:
+        run = await responses.create(request("hello", store=True, tokens=60), REQUESTER)
+        async with locked(store_file, sqlite):
+            response = await run.event_stream.wait_for_end()
+            assert response.status == "failed"
+            assert response.error is not None
+            assert (response.error.code, response.is_stored) == ("store_unavailable", False)
+        assert await is_unknown(responses, response.id)
 
 
 async def test_event_stream_gives_all_events_to_readers_at_any_time(harness: EngineHarness) -> None:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from continuo.engine.batch import Geometry
@@ -112,6 +113,34 @@ async def test_effort_of_one_response_leaves_the_session_as_it_is() -> None:
         await check_prompt(scripted, client)
 
 
+async def test_options_of_the_template_are_those_of_a_session_or_of_a_response() -> None:
+    async with (
+        scripted_server("qwen3_0_6b", OUTPUT, ANSWER, OUTPUT) as scripted,
+        open_realtime_session(scripted.server.url) as client,
+    ):
+        session = await configure(
+            client, chat_template_kwargs={"enable_thinking": True, "thinking_budget": 30}
+        )
+        assert session["reasoning"] == {"effort": "medium", "max_tokens": 30}
+        await client.add_message("The weather?")
+        _, response = await respond(client)
+        assert response["usage"]["output_token_details"]["reasoning_tokens"] > 0
+        await client.add_message("And now?")
+        _, response = await respond(client, chat_template_kwargs={"thinking": False})
+        assert "reasoning_tokens" not in response["usage"]["output_token_details"]
+        await client.add_message("And then?")
+        _, response = await respond(client, chat_template_kwargs={"thinking_budget": 2})
+        assert 0 < response["usage"]["output_token_details"]["reasoning_tokens"] <= 2 + 2
+        await client.send(
+            "response.create",
+            response={"enable_thinking": True, "chat_template_kwargs": {"thinking": False}},
+        )
+        error = (await client.wait_for("error"))["error"]
+        assert error["param"] == "response.chat_template_kwargs.thinking"
+        session = await configure(client, chat_template_kwargs=None)
+        assert session["reasoning"]["max_tokens"] == 30, "null changes nothing"
+
+
 async def check_prompt(scripted: Scripted, client: RealtimeClient) -> None:
     """Check that the engine's log of the session is what one fresh prefill would read."""
     entry = scripted.server.registry.open_sessions.get(client.session_id)
@@ -165,15 +194,32 @@ async def test_deleted_answer_takes_its_reasoning_along() -> None:
         assert len(list(entry.session.conversation.items_with_reasoning())) == 1
 
 
-async def prefilled_by_commit(scripted: Scripted, client: RealtimeClient) -> str:
-    """Commit a user message. Returns the text that is prefilled by it and by its response, up to
-    the first id that is drawn."""
+class Committed(msgspec.Struct):
+    """The cost of a user message and its response."""
+
+    read: str
+    """The text that the device read: what was prefilled, and the ids drawn."""
+    rewind: dict[str, int] | None
+    usage: JsonEvent
+
+
+async def commit_message(scripted: Scripted, client: RealtimeClient) -> Committed:
+    """Commit a user message, and generate one token in response."""
     before = len(scripted.device.read_ids)
-    await client.add_message("And now?")
-    await respond(client, max_output_tokens=1)
-    return family_text("qwen3_0_6b").decode(scripted.device.read_ids[before:])
+    await client.send_message("And now?")
+    added = await client.wait_for("conversation.item.added")
+    await client.wait_for("conversation.item.done")
+    _, response = await respond(client, max_output_tokens=1)
+    read = family_text(
+        "qwen3_0_6b"
+    )._tokenizer.decode(  # pyright: ignore[reportPrivateUsage]
+        scripted.device.read_ids[before:], skip_special=False
+    )
+    return Committed(read, added.get("rewind"), response["usage"])
 
 
+GENERATED = ("", "<think>", "<think><|im_end|>", "<think><|im_end|>\n")
+"""Texts that the device may have read of a response of one token when the count is taken."""
 RESUMED = pytest.mark.parametrize("how", ["connected", "resumed", "taken over"])
 
 
@@ -187,7 +233,7 @@ async def test_old_reasoning_costs_a_rewind_to_the_start_of_its_answer(how: str)
         client = await stack.enter_async_context(open_realtime_session(scripted.server.url))
         await configure(client, reasoning={"effort": "high"})
         await client.add_message(question * 10)
-        await respond(client)
+        _, response = await respond(client)
         if how == "resumed":
             await client.socket.close()
             await client.resume(scripted.server.url)
@@ -197,12 +243,21 @@ async def test_old_reasoning_costs_a_rewind_to_the_start_of_its_answer(how: str)
             other = await stack.enter_async_context(serve_harness(scripted.harness, settings))
             await client.resume(other.url)
             await client.wait_for("session.updated")
-        read = await prefilled_by_commit(scripted, client)
-        assert ANSWER in read
-        assert THOUGHT not in read
-        assert question not in read
-        again = await prefilled_by_commit(scripted, client)
-        assert ANSWER not in again, "the answer is computed again once"
+        first = await commit_message(scripted, client)
+        header, kept = "<|im_start|>assistant\n", response["usage"]["input_tokens"]
+        added = "<|im_start|>user\nAnd now?<|im_end|>\n"
+        prefilled = f"{ANSWER}<|im_end|>\n{added}"
+        assert first.read.startswith(f"{prefilled}{header}")
+        assert first.read.removeprefix(f"{prefilled}{header}") in GENERATED
+        text = family_text("qwen3_0_6b")
+        assert first.rewind == {
+            "kept_tokens": kept,
+            "prefill_tokens": len(text.encode(prefilled)),
+        }
+        assert first.usage["input_tokens"] == kept + len(text.encode(prefilled + header))
+        again = await commit_message(scripted, client)
+        assert again.rewind is None, "the answer is computed again once"
+        assert again.read.removeprefix(f"{added}{header}") in GENERATED
 
 
 @pytest.mark.parametrize("after", ["response.created", "response.output_text.delta"])

@@ -29,6 +29,7 @@ from continuo.realtime.store import (
     restore,
 )
 from continuo.realtime.store.backup_file import ResponseRecord, SessionRecord, read_backup
+from continuo.realtime.store.codec import digest
 from continuo.realtime.store.sqlite import migrations
 from tests.frozen import store as frozen
 from tests.support.redis_process import RedisProcess, running_redis
@@ -141,7 +142,7 @@ async def test_restored_session_continues_under_a_new_lease_and_epoch(
 ) -> None:
     store = await open_store(source_url)
     lease = await store.create(new_session(secret=b"\0\xff" * 16, state=b"settings"))
-    request = IdempotentRequest("event_1", b"content", b"\xfe\0result")
+    request = IdempotentRequest("event_1", digest(b"content"), b"\xfe\0result")
     batch = WriteBatch(
         kept_entries=0,
         entries=(make_entry(1), make_entry(2)),

@@ -154,9 +154,9 @@ async def test_confirm_succeeds_until_another_owner_claims(store: Store) -> None
 
 
 async def test_claim_fences_off_the_previous_owner(store: Store) -> None:
-    new = new_session()
+    new = new_session(secret=b"first")
     first = await store.create(new)
-    second = await store.claim(new.id, "gate-2", ttl_s=60, secret=b"other")
+    second = await store.claim(new.id, "gate-2", ttl_s=60)
     assert second.fence > first.fence
     for refused in (
         store.write(first, WriteBatch(kept_entries=0, entries=(make_entry(1),))),
@@ -171,7 +171,7 @@ async def test_claim_fences_off_the_previous_owner(store: Store) -> None:
     assert metadata is not None
     assert (metadata.owner, metadata.secret, metadata.entry_count, metadata.is_parked) == (
         "gate-2",
-        b"other",
+        b"first",
         0,
         False,
     )
@@ -193,11 +193,11 @@ async def test_claim_with_an_outdated_expected_fence_is_refused(store: Store) ->
     second = await store.claim(new.id, "gate-2", ttl_s=60, expected_fence=first.fence)
     assert second.fence > first.fence
     with pytest.raises(LeaseLost) as caught:
-        await store.claim(new.id, "gate-3", ttl_s=60, expected_fence=first.fence, secret=b"other")
+        await store.claim(new.id, "gate-3", ttl_s=60, expected_fence=first.fence)
     assert caught.value.owner == "gate-2"
     metadata = await store.find(new.id)
     assert metadata is not None
-    assert (metadata.owner, metadata.fence, metadata.secret) == ("gate-2", second.fence, new.secret)
+    assert (metadata.owner, metadata.fence) == ("gate-2", second.fence)
     await append_entries(store, second, 0, make_entry(1))
     await store.delete(second)
     with pytest.raises(SessionNotFound):
@@ -214,15 +214,6 @@ async def test_one_of_many_claims_with_the_same_expected_fence_succeeds(store: S
     (lease,) = (result for result in results if isinstance(result, SessionLease))
     assert sum(isinstance(result, LeaseLost) for result in results) == 49
     await append_entries(store, lease, 0, make_entry(1))
-
-
-async def test_claim_without_a_secret_keeps_the_stored_one(store: Store) -> None:
-    new = new_session(secret=b"first")
-    await store.create(new)
-    await store.claim(new.id, "gate-2", ttl_s=60)
-    metadata = await store.find(new.id)
-    assert metadata is not None
-    assert metadata.secret == b"first"
 
 
 async def test_lease_with_a_fence_unknown_to_the_store_means_data_loss(store: Store) -> None:

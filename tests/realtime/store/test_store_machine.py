@@ -103,7 +103,7 @@ class SessionModel:
             recorded = self.requests[request.key]
             return (
                 DuplicateWrite(recorded.result)
-                if recorded.content == request.content
+                if recorded.content_digest == request.content_digest
                 else IdempotencyConflict
             )
         if change.kept_entries is not None and change.kept_entries > len(self.log):

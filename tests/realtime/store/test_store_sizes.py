@@ -20,6 +20,7 @@ from continuo.realtime.store import (
     keys,
     open_store,
 )
+from continuo.realtime.store.codec import digest
 from tests.support.redis_process import RedisProcess
 from tests.support.store_records import new_session
 
@@ -70,12 +71,14 @@ async def test_memory_of_a_parked_session_is_bounded(
         checkpoint = ResponseCheckpoint(
             id=response_id, seed=rng.getrandbits(63), prompt=tokens, entry=entry_count + 1
         )
-        request = IdempotentRequest(f"event_{turn}a", b"item", str(entry_count).encode())
+        request = IdempotentRequest(f"event_{turn}a", digest(b"item"), str(entry_count).encode())
         await store.write(
             lease,
             WriteBatch(kept_entries=entry_count, entries=(encode_entry(user),), request=request),
         )
-        request = IdempotentRequest(f"event_{turn}b", b"respond", bytes.fromhex(response_id[5:]))
+        request = IdempotentRequest(
+            f"event_{turn}b", digest(b"respond"), bytes.fromhex(response_id[5:])
+        )
         await store.write(lease, WriteBatch(started_responses=(checkpoint,), request=request))
         await store.journal(lease, response_id, 0, assistant.ids)
         await store.write(

@@ -59,6 +59,9 @@ export class ResponseRouting {
       case 'response.output_text.delta':
         this.#streamsByResponse.get(event.response_id)?.onDelta(event.delta);
         break;
+      case 'response.reasoning_text.delta':
+        this.#streamsByResponse.get(event.response_id)?.onReasoning(event.delta);
+        break;
       case 'response.done':
         this.#streamsByResponse.get(event.response.id)?.onDone(event.response);
         this.#streamsByResponse.delete(event.response.id);

@@ -62,6 +62,8 @@ export class ResponseStream implements PromiseLike<string>, AsyncIterable<string
   #text = '';
   /** Text of the responses before the current one, if tools were called. */
   #textBefore = '';
+  #reasoning = '';
+  #reasoningBefore = '';
   /** How often the text began again, after a snapshot. */
   #restarts = 0;
   #response: RealtimeResponse | null = null;
@@ -125,6 +127,11 @@ export class ResponseStream implements PromiseLike<string>, AsyncIterable<string
   /** The text so far: of all responses up to here, if tools were called. */
   get text(): string {
     return this.#text;
+  }
+
+  /** The reasoning so far, if the session includes `response.reasoning_text`. It is no part of the text. */
+  get reasoning(): string {
+    return this.#reasoning;
   }
 
   /** The last response that ended. */
@@ -206,6 +213,12 @@ export class ResponseStream implements PromiseLike<string>, AsyncIterable<string
     this.#responseId = response.id;
     this.#isAnnounced = true;
     this.#text = this.#textBefore;
+    this.#reasoning = this.#reasoningBefore;
+    this.#notify();
+  }
+
+  onReasoning(delta: string): void {
+    this.#reasoning += delta;
     this.#notify();
   }
 
@@ -279,6 +292,7 @@ export class ResponseStream implements PromiseLike<string>, AsyncIterable<string
       const calls = response.output.filter((item) => item.type === 'function_call');
       if (!this.#canAnswer(calls)) return this.#text;
       this.#textBefore = this.#text;
+      this.#reasoningBefore = this.#reasoning;
       await this.#answer(calls);
       if (this.#cancellation.signal.aborted || response.status !== 'completed') return this.#text;
       settings = round < TOOL_ROUNDS_MAX ? laterSettings : { ...laterSettings, tool_choice: 'none' };

@@ -30,6 +30,7 @@ import {
   titleFrom,
   type TurnMetrics,
 } from './storage.js';
+import { type Thought, Thoughts } from './thoughts.js';
 import { TurnTiming } from './turn_timing.js';
 
 /** Minimum temperature of a regenerated response, so that it differs even with greedy sampling. */
@@ -80,6 +81,7 @@ export class ConversationController {
   readonly #saveTimer: ReturnType<typeof setInterval>;
   readonly #pageListeners = new AbortController();
   readonly #timing = new TurnTiming();
+  readonly #thoughts: Thoughts;
   readonly #queue: MessageQueue;
   /** Responses to messages that were refused. */
   readonly #discardedResponses = new Set<string>();
@@ -95,6 +97,7 @@ export class ConversationController {
   /** `fork`: begin with a fork of another session. */
   constructor(record: StoredConversation, fork?: ForkOptions) {
     this.record = record;
+    this.#thoughts = new Thoughts(record.thoughts);
     this.#queue = new MessageQueue(record.id);
     for (const message of record.queue ?? []) {
       if (!this.#queue.has(message.id)) saveQueued(record, this.#queue, message);
@@ -102,7 +105,7 @@ export class ConversationController {
     record.queue = [];
     this.client = new RealtimeClient({
       url: serverUrl('v1/realtime').replace(/^http/, 'ws'),
-      session: { ...record.settings, include: ['response.interrupted'] },
+      session: { ...record.settings, include: ['response.interrupted', 'response.reasoning_text'] },
       getApiKey: fetchClientSecret,
       ...(record.model !== null && { model: record.model }),
       ...(record.position !== null && { resume: { ...record.position } }),
@@ -406,6 +409,7 @@ export class ConversationController {
     }
     record.position = client.resumePoint && { ...client.resumePoint };
     record.saved = client.conversation.toJSON();
+    record.thoughts = this.#thoughts.toJSON(record.saved.turns.map(({ id }) => id));
     record.pending = pending;
     saveConversation(record);
   }
@@ -569,6 +573,7 @@ export class ConversationController {
     this.#logEvent(false, event);
     const interrupted = event.type === 'response.interrupted';
     if (event.type.startsWith('response.')) this.#setInterrupted(interrupted);
+    if (this.#thoughts.receive(event, performance.now())) this.onResponseStatusChange();
     const metrics = this.#timing.receive(event);
     if (!metrics || this.metricsOf(metrics.id) || this.#discardedResponses.has(metrics.id)) return;
     this.record.metrics.push(metrics);
@@ -579,6 +584,11 @@ export class ConversationController {
     if (interrupted === this.#isInterrupted) return;
     this.#isInterrupted = interrupted;
     this.onResponseStatusChange();
+  }
+
+  /** What the model thought before a response, as far as it is known. */
+  thoughtOf(turnId: string): Thought | null {
+    return this.#thoughts.of(turnId);
   }
 
   metricsOf(turnId: string): TurnMetrics | undefined {

@@ -1,7 +1,7 @@
 /** Dialogs: the settings of a conversation (instructions, sampling, tools), with each refusal shown beside
  * its field, and the API key. */
 
-import { EventRefusedError, type SessionSettings, type Tool } from '../client/index.js';
+import { EventRefusedError, type ReasoningEffort, type SessionSettings, type Tool } from '../client/index.js';
 import type { Model } from './api.js';
 import { h } from './dom.js';
 import { EXAMPLE_TOOLS } from './example_tools.js';
@@ -21,6 +21,13 @@ const NUMBER_FIELDS: [key: NumberKey, label: string, hint: string, step: string]
   ['repetition_penalty', 'Repetition penalty', '1 for none', '0.05'],
   ['max_output_tokens', 'Maximum response tokens', 'empty for no limit', '1'],
   ['seed', 'Seed', 'empty for a random seed', '1'],
+];
+
+const EFFORTS: [value: ReasoningEffort | '', label: string][] = [
+  ['', 'As little as the model can'],
+  ['low', 'Low'],
+  ['medium', 'Medium'],
+  ['high', 'High'],
 ];
 
 export interface ChosenSettings {
@@ -74,6 +81,9 @@ export function openSettingsDialog(options: SettingsDialogOptions): void {
     input.value = typeof initial === 'number' ? String(initial) : '';
     return addField(key, label, hint, input);
   });
+  const effort = h('select', {}, ...EFFORTS.map(([value, label]) => h('option', { value }, label)));
+  const currentEffort = current.reasoning?.effort ?? '';
+  effort.value = EFFORTS.some(([value]) => value === currentEffort) ? currentEffort : '';
   const tools = h('textarea', { rows: '5', spellcheck: 'false', class: 'code' });
   tools.value = current.tools?.length ? JSON.stringify(current.tools, null, 2) : '';
   const exampleButton = h(
@@ -105,6 +115,7 @@ export function openSettingsDialog(options: SettingsDialogOptions): void {
     const settings: SessionSettings = {
       instructions: value('instructions') || null,
       tools: parsedTools,
+      reasoning: effort.value === '' ? null : { effort: effort.value as ReasoningEffort },
       ...(Object.fromEntries(numberSettings) as SessionSettings),
     };
     saveButton.disabled = true;
@@ -134,6 +145,7 @@ export function openSettingsDialog(options: SettingsDialogOptions): void {
     addField('model', 'Model', 'another model begins a new conversation', modelSelect),
     addField('instructions', 'Instructions', 'system instructions for the model', instructions),
     h('div', { class: 'numbers' }, ...numberInputs),
+    addField('reasoning', 'Reasoning', 'how much the model thinks before it answers', effort),
     addField('tools', 'Tools', 'a JSON list in OpenAI’s format; you submit the results yourself', tools),
     exampleButton,
     generalError,

@@ -28,6 +28,8 @@ export interface MessageState {
   incompleteNote: string;
   /** Result of a tool call; null if there is none yet. */
   output: string | null;
+  /** What the model thought before this message or call; null: nothing, or it is shown elsewhere. */
+  thought: HTMLElement | null;
 }
 
 export interface ItemView {
@@ -65,6 +67,7 @@ class MessageView implements ItemView {
   draw(item: Item, state: MessageState): void {
     if (item.type !== 'message') return;
     this.#item = item;
+    showThought(this.#content, state.thought);
     this.#drawMetadata(item, state);
     if (this.#isEditing) return;
     const text = textOf(item).slice(0, state.shownChars ?? undefined);
@@ -155,18 +158,20 @@ class ToolCallView implements ItemView {
   readonly #name = h('code', { class: 'tool-name' });
   readonly #arguments = h('pre', { class: 'arguments', tabindex: '0', 'aria-label': 'Arguments' });
   readonly #result = h('div', { class: 'result' });
+  readonly #content = h('div', { class: 'content' });
   #drawnState = '';
 
   constructor(handler: MessageHandler) {
     this.#handler = handler;
     const head = h('div', { class: 'tool-head' }, 'Called ', this.#name);
     const margin = h('div', { class: 'margin' }, h('h2', { class: 'role' }, 'Tool'));
-    const content = h('div', { class: 'content' }, head, this.#arguments, this.#result);
-    this.element = h('article', { class: 'message call', 'aria-label': 'Tool call' }, margin, content);
+    this.#content.append(head, this.#arguments, this.#result);
+    this.element = h('article', { class: 'message call', 'aria-label': 'Tool call' }, margin, this.#content);
   }
 
   draw(item: Item, state: MessageState): void {
     if (item.type !== 'function_call') return;
+    showThought(this.#content, state.thought);
     this.#name.textContent = item.name;
     this.#arguments.textContent = prettyJson(item.arguments);
     const isGenerating = item.status === 'in_progress';
@@ -200,6 +205,11 @@ class ToolCallView implements ItemView {
     const note = h('span', { class: 'note' }, 'You act as the tool: edit this result as you like.');
     this.#result.replaceChildren(field, h('div', { class: 'row' }, button, note));
   }
+}
+
+/** Put a thought above what follows it; moved, not drawn again, so that it stays open. */
+function showThought(content: HTMLElement, thought: HTMLElement | null): void {
+  if (thought !== null && content.firstChild !== thought) content.prepend(thought);
 }
 
 /** Why a response is missing or incomplete, and a button that requests it. */

@@ -10,6 +10,7 @@ import type {
   SessionSettings,
 } from '../client/index.js';
 import { deleteQueue, loadQueue, type MessageQueue, type QueuedMessage } from './message_queue.js';
+import { type Thought, Thoughts } from './thoughts.js';
 
 /** Metrics of one turn; times in milliseconds, measured in the page. */
 export interface TurnMetrics {
@@ -42,6 +43,8 @@ export interface StoredConversation {
   settings: SessionSettings;
   model: string | null;
   metrics: TurnMetrics[];
+  /** What the model thought before its responses, by their ids. The server does not send it again. */
+  thoughts?: Record<string, Thought>;
   draft: string;
   pending: ClientEvent[];
   /** Messages that wait for the connection, or for the response to the message before, as of when it was
@@ -102,6 +105,7 @@ export function forkConversation(
     ...(parent.renamed && { renamed: true }),
     saved: { items: shared, turns: sharedTurns },
     metrics: parent.metrics.filter((metrics) => sharedTurns.some((turn) => turn.id === metrics.id)),
+    thoughts: new Thoughts(parent.thoughts).toJSON(sharedTurns.map(({ id }) => id)),
   };
 }
 

@@ -11,6 +11,7 @@ import {
   missingResponseView,
 } from './message_view.js';
 import { incompleteNote } from './response_status.js';
+import { ThoughtView } from './thoughts.js';
 import { UnsentMessageViews } from './unsent_messages.js';
 import { type SwitchDirection, type SwitchVersion, VersionSwitchers } from './version_switcher.js';
 
@@ -31,6 +32,8 @@ export class Transcript {
     'Earlier messages',
   );
   readonly #unsentViews = new UnsentMessageViews();
+  /** By the id of the response. */
+  readonly #thoughtViews = new Map<string, ThoughtView>();
   readonly #versionSwitchers: VersionSwitchers;
   readonly #tail = h('div', { class: 'tail' });
   readonly #scheduleDraw = throttleToFrame(() => {
@@ -197,7 +200,24 @@ export class Transcript {
       isLast: isLast && !isGenerating,
       incompleteNote: note,
       output,
+      thought: this.#thoughtBefore(item),
     };
+  }
+
+  /** Returns what the model thought before an item, if the item is the first of its response. */
+  #thoughtBefore(item: Item): HTMLElement | null {
+    const turn = this.#conversation.client.conversation.turnOf(item.id);
+    return turn?.items[0] === item.id ? this.#drawThought(turn.id) : null;
+  }
+
+  #drawThought(responseId: string): HTMLElement | null {
+    const thought = this.#conversation.thoughtOf(responseId);
+    if (thought === null) return null;
+    const hasEnded = this.#conversation.client.conversation.activeTurn?.id !== responseId;
+    const view = this.#thoughtViews.get(responseId) ?? new ThoughtView();
+    this.#thoughtViews.set(responseId, view);
+    view.draw(thought, hasEnded);
+    return view.element;
   }
 
   /** Returns what is drawn below the last message: unacknowledged messages, a pending response, or why
@@ -209,6 +229,8 @@ export class Transcript {
     const nodes: Node[] = this.#unsentViews.draw({ pending, queue, isConnected, takeBack });
     const { activeTurn } = this.#conversation.client.conversation;
     if (activeTurn?.items.length === 0) {
+      const thought = this.#drawThought(activeTurn.id);
+      if (thought !== null) nodes.push(thought);
       nodes.push(h('p', { class: 'pending', 'aria-label': 'Generating a response' }));
     }
     if (this.#conversation.isInterrupted) {

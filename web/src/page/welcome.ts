@@ -2,9 +2,7 @@
 
 import { demoToken } from './demo_mode.js';
 import { DEMONSTRATIONS, type Demonstration } from './demonstrations.js';
-import { copyText, flashCheckMark, h, iconButton } from './dom.js';
-
-const KILL_COMMAND = 'pkill -KILL -f "m continuo.engine"';
+import { h } from './dom.js';
 
 export function createWelcome(play: (demonstration: Demonstration) => void): HTMLElement {
   return h(
@@ -18,17 +16,16 @@ export function createWelcome(play: (demonstration: Demonstration) => void): HTM
         'while you type it, and goes on after a reload, a lost connection or a dead engine.',
     ),
     h('h3', {}, 'Try what only this server does, or type a message below'),
-    h('ul', { class: 'demonstrations' }, ...DEMONSTRATIONS.map((one) => h('li', {}, card(one, play)))),
+    h('ul', { class: 'demonstrations' }, ...playable().map((one) => h('li', {}, card(one, play)))),
   );
 }
 
+/** Only a page with the token of `continuo serve --demo` may kill the engine. */
+function playable(): Demonstration[] {
+  return DEMONSTRATIONS.filter(({ name }) => name !== 'kill' || demoToken.get() !== '');
+}
+
 function card(demonstration: Demonstration, play: (demonstration: Demonstration) => void): HTMLElement {
-  const { name, title, summary } = demonstration;
-  const text = [h('strong', {}, title), h('span', {}, summary)];
-  if (name === 'kill' && demoToken.get() === '') {
-    const summary = 'Run this on the server while it answers. The sentence is finished all the same.';
-    return h('div', { class: 'card' }, h('strong', {}, title), h('span', {}, summary), killCommand());
-  }
   return h(
     'button',
     {
@@ -38,16 +35,7 @@ function card(demonstration: Demonstration, play: (demonstration: Demonstration)
         play(demonstration);
       },
     },
-    ...text,
+    h('strong', {}, demonstration.title),
+    h('span', {}, demonstration.summary),
   );
-}
-
-/** How to kill the engine without a button, which only `continuo serve --demo` has. */
-function killCommand(): HTMLElement {
-  const copy = iconButton('copy', 'Copy the command', () => {
-    void copyText(KILL_COMMAND).then(() => {
-      flashCheckMark(copy);
-    });
-  });
-  return h('span', { class: 'command' }, h('code', {}, KILL_COMMAND), copy);
 }

@@ -54,6 +54,26 @@ describe('a response', () => {
     expect([stream.status, stream.usage?.output_tokens, stream.response?.id]).toEqual(['completed', 1, 'r']);
   });
 
+  it('has its reasoning beside its text', async () => {
+    const { connection, stream } = await ask({ reasoning: { effort: 'low' } });
+    const think = (delta: string): void => {
+      connection.send('response.reasoning_text.delta', { response_id: 'r', item_id: 'rs', delta });
+    };
+    connection.send('response.created', { response: response('r', 'in_progress') });
+    think('They greet');
+    think(' me.');
+    connection.send('response.reasoning_text.delta', { response_id: 'other', item_id: 'x', delta: 'No.' });
+    await expect.poll(() => stream.reasoning).toBe('They greet me.');
+    expect(stream.text).toBe('');
+    sendBeginning(connection, 'r', 'Hi'); // a snapshot announces the response again
+    await expect.poll(() => stream.text).toBe('Hi');
+    expect(stream.reasoning).toBe('');
+    think('Once more.');
+    sendEnd(connection, 'r', 'Hi');
+    expect(await stream).toBe('Hi');
+    expect(stream.reasoning).toBe('Once more.');
+  });
+
   it('is not requested if its message is refused', async () => {
     const { client, connection } = await server.createConnectedClient();
     const stream = client.ask('too long');

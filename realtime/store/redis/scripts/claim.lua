@@ -1,6 +1,6 @@
 -- Claim a session for an owner under a higher fence; writes of the previous owner are refused.
 -- KEYS   1 meta, and all others
--- ARGV   1 owner  2 for_ms  3 expected fence, or ''  4 secret, or ''
+-- ARGV   1 owner  2 for_ms  3 expected fence, or ''
 -- reply  {'ok', fence, deadline ms} | {'unknown'} | {'stale', owner now} | {'other layout', layout}
 local fence, deadline, owner, layout = unpack(
   redis.call('HMGET', KEYS[1], 'fence', 'deadline', 'owner', 'layout'))
@@ -16,8 +16,5 @@ end
 fence = whole(math.max(tonumber(fence) + 1, now_ms))
 deadline = whole(now_ms + tonumber(ARGV[2]))
 redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'fence', fence, 'deadline', deadline, 'parked', 0)
-if ARGV[4] ~= '' then
-  redis.call('HSET', KEYS[1], 'secret', ARGV[4])
-end
 expire_keys(deadline)
 return {'ok', fence, deadline}

@@ -265,8 +265,8 @@ class CacheMachine(RuleBasedStateMachine):
         return child
 
     @rule(model=leases)
-    def begin_answer(self, model: LeaseModel) -> None:
-        self.cache.components.begin_answer(model.lease, len(model.ids))
+    def begin_turn(self, model: LeaseModel) -> None:
+        self.cache.components.begin_turn(model.lease, len(model.ids))
 
     @rule(model=leases, count=st.integers(1, 9))
     def decode(self, model: LeaseModel, count: int) -> None:
@@ -285,11 +285,6 @@ class CacheMachine(RuleBasedStateMachine):
     def mark_idle(self, model: LeaseModel) -> None:
         self.cache.mark_idle(model.lease)
         model.is_idle = True
-
-    @rule(model=leases)
-    def retract(self, model: LeaseModel) -> None:
-        self.cache.retract(model.lease)
-        assert not model.lease.pages
 
     @rule(model=consumes(leases), keep=st.booleans())
     def close(self, model: LeaseModel, keep: bool) -> None:

@@ -262,7 +262,7 @@ def test_retracted_turn_keeps_its_ids_and_its_place_in_the_queue() -> None:
         harness.step()
     ids = array("i", younger.ids)
     harness.scheduler.retract(younger)
-    harness.cache.retract(younger.lease)
+    harness.cache.rewind(younger.lease, 0)
     assert younger.turn is not None
     assert (younger.ids, younger.committed, younger.turn.is_admitted) == (ids, 0, False)
     new_turn = harness.waiting_turn(13, "new", first=60)

@@ -8,6 +8,7 @@ import pytest
 from continuo.bench.scheduling_scenarios import (
     LoadedEngine,
     prompt_ids,
+    run_appended_prompts,
     run_burst,
     run_cold_prompts,
     run_decode_pressure,
@@ -29,15 +30,39 @@ def check_outputs(loaded: LoadedEngine) -> None:
 # ---- sharing in flight ---------------------------------------------------------------------
 
 
+def count_uncached(loaded: LoadedEngine) -> int:
+    """Return how many prompt tokens the turns report as not cached."""
+    return sum(end.prompt_tokens - end.cached_tokens for end in loaded.ended.values())
+
+
 @AHEAD
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("scopes", [1, 2])
+@pytest.mark.parametrize(("scopes", "computed"), [(1, 1_632), (2, 2 * 1_616), (8, 12_824)])
 def test_prompt_in_flight_is_computed_once_in_each_scope(
-    ahead: int, late: bool, scopes: int
+    ahead: int, late: bool, scopes: int, computed: int
 ) -> None:
     loaded = run_shared_prompt(late=late, scopes=scopes, ahead=ahead, make_runner=DigestRunner)
     check_outputs(loaded)
-    assert loaded.computed_over_needed <= 1.0
+    assert loaded.computed_tokens <= computed
+    assert count_uncached(loaded) == loaded.computed_tokens - 8 * 3, "all but later outputs"
+
+
+@AHEAD
+@pytest.mark.parametrize("late", [False, True])
+def test_common_start_of_prompts_in_flight_is_computed_once(ahead: int, late: bool) -> None:
+    """Each of eight prompts has 40 ids of its own after 1,600 that all have."""
+    loaded = run_shared_prompt(late=late, own=40, ahead=ahead, make_runner=DigestRunner)
+    check_outputs(loaded)
+    assert loaded.computed_tokens <= 1_944
+    assert count_uncached(loaded) == loaded.computed_tokens - 8 * 3
+
+
+@AHEAD
+@pytest.mark.parametrize("at_once", [False, True])
+def test_appended_prompt_is_computed_once_before_any_turn(ahead: int, at_once: bool) -> None:
+    loaded = run_appended_prompts(at_once=at_once, ahead=ahead, make_runner=DigestRunner)
+    check_outputs(loaded)
+    assert loaded.computed_tokens <= 1_632
 
 
 @AHEAD
@@ -103,15 +128,19 @@ def test_burst_into_a_small_pool_computes_each_prompt_once(
     ahead: int, host_pages: int, count: int, length: int, steps_before: int
 ) -> None:
     loaded = run_burst(count, length, ahead=ahead, host_pages=host_pages)
-    assert loaded.computed_over_needed <= 1.1
+    assert loaded.computed_over_needed <= 1.0
     assert loaded.steps <= 1.05 * steps_before
 
 
 @AHEAD
 @HOST
 @pytest.mark.parametrize(
-    ("count", "length", "outputs", "steps_before"),
-    [(16, 200, 400, (925, 937)), (8, 1_000, 200, (624, 625))],
+    ("count", "length", "outputs", "pool", "steps_before"),
+    [
+        (16, 200, 400, 3_200, (1_033, 1_033)),
+        (16, 200, 400, 3_600, (925, 937)),
+        (8, 1_000, 200, 3_600, (624, 625)),
+    ],
 )
 def test_decodes_that_outgrow_the_pool_recompute_little(
     ahead: int,
@@ -119,13 +148,14 @@ def test_decodes_that_outgrow_the_pool_recompute_little(
     count: int,
     length: int,
     outputs: int,
+    pool: int,
     steps_before: tuple[int, int],
 ) -> None:
     loaded = run_decode_pressure(
-        count, length, outputs, ahead=ahead, host_pages=host_pages, make_runner=DigestRunner
+        count, length, outputs, pool, ahead=ahead, host_pages=host_pages, make_runner=DigestRunner
     )
     check_outputs(loaded)
-    assert loaded.computed_over_needed <= (1.0 if host_pages else 1.15)
+    assert loaded.computed_over_needed <= (1.0 if host_pages else 1.2)
     assert loaded.steps <= 1.05 * steps_before[ahead]
 
 
@@ -145,9 +175,12 @@ def test_admitted_turn_does_not_wait_for_turns_that_have_no_room(ahead: int) -> 
 # ---- order ---------------------------------------------------------------------------------
 
 
-def test_cold_prompts_are_prefilled_one_after_the_other() -> None:
-    steps = run_cold_prompts(64).first_id_steps.values()
-    assert (min(steps), statistics.median(steps), max(steps)) == (2, 64, 125)
+@pytest.mark.parametrize(("count", "first_ids"), [(16, (2, 17, 32)), (64, (2, 64, 125))])
+def test_cold_prompts_are_prefilled_one_after_the_other(
+    count: int, first_ids: tuple[int, int, int]
+) -> None:
+    steps = run_cold_prompts(count).first_id_steps.values()
+    assert (min(steps), statistics.median(steps), max(steps)) == first_ids
 
 
 def test_shorter_prompts_are_prefilled_first() -> None:
@@ -205,8 +238,7 @@ def test_turn_is_not_overtaken_when_its_deadline_is_near() -> None:
 @AHEAD
 def test_more_turns_than_rows_rotate(ahead: int) -> None:
     loaded = run_more_turns_than_rows(ahead=ahead)
-    mean_gap = loaded.steps / 400
-    assert max(loaded.gaps.values()) <= 3 * mean_gap
+    assert max(loaded.gaps.values()) <= 3
     assert loaded.steps <= 128 * 400 // 64 + 10
 
 

@@ -220,19 +220,33 @@ def dialogue(*contents: str) -> list[ChatMessage]:
     return [ChatMessage(role=roles[at % 2], content=text) for at, text in enumerate(contents)]
 
 
+def find_first_revised(
+    template: ChatTemplate,
+    history: list[ChatMessage],
+    new: list[ChatMessage],
+    tools: Sequence[ToolDefinition] = (),
+    *,
+    is_sampled: bool = False,
+) -> int | None:
+    """Return the index of the first message of `history` whose ids change when `new` is added, or
+    None if no ids change."""
+    kept = template.extend(history, new, tools, is_sampled=is_sampled).kept_messages
+    return kept if kept < len(history) else None
+
+
 def test_qwen3_drops_old_reasoning_and_reports_the_first_revision() -> None:
     template = family_template("qwen3")
     assert not template.is_append_stable
     thought = "<think>\nBoth.\n</think>\n\nYes."
     history = dialogue("One?", "<think>\n1\n</think>\n\nNo.", "Two?", thought)
     question = dialogue("Three?")
-    assert template.find_first_revised(history, question) == 3
-    assert template.find_first_revised(history[:2], history[2:3]) == 1
+    assert find_first_revised(template, history, question) == 3
+    assert find_first_revised(template, history[:2], history[2:3]) == 1
     assert (
-        template.find_first_revised(history, [ChatMessage(role="assistant", content="more")])
+        find_first_revised(template, history, [ChatMessage(role="assistant", content="more")])
         is None
     )
-    assert template.find_first_revised(history[:3], history[3:]) is None
+    assert find_first_revised(template, history[:3], history[3:]) is None
     ids = template.extend(history, question).ids
     assert "Both" not in family_text("qwen3").decode(ids)
     assert "Yes." in family_text("qwen3").decode(ids)
@@ -247,12 +261,12 @@ def test_qwen3_header_can_disable_thinking() -> None:
 def test_mistral_moves_tools_and_system_text_to_the_last_question() -> None:
     template = family_template("mistral_v3")
     history, question = dialogue("One?", "1"), dialogue("Two?")
-    assert template.find_first_revised(history, question) is None
-    assert template.find_first_revised(history, question, [TOOL]) == 0
+    assert find_first_revised(template, history, question) is None
+    assert find_first_revised(template, history, question, [TOOL]) == 0
     lead = [ChatMessage(role="system", content="Be brief.")]
     # The template puts the system text only before a question that is the last message.
-    assert template.find_first_revised([*lead, *history[:1]], history[1:]) == 1
-    assert template.find_first_revised([*lead, *history], question, is_sampled=True) == 1
+    assert find_first_revised(template, [*lead, *history[:1]], history[1:]) == 1
+    assert find_first_revised(template, [*lead, *history], question, is_sampled=True) == 1
 
 
 def test_sampled_response_is_not_revised() -> None:
@@ -261,15 +275,15 @@ def test_sampled_response_is_not_revised() -> None:
     for name in ("llama3", "qwen2_5", "llama2"):
         template = family_template(name)
         assert (
-            template.find_first_revised(dialogue("One?", " 1 \n"), question, is_sampled=True)
+            find_first_revised(template, dialogue("One?", " 1 \n"), question, is_sampled=True)
             is None
         )
     qwen3 = family_template("qwen3")
-    assert qwen3.find_first_revised(dialogue("One?", "1"), question, is_sampled=True) is None
-    assert qwen3.find_first_revised(dialogue("One?", "1"), question) == 1
+    assert find_first_revised(qwen3, dialogue("One?", "1"), question, is_sampled=True) is None
+    assert find_first_revised(qwen3, dialogue("One?", "1"), question) == 1
     assert (
-        qwen3.find_first_revised(
-            dialogue("One?", "<think>\nhm\n</think>\n\n1"), question, is_sampled=True
+        find_first_revised(
+            qwen3, dialogue("One?", "<think>\nhm\n</think>\n\n1"), question, is_sampled=True
         )
         == 1
     )
@@ -346,7 +360,7 @@ def test_template_that_looks_far_back_gets_the_whole_history() -> None:
     template, text = family_template("numbered"), family_text("numbered")
     assert not template.is_append_stable
     history = dialogue(*map(str, range(20)))
-    assert template.find_first_revised(history, dialogue("Next?")) is None
+    assert find_first_revised(template, history, dialogue("Next?")) is None
     extension = template.extend(history, dialogue("Next?"), with_header=True)
     assert text.decode(extension.ids) == "21 user: Next?22 assistant: "
 

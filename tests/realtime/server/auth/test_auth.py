@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.access import Credentials
 from continuo.realtime.server.auth.access_policy import plain_policy
-from continuo.realtime.server.auth.client_secrets import InMemorySecrets
+from continuo.realtime.server.auth.client_secrets import ClientSecrets
 from continuo.realtime.server.auth.gate import Authenticator, Denied, offered_subprotocols
 from continuo.realtime.server.auth.wrong_keys import (
     ADDRESSES_MAX,
@@ -20,10 +20,10 @@ from continuo.realtime.server.auth.wrong_keys import (
 )
 from continuo.realtime.server.logging_setup import RedactingFormatter, Redaction
 
-WITHOUT_KEYS = Authenticator(plain_policy({}), InMemorySecrets())
+WITHOUT_KEYS = Authenticator(plain_policy({}), ClientSecrets(b"secret"))
 WITH_KEYS = Authenticator(
     plain_policy({"key-one": "one", "key-two": "two"}, frozenset({"https://app.example.org"})),
-    InMemorySecrets(),
+    ClientSecrets(b"secret"),
 )
 
 
@@ -194,7 +194,9 @@ def test_host_must_be_one_of_the_server_where_no_key_is_required(host: str, allo
     """A name that its owner has pointed at this server (DNS rebinding) makes a page same-origin,
     and browsers send no Origin with its GET requests."""
     policy = plain_policy({}, frozenset({"https://app.example.org"}))
-    authenticated = Authenticator(policy, InMemorySecrets()).authenticate(Headers({"host": host}))
+    authenticated = Authenticator(policy, ClientSecrets(b"secret")).authenticate(
+        Headers({"host": host})
+    )
     assert isinstance(authenticated, Credentials) is allowed
     if isinstance(authenticated, Denied):
         assert (authenticated.status, authenticated.code) == (403, "host_not_allowed")
@@ -215,7 +217,7 @@ def test_wrong_keys_of_an_address_are_throttled() -> None:
     now = 1000.0
     gate = Authenticator(
         plain_policy({"key-one": "one", "key-two": "two"}),
-        InMemorySecrets(),
+        ClientSecrets(b"secret"),
         wrong_keys=WrongKeys(lambda: now),
     )
     assert status_of(gate, "key-one", "192.0.2.1") == 200
@@ -239,7 +241,9 @@ def test_wrong_keys_of_an_address_are_throttled() -> None:
 def test_throttled_address_is_reported_once() -> None:
     now = 1000.0
     gate = Authenticator(
-        plain_policy({"key-one": "one"}), InMemorySecrets(), wrong_keys=WrongKeys(lambda: now)
+        plain_policy({"key-one": "one"}),
+        ClientSecrets(b"secret"),
+        wrong_keys=WrongKeys(lambda: now),
     )
     events: list[str] = []
     for _ in range(5):
@@ -253,7 +257,7 @@ def test_throttled_address_is_reported_once() -> None:
 
 
 def test_client_secret_and_resume_token_pass_a_throttled_address() -> None:
-    secrets = InMemorySecrets()
+    secrets = ClientSecrets(b"secret")
     wrong_keys = WrongKeys(lambda: 1000.0)
     gate = Authenticator(plain_policy({"key-one": "one"}), secrets, wrong_keys=wrong_keys)
     for _ in range(WRONG_KEYS_BURST):

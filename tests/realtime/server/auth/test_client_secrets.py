@@ -1,10 +1,12 @@
 """Access of a client secret (`ek_…`): the sessions that began under it, and those whose resume
-token is shown. Over real sockets: one gateway with secrets in memory, two with signed secrets.
+token is shown. Over real sockets: gateways whose secrets are signed with the key of their store, or
+with a secret that they share.
 """
 
 import asyncio
 import base64
 import contextlib
+import hmac
 import json
 import time
 import zlib
@@ -18,6 +20,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin
 
+from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.access import (
@@ -30,8 +33,7 @@ from continuo.realtime.registry.access import (
 from continuo.realtime.server.auth.access_policy import plain_policy
 from continuo.realtime.server.auth.client_secrets import (
     SECRET_PREFIX,
-    InMemorySecrets,
-    SignedSecrets,
+    ClientSecrets,
 )
 from continuo.realtime.server.auth.gate import Authenticator, Denied
 from continuo.realtime.server.config.settings import GatewaySettings
@@ -54,7 +56,7 @@ PASSWORD = "my password is hunter2"
 Gateways = tuple[RunningServer, RunningServer]
 
 
-@pytest.fixture(params=["in memory", "signed, sqlite", "signed, redis"])
+@pytest.fixture(params=["of the store, sqlite", "of the store, redis", "shared, redis"])
 def secret_kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -68,15 +70,13 @@ def url(request: pytest.FixtureRequest, secret_kind: str, tmp_path: Path) -> str
 
 @pytest.fixture
 async def gateways(secret_kind: str, url: str, harness: EngineHarness) -> AsyncIterator[Gateways]:
-    """Two gateways of one store; with secrets in memory the same gateway twice."""
-    is_signed = secret_kind.startswith("signed")
-    settings = GatewaySettings(
-        tenants=TENANTS, served_model_name=("demo",), secret=SECRET if is_signed else b""
-    )
+    """Two gateways of one store; with SQLite the same gateway twice."""
+    secret = SECRET if secret_kind.startswith("shared") else b""
+    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), secret=secret)
     port = await harness.listen()
     gateways: list[RunningServer] = []
     async with contextlib.AsyncExitStack() as stack:
-        for _ in range(2 if is_signed else 1):
+        for _ in range(2 if secret_kind.endswith("redis") else 1):
             store = await open_store(url)
             stack.push_async_callback(store.aclose)
             engine = await stack.enter_async_context(front(port))
@@ -263,14 +263,15 @@ async def test_client_secret_is_denied_stats_responses_and_new_secrets(gateways:
 # ---------------------------------------------------------------- expiry
 
 
-async def test_session_outlives_its_client_secret(gateways: Gateways) -> None:
+async def test_session_outlives_its_client_secret(gateways: Gateways, secret_kind: str) -> None:
     one, two = gateways
-    mine = bearer(short_lived()) if one is not two else await mint_secret(one)
+    is_shared = secret_kind.startswith("shared")
+    mine = bearer(short_lived()) if is_shared else await mint_secret(one)
     async with open_session(one, mine) as session:
-        if one is not two:
+        if is_shared:
             await until_expired(mine)
         else:
-            mine = bearer(SECRET_PREFIX + "0" * 48)  # unknown, as after a restart of the server
+            mine = bearer(SECRET_PREFIX + "0" * 48)  # unknown, as after the store was emptied
         await session.add_message("the connection stays open")
         token, query = resume_token(session), f"?resume_token={resume_token(session)}"
         await check_unauthorized(two, mine)
@@ -302,13 +303,13 @@ async def test_session_outlives_its_client_secret(gateways: Gateways) -> None:
 
 
 def short_lived() -> str:
-    return SignedSecrets(SECRET).mint("acme", GenerationSettings(), 3).value
+    return ClientSecrets(SECRET).mint("acme", GenerationSettings(), 3).value
 
 
 async def until_expired(headers: dict[str, str]) -> None:
     value = headers["Authorization"].removeprefix("Bearer ")
     async with asyncio.timeout(20):
-        while SignedSecrets(SECRET).find(value) is not None:
+        while ClientSecrets(SECRET).find(value) is not None:
             await asyncio.sleep(0.05)
 
 
@@ -358,7 +359,7 @@ async def test_session_expired_is_reported_only_to_clients_with_access(
 
 
 def test_signed_secrets_are_all_different() -> None:
-    one, two = SignedSecrets(SECRET, lambda: 1000.0), SignedSecrets(SECRET, lambda: 1000.0)
+    one, two = ClientSecrets(SECRET, lambda: 1000.0), ClientSecrets(SECRET, lambda: 1000.0)
     values = [one.mint("acme", GenerationSettings(), 60).value for _ in range(100)]
     found = [two.find(value) for value in values]
     assert len({*values}) == 100
@@ -366,11 +367,40 @@ def test_signed_secrets_are_all_different() -> None:
     assert found[0] == one.find(values[0])
 
 
+def test_secret_is_void_once_what_its_key_is_made_of_changes() -> None:
+    """The store was emptied: it has another epoch."""
+    epochs = [b"one"]
+    secrets = ClientSecrets(lambda: epochs[-1])
+    value = secrets.mint("acme", GenerationSettings(), 60).value
+    assert secrets.find(value) is not None
+    epochs.append(b"two")
+    assert secrets.find(value) is None
+
+
+def sign(secret: bytes, body: bytes) -> str:
+    key = hmac.digest(secret, b"client secrets", "sha256")
+    signed = hmac.digest(key, body, "sha256") + body
+    return SECRET_PREFIX + base64.urlsafe_b64encode(signed).decode().rstrip("=")
+
+
+def test_nothing_is_signed_or_accepted_with_an_empty_key() -> None:
+    """A store that lost its data has an empty epoch at first: the key would not be secret."""
+    identity = [b"one"]
+    secrets = ClientSecrets(lambda: identity[-1])
+    text = secrets.mint("acme", GenerationSettings(), 60).value.removeprefix(SECRET_PREFIX)
+    body = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))[32:]
+    assert secrets.find(sign(b"one", body)) is not None
+    identity.append(b"")
+    assert secrets.find(sign(b"", body)) is None
+    with pytest.raises(Refusal) as refused:
+        secrets.mint("acme", GenerationSettings(), 60)
+    assert refused.value.code == "store_unavailable"
+
+
 def test_signed_secret_of_an_older_release_needs_the_resume_token() -> None:
-    secrets = SignedSecrets(SECRET)
+    secrets = ClientSecrets(SECRET)
     body = zlib.compress(msgspec.json.encode(["acme", GenerationSettings(), int(time.time()) + 60]))
-    value = base64.urlsafe_b64encode(secrets._mac(body) + body).decode().rstrip("=")
-    found = secrets.find(SECRET_PREFIX + value)
+    found = secrets.find(sign(SECRET, body))
     assert found is not None
     assert (found.tenant, found.is_ephemeral, found.client_secret_digest) == ("acme", True, b"")
     secret = make_secret("token", found)
@@ -396,12 +426,9 @@ def test_older_record_of_a_session_is_opened_by_its_resume_token() -> None:
         assert Access.of(credentials, token).permits(record) is opens
 
 
-@pytest.mark.parametrize("is_signed", [False, True])
-def test_resume_token_is_accepted_with_an_expired_secret(is_signed: bool) -> None:
+def test_resume_token_is_accepted_with_an_expired_secret() -> None:
     now = [1000.0]
-    secrets = (
-        SignedSecrets(SECRET, lambda: now[0]) if is_signed else InMemorySecrets(lambda: now[0])
-    )
+    secrets = ClientSecrets(SECRET, lambda: now[0])
     gate = Authenticator(plain_policy(TENANTS), secrets)
     value = secrets.mint("acme", GenerationSettings(), 10).value
     assert isinstance(gate.authenticate(Headers(bearer(value))), Credentials)

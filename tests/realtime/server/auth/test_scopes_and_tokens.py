@@ -19,7 +19,7 @@ from websockets.exceptions import InvalidStatus
 from continuo.realtime.errors import SetupError
 from continuo.realtime.registry.access import Credentials
 from continuo.realtime.server.auth.access_policy import AccessPolicy
-from continuo.realtime.server.auth.client_secrets import InMemorySecrets
+from continuo.realtime.server.auth.client_secrets import ClientSecrets
 from continuo.realtime.server.auth.gate import Authenticator, Denied
 from continuo.realtime.server.auth.json_web_tokens import JsonWebTokens
 from continuo.realtime.server.config.settings import (
@@ -49,7 +49,7 @@ async def authenticate(gate: Authenticator, token: str) -> Credentials | Denied:
 
 def gate_of(provider: IdentityProvider, **options: Any) -> Authenticator:
     tokens = JsonWebTokens(provider.url, AUDIENCE, **options)
-    return Authenticator(AccessPolicy(requires_token=True), InMemorySecrets(), tokens)
+    return Authenticator(AccessPolicy(requires_token=True), ClientSecrets(b"secret"), tokens)
 
 
 # ---------------------------------------------------------------- tokens

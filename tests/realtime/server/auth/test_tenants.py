@@ -3,7 +3,9 @@
 import hashlib
 import json
 import re
+import string
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,8 @@ from websockets.typing import Subprotocol
 from continuo.realtime.errors import Refusal, SetupError
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.settings import GenerationSettings
-from continuo.realtime.server.auth import client_secrets
 from continuo.realtime.server.auth.access_policy import AccessPolicy, read_keys_file
-from continuo.realtime.server.auth.client_secrets import InMemorySecrets, SignedSecrets
+from continuo.realtime.server.auth.client_secrets import ClientSecrets
 from continuo.realtime.server.config.settings import (
     GatewaySettings,
     load_access_policy,
@@ -197,14 +198,13 @@ async def test_invalid_client_secret_request_is_refused(
     assert (received, denied["error"]["code"], denied["error"]["param"]) == (status, code, param)
 
 
-@pytest.mark.parametrize("is_signed", [False, True])
-def test_client_secret_expires(is_signed: bool) -> None:
+def test_client_secret_expires() -> None:
     now = [1000.0]
 
     def clock() -> float:
         return now[0]
 
-    secrets = SignedSecrets(b"x" * 16, clock) if is_signed else InMemorySecrets(clock)
+    secrets = ClientSecrets(b"x" * 16, clock)
     minted = secrets.mint("acme", GenerationSettings(instructions="x"), 10)
     assert minted.expires_at == 1010
     found = secrets.find(minted.value)
@@ -216,7 +216,7 @@ def test_client_secret_expires(is_signed: bool) -> None:
 
 
 def test_signed_secret_is_valid_at_every_gateway_with_its_key() -> None:
-    one, two, stranger = (SignedSecrets(key * 16) for key in (b"x", b"x", b"y"))
+    one, two, stranger = (ClientSecrets(key * 16) for key in (b"x", b"x", b"y"))
     settings = GenerationSettings(instructions="Speak like a pirate. " * 500)
     value = one.mint("acme", settings, 60).value
     assert re.fullmatch(r"ek_[A-Za-z0-9_-]+", value), "valid as the name of a subprotocol"
@@ -235,20 +235,32 @@ def test_signed_secret_over_the_header_limit_is_refused() -> None:
     noise = "".join(chr(33 + (n * n * 7919 + n) % 90) for n in range(30_000))
     noise = hashlib.shake_256(noise.encode()).hexdigest(20_000)
     with pytest.raises(Refusal, match="the limit is 8,192") as refused:
-        SignedSecrets(b"x" * 16).mint("acme", GenerationSettings(instructions=noise), 60)
+        ClientSecrets(b"x" * 16).mint("acme", GenerationSettings(instructions=noise), 60)
     assert refused.value.param == "session"
 
 
-def test_number_of_secrets_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_secrets, "_SECRETS_MAX", 2)
-    now = [0.0]
-    secrets = InMemorySecrets(lambda: now[0])
-    for _ in range(2):
-        secrets.mint("acme", GenerationSettings(), 10)
-    with pytest.raises(Refusal):
-        secrets.mint("acme", GenerationSettings(), 10)
-    now[0] = 10
-    assert secrets.find(secrets.mint("acme", GenerationSettings(), 10).value)
+def test_minting_holds_no_memory() -> None:
+    """The table of secrets in memory held 17 MB after as many."""
+    secrets = ClientSecrets(b"x" * 16)
+    settings = GenerationSettings(instructions=string.ascii_letters * 300)
+    secrets.mint("acme", settings, 60)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(1_000):
+            secrets.mint("acme", settings, 60)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000
+
+
+async def test_minting_counts_as_a_request(server: RunningServer) -> None:
+    server.registry.tenants.of("acme").rate_limits.set_limits(2, 0, 0)
+    statuses = [
+        (await server.request("POST", "/v1/realtime/client_secrets", {}))[0] for _ in range(3)
+    ]
+    assert statuses == [200, 200, 429]
 
 
 async def test_unknown_client_secret_is_denied(server: RunningServer) -> None:

@@ -394,7 +394,7 @@ async def test_client_that_reads_again_in_time_receives_the_close_frame(
         (connection,) = cast("set[GuardedWebSocket]", server.web_server.server_state.connections)
         await wait_until(lambda: not connection.writable.is_set())
         sending.cancel()
-        await asyncio.sleep(1)
+        await wait_until(lambda: connection.close_sent)
         peer.reader._transport.resume_reading()  # type: ignore[attr-defined]
         assert await peer.wait_close_code() == 1013
 

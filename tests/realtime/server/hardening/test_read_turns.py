@@ -1,93 +1,247 @@
-"""Read turns: few connections with much to read are served per round of the event loop."""
+"""Read turns: input is parsed for a bounded time in a round of the event loop."""
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
-from continuo.realtime.server.hardening.guarded_websocket import MESSAGES_PER_TURN
-from continuo.realtime.server.hardening.guards import SLICE_BYTES
+from continuo.realtime.server.hardening.guarded_http import GuardedHttp
+from continuo.realtime.server.hardening.guarded_websocket import (
+    MESSAGES_PER_TURN,
+    GuardedWebSocket,
+)
+from continuo.realtime.server.hardening.guards import SLICE_BYTES, UnreadInput
 from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.transport import connection
-from tests.support.frames import RawWebSocket, encode_frame
+from tests.support.frames import CONTINUATION, PING, PONG, RawWebSocket, encode_frame
 from tests.support.waiting import wait_until
 from tests.support.web_servers import API_KEY, RunningServer
 
 BEARER = f"Bearer {API_KEY}"
+READ_BYTES = 256 * 1024
+"""The largest read of the event loop."""
 
 
-async def test_few_turns_run_per_round_in_the_order_of_requests() -> None:
-    turns, taken, rounds = ReadTurns(per_round=2), list[int](), list[int]()
-    for number in range(5):
-        turns.call_in_turn(lambda number=number: taken.append(number))
-    while len(taken) < 5:
+class Clock:
+    """Time that passes only when a reader parses."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class FakeReader:
+    """A reader of slices that each take `slice_s` on a fake clock."""
+
+    def __init__(
+        self, clock: Clock, slices: int, slice_s: float, slice_bytes: int = SLICE_BYTES
+    ) -> None:
+        self._clock, self._slice_s, self._slice_bytes = clock, slice_s, slice_bytes
+        self.left = slices
+        self.parsed = 0
+
+    @property
+    def unread_bytes(self) -> int:
+        return self.left * self._slice_bytes
+
+    def parse_slice(self) -> bool:
+        self._clock.now_s += self._slice_s
+        self.left -= 1
+        self.parsed += 1
+        return self.left > 0
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def turns(clock: Clock) -> ReadTurns:
+    """Turns without pauses between rounds, because the wall clock stands still."""
+    return ReadTurns(0.001, 0.004, clock, lambda: 0.0)
+
+
+async def rounds(turns: ReadTurns) -> AsyncIterator[None]:
+    """Each iteration of the event loop until no reader waits."""
+    while turns._waiting:
         await asyncio.sleep(0)
-        rounds.append(len(taken))
-    assert taken == [0, 1, 2, 3, 4]
-    assert [count for count in dict.fromkeys(rounds) if count] == [2, 4, 5]
+        yield
+
+
+async def test_reader_yields_when_its_turn_is_used(clock: Clock, turns: ReadTurns) -> None:
+    reader = FakeReader(clock, slices=100, slice_s=0.0003)
+    turns.submit(reader)
+    assert reader.parsed == 4
+    parsed = [reader.parsed async for _ in rounds(turns)]
+    assert reader.left == 0
+    gains = [after - before for before, after in itertools.pairwise([4, *parsed])]
+    assert max(gains) <= 16, "a round of four turns"
+
+
+async def test_small_read_is_parsed_at_once(clock: Clock, turns: ReadTurns) -> None:
+    reader = FakeReader(clock, slices=1, slice_s=0.0001)
+    turns.submit(reader)
+    assert reader.parsed == 1
+    assert not turns._waiting
+
+
+async def test_many_small_reads_at_the_same_time_wait_for_rounds(
+    clock: Clock, turns: ReadTurns
+) -> None:
+    """64 new readers: none but the first few is parsed at once, and no round takes over its time
+    and one turn."""
+    readers = [FakeReader(clock, slices=1, slice_s=0.0005) for _ in range(64)]
+    for reader in readers:
+        turns.submit(reader, least_s=0.001)
+    at_once = sum(reader.parsed for reader in readers)
+    assert at_once == 4
+    done = [at_once]
+    async for _ in rounds(turns):
+        done.append(sum(reader.parsed for reader in readers))
+    assert done[-1] == 64
+    assert max(after - before for before, after in itertools.pairwise(done)) == 4
+
+
+async def test_reading_at_once_takes_half_of_the_time(clock: Clock) -> None:
+    turns, at_once = ReadTurns(0.001, 0.004, clock, clock), 0
+    for _ in range(1000):
+        reader = FakeReader(clock, slices=1, slice_s=0.0005)
+        turns.submit(reader)
+        at_once += reader.parsed
+        turns.withdraw(reader)
+        clock.now_s += 0.0001
+    assert at_once * 0.0005 <= 0.5 * (clock.now_s - 100) + 0.005
+
+
+async def test_reader_with_little_comes_before_those_with_much(
+    clock: Clock, turns: ReadTurns
+) -> None:
+    many = [FakeReader(clock, slices=1000, slice_s=0.0005) for _ in range(100)]
+    for reader in many:
+        turns.submit(reader)
+    small = FakeReader(clock, slices=1, slice_s=0.0001, slice_bytes=100)
+    turns.submit(small)
+    before = sum(reader.parsed for reader in many)
+    async for _ in rounds(turns):
+        if small.parsed:
+            break
+    assert sum(reader.parsed for reader in many) - before <= 8, "one round"
+
+
+async def test_reader_with_much_is_served_while_small_ones_keep_coming(
+    clock: Clock, turns: ReadTurns
+) -> None:
+    large = FakeReader(clock, slices=20, slice_s=0.001)
+    small = [FakeReader(clock, slices=100_000, slice_s=0.001, slice_bytes=0) for _ in range(8)]
+    for reader in (*small, large):
+        turns.submit(reader)
+    async with asyncio.timeout(10):
+        while large.left:
+            await asyncio.sleep(0)
+    assert sum(reader.parsed for reader in small) > 100
 
 
 async def test_other_work_gets_as_much_time_as_a_round_took() -> None:
     """A small request takes several iterations of the event loop: all fit between two rounds."""
-    turns, taken = ReadTurns(per_round=1), list[int]()
-
-    def read_much(number: int) -> None:
-        time.sleep(0.05)
-        taken.append(number)
-
-    for number in range(2):
-        turns.call_in_turn(lambda number=number: read_much(number))
-    while not taken:
+    turns, reader = ReadTurns(), BusyReader(0.05, 3)
+    turns.submit(reader)
+    while reader.left == 2:
         await asyncio.sleep(0)
     iterations = 0
-    while taken == [0]:
+    while reader.left:
         await asyncio.sleep(0)
         iterations += 1
     assert iterations >= 20
 
 
-async def test_work_that_a_read_begins_counts_as_time_of_its_round() -> None:
-    """A connection is read in the iteration after its turn, and its request begins in the next."""
-    turns, taken, loop = ReadTurns(per_round=1), list[int](), asyncio.get_running_loop()
+class BusyReader:
+    """A reader of slices that each take `slice_s` of the thread's time."""
 
-    def read(number: int) -> None:
-        taken.append(number)
-        loop.call_soon(loop.call_soon, time.sleep, 0.05)
+    unread_bytes = 1_000_000
 
-    for number in range(2):
-        turns.call_in_turn(lambda number=number: read(number))
-    while not taken:
-        await asyncio.sleep(0)
-    iterations = 0
-    while taken == [0]:
-        await asyncio.sleep(0)
-        iterations += 1
-    assert iterations >= 20
+    def __init__(self, slice_s: float, slices: int) -> None:
+        self._slice_s = slice_s
+        self.left = slices
+
+    def parse_slice(self) -> bool:
+        end_s = time.thread_time() + self._slice_s
+        while time.thread_time() < end_s:
+            pass
+        self.left -= 1
+        return self.left > 0
 
 
-async def test_turn_requested_within_a_turn_runs_in_the_next_round() -> None:
-    turns, taken = ReadTurns(per_round=8), list[str]()
-
-    def request_turn() -> None:
-        taken.append("first")
-        turns.call_in_turn(lambda: taken.append("second"))
-
-    turns.call_in_turn(request_turn)
-    await asyncio.sleep(0)
-    assert taken == ["first"]
-    while len(taken) < 2:
-        await asyncio.sleep(0)
-    assert taken == ["first", "second"]
-
-
-async def test_cancelled_wait_does_not_use_up_a_turn() -> None:
-    turns = ReadTurns(per_round=1)
-    waits = [asyncio.create_task(turns.wait()) for _ in range(3)]
+async def test_cancelled_wait_does_not_use_up_a_turn(turns: ReadTurns) -> None:
+    waits = [asyncio.create_task(turns.wait(100)) for _ in range(3)]
     await asyncio.sleep(0)
     waits[0].cancel()
     async with asyncio.timeout(5):
         await asyncio.gather(*waits[1:])
+    assert not turns._waiting
+
+
+async def test_exception_of_a_reader_does_not_stop_the_turns(turns: ReadTurns) -> None:
+    class Broken:
+        unread_bytes = 10_000
+
+        def parse_slice(self) -> bool:
+            raise RuntimeError("a fault of a parser")
+
+    loop, reported = asyncio.get_running_loop(), list[str]()
+    loop.set_exception_handler(lambda _loop, context: reported.append(str(context["exception"])))
+    first, second = asyncio.create_task(turns.wait(1)), None
+    await asyncio.sleep(0)
+    turns.submit(Broken())
+    second = asyncio.create_task(turns.wait(20_000))
+    async with asyncio.timeout(5):
+        await asyncio.gather(first, second)
+    assert reported == ["a fault of a parser"]
+
+
+PIECES = {
+    "pings": encode_frame(b"", PING),
+    "pongs": encode_frame(b"", PONG),
+    "fragments": encode_frame(b"xx" * 32, CONTINUATION, fin=False),
+    "texts": encode_frame(b"{}"),
+}
+
+
+@pytest.mark.parametrize("piece", PIECES.values(), ids=list(PIECES))
+async def test_read_of_small_frames_lets_the_loop_run(server: RunningServer, piece: bytes) -> None:
+    peer = await RawWebSocket.connect(server.port, Authorization=BEARER)
+    await peer.receive_event()
+    (socket,) = cast("set[GuardedWebSocket]", server.web_server.server_state.connections)
+    first = encode_frame(b"{", fin=False) if piece == PIECES["fragments"] else b""
+    assert await count_iterations(socket, first + piece * (READ_BYTES // len(piece))) >= 10
+    peer.reset()
+
+
+async def test_read_of_small_chunks_lets_the_loop_run(server: RunningServer) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    await wait_until(lambda: bool(server.web_server.server_state.connections))
+    (connection,) = cast("set[GuardedHttp]", server.web_server.server_state.connections)
+    await wait_until(lambda: connection.cycle is not None)
+    chunks = b"1\r\nx\r\n" * (READ_BYTES // 6)
+    assert await count_iterations(connection, chunks) >= 10
+    writer.close()
+
+
+async def count_iterations(connection: UnreadInput, data: bytes) -> int:
+    """Give a connection the bytes of one read. Returns after how many iterations of the event loop
+    it has parsed the last."""
+    connection.data_received(data)  # type: ignore[attr-defined]  # of the protocol
+    iterations = 0
+    while connection.unread_bytes:
+        await asyncio.sleep(0)
+        iterations += 1
+    return iterations
 
 
 async def test_flood_of_frames_does_not_delay_another_client(
@@ -118,82 +272,44 @@ async def test_flood_of_frames_does_not_delay_another_client(
     other.close()
 
 
-async def test_only_the_first_read_of_a_connection_waits_for_a_turn(
+async def test_bytes_that_wait_are_charged_to_the_budget(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few new connections are read per round; later requests of open ones need no turn."""
-    taken: list[None] = []
-    call_in_turn = ReadTurns.call_in_turn
-
-    def counted(turns: ReadTurns, callback: Callable[[], None]) -> None:
-        taken.append(None)
-        call_in_turn(turns, callback)
-
-    monkeypatch.setattr(ReadTurns, "call_in_turn", counted)
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    for _ in range(3):
-        writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 404 ")
-        size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-        await reader.readexactly(size)
-        assert len(taken) == 1
-    writer.close()
-
-
-@pytest.fixture
-def held_turns(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """The requested turns, none of which is granted."""
-    held: list[Callable[[], None]] = []
-    monkeypatch.setattr(ReadTurns, "call_in_turn", lambda _turns, turn: held.append(turn))
-    return held
-
-
-async def test_request_sent_with_its_connection_waits_for_a_turn(
-    server: RunningServer, held_turns: list[Callable[[], None]]
-) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
-    await wait_until(lambda: bool(held_turns))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(reader.read(1), 0.1)
-    held_turns[0]()
-    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
-    writer.close()
-
-
-async def test_rest_of_a_large_first_read_waits_for_another_turn(
-    server: RunningServer, held_turns: list[Callable[[], None]]
-) -> None:
-    """The bytes that wait are charged to the incoming budget meanwhile."""
+    waiting: list[UnreadInput] = []
+    monkeypatch.setattr(ReadTurns, "submit", lambda _turns, reader, _s: waiting.append(reader))
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     head = f"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: {4 * SLICE_BYTES}\r\n\r\n"
     writer.write(head.encode() + b" " * (4 * SLICE_BYTES))
-    for granted in range(2):
-        await wait_until(lambda granted=granted: len(held_turns) > granted)
-        assert server.web_server.incoming_budget.charged_bytes > SLICE_BYTES
-        held_turns[granted]()
+    await wait_until(lambda: bool(waiting))
+    assert server.web_server.incoming_budget.charged_bytes > SLICE_BYTES
+    while waiting[0].parse_slice():
+        pass
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
     writer.close()
     await wait_until(lambda: server.web_server.incoming_budget.charged_bytes == 0)
 
 
 async def test_few_small_messages_sent_together_wait_for_no_turn(
-    server: RunningServer, held_turns: list[Callable[[], None]]
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connecting = asyncio.create_task(RawWebSocket.connect(server.port, Authorization=BEARER))
-    await wait_until(lambda: bool(held_turns))
-    held_turns.pop()()
-    peer = await connecting
+    waits: list[int] = []
+    wait = ReadTurns.wait
+
+    async def counted(turns: ReadTurns, waiting_bytes: int) -> None:
+        waits.append(waiting_bytes)
+        await wait(turns, waiting_bytes)
+
+    monkeypatch.setattr(ReadTurns, "wait", counted)
+    peer = await RawWebSocket.connect(server.port, Authorization=BEARER)
     await peer.wait_for("session.created")
     clear = encode_frame('{"type": "input_audio_buffer.clear"}')
     for _ in range(2):
         peer.writer.write(clear * MESSAGES_PER_TURN)
         for _ in range(MESSAGES_PER_TURN):
             await peer.wait_for("input_audio_buffer.cleared")
-        assert not held_turns
+        assert not waits
     peer.writer.write(clear * 100)
-    for _ in range(MESSAGES_PER_TURN):
+    for _ in range(100):
         await peer.wait_for("input_audio_buffer.cleared")
-    await wait_until(lambda: bool(held_turns))
+    assert waits
     peer.reset()

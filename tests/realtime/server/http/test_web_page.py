@@ -1,6 +1,7 @@
 """The web page as it is served from a folder of built files, and without such a folder."""
 
 import gzip
+import html
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
 from continuo.realtime.server.http.page import Page, is_page_built
+from continuo.realtime.server.own_command import find_make_command, find_own_command
 
 INDEX = "<!doctype html>" + "page " * 200
 
@@ -97,4 +99,7 @@ async def test_missing_page_is_404_with_build_instructions(tmp_path: Path) -> No
     status, headers, body = await get(page, "/")
     assert status == 404
     assert headers["content-type"].startswith("text/html")
-    assert b"make web" in body
+    build, chat = find_make_command("web"), f"{find_own_command()} chat"
+    assert build is not None
+    for command in (build, chat):
+        assert html.escape(command) in body.decode()

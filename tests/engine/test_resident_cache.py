@@ -1,0 +1,83 @@
+"""Tests of ResidentCache: its bound, the shares of groups, and which entry is evicted."""
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from continuo.engine.resident_cache import ResidentCache
+
+BYTES_MAX = 1_000
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 12), st.integers(0, 400), st.sampled_from("abc"), st.booleans()),
+        max_size=80,
+    )
+)
+def test_cache_holds_at_most_its_bound(
+    steps: list[tuple[int, int, str, bool]],
+) -> None:
+    cache: ResidentCache[int, int] = ResidentCache(BYTES_MAX)
+    costs: dict[int, int] = {}
+    for step, (key, cost, group, is_removed) in enumerate(steps):
+        if is_removed:
+            cache.remove(key)
+            assert cache.get(key) is None
+            continue
+        kept = cache.add(key, step, cost, group)
+        assert kept is (cost <= BYTES_MAX // 4)
+        assert cache.get(key) == (step if kept else None), "the newest entry is not evicted"
+        costs[key] = cost
+        held = [key for key in costs if key in cache]
+        assert cache.held_bytes == sum(costs[key] for key in held) <= BYTES_MAX
+        assert len(cache) == len(held)
+    cache.clear()
+    assert (len(cache), cache.held_bytes) == (0, 0)
+
+
+def test_group_over_its_share_makes_room_for_others() -> None:
+    cache: ResidentCache[str, None] = ResidentCache(BYTES_MAX)
+    cache.add("theirs", None, 100, "small")
+    for n in range(50):
+        cache.add(f"mine {n}", None, 100, "large")
+    assert "theirs" in cache, "it is the least recently used, in a group within its share"
+    assert cache.held_bytes == BYTES_MAX
+    for n in range(20):
+        cache.add(f"theirs {n}", None, 100, "small")
+    assert sum(f"mine {n}" in cache for n in range(50)) >= 2, "the share of a group stays"
+
+
+def test_most_costly_of_the_oldest_entries_is_evicted() -> None:
+    cache: ResidentCache[str, None] = ResidentCache(BYTES_MAX)
+    cache.add("cheap", None, 10)
+    cache.add("costly", None, 240)
+    for n in range(4):
+        cache.add(f"{n}", None, 200)
+    assert "costly" not in cache
+    assert "cheap" in cache
+
+
+def test_used_entry_stays() -> None:
+    cache: ResidentCache[int, int] = ResidentCache(BYTES_MAX)
+    for n in range(100):
+        cache.add(n, n, 50)
+        assert cache.get(0) is not None
+
+
+def test_threads_keep_the_account() -> None:
+    cache: ResidentCache[int, int] = ResidentCache(BYTES_MAX)
+
+    def work(seed: int) -> None:
+        for n in range(3_000):
+            key = (n * 7 + seed) % 31
+            cache.add(key, n, key * 7, "ab"[seed % 2])
+            cache.get((key + 1) % 31)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cache.held_bytes == sum(key * 7 for key in range(31) if key in cache) <= BYTES_MAX

@@ -1,0 +1,30 @@
+"""Memory of the caches of encoded and rendered texts: bounded in bytes, whatever the texts are."""
+
+import random
+
+from continuo.engine.text import ChatMessage
+from tests.support.checkpoints import family_text
+
+MIB = 1024 * 1024
+
+
+def test_encodings_of_long_texts_are_bounded() -> None:
+    text = family_text("qwen3")
+    encodings = text._tokenizer._encodings  # pyright: ignore[reportPrivateUsage]
+    source = random.Random(1)
+    for n in range(40):
+        words = "".join(source.choice("ab \u4e2d") for _ in range(300))
+        ids = text.encode(f"{n} " + words * 500)
+        assert text.encode(f"{n} " + words * 500) == ids
+        assert encodings.held_bytes <= encodings.bytes_max == 32 * MIB
+    assert encodings.held_bytes > 16 * MIB, "the bound was reached"
+
+
+def test_renderings_of_long_texts_are_bounded() -> None:
+    template = family_text("qwen3").template
+    assert template is not None
+    renderer = template._renderer  # pyright: ignore[reportPrivateUsage]
+    for n in range(20):
+        renderer.render([ChatMessage(role="user", content=f"{n}" + "\u4e2d" * MIB)])
+        renderings = renderer._renderings  # pyright: ignore[reportPrivateUsage]
+        assert 0 < renderings.held_bytes <= renderings.bytes_max == 16 * MIB
