@@ -27,8 +27,8 @@ _Json = dict[str, Any]
 
 
 class Dialect:
-    """The codec of a connection. It speaks GA until a client that announces the beta sends an event
-    that is of the beta: proxies announce it too, on behalf of clients that use GA."""
+    """The codec of a connection: of GA, until a client that announces the beta sends an event that
+    only the beta has. Proxies announce it too, on behalf of clients that use GA."""
 
     __slots__ = ("_announces_beta", "_is_beta")
 
@@ -56,7 +56,7 @@ class _ResponseHead(msgspec.Struct, frozen=True):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What of a client event tells the version of the API."""
+    """The fields of a client event that depend on the version of the API."""
 
     type: str
     session: _SessionHead | UnsetType = UNSET
