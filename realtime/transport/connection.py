@@ -64,7 +64,6 @@ class Connection:
         """`session_request`: the session to fork or to resume; None opens a new session.
         `announces_beta`: whether the client announces the beta version of the API."""
         self._dialect = Dialect(announces_beta=announces_beta)
-        self._has_refused_audio = False
         self._socket = socket
         self._registry = registry
         self._limits = limits
@@ -249,8 +248,8 @@ class Connection:
                     self._outbox.put(
                         self._encoder.encode_audio_cleared(session.make_unlogged_event_id())
                     )
-                case IgnoredAudioEvent(kind="append") if not self._has_refused_audio:
-                    self._has_refused_audio = True
+                case IgnoredAudioEvent(kind="append") if not session.has_refused_audio:
+                    session.has_refused_audio = True
                     raise audio_not_supported()
                 case IgnoredAudioEvent():
                     pass

@@ -118,10 +118,10 @@ def decode_command(  # noqa: C901 - one case per client event
 
 
 def audio_not_supported() -> Refusal:
-    """Build the refusal of the first audio on a connection."""
+    """Build the refusal of the first audio of a session."""
     return Refusal(
         "This server has no audio: the session is text, as its output_modalities say. Send text "
-        "items instead. Later audio on this connection is dropped without an error.",
+        "items instead. Later audio of this session is dropped without an error.",
         code="audio_not_supported",
         param="audio",
     )

@@ -18,6 +18,7 @@ from continuo.realtime.protocol.events import ResponseEvent, TextDelta
 from continuo.realtime.protocol.items import (
     ContentPart,
     FunctionCallItem,
+    FunctionCallOutputItem,
     Item,
     ItemReference,
     MessageItem,
@@ -64,6 +65,7 @@ def request(
     instructions: str = "",
     truncate: bool = False,
     tokens: int = 4,
+    generate: bool = True,
 ) -> CreateResponse:
     settings = GenerationSettings(
         max_output_tokens=tokens,
@@ -72,7 +74,11 @@ def request(
     )
     item = user_message("u", text)
     return CreateResponse(
-        settings=settings, input=(item,), previous_response_id=previous, store=store
+        settings=settings,
+        input=(item,),
+        previous_response_id=previous,
+        store=store,
+        generate=generate,
     )
 
 
@@ -205,10 +211,63 @@ async def test_items_of_the_history_that_are_sent_again_are_not_doubled(
         assert await count_input(edited, more) == alone
         other_role = msgspec.structs.replace(question, role="system")
         assert await count_input(other_role, more) > alone, "other content is taken as sent"
-        unknown = msgspec.structs.replace(answer, id="msg_of_the_client")
-        assert await count_input(unknown, more) > alone, "only an id tells that it is the same"
+        other_id = msgspec.structs.replace(question, id="msg_of_the_client")
+        assert await count_input(other_id, more) > alone, "only an id tells that it is the same"
         assert await count_input() < alone
     await store.aclose()
+
+
+async def test_last_output_that_is_sent_again_without_ids_is_not_doubled(
+    harness: EngineHarness,
+) -> None:
+    """LiveKit sends the answer again beside the id of its response, with the next message."""
+    async with response_service(harness) as responses:
+        last = await turn(responses, request("hello"))
+        for n in range(6):
+            (answer,) = last.items
+            message = user_message(f"u{n}", "on")
+
+            async def count_input(*items: Item, previous: str = last.id) -> int:
+                command = with_input(request("", previous), *items)
+                return await responses.count_input_tokens(command, REQUESTER)
+
+            alone = await count_input(message)
+            again = msgspec.structs.replace(answer, id=f"a{n}")
+            assert await count_input(again, message) == alone
+            assert await count_input(message, again) > alone, "only the start is known without ids"
+            shortened = MessageItem(
+                id="s", role="assistant", parts=(ContentPart("output_text", "x"),)
+            )
+            assert await count_input(shortened, message) > alone
+            last = await turn(responses, with_input(request("", last.id), again, message))
+            assert last.usage is not None
+            assert last.usage.input_tokens == alone
+
+
+async def test_calls_that_are_sent_again_are_known_without_ids(harness: EngineHarness) -> None:
+    said = MessageItem(id="m", role="assistant", parts=(ContentPart("output_text", "Wait."),))
+    calls = [
+        FunctionCallItem(id=f"fc{n}", call_id=f"c{n}", name="f", arguments="{}") for n in range(2)
+    ]
+    new = FunctionCallOutputItem(id="o", call_id="c0", output="1")
+    async with response_service(harness) as responses:
+        first = await turn(
+            responses,
+            with_input(request("", generate=False), user_message("u", "hi"), said, *calls),
+        )
+
+        async def count_input(*items: Item) -> int:
+            renamed = [
+                msgspec.structs.replace(item, id=f"client_{n}") for n, item in enumerate(items)
+            ]
+            command = with_input(request("", first.id), *renamed)
+            return await responses.count_input_tokens(command, REQUESTER)
+
+        alone = await count_input(new)
+        assert await count_input(said, *calls, new) == alone
+        assert await count_input(*calls, new) > alone, "a part of the output is taken as sent"
+        other = msgspec.structs.replace(calls[1], arguments='{"a": 1}')
+        assert await count_input(said, calls[0], other, new) > alone
 
 
 def with_input(command: CreateResponse, *items: Item | ItemReference) -> CreateResponse:

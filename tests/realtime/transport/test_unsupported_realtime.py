@@ -32,6 +32,18 @@ async def test_first_audio_is_refused_and_later_audio_dropped(server: RunningSer
         await client.expect("input_audio_buffer.cleared")
 
 
+async def test_audio_is_refused_once_though_the_client_resumes(server: RunningServer) -> None:
+    async with open_realtime_session(server.url) as client:
+        await client.send(**APPEND)
+        assert (await client.expect("error"))["error"]["code"] == "audio_not_supported"
+        await client.socket.close()
+        await client.resume(server.url)
+        await client.expect("session.updated")
+        await client.send(**APPEND)
+        await client.send("input_audio_buffer.clear")
+        await client.expect("input_audio_buffer.cleared")
+
+
 async def test_truncation_of_text_at_a_time_names_text_end(server: RunningServer) -> None:
     async with open_realtime_session(server.url) as client:
         await client.add_message("hello")
