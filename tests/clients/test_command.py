@@ -260,6 +260,23 @@ def test_chat_without_a_server_prints_how_to_start_one() -> None:
     assert line.endswith("-m continuo.realtime.server.cli serve")
 
 
+def test_chat_trusts_a_self_signed_certificate_that_it_is_given(
+    model: str, certificate: tuple[Path, Path]
+) -> None:
+    pem, key = map(str, certificate)
+    running = start("--model", model, "--ssl-certfile", pem, "--ssl-keyfile", key)
+    options = ("chat", "--url", address(running))
+    refused = run(*options, stdin="hello\n")
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert "self-signed certificate" in line
+    assert "SSL_CERT_FILE" in line
+    chat = run(*options, stdin="hello\n", SSL_CERT_FILE=pem)
+    assert (chat.returncode, chat.stderr) == (0, "")
+    assert chat.stdout.strip()
+    assert stop(running) == 0
+
+
 def test_ctrl_c_cancels_the_response_and_ctrl_d_quits(endless_model: Path) -> None:
     running = start("--model", str(endless_model), "--served-model-name", "demo")
     terminal = Terminal("--url", address(running))
