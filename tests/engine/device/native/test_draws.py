@@ -137,7 +137,7 @@ def test_draws_equal_those_of_torch(best: NativeDraws, kind: str, vocab: int) ->
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("top_k", [1, 2, 31, 50, 127, 128, 129])
 def test_top_k_has_the_candidates_of_torch(best: NativeDraws, kind: str, top_k: int) -> None:
-    """Up to 128, most ids are passed over by a bound of the k-th largest logit."""
+    """A bound of the k-th largest logit lets most ids be passed over, up to 128."""
     logits = make_logits(kind, 1920, torch.Generator().manual_seed(top_k))
     params = Sampling(temperature=1.5, top_k=top_k)
     samples = [SampleParams(params, (n + 0.37) / 20) for n in range(20)]
