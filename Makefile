@@ -99,6 +99,7 @@ check-web:
 docs: $(VENV)/ready-dev
 	$(BIN)/python -m tools.write_configuration --check
 	$(BIN)/python -m tools.write_benchmarks --check
+	$(BIN)/python -m tools.write_models --check
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
 	@echo "The documentation is in build/docs/index.html."
 

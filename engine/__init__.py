@@ -1,5 +1,6 @@
 """Public interface of the engine package: all that other packages may import."""
 
+from continuo.engine.architectures.known import KNOWN_ARCHITECTURES, KnownArchitecture
 from continuo.engine.available_memory import available_memory_bytes
 from continuo.engine.client.connection import LinkSecurity
 from continuo.engine.client.engine import Chat, Engine, Output
@@ -69,6 +70,7 @@ from continuo.engine.wire.messages import (
 __all__ = [
     "BUNDLED_MODEL",
     "DEFAULT_GROUP",
+    "KNOWN_ARCHITECTURES",
     "BadRequest",
     "Busy",
     "CallableTool",
@@ -89,6 +91,7 @@ __all__ = [
     "EngineStats",
     "Grammar",
     "JsonFormatter",
+    "KnownArchitecture",
     "LinkRefused",
     "LinkSecurity",
     "ListenerConfig",

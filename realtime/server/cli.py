@@ -130,10 +130,10 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_tenant_commands(commands.add_parser("tenant", help="show or delete what a tenant has"))
     commands.add_parser(
         "models",
-        help="list models: those of this machine, and small ones that fit its memory",
+        help="list models: those of this machine, small ones that fit its memory, all families",
         description="List the models that can be served without a download, then small ones of the "
         "Hugging Face hub with the number of their parameters and the memory of their weights, and "
-        "whether this machine has that much available.",
+        "whether this machine has that much available; then the families that run, and by what.",
     )
     commands.add_parser("bench", help="measure this machine", add_help=False)
     return parser

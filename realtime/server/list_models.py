@@ -1,12 +1,16 @@
-"""`continuo models`: the models that are on this machine, and small ones that would fit."""
+"""`continuo models`: the models that are on this machine, small ones that would fit, and the
+families that run."""
 
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
-from continuo.engine import BUNDLED_MODEL, available_memory_bytes
+from continuo.engine import BUNDLED_MODEL, KNOWN_ARCHITECTURES, available_memory_bytes
 from continuo.realtime.server.own_command import find_own_command
 
 BYTES_PER_PARAMETER = 2
@@ -81,8 +85,32 @@ def print_models() -> None:
         )
     print(
         f"\nServe one with: {find_own_command()} serve --model NAME\n"
-        "NAME may also be another id of the hub, or a folder. docs/models.md has the architectures."
+        "NAME may also be another id of the hub, a folder in its layout, or a GGUF file.\n"
     )
+    for line in describe_families(shutil.get_terminal_size((100, 0)).columns):
+        print(line)
+
+
+def describe_families(width: int) -> Iterator[str]:
+    """Yield lines of `width` columns that list the families by what runs them, and those that are
+    refused by the reason."""
+    yield "Families that run in the engine's own decoder:"
+    yield from _wrap((x.models for x in KNOWN_ARCHITECTURES if x.way in ("C", "torch")), width)
+    yield "Families that run through transformers, which is slower:"
+    yield from _wrap((x.models for x in KNOWN_ARCHITECTURES if x.way == "transformers"), width)
+    yield "Families that are refused:"
+    for reason in dict.fromkeys(x.reason for x in KNOWN_ARCHITECTURES if x.way == "refused"):
+        models = (x.models for x in KNOWN_ARCHITECTURES if x.reason == reason)
+        yield from _wrap(models, width, f"{reason}: ")
+
+
+def _wrap(names: Iterable[str], width: int, start: str = "") -> list[str]:
+    # A line is broken between two families, not within the name of one.
+    text = start + "; ".join(name.replace(" ", "\0") for name in names)
+    lines = textwrap.wrap(
+        text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+    )
+    return [line.replace("\0", " ") for line in lines]
 
 
 def _is_complete(snapshot: Path) -> bool:

@@ -4,9 +4,11 @@ from typing import NamedTuple
 
 import pytest
 
+from continuo.engine import KNOWN_ARCHITECTURES
 from continuo.realtime.server.list_models import (
     SUGGESTED_MODELS,
     SuggestedModel,
+    describe_families,
 )
 
 GIB = 1 << 30
@@ -64,3 +66,16 @@ def test_models_are_sorted_by_size_and_fit_by_it() -> None:
     assert [model.fits(4 * GIB) for model in SUGGESTED_MODELS] == [True] * 3 + [False] * 5
     assert all(model.fits(24 * GIB) for model in SUGGESTED_MODELS)
     assert not any(model.fits(GIB) for model in SUGGESTED_MODELS)
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_families_are_listed_by_what_runs_them_and_by_the_reason_of_a_refusal(width: int) -> None:
+    lines = list(describe_families(width))
+    assert all(len(line) <= width for line in lines)
+    text = " ".join(line.strip() for line in lines)
+    native, _, rest = text.partition("Families that run through transformers")
+    slower, _, refused = rest.partition("Families that are refused:")
+    for each in KNOWN_ARCHITECTURES:
+        place = {"transformers": slower, "refused": refused}.get(each.way, native)
+        assert each.models in place
+        assert each.reason in place
