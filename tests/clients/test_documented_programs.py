@@ -21,7 +21,7 @@ from openai import AsyncOpenAI
 
 client = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="YOUR_KEY")
 """
-"""What the prose before a snippet says that it has."""
+"""Names that the prose before a snippet introduces."""
 
 PROGRAMS = [block for block in blocks_in("python") if block.page not in OTHER_RUNNERS]
 
