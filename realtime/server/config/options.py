@@ -288,7 +288,7 @@ OPTIONS: tuple[Option, ...] = (
         _text(
             "otlp-traces-endpoint URL",
             "URL of an OpenTelemetry collector for traces, as http://localhost:4318/v1/traces; "
-            "needs the extra continuo-server[otel] (default: none, no traces)",
+            "needs the extra otel (default: none, no traces)",
         ),
         _text(
             "log-level",
