@@ -213,6 +213,7 @@ _MISTRAL: tuple[dict[str, str], list[str]] = ({"bos_token": "<s>", "eos_token": 
 PUBLISHED: dict[str, tuple[Sequence[str], dict[str, str], Sequence[str]]] = {
     "apertus": (["<s>"], {"bos_token": "<s>", "eos_token": "<|assistant_end|>"}, []),
     "deepseek_r1": (*_DEEPSEEK, THINK),
+    "deepseek_v3": (*_DEEPSEEK, THINK),
     "deepseek_v3_1": (*_DEEPSEEK, THINK),
     "deepseek_v3_2": (*_DEEPSEEK, THINK),
     "devstral": (["<s>", "</s>", "[ARGS]", "[CALL_ID]"], *_MISTRAL),
@@ -224,12 +225,14 @@ PUBLISHED: dict[str, tuple[Sequence[str], dict[str, str], Sequence[str]]] = {
         {"bos_token": "<bos>", "eos_token": "<turn|>"},
         [],
     ),
+    "glm4_5": (["[gMASK]", "<sop>"], {"eos_token": "<|user|>"}, [*QWEN_TAG_TOKENS, "<arg_key>"]),
     "glm4_6": (["[gMASK]", "<sop>"], {"eos_token": "<|user|>"}, [*QWEN_TAG_TOKENS, "<arg_key>"]),
     "glm4_7": (["[gMASK]", "<sop>"], {"eos_token": "<|user|>"}, [*QWEN_TAG_TOKENS, "<arg_key>"]),
     "gpt_oss": (["<|return|>", "<|call|>"], {"eos_token": "<|return|>"}, []),
     "granite3_3": ([], {"eos_token": "<|end_of_text|>"}, []),
     "granite4": ([], {"eos_token": "<|end_of_text|>"}, QWEN_TAG_TOKENS),
     "kimi_k2": ([], {"eos_token": "<|im_end|>"}, []),
+    "kimi_k2_thinking": ([], {"eos_token": "<|im_end|>"}, THINK),
     "minimax_m2": (
         ["]~!b[", "]~b]", "[e~["],
         {"eos_token": "[e~["},

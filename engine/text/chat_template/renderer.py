@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import msgspec
+
 from continuo.engine.resident_cache import ResidentCache
 from continuo.engine.text.chat_template.jinja_program import JinjaProgram, TemplateRefused
 from continuo.engine.text.chat_template.message import ChatMessage, ToolCall, ToolDefinition
@@ -106,6 +108,8 @@ class TemplateRenderer:
         )
         self.mark_lookalikes = tokenizer.mark_lookalikes
         self._needs_short_ids = False
+        self._needs_json_arguments = False
+        self._needs_named_ids = False
         self.reasoning_switch = probe_switch(self._render_plain)
         self._reasoning_key = probe_reasoning_key(self._render_plain, _PLAIN_CALL)
         """The key of a message under which the template takes reasoning. None: none, so that
@@ -119,12 +123,19 @@ class TemplateRenderer:
         self._needs_folded_system = self.try_render([system, user]) is None
         """Whether the template has no system role, so that system text is put into the first user
         message."""
+        self._needs_json_arguments = self._probe_json_arguments(user)
+        """Whether the template takes the arguments of a call as JSON text alone, such as that of
+        DeepSeek V3."""
         call = ToolCall(name="c", arguments="{}", id="call_of_any_length")
         self._needs_short_ids = (
             self.try_render([user, ChatMessage(role="assistant", tool_calls=(call,))]) is None
         )
         """Whether the template enforces a length of call ids, so that an id of another length is
         rendered as a digest of the right length."""
+        self._needs_named_ids = self._probe_named_ids(user)
+        """Whether the template writes the id of a call in place of its name, such as that of Kimi
+        K2 Thinking, so that ids must be `functions.NAME:N`, where N counts the calls of the
+        conversation from 0."""
         self.tool_format = self._detect_tool_format(tokenizer)
         """The syntax of tool calls; None if the template renders calls in an unknown syntax."""
         self._renderings.clear()
@@ -169,6 +180,20 @@ class TemplateRenderer:
         split = self._tokenizer.split_added_tokens
         return probe_reasoning_format(self._render_plain, self._reasoning_key, split) or known
 
+    def _probe_json_arguments(self, user: ChatMessage) -> bool:
+        call = ToolCall(name="c", arguments="{}", id=_PLAIN_CALL["id"])
+        messages = [user, ChatMessage(role="assistant", tool_calls=(call,))]
+        if self.try_render(messages) is not None:
+            return False
+        self._needs_json_arguments = True
+        return self.try_render(messages) is not None
+
+    def _probe_named_ids(self, user: ChatMessage) -> bool:
+        call = ToolCall(name=PROBE_TOOL["function"]["name"], arguments="{}", id=_PLAIN_CALL["id"])
+        text = self.try_render([user, ChatMessage(role="assistant", tool_calls=(call,))]) or ""
+        self._renderings.clear()
+        return call.name not in text and call.id in text
+
     def _detect_tool_format(self, tokenizer: Tokenizer) -> ToolFormat | None:
         """Detect the syntax of calls, and what of tools the template leaves out."""
         user, name = ChatMessage(role="user", content="a"), PROBE_TOOL["function"]["name"]
@@ -211,6 +236,8 @@ class TemplateRenderer:
 
     def _render(self, messages: tuple[ChatMessage, ...], tools: _ToolsKey, *, prompt: bool) -> str:
         definitions = [self._to_template_tool(tool) for tool in tools.tools]
+        if self._needs_named_ids:
+            messages = _name_call_ids(messages)
         if self._writes_results:
             messages = tuple(map(_to_user_message, messages))
         if self._written_tools is not None:
@@ -299,10 +326,10 @@ class TemplateRenderer:
         return cast(ToolDefinition, self._mark_strings(tool))
 
     def _to_template_call(self, call: ToolCall) -> dict[str, Any]:
-        function = {
-            "name": self.mark_lookalikes(call.name),
-            "arguments": self._mark_strings(_parse_arguments(call)),
-        }
+        arguments = self._mark_strings(_parse_arguments(call))
+        if self._needs_json_arguments and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        function = {"name": self.mark_lookalikes(call.name), "arguments": arguments}
         return {
             "type": "function",
             "id": self.mark_lookalikes(self._to_template_call_id(call.id)),
@@ -330,6 +357,24 @@ def _to_user_message(message: ChatMessage) -> ChatMessage:
     if message.role != "tool":
         return message
     return ChatMessage(role="user", content=write_tool_result(message.content))
+
+
+def _name_call_ids(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """Give each call the id `functions.NAME:N`, and each result the id of its call."""
+    ids: dict[str, str] = {}
+    named: list[ChatMessage] = []
+    count = 0
+    for message in messages:
+        calls: list[ToolCall] = []
+        for call in message.tool_calls:
+            ids[call.id] = f"functions.{call.name}:{count}"
+            calls.append(msgspec.structs.replace(call, id=ids[call.id]))
+            count += 1
+        result_id = ids.get(message.tool_call_id, message.tool_call_id)
+        named.append(
+            msgspec.structs.replace(message, tool_calls=tuple(calls), tool_call_id=result_id)
+        )
+    return tuple(named)
 
 
 def _parse_arguments(call: ToolCall) -> object:
