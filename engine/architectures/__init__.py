@@ -1,1 +1,1 @@
-"""Knowledge of a model before it is loaded: whether it runs, and by what. Imports no torch."""
+"""Checkpoints, as far as config.json describes them: whether they run, and by what. No torch."""

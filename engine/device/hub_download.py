@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
 )
 from tqdm.auto import tqdm
 
+from continuo.engine.byte_units import format_bytes
 from continuo.engine.config import BUNDLED_MODEL
 from continuo.engine.errors import ModelError, first_line
 from continuo.engine.local_checkpoint import PROJECTOR_PREFIX
@@ -107,7 +108,7 @@ def _reporting_bar(
 ) -> type:
     """Create a tqdm class that draws nothing and reports the share of `size_bytes` fetched. The
     share of the files is reported if the size is not known."""
-    size = "" if size_bytes is None else f" ({size_bytes / 1e9:,.2f} GB)"
+    size = "" if size_bytes is None else f" ({format_bytes(size_bytes)})"
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

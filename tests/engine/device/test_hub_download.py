@@ -138,7 +138,7 @@ def test_download_reports_its_size_and_progress(hub: ThreadingHTTPServer) -> Non
     folder = weights.resolve(MODEL, None, lambda *progress: reported.append(progress))
     assert (folder / "model.safetensors").stat().st_size == 30_000_000
     assert not (folder / "onnx").exists()
-    assert {what for what, _ in reported} == {f"fetching {MODEL} (0.03 GB)"}
+    assert {what for what, _ in reported} == {f"fetching {MODEL} (28.6 MiB)"}
     fractions = [fraction for _, fraction in reported]
     assert len(fractions) >= 3
     assert fractions[-1] == pytest.approx(1, abs=1e-5)
@@ -146,7 +146,7 @@ def test_download_reports_its_size_and_progress(hub: ThreadingHTTPServer) -> Non
 
     reported.clear()
     assert weights.resolve(MODEL, None, lambda *progress: reported.append(progress)) == folder
-    assert not any("GB" in what for what, _ in reported)
+    assert not any("iB" in what for what, _ in reported)
 
 
 def resolve_in_a_new_process(

@@ -30,7 +30,7 @@ def unsupported_architecture(where: object, architecture: str, reason: str) -> M
 
 def quantized_checkpoint(where: object, how: str | None = None) -> ModelError:
     """Create the error of a checkpoint with quantized weights. `how`: the format, if known."""
-    named = "" if how is None else f" ({how})"
+    named = f" ({how})" if how else ""
     return ModelError(
         f"{where}: its weights are quantized{named}, which is not supported; {USE_UNQUANTIZED}"
     )
