@@ -15,8 +15,8 @@ from tests.support.processes import ROOT
 from tests.support.redis_process import REDIS_SERVER
 from tests.support.versions import extract_commit, has_commit
 
-PREVIOUS_VERSION = "HEAD"
-"""A commit that stores in the present layout. Before the first release it is the last commit."""
+PREVIOUS_VERSION = "50c3ea7ca2"
+"""A commit that stores in the present layout; after the first release, that of the last one."""
 PAUSE_S_MAX = 1.0
 """Longest pause before the next process is replaced."""
 
