@@ -32,7 +32,13 @@ WITHOUT_SAFETENSORS = {
     "someone/gguf": {"config.json": b"{}", "something-Q8_0.gguf": bytes(1000)},
     "someone/pickled": {"config.json": b"{}", "pytorch_model.bin": bytes(1000)},
 }
-REPOSITORIES = {MODEL: FILES, GATED: FILES, PRIVATE: FILES, **WITHOUT_SAFETENSORS}
+QUANTIZED = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+REFUSED = {
+    "someone/awq": FILES | {"config.json": json.dumps(QUANTIZED).encode()},
+    "someone/t5": FILES | {"config.json": b'{"architectures": ["T5ForConditionalGeneration"]}'},
+    "someone/weights": {"model.safetensors": bytes(1000)},
+}
+REPOSITORIES = {MODEL: FILES, GATED: FILES, PRIVATE: FILES, **WITHOUT_SAFETENSORS, **REFUSED}
 TOKEN = "hf_of_an_account_with_access"
 
 
@@ -239,6 +245,32 @@ def test_repository_without_safetensors_is_refused_before_it_is_downloaded(
             weights.resolve(model, None, lambda _what, _fraction: None)
         assert refused.value.message == f"{model}: {message.format(hub=address(hub))}"
     assert not list((tmp_path / "cache").rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            "someone/awq",
+            "its weights are quantized (awq), which is not supported; use the unquantized "
+            "checkpoint in safetensors, on a CPU with --quantization int8, or a GGUF file",
+        ),
+        (
+            "someone/t5",
+            "architecture T5ForConditionalGeneration cannot run here: it has an encoder; use a "
+            "model of another architecture, such as Qwen3ForCausalLM or LlamaForCausalLM",
+        ),
+        ("someone/weights", "config.json is missing"),
+    ],
+)
+def test_repository_that_cannot_run_is_refused_before_its_weights_are_downloaded(
+    hub: ThreadingHTTPServer, tmp_path: Path, model: str, message: str
+) -> None:
+    for _ in range(2):
+        with pytest.raises(ModelError) as refused:
+            weights.resolve(model, None, lambda _what, _fraction: None)
+        assert refused.value.message == f"{model}: {message}"
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
 def test_unknown_model_is_refused(hub: ThreadingHTTPServer) -> None:
