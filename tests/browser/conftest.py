@@ -1,5 +1,6 @@
 """The run of vitest that the tests of a module share."""
 
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -11,7 +12,7 @@ from tests.browser import vitest
 def results(request: pytest.FixtureRequest) -> vitest.Results:
     """Run the files that the selected tests of the module check."""
     selected = [
-        item.callspec.params["file"]
+        cast("Path", item.callspec.params["file"])
         for item in request.session.items
         if isinstance(item, pytest.Function)
         and item.module is request.module
