@@ -27,7 +27,7 @@ help:
 	@echo "make attack   attack a server for half an hour, with other clients connected  (make attack ARGS='--minutes 5')"
 	@echo "make faults   inject each fault often enough to prove recovery  (make faults ROW=F3 ARGS='--minutes 5')"
 	@echo "make frozen   compare 10,000 simulated lives with the frozen ones  (make frozen ARGS='--jobs 4')"
-	@echo "make check    check format, lint, types, imports and prose"
+	@echo "make check    check format, lint, types, imports, prose, docs and web/"
 	@echo "make docs     build the site of the documentation into build/docs; a broken link is an error"
 	@echo "make format   format the code and fix lint"
 	@echo "make release  build a release into dist/, publishing nothing     (make release VERSION=0.2.0)"
