@@ -74,7 +74,11 @@ class User:
     def __init__(self, folder: Path, home: Path) -> None:
         self.folder = folder
         self.home = home
-        kept = {name: value for name, value in os.environ.items() if "CONTINUO" not in name}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if "CONTINUO" not in name and not name.startswith("MAKE")
+        }
         self.environ = {
             **kept,
             "HOME": str(home),

@@ -100,7 +100,7 @@ def test_runners_have_as_many_blocks_as_their_pages() -> None:
 
 
 def test_quoted_source_is_that_of_the_program() -> None:
-    source = (ROOT / "engine/device/models/families.py").read_text()
+    source = (ROOT / "engine/architectures/families.py").read_text()
     assert [block.place for block in QUOTED if block.text not in source] == []
 
 
