@@ -100,13 +100,15 @@ export class Subprocess {
  * again would have to take its port back. Each worker of pytest-xdist has its own, as in
  * tests/support/ports.py. */
 const PORTS_PER_WORKER = 1_375;
+/** Chromium refuses port 10080 and several below. */
+const FIRST_PORT = 10_100;
 const WORKER = Number((process.env.PYTEST_XDIST_WORKER ?? 'gw0').slice('gw'.length)) % 16;
 let nextPort = Math.floor(Math.random() * PORTS_PER_WORKER);
 
 /** Return a port of 127.0.0.1 that no socket is bound to. */
 export async function freePort(): Promise<number> {
   for (let n = 0; n < PORTS_PER_WORKER; n++) {
-    const port = 10_000 + WORKER * PORTS_PER_WORKER + (nextPort++ % PORTS_PER_WORKER);
+    const port = FIRST_PORT + WORKER * PORTS_PER_WORKER + (nextPort++ % PORTS_PER_WORKER);
     if (await isFree(port)) return port;
   }
   throw new Error('no port is free');
