@@ -124,7 +124,7 @@ def _draw(plot: Plot) -> tuple[list[_Line], list[_Text]]:
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     first_x, last_x = plot.x[0], plot.x[-1]
     x_ticks = _ticks(first_x, last_x)
-    y_ticks = _ticks(0, max(max(line) for line in plot.lines.values()))
+    y_ticks = _ticks(0, max(0.0, *(max(line) for line in plot.lines.values())))
     y_max = y_ticks[-1]
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -152,9 +152,10 @@ def _draw(plot: Plot) -> tuple[list[_Line], list[_Text]]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return multiples of 1, 2 or 5 times a power of ten that cover `low` to `high`."""
+    """Return two or more multiples of 1, 2 or 5 times a power of ten that cover `low` to `high`."""
     span = max(high - low, 1e-6)
     steps = (m * 10.0**exponent for exponent in range(-7, 15) for m in (1, 2, 5))
     step = next(step for step in steps if span / step <= TICKS_MAX)
-    first, last = math.floor(low / step), math.ceil(high / step)
+    first = math.floor(low / step)
+    last = max(math.ceil(high / step), first + 1)
     return [round(n * step, 9) for n in range(first, last + 1)]

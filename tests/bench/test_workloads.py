@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from continuo import engine
-from continuo.bench import main
+from continuo.bench import main, plot
 from continuo.bench.processes import start_continuo
 from continuo.engine.config import BUNDLED_MODEL
 
@@ -116,6 +116,14 @@ def test_throughput_has_a_plot_and_the_prefill_of_cold_contexts(
     assert [row["context"] for row in figures["tables"]["Prefill of a cold context"]] == [32, 48]
     assert figures["plot"]["x"] == [1, 2]
     assert svg.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("heights", [[0.0, 0.0], [-0.7, -0.4], [-0.1, 3.0], [1e-9, 2e9]])
+def test_any_heights_can_be_drawn(heights: list[float]) -> None:
+    """A step is a difference of two times, and may be negative beside other work."""
+    svg = ElementTree.fromstring(plot.render_svg(plot.Plot("T", "x", "y", {"a": heights}, [1, 2])))
+    points = [line.get("points", "") for line in svg if line.tag.endswith("polyline")]
+    assert all(math.isfinite(float(number)) for each in points for number in re.split("[ ,]", each))
 
 
 @pytest.mark.parametrize(
