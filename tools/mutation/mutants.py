@@ -576,7 +576,7 @@ MUTANTS = [
     _bug(
         "an outlier counts in full",
         STEP_TIME,
-        ("seconds = min(seconds, OUTLIER_RATIO_MAX * self._predict(load) + 1e-4)", "pass"),
+        ("seconds = min(seconds, OUTLIER_RATIO_MAX * self._predict(features) + 1e-4)", "pass"),
     ),
     _bug(
         "coefficients may be negative",
@@ -868,7 +868,7 @@ MUTANTS = [
         "an id drawn after a refused draft is kept",
         LOOP,
         (
-            "            if accepted == len(drafts) or drafts[accepted] != result.id:\n",
+            "            if accepted == len(drafts) or drafts[accepted] != token_id:\n",
             "            if accepted == len(drafts):\n",
         ),
     ),
