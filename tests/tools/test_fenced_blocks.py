@@ -40,6 +40,7 @@ RUN = {
     "tests/clients/test_documented_commands.py": [
         *(commands.MAKES + commands.CHATS + commands.TRANSCRIPTS + commands.COMMANDS),
         *(commands.RECIPES + commands.LIBRARY + commands.TALK),
+        *(commands.PAGE_SERVERS + commands.PAGES),
         *(commands.ON_SERVER + commands.ON_PAGE),
     ],
     "tests/clients/test_recipes.py": [
@@ -191,6 +192,7 @@ def test_make_has_the_targets_and_variables(command: str) -> None:
 OTHER_PROGRAMS = {
     "docker": {"--build", "--build-arg", "--env", "--profile", "--publish", "--tag", "--volume"},
     "npm": {"--prefix"},
+    "http.server": {"--bind", "--directory"},
     "pip": {"--index-url", "--no-deps", "--wheel-dir"},
 }
 IMAGINED = {"--top-p"}
