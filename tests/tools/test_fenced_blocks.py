@@ -21,6 +21,7 @@ from continuo.realtime.server.config import options
 from tests.clients import test_documented_commands as commands
 from tests.clients import test_documented_programs as programs
 from tests.clients import test_recipes as recipes
+from tests.deploy import test_proxies as proxies
 from tests.realtime.protocol import test_protocol_doc as protocol
 from tests.support.fenced_blocks import ROOT, Block, blocks_in, blocks_of, find_pages, read_blocks
 
@@ -49,6 +50,7 @@ RUN = {
     "tests/realtime/protocol/test_protocol_doc.py": [
         block for block in blocks_in("json", "sse") if block.page == "docs/protocol.md"
     ],
+    "tests/deploy/test_proxies.py": proxies.CONFIGURATIONS,
     "web/tests/client/snippets.test.ts": TYPES,
     "this test": TOML + QUOTED,
 }
