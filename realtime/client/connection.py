@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Literal
 from urllib.parse import urlencode, urlsplit, urlunsplit
@@ -29,6 +30,8 @@ ResumeOutcome = Literal["new", "exact", "snapshot", "rehydrated"]
 conversation; from this client's copy in a new session, because the server had lost it."""
 
 _HTTP_STATUS_RECOVERABLE = (429, 500, 502, 503, 504)
+_UNKNOWN_ISSUER = (18, 19, 20, 21)
+"""OpenSSL's codes for a self-signed certificate, and for one of an unknown authority."""
 _PING_INTERVAL_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -121,6 +124,8 @@ async def open_connection(
         raise _explain_status(error) from None
     except InvalidURI as error:
         raise ConnectionClosedError("invalid_url", str(error)) from None
+    except ssl.SSLCertVerificationError as error:
+        raise ConnectionLost("certificate_not_trusted", _explain_certificate(error)) from None
     except (OSError, InvalidHandshake, TimeoutError) as error:
         reason = str(error) or "no answer in time"
         raise ConnectionLost("unreachable", reason) from None
@@ -139,6 +144,13 @@ def explain_close(
     if info.is_recoverable:
         return ConnectionLost(code, reason)
     return ConnectionClosedError(code, reason)
+
+
+def _explain_certificate(error: ssl.SSLCertVerificationError) -> str:
+    problem = f"the certificate of the server is not trusted ({error.verify_message})"
+    if error.verify_code not in _UNKNOWN_ISSUER:
+        return problem
+    return f"{problem}; if it is yours, set SSL_CERT_FILE to the file of the certificate"
 
 
 def _explain_status(error: InvalidStatus) -> ConnectionLost | ConnectionClosedError:

@@ -17,7 +17,7 @@ class ConnectionClosedError(ClientError):
 
     `code`: code of the server's last error; `close_NNNN` after a WebSocket close code; `http_NNN`
     if the server answered the upgrade with that status and no code of its own; `unreachable`;
-    `disconnected` after a call of `close`.
+    `certificate_not_trusted`; `disconnected` after a call of `close`.
     """
 
     def __init__(self, code: str, message: str) -> None:

@@ -22,7 +22,7 @@ import msgspec
 from continuo.engine import ChatTemplate, EngineClient, SessionGroup
 from continuo.realtime.conversation.context_window import ContextWindow
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.conversation.new_items import check_new_items
+from continuo.realtime.conversation.new_items import check_new_items, drop_known_items
 from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.conversation.text_limits import TextLimits, inline_items, refuse_if_too_long
 from continuo.realtime.conversation.tokenization import Span
@@ -114,8 +114,9 @@ class ResponseService:
     async def _prepare(
         self, command: CreateResponse, requester: Requester
     ) -> tuple[_PromptSource, Prompt, tuple[Item, ...]]:
-        """Return the history that a response continues, its prompt, and its input with references
-        resolved. Charges the text to the rate limits if that fails. Raises Refusal."""
+        """Return the history that a response continues, its prompt, and the items of its input that
+        are not in the history. Charges the text to the rate limits if that fails. Raises
+        Refusal."""
         rate_limits = self._tenants.of(requester.tenant).rate_limits
         tokens_max = self._text_limits.request_tokens_max
         items = inline_items(command.input)
@@ -124,8 +125,8 @@ class ResponseService:
         self._text_limits.check_input(command.settings, items, command.field_names.input)
         with rate_limits.charge_text(chars, tokens_max):
             source = await self._find_source(command, requester)
-            prompt, resolved_input = await self._build_prompt(command, source, chars)
-        return source, prompt, resolved_input
+            prompt, new_items = await self._build_prompt(command, source, chars)
+        return source, prompt, new_items
 
     async def create(self, command: CreateResponse, requester: Requester) -> ResponseRun:
         """Start a response and return its run. Raises Refusal; then nothing has changed."""
@@ -138,12 +139,13 @@ class ResponseService:
         with tenant.rate_limits.charge_request():
             self._conversation_locks.acquire(tenant.name, command.conversation_id)
             try:
-                source, prompt, resolved_input = await self._prepare(command, requester)
+                source, prompt, new_items = await self._prepare(command, requester)
                 await self._tenants.follow(tenant.name)
                 turn_slot = tenant.turns.enter()
             except BaseException:
                 self._conversation_locks.release(tenant.name, command.conversation_id)
                 raise
+        command = msgspec.structs.replace(command, input=new_items)
         response = Response(
             id=generate_id("resp"),
             conversation=command.conversation_id,
@@ -167,7 +169,7 @@ class ResponseService:
             self._engine.text.token_bytes.of,
         )
         self._runs[response.id] = run
-        self._spawn(self._run(run, source.parent, resolved_input))
+        self._spawn(self._run(run, source.parent, new_items))
         return run
 
     def _stored_response_ttl_s(self, tenant: str) -> float:
@@ -300,7 +302,7 @@ class ResponseService:
             raise unsupported_parameter("conversation", "this server stores no conversations")
         stored = await self._conversations.read(conversation_id, requester.tenant)
         conversation = stored.without_open_responses()
-        check_new_items(conversation, inline_items(command.input))
+        check_new_items(conversation, drop_known_items(conversation, inline_items(command.input)))
         last = last_response_id(conversation)
         point = last and self.continuations.find(last, requester.tenant, requester.connection)
         if not point:
@@ -312,7 +314,8 @@ class ResponseService:
     async def _build_prompt(
         self, command: CreateResponse, source: _PromptSource, chars: int
     ) -> tuple[Prompt, tuple[Item, ...]]:
-        """Return the prompt, and the input with its references resolved.
+        """Return the prompt, and the input without the items that are in the history already, like
+        those of references.
 
         `chars`: length of input, instructions and tools, in characters. Raises Refusal.
         """
@@ -324,11 +327,12 @@ class ResponseService:
 
         def build() -> tuple[Prompt, tuple[Item, ...]]:
             before = source.make_conversation(command.settings)
-            resolved = tuple(_resolve_reference(item, before, param) for item in items)
-            conversation = self._with_input(before, resolved, context_window)
+            resolved = [_resolve_reference(item, before, param) for item in items]
+            new_items = drop_known_items(before, resolved)
+            conversation = self._with_input(before, new_items, context_window)
             if not command.generate:
-                return build_warm_up_prompt(conversation, ready, param), resolved
-            return build_prompt(conversation, command.settings, ready, param), resolved
+                return build_warm_up_prompt(conversation, ready, param), new_items
+            return build_prompt(conversation, command.settings, ready, param), new_items
 
         await check_enforceable(command.settings, self._template, command.field_names)
         if source.continuation is not None:

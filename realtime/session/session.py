@@ -86,6 +86,8 @@ class Session:
         self._event_log = unit_of_work.event_log
         self._is_paused = False
         self._is_taken_over = False
+        self.has_refused_audio = False
+        """Whether a client of this session has received the error that there is no audio."""
         self._active_responses = ActiveResponses(
             session_id, engine, journal_flusher, unit_of_work, limits, tenant
         )

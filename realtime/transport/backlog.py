@@ -4,6 +4,8 @@ Consecutive text deltas of the same item are merged: a reader that lags needs on
 concatenation.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from continuo.realtime.protocol.realtime_api import ServerEvent, encode_frame
@@ -22,7 +24,9 @@ _ENVELOPE_BYTES = 256
 class Backlog:
     """A FIFO of events. `size_bytes` is exact for encoded frames, an estimate for deltas."""
 
-    def __init__(self) -> None:
+    def __init__(self, encode: Callable[[ServerEvent], bytes | None] = encode_frame) -> None:
+        """`encode`: returns the frame of an event, or None if the client does not get it."""
+        self._encode = encode
         self._waiting: list[bytes | _Delta] = []  # a list: small while empty
         self.size_bytes = 0
 
@@ -40,9 +44,10 @@ class Backlog:
                     self._waiting[-1] = merged
                 self.size_bytes += len(event.delta)
             case _:
-                frame = encode_frame(event)
-                self._waiting.append(frame)
-                self.size_bytes += len(frame)
+                frame = self._encode(event)
+                if frame is not None:
+                    self._waiting.append(frame)
+                    self.size_bytes += len(frame)
 
     def pop(self) -> bytes | None:
         """Remove and encode the oldest event. Returns None if the backlog is empty."""
@@ -53,7 +58,7 @@ class Backlog:
             self.size_bytes -= len(oldest)
             return oldest
         self.size_bytes -= _ENVELOPE_BYTES + len(oldest.delta)
-        return encode_frame(oldest)
+        return self._encode(oldest)
 
 
 def _merge(last: bytes | _Delta, event: _Delta) -> _Delta | None:

@@ -23,12 +23,11 @@ from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.realtime_api import (
     ClientEvent,
     CloseRequest,
+    Dialect,
     Encoder,
     IgnoredAudioEvent,
     audio_not_supported,
-    beta_not_supported,
     decode_command,
-    decode_frame,
     encode_frame,
     extract_event_id,
 )
@@ -60,16 +59,15 @@ class Connection:
         credentials: Credentials | None = None,
         session_request: ForkRequest | ResumeRequest | None = None,
         *,
-        is_beta_client: bool = False,
+        announces_beta: bool = False,
     ) -> None:
         """`session_request`: the session to fork or to resume; None opens a new session.
-        `is_beta_client`: whether the client announces the beta version of the API."""
-        self._is_beta_client = is_beta_client
-        self._has_refused_audio = False
+        `announces_beta`: whether the client announces the beta version of the API."""
+        self._dialect = Dialect(announces_beta=announces_beta)
         self._socket = socket
         self._registry = registry
         self._limits = limits
-        self._outbox = Outbox(socket, limits)
+        self._outbox = Outbox(socket, limits, self._dialect.encode)
         self._id = (
             session_request.session_id
             if isinstance(session_request, ResumeRequest)
@@ -99,7 +97,9 @@ class Connection:
         except Refusal as refusal:
             await self.refuse(refusal)
             return
-        reading = asyncio.create_task(self._read(session), name=f"read {self._id}")
+        reading = asyncio.create_task(
+            self._socket.account.timed(self._read, session), name=f"read {self._id}"
+        )
         sending = asyncio.create_task(self._outbox.run(), name=f"send {self._id}")
         end: tuple[CloseCode, str] | None = (CloseCode.SERVICE_RESTART, "the server stops")
         try:
@@ -238,7 +238,7 @@ class Connection:
         event_id: str | None = None
         try:
             self._check_size(frame)
-            event = decode_frame(frame)
+            event = self._dialect.decode(frame)
             event_id = event.event_id
             self._bad_frames = 0
             command = decode_command(event, session.settings, self._registry.settings, generate_id)
@@ -250,20 +250,17 @@ class Connection:
                     self._outbox.put(
                         self._encoder.encode_audio_cleared(session.make_unlogged_event_id())
                     )
-                case IgnoredAudioEvent(kind="append") if not self._has_refused_audio:
-                    self._has_refused_audio = True
+                case IgnoredAudioEvent(kind="append") if not session.has_refused_audio:
+                    session.has_refused_audio = True
                     raise audio_not_supported()
                 case IgnoredAudioEvent():
                     pass
                 case _:
                     await session.execute(command, _idempotent_request_of(event))
+                    self._socket.account.credit()
         except BadFrame as refusal:
-            if self._is_beta_client and refusal.param == "session.type":
-                self.close(CloseCode.POLICY_VIOLATION, "the beta API is not supported")
-                self._put_refusal(beta_not_supported(), session, refusal.event_id)
-            else:
-                self._put_refusal(refusal, session, event_id)
-                self._count_bad_frame(refusal)
+            self._put_refusal(refusal, session, event_id)
+            self._count_bad_frame(refusal)
         except Refusal as refusal:
             self._put_refusal(refusal, session, event_id)
         except Exception:

@@ -2,6 +2,7 @@
 stalls its session nor uses unbounded memory."""
 
 import asyncio
+from collections.abc import Callable
 
 from continuo.realtime.errors import ConnectionCloseError
 from continuo.realtime.limits import Limits
@@ -20,10 +21,17 @@ class Outbox:
     too long, or by far, or if the client does not read at all, `run` raises ConnectionCloseError.
     """
 
-    def __init__(self, socket: Socket, limits: Limits) -> None:
+    def __init__(
+        self,
+        socket: Socket,
+        limits: Limits,
+        encode: Callable[[ServerEvent], bytes | None] = encode_frame,
+    ) -> None:
+        """`encode`: returns the frame of an event, or None if the client does not get it."""
         self._socket = socket
         self._limits = limits
-        self._backlog = Backlog()
+        self._encode = encode
+        self._backlog = Backlog(encode)
         self._filled = asyncio.Event()
         self._sent: asyncio.Event | None = None
         """The event for which `wait_until_sent` waits. Created when the backlog gets its first
@@ -39,7 +47,8 @@ class Outbox:
     def put(self, *events: ServerEvent) -> None:
         """Send or queue one event, or several that are encoded from one conversation event."""
         if self._sent is None:
-            if self._socket.send_now([encode_frame(event) for event in events]):
+            frames = [frame for event in events if (frame := self._encode(event)) is not None]
+            if not frames or self._socket.send_now(frames):
                 return
             self._sent = asyncio.Event()
         for event in events:

@@ -1,9 +1,10 @@
-"""The OpenAI Realtime API (GA), text only.
+"""The OpenAI Realtime API, text only: GA, and in the names of the beta (`beta`).
 
 frame ──codec──▶ client event ──decode_command──▶ ConversationCommand
 frame ◀─codec─── server event ◀─────Encoder────── ConversationEvent
 """
 
+from continuo.realtime.protocol.realtime_api.beta import Dialect
 from continuo.realtime.protocol.realtime_api.client_events import ClientEvent, SessionIn
 from continuo.realtime.protocol.realtime_api.codec import (
     BETA_SUBPROTOCOL,
@@ -16,7 +17,6 @@ from continuo.realtime.protocol.realtime_api.decoder import (
     CloseRequest,
     IgnoredAudioEvent,
     audio_not_supported,
-    beta_not_supported,
     decode_command,
     decode_session_settings,
 )
@@ -28,12 +28,12 @@ __all__ = [
     "SUBPROTOCOL",
     "ClientEvent",
     "CloseRequest",
+    "Dialect",
     "Encoder",
     "IgnoredAudioEvent",
     "ServerEvent",
     "SessionIn",
     "audio_not_supported",
-    "beta_not_supported",
     "decode_command",
     "decode_frame",
     "decode_session_settings",

@@ -19,9 +19,9 @@ from continuo.realtime.protocol.realtime_api.server_events import ServerEvent
 from continuo.realtime.protocol.validation import AllowedValues, decode_json
 
 SUBPROTOCOL = "realtime"
-BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
-"""Subprotocol by which a browser announces the beta version of the API, which is refused."""
 """The WebSocket subprotocol; selected if a client offers it."""
+BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
+"""Subprotocol by which a browser announces the beta version of the API."""
 
 
 class _Envelope(msgspec.Struct):

@@ -118,23 +118,12 @@ def decode_command(  # noqa: C901 - one case per client event
 
 
 def audio_not_supported() -> Refusal:
-    """Build the refusal of the first audio on a connection."""
+    """Build the refusal of the first audio of a session."""
     return Refusal(
         "This server has no audio: the session is text, as its output_modalities say. Send text "
-        "items instead. Later audio on this connection is dropped without an error.",
+        "items instead. Later audio of this session is dropped without an error.",
         code="audio_not_supported",
         param="audio",
-    )
-
-
-def beta_not_supported() -> Refusal:
-    """Build the refusal of a client of the beta version of the API."""
-    return Refusal(
-        "This server has the GA version of the Realtime API, and this client uses the beta: "
-        "'session.type' is missing. Use the GA interface of the SDK (client.realtime in place of "
-        "client.beta.realtime), in which events and fields have other names.",
-        code="beta_api_not_supported",
-        param="session.type",
     )
 
 

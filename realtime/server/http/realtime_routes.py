@@ -81,7 +81,7 @@ class RealtimeRoutes:
             name,
             credentials,
             session_request,
-            is_beta_client=_is_beta_client(websocket),
+            announces_beta=_announces_beta(websocket),
         )
         # A refusal is sent as an event: the SDKs retry an HTTP error five times before they report
         # it.
@@ -169,7 +169,7 @@ def _find_unsupported(websocket: WebSocket) -> Refusal | None:
     return None
 
 
-def _is_beta_client(websocket: WebSocket) -> bool:
+def _announces_beta(websocket: WebSocket) -> bool:
     """Whether a client announces the beta version of the Realtime API. Proxies announce it too, on
     behalf of clients that use the GA version."""
     announced = websocket.headers.get("openai-beta", "")

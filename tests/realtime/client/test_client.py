@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Unpack
@@ -31,6 +32,7 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import open_store
 from tests.clients.cutting import CuttingProxy
 from tests.engine.server.test_several_gateways import front
+from tests.support.certificates import create_certificate
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.sessions import shared_store
 from tests.support.web_servers import API_KEY, TENANTS, RunningServer, serve_engine, serve_harness
@@ -373,6 +375,26 @@ async def test_refused_connections_name_the_cause(server: RunningServer) -> None
         with pytest.raises(ConnectionClosedError) as closed:
             await client
         assert closed.value.code == code, closed.value
+
+
+@pytest.mark.parametrize(
+    ("is_known", "problem"),
+    [(False, "self-signed certificate"), (True, "certificate is not valid for '127.0.0.1'")],
+)
+async def test_certificate_that_is_not_trusted_is_explained(
+    is_known: bool, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pem, key = create_certificate(tmp_path / "tls")
+    if is_known:
+        monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(pem, key)
+    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=tls) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectionClosedError, match=problem) as closed:
+            await connect(f"wss://127.0.0.1:{port}")
+    assert closed.value.code == "certificate_not_trusted"
+    assert ("SSL_CERT_FILE" in str(closed.value)) is not is_known
 
 
 async def test_key_is_requested_before_each_attempt(server: RunningServer) -> None:

@@ -15,7 +15,14 @@ from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.commands import CreateResponse
 from continuo.realtime.protocol.events import ResponseEvent, TextDelta
-from continuo.realtime.protocol.items import Item, MessageItem
+from continuo.realtime.protocol.items import (
+    ContentPart,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    ItemReference,
+    MessageItem,
+)
 from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings, Truncation
 from continuo.realtime.responses.event_stream import EventStream
@@ -58,6 +65,7 @@ def request(
     instructions: str = "",
     truncate: bool = False,
     tokens: int = 4,
+    generate: bool = True,
 ) -> CreateResponse:
     settings = GenerationSettings(
         max_output_tokens=tokens,
@@ -66,7 +74,11 @@ def request(
     )
     item = user_message("u", text)
     return CreateResponse(
-        settings=settings, input=(item,), previous_response_id=previous, store=store
+        settings=settings,
+        input=(item,),
+        previous_response_id=previous,
+        store=store,
+        generate=generate,
     )
 
 
@@ -168,6 +180,98 @@ async def test_evicted_continuation_point_is_restored_from_the_store(
         assert before.usage is not None
         assert repeated.usage.input_tokens == before.usage.input_tokens
     await store.aclose()
+
+
+@pytest.mark.parametrize("is_in_memory", [True, False])
+async def test_items_of_the_history_that_are_sent_again_are_not_doubled(
+    harness: EngineHarness, is_in_memory: bool
+) -> None:
+    store = await open_store("sqlite://:memory:")
+    call = FunctionCallItem(id="fc", call_id="c", name="f", arguments='{"a": 1}')
+    question = user_message("q", "hello")
+    more = user_message("more", "on")
+    async with response_service(harness, store=store) as responses:
+        first = await turn(responses, with_input(request("", store=True), question, call))
+        answer = first.items[0]
+        assert isinstance(answer, MessageItem)
+
+        async def count_input(*items: Item | ItemReference) -> int:
+            if not is_in_memory:
+                responses.continuations.remove(first.id)
+            command = with_input(request("", first.id, store=True), *items)
+            response = await turn(responses, command)
+            assert response.usage is not None
+            return response.usage.input_tokens
+
+        alone = await count_input(more)
+        assert await count_input(question, call, answer, more) == alone
+        assert await count_input(ItemReference(answer.id), more) == alone
+        in_one_part = ContentPart("output_text", text(answer))
+        edited = msgspec.structs.replace(answer, parts=(in_one_part,), status="completed")
+        assert await count_input(edited, more) == alone
+        other_role = msgspec.structs.replace(question, role="system")
+        assert await count_input(other_role, more) > alone, "other content is taken as sent"
+        other_id = msgspec.structs.replace(question, id="msg_of_the_client")
+        assert await count_input(other_id, more) > alone, "only an id tells that it is the same"
+        assert await count_input() < alone
+    await store.aclose()
+
+
+async def test_last_output_that_is_sent_again_without_ids_is_not_doubled(
+    harness: EngineHarness,
+) -> None:
+    """LiveKit sends the answer again beside the id of its response, with the next message."""
+    async with response_service(harness) as responses:
+        last = await turn(responses, request("hello"))
+        for n in range(6):
+            (answer,) = last.items
+            message = user_message(f"u{n}", "on")
+
+            async def count_input(*items: Item, previous: str = last.id) -> int:
+                command = with_input(request("", previous), *items)
+                return await responses.count_input_tokens(command, REQUESTER)
+
+            alone = await count_input(message)
+            again = msgspec.structs.replace(answer, id=f"a{n}")
+            assert await count_input(again, message) == alone
+            assert await count_input(message, again) > alone, "only the start is known without ids"
+            shortened = MessageItem(
+                id="s", role="assistant", parts=(ContentPart("output_text", "x"),)
+            )
+            assert await count_input(shortened, message) > alone
+            last = await turn(responses, with_input(request("", last.id), again, message))
+            assert last.usage is not None
+            assert last.usage.input_tokens == alone
+
+
+async def test_calls_that_are_sent_again_are_known_without_ids(harness: EngineHarness) -> None:
+    said = MessageItem(id="m", role="assistant", parts=(ContentPart("output_text", "Wait."),))
+    calls = [
+        FunctionCallItem(id=f"fc{n}", call_id=f"c{n}", name="f", arguments="{}") for n in range(2)
+    ]
+    new = FunctionCallOutputItem(id="o", call_id="c0", output="1")
+    async with response_service(harness) as responses:
+        first = await turn(
+            responses,
+            with_input(request("", generate=False), user_message("u", "hi"), said, *calls),
+        )
+
+        async def count_input(*items: Item) -> int:
+            renamed = [
+                msgspec.structs.replace(item, id=f"client_{n}") for n, item in enumerate(items)
+            ]
+            command = with_input(request("", first.id), *renamed)
+            return await responses.count_input_tokens(command, REQUESTER)
+
+        alone = await count_input(new)
+        assert await count_input(said, *calls, new) == alone
+        assert await count_input(*calls, new) > alone, "a part of the output is taken as sent"
+        other = msgspec.structs.replace(calls[1], arguments='{"a": 1}')
+        assert await count_input(said, calls[0], other, new) > alone
+
+
+def with_input(command: CreateResponse, *items: Item | ItemReference) -> CreateResponse:
+    return msgspec.structs.replace(command, input=items)
 
 
 def text(item: Item) -> str:

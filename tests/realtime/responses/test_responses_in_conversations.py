@@ -190,7 +190,7 @@ async def test_response_fails_if_its_conversation_is_deleted_meanwhile(
     assert "conversation_not_found" in response["error"]["message"]
 
 
-async def test_input_that_is_in_the_conversation_already_is_refused(
+async def test_other_text_under_an_id_of_the_conversation_is_refused(
     server: RunningServer,
 ) -> None:
     conversation = await new_conversation(server, "before")
@@ -204,3 +204,20 @@ async def test_input_that_is_in_the_conversation_already_is_refused(
     referring = [{"type": "item_reference", "id": known}, {"role": "user", "content": "more"}]
     await respond(server, "", conversation, input=referring)
     assert (await texts_of(server, conversation))[:2] == ["before", "more"]
+
+
+async def test_items_of_the_conversation_that_are_sent_again_are_not_doubled(
+    server: RunningServer,
+) -> None:
+    conversation = await new_conversation(server, "before")
+    first = await respond(server, "one", conversation)
+    path = f"/v1/conversations/{conversation}/items?order=asc"
+    _, page = await server.request("GET", path)
+    again = await respond(
+        server, "", conversation, input=[*page["data"], {"role": "user", "content": "two"}]
+    )
+    assert again["status"] == "incomplete"
+    texts = await texts_of(server, conversation)
+    assert texts == ["before", "one", output_text(first), "two", output_text(again)]
+    _, page = await server.request("GET", f"/v1/responses/{again['id']}/input_items")
+    assert [item["content"][0]["text"] for item in page["data"]] == ["two"]
