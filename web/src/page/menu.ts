@@ -48,7 +48,8 @@ function openMenu(button: HTMLElement, label: string, items: MenuItem[]): void {
     const at = buttons.findIndex((one) => one === document.activeElement);
     const targets: Record<string, number> = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: -1 };
     const target = targets[event.key];
-    if (event.key === 'Tab') menu.hidePopover();
+    if (event.key === 'Tab' || event.key === 'Escape') menu.hidePopover();
+    if (event.key === 'Escape') event.stopPropagation(); // the drawer around the button stays open
     if (target === undefined) return;
     event.preventDefault();
     buttons.at(target % buttons.length)?.focus();

@@ -144,6 +144,11 @@ it('has a menu for developers, which shows the events', async () => {
   expect(await page.getByText('Drop the connection').count()).toBe(0);
   await page.getByRole('button', { name: 'Developer' }).click();
   expect(await page.getByRole('menuitem').allInnerTexts()).toEqual(['Drop the connection', 'Show events']);
+  await page.keyboard.press('Escape');
+  await expect.poll(() => page.getByRole('menuitem').count()).toBe(0);
+  expect(await page.locator('.sidebar').isVisible()).toBe(true);
+  await expect.poll(() => page.evaluate(() => document.activeElement?.ariaLabel)).toBe('Developer');
+  await page.getByRole('button', { name: 'Developer' }).click();
   await page.getByRole('menuitem', { name: 'Show events' }).click();
   await page.locator('.events > li').first().waitFor();
   expect(await page.locator('.sidebar').isVisible()).toBe(false);
