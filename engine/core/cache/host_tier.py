@@ -25,6 +25,13 @@ from continuo.engine.core.cache.page_pool import PagePool
 
 
 class HostTier:
+    """KV pages and units of components in host memory, each held by one idle lease.
+
+    Owns the pages of its pool and the order in which leases lose them, the least recently spilled
+    first. Called by SessionAwareCache only. Always: a lease with host pages has them for the tokens
+    behind its last device page, in order; free + held == total in each host pool.
+    """
+
     def __init__(
         self,
         pages: int,
