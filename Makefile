@@ -27,7 +27,7 @@ help:
 	@echo "make attack   attack a server for half an hour, with other clients connected  (make attack ARGS='--minutes 5')"
 	@echo "make faults   inject each fault often enough to prove recovery  (make faults ROW=F3 ARGS='--minutes 5')"
 	@echo "make frozen   compare 10,000 simulated lives with the frozen ones  (make frozen ARGS='--jobs 4')"
-	@echo "make check    check format, lint, types, imports and prose"
+	@echo "make check    check format, lint, types, imports, prose, docs and web/"
 	@echo "make docs     build the site of the documentation into build/docs; a broken link is an error"
 	@echo "make format   format the code and fix lint"
 	@echo "make release  build a release into dist/, publishing nothing     (make release VERSION=0.2.0)"
@@ -40,9 +40,11 @@ setup: $(VENV)/ready
 web:
 	@sh tools/build_web.sh
 
-# The server replaces the shell, so that its time until it is ready includes the set-up.
+# The server replaces the shell, so that its time until it is ready includes the set-up. Make runs a line
+# that names its own variable MAKE even for `make --dry-run`, and would start the server.
+SETUP = $(MAKE) --silent setup
 demo:
-	@$(MAKE) --silent setup && { sh tools/build_web.sh 2>/dev/null || true; } && \
+	@$(SETUP) && { sh tools/build_web.sh 2>/dev/null || true; } && \
 		exec $(BIN)/continuo serve --demo $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: environments
@@ -97,6 +99,7 @@ check-web:
 docs: $(VENV)/ready-dev
 	$(BIN)/python -m tools.write_configuration --check
 	$(BIN)/python -m tools.write_benchmarks --check
+	$(BIN)/python -m tools.write_models --check
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
 	@echo "The documentation is in build/docs/index.html."
 

@@ -27,6 +27,12 @@ from triton.runtime.jit import JITFunction
 
 from continuo.bench.kernel_launches import LaunchRecorder
 from continuo.bench.report import Report, ReportRow, median
+from continuo.engine.architectures.shapes import (
+    AttentionShape,
+    DecoderShape,
+    LayerShape,
+    MlpShape,
+)
 from continuo.engine.batch import Batch, BatchRow, Geometry, SampleParams, TokenMask
 from continuo.engine.device import sampling, step_inputs
 from continuo.engine.device.attention import triton_backend
@@ -36,12 +42,6 @@ from continuo.engine.device.kernels.layer_kernels import TritonOperations
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.models.decoder import Decoder, empty_tensor
 from continuo.engine.device.models.operations import PLAIN, Operations
-from continuo.engine.device.models.shapes import (
-    AttentionShape,
-    DecoderShape,
-    LayerShape,
-    MlpShape,
-)
 from continuo.engine.device.runner import TorchRunner
 from continuo.engine.sampling import Sampling
 

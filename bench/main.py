@@ -41,6 +41,8 @@ GROUPS = {
         "gpu-counts": "kernels, copies and allocations per step on a GPU, counted on a CPU",
     },
 }
+WITH_PLOT = ("session-latency", "throughput")
+"""Workloads whose figures are drawn by `--plot`."""
 BENCHES = {name: text for group in GROUPS.values() for name, text in group.items()}
 DESCRIPTION = """\
 Measure this server, or any OpenAI-compatible one, beside other engines on the same machine.
@@ -75,6 +77,10 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv[1:])
     if options.publish:
         published.check_name(options.publish, name)
+    if options.plot and name not in WITH_PLOT:
+        parser.error(f"--plot: {name} has no plot; {' and '.join(WITH_PLOT)} have one")
+    for path in options.plot:
+        plot.check_path(path)
     meter, start_s = CpuMeter(), time.monotonic()
     with meter.reading("all"):
         report: Report = module.run(options)
@@ -93,8 +99,7 @@ def main(argv: Sequence[str]) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(data, indent=2) + "\n")
     for path in options.plot:
-        if report.plot is None:
-            raise SystemExit(f"--plot: {name} has no plot")
+        assert report.plot is not None, f"{name} has no plot"
         plot.save(report.plot, path)
     if options.publish:
         published.publish(options.publish, data)
@@ -112,8 +117,8 @@ def _add_common_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="draw the figures of each turn as .svg, or as .png with the extra `bench` "
-        "(default: none)",
+        help=f"draw the figures of {' and '.join(WITH_PLOT)} as .svg, or as .png with the extra "
+        "`bench` (default: none)",
     )
     group.add_argument(
         "--publish",

@@ -24,13 +24,14 @@ FONT_PX = 12
 
 
 class Plot(NamedTuple):
-    """Lines over the same horizontal axis, which counts from `first_x` on."""
+    """Lines over the same horizontal axis."""
 
     title: str
     x_label: str
     y_label: str
     lines: Mapping[str, Sequence[float]]
-    first_x: int = 2
+    """Heights of the points of each line, the first of which is at the first of `x`."""
+    x: Sequence[float]
 
 
 class _Line(NamedTuple):
@@ -48,14 +49,20 @@ class _Text(NamedTuple):
     """start, middle or end: which part of the text is at `x`."""
 
 
+def check_path(path: Path) -> None:
+    """Raise SystemExit unless a plot can be saved under that name."""
+    if path.suffix not in (".svg", ".png"):
+        raise SystemExit(f"--plot: a plot is saved as .svg or .png, not as {path.name}")
+    if path.suffix == ".png":
+        _import_pillow()
+
+
 def save(plot: Plot, path: Path) -> None:
-    """Save a plot as .svg or .png."""
+    """Save a plot under a name that `check_path` accepts."""
     if path.suffix == ".svg":
         path.write_text(render_svg(plot))
-    elif path.suffix == ".png":
-        _render_png(plot).save(path)
     else:
-        raise SystemExit(f"--plot: a plot is saved as .svg or .png, not as {path.name}")
+        _render_png(plot).save(path)
 
 
 def render_svg(plot: Plot) -> str:
@@ -83,19 +90,11 @@ def render_svg(plot: Plot) -> str:
 
 def _render_png(plot: Plot) -> Any:
     """Render a plot as an image of Pillow."""
-    # Installed with the extra `bench` only.
-    try:
-        from PIL import (  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
-            Image,
-            ImageDraw,
-            ImageFont,
-        )
-    except ImportError:
-        raise SystemExit(f"--plot: PNG needs Pillow: {find_install_command('bench')}") from None
-
+    image_module, draw_module, font_module = _import_pillow()
     scale = PNG_SCALE
-    image = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), "white")
-    canvas, font = ImageDraw.Draw(image), ImageFont.load_default(FONT_PX * scale)
+    image = image_module.new("RGB", (WIDTH * scale, HEIGHT * scale), "white")
+    canvas = draw_module.Draw(image)
+    font = font_module.load_default(FONT_PX * scale)
     lines, texts = _draw(plot)
     for line in lines:
         points = [(x * scale, y * scale) for x, y in line.points]
@@ -107,31 +106,44 @@ def _render_png(plot: Plot) -> Any:
     return image
 
 
+def _import_pillow() -> tuple[Any, Any, Any]:
+    """Return Image, ImageDraw and ImageFont of Pillow, of the extra `bench`."""
+    try:
+        from PIL import (  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
+            Image,
+            ImageDraw,
+            ImageFont,
+        )
+    except ImportError:
+        raise SystemExit(f"--plot: PNG needs Pillow: {find_install_command('bench')}") from None
+    return Image, ImageDraw, ImageFont
+
+
 def _draw(plot: Plot) -> tuple[list[_Line], list[_Text]]:
     """Lay out axes, grid, lines and legend."""
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    last_x = plot.first_x + max(len(line) for line in plot.lines.values()) - 1
-    x_ticks = _ticks(plot.first_x, last_x)
-    y_ticks = _ticks(0, max(max(line) for line in plot.lines.values()))
+    first_x, last_x = plot.x[0], plot.x[-1]
+    x_ticks = _ticks(first_x, last_x)
+    y_ticks = _ticks(0, max(0.0, *(max(line) for line in plot.lines.values())))
     y_max = y_ticks[-1]
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - plot.first_x) / max(last_x - plot.first_x, 1)
+        across = (x - first_x) / max(last_x - first_x, 1)
         return LEFT + across * (right - LEFT), bottom - y / y_max * (bottom - TOP)
 
     lines, texts = list[_Line](), [_Text(LEFT, 18, plot.title)]
     for tick in y_ticks:
-        _, y = place(plot.first_x, tick)
+        _, y = place(first_x, tick)
         lines.append(_Line([(LEFT, y), (right, y)], GRID, 1))
         texts.append(_Text(LEFT - 8, y + 4, f"{tick:g}", "end"))
     for tick in x_ticks:
-        if plot.first_x <= tick <= last_x:
+        if first_x <= tick <= last_x:
             texts.append(_Text(place(tick, 0)[0], bottom + 18, f"{tick:g}", "middle"))
     texts.append(_Text((LEFT + right) / 2, HEIGHT - 10, plot.x_label, "middle"))
     texts.append(_Text(8, 36, plot.y_label))
     for number, (name, values) in enumerate(plot.lines.items()):
         color = COLORS[number % len(COLORS)]
-        points = [place(plot.first_x + n, value) for n, value in enumerate(values)]
+        points = [place(*point) for point in zip(plot.x, values, strict=False)]
         lines.append(_Line(points, color, 1.5))
         y = TOP + 8 + 20 * number
         lines.append(_Line([(right + 16, y), (right + 40, y)], color, 3))
@@ -140,9 +152,10 @@ def _draw(plot: Plot) -> tuple[list[_Line], list[_Text]]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return multiples of 1, 2 or 5 times a power of ten that cover `low` to `high`."""
+    """Return two or more multiples of 1, 2 or 5 times a power of ten that cover `low` to `high`."""
     span = max(high - low, 1e-6)
     steps = (m * 10.0**exponent for exponent in range(-7, 15) for m in (1, 2, 5))
     step = next(step for step in steps if span / step <= TICKS_MAX)
-    first, last = math.floor(low / step), math.ceil(high / step)
+    first = math.floor(low / step)
+    last = max(math.ceil(high / step), first + 1)
     return [round(n * step, 9) for n in range(first, last + 1)]

@@ -24,6 +24,7 @@ from continuo.bench.scheduling_scenarios import (
     run_burst,
     run_cold_prompts,
     run_decode_pressure,
+    run_early_stops,
     run_more_turns_than_rows,
     run_shared_prompt,
 )
@@ -45,6 +46,9 @@ SCENARIOS: dict[str, Callable[..., LoadedEngine]] = {
     ),
     "16 turns of 200 + 400, pool of 3,600": lambda **o: run_decode_pressure(16, 200, 400, **o),
     "8 turns of 1,000 + 200, pool of 3,600": lambda **o: run_decode_pressure(8, 1_000, 200, **o),
+    "64 turns of 200 that may fill the context and stop after 20, pool of 3,600": (
+        lambda **o: run_early_stops(64, 200, 20, 3_600, None, **o)
+    ),
     "16 prompts of 1,000, ample room": lambda **o: run_cold_prompts(16, **o),
     "64 prompts of 1,000, ample room": lambda **o: run_cold_prompts(64, **o),
     "128 turns of 400 on 64 rows": run_more_turns_than_rows,

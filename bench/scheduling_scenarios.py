@@ -9,7 +9,7 @@ from typing import Any
 
 from continuo import engine
 from continuo.bench.null_device import NullRunner
-from continuo.engine.batch import BatchResult, Geometry, Runner
+from continuo.engine.batch import Batch, BatchResult, Geometry, RowResult, Runner
 from continuo.engine.config import BUNDLED_MODEL, EngineConfig
 from continuo.engine.core.loop import PreparedStep
 from continuo.engine.sampling import Sampling
@@ -27,6 +27,7 @@ from continuo.engine.wire.messages import (
 
 PAGE_SIZE = 16
 VOCABULARY = 97
+STOP_ID = 5
 STEPS_MAX = 100_000
 TEXT = ModelText(str(Path(engine.__file__).parent / "bundled" / BUNDLED_MODEL))
 
@@ -40,6 +41,21 @@ def pages_for(tokens: int) -> int:
 def prompt_ids(length: int, seed: int) -> list[int]:
     source = random.Random(seed)
     return [source.randrange(10, VOCABULARY) for _ in range(length)]
+
+
+class StoppingRunner(NullRunner):
+    """A null device that draws STOP_ID as soon as a sequence has `length` ids."""
+
+    def __init__(self, geometry: Geometry, length: int) -> None:
+        super().__init__(geometry)
+        self._length = length
+
+    def launch(self, batch: Batch) -> BatchResult:
+        results = super().launch(batch).results
+        for n, row in enumerate(batch.rows):
+            if row.sample is not None and row.start + row.count >= self._length:
+                results[n] = RowResult(STOP_ID)
+        return BatchResult(results, 0.0)
 
 
 class LoadedEngine:
@@ -90,7 +106,7 @@ class LoadedEngine:
         self,
         name: str,
         prompt: list[int],
-        outputs: int,
+        outputs: int | None,
         *,
         scope: str = "",
         group: str = "",
@@ -113,10 +129,12 @@ class LoadedEngine:
         self.core.sessions.apply(AppendIds(0, name, prompt))
         self._take_events()
 
-    def generate(self, name: str, outputs: int, **scheduling: Any) -> None:
-        """Begin a turn of `outputs` ids. `scheduling`: further fields of Sampling."""
+    def generate(self, name: str, outputs: int | None, **scheduling: Any) -> None:
+        """Begin a turn of `outputs` ids; None: until a stop id, or the context is full.
+        `scheduling`: further fields of Sampling."""
         self._begun_steps[name] = self.steps
-        sampling = Sampling(max_tokens=outputs, ignore_eos=True, **scheduling)
+        ignore_eos = "stop_ids" not in scheduling
+        sampling = Sampling(max_tokens=outputs, ignore_eos=ignore_eos, **scheduling)
         self.core.sessions.apply(Generate(0, name, "turn", sampling))
         self._take_events()
 
@@ -189,7 +207,7 @@ class LoadedEngine:
                         self.gaps[name] = max(self.gaps[name], self.steps - last)
                     self._last_id_steps[name] = self.steps
                 case TurnEnded(session=name):
-                    assert event.reason in ("length", "cancelled"), event
+                    assert event.reason in ("stop", "length", "cancelled"), event
                     self.ended[name] = event
                     self.ended_steps[name] = self.steps
                 case CommandRefused():
@@ -252,6 +270,32 @@ def run_decode_pressure(
     loaded = LoadedEngine(pages=pages_for(pool), **options)
     for n in range(count):
         loaded.begin(f"s{n}", prompt_ids(length, seed=n), outputs)
+    loaded.run()
+    return loaded
+
+
+def run_early_stops(
+    count: int,
+    length: int,
+    outputs: int,
+    pool: int,
+    max_tokens: int | None,
+    *,
+    after_one: bool = False,
+    **options: Any,
+) -> LoadedEngine:
+    """`count` turns at once that may have `max_tokens` ids, and stop after `outputs`. `after_one`:
+    another such turn has ended before."""
+    loaded = LoadedEngine(
+        pages=pages_for(pool),
+        make_runner=lambda geometry: StoppingRunner(geometry, length + outputs - 1),
+        **options,
+    )
+    if after_one:
+        loaded.begin("first", prompt_ids(length, seed=count), max_tokens, stop_ids=(STOP_ID,))
+        loaded.run()
+    for n in range(count):
+        loaded.begin(f"s{n}", prompt_ids(length, seed=n), max_tokens, stop_ids=(STOP_ID,))
     loaded.run()
     return loaded
 

@@ -114,7 +114,8 @@ def describe_workload(what: str, options: argparse.Namespace) -> str:
 def plot_turns(runs: dict[str, list[Turns]]) -> Plot:
     """Plot the wall clock of each turn, medians over sessions and runs."""
     lines = {name: turns.per_turn_ms(measured) for name, measured in runs.items()}
-    return Plot("Wall clock of a turn", "turn", "ms", lines)
+    last = max(map(len, lines.values()), default=1)
+    return Plot("Wall clock of a turn", "turn", "ms", lines, x=list(range(2, 2 + last)))
 
 
 def _find_unfinished(runs: dict[str, list[Turns]], count: int) -> list[str]:

@@ -4,8 +4,8 @@ Decode: N sessions hold a short context; each appends a few ids and generates on
 and generates many, all at once. A step is the difference over the number of tokens between them.
 Sampled: temperature 0.8, top-p 0.95.
 
-First token: a session holds a context of 0.5k, 2k or 8k ids, appends 16 and generates one; the time
-from the append to that token.
+First token: a session is opened with a context of 0.5k, 2k or 8k ids, and generates one (cold);
+then it appends 16 and generates one, again and again. The time from the append to that token.
 
 The floor of a step is the bytes of the weights that it reads and of the KV of its rows, divided by
 the bandwidth at which this machine reads memory, measured before and after. Targets alternate, run
@@ -16,12 +16,14 @@ import argparse
 import itertools
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import uvloop
 
 from continuo.bench import host, turns
 from continuo.bench.competitors.checkpoint import count_kv_bytes
 from continuo.bench.host import CpuMeter
+from continuo.bench.plot import Plot
 from continuo.bench.prompts import random_prompts
 from continuo.bench.report import Report, ReportRow, median
 from continuo.bench.targets.selection import (
@@ -45,6 +47,13 @@ KV_VALUE_BYTES = 2
 WARM_UP_TOKENS = 4
 Figures = dict[str, list[float]]
 """Milliseconds of each run, by the name of the target."""
+
+
+class FirstTokens(NamedTuple):
+    """Milliseconds to the first token: after the context, and after a later append."""
+
+    cold_ms: float
+    append_ms: float
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -78,16 +87,19 @@ async def _run(options: argparse.Namespace) -> Report:
     meter = CpuMeter()
     bandwidths = [_measure_bandwidth(options, meter)]
     steps, step_bytes, notes = await _measure_decode(options, meter)
-    firsts = await _measure_first_tokens(options, meter, notes)
+    colds, firsts = await _measure_first_tokens(options, meter, notes)
     bandwidths.append(_measure_bandwidth(options, meter))
     steps_measured: list[tuple[ReportRow, Figures]] = [
         ({"rows": rows, "drawn": drawn}, figures) for (rows, drawn), figures in steps.items()
     ]
-    firsts_measured: list[tuple[ReportRow, Figures]] = [
-        ({"context": context}, figures) for context, figures in firsts.items()
-    ]
+    colds_measured, firsts_measured = (
+        [({"context": context}, figures) for context, figures in measured.items()]
+        for measured in (colds, firsts)
+    )
     tables = {
         "Steps over those of competitors": _ratio_rows(steps_measured),
+        "Prefill of a cold context": _cold_rows(colds),
+        "Prefill over that of competitors": _ratio_rows(colds_measured),
         f"First token after an append of {FIRST_TOKEN_APPEND_IDS}, ms": [
             {**cells, **_medians(figures)} for cells, figures in firsts_measured
         ],
@@ -117,8 +129,10 @@ async def _run(options: argparse.Namespace) -> Report:
                 {"rows": rows, "drawn": drawn, **figures}
                 for (rows, drawn), figures in steps.items()
             ],
+            "cold_ms": [{"context": context, **ms} for context, ms in colds.items()],
             "first_token_ms": [{"context": context, **ms} for context, ms in firsts.items()],
         },
+        plot=_plot_steps(steps),
     )
 
 
@@ -153,19 +167,27 @@ async def _measure_decode(
 
 async def _measure_first_tokens(
     options: argparse.Namespace, meter: CpuMeter, notes: list[str]
-) -> dict[int, Figures]:
-    """Return the milliseconds to the first token by the context before the append."""
+) -> tuple[dict[int, Figures], dict[int, Figures]]:
+    """Return the milliseconds to the first token by the context: of the context itself, and of an
+    append after it."""
     if not options.contexts:
-        return {}
+        return {}, {}
+    colds: dict[int, Figures] = {}
     firsts: dict[int, Figures] = {}
     append_ids = (1 + FIRST_TOKENS_PER_RUN) * (FIRST_TOKEN_APPEND_IDS + 1)
     async with run_targets(options, Room(1, max(options.contexts) + append_ids)) as (targets, _):
         for context in options.contexts:
             print(f"append of {FIRST_TOKEN_APPEND_IDS} to {context}", flush=True)
-            firsts[context] = await turns.alternate(
+            measured = await turns.alternate(
                 targets, options.runs, partial(_measure_first_token, context), meter, notes
             )
-    return firsts
+            colds[context] = {
+                name: [run.cold_ms for run in runs] for name, runs in measured.items()
+            }
+            firsts[context] = {
+                name: [run.append_ms for run in runs] for name, runs in measured.items()
+            }
+    return colds, firsts
 
 
 async def _measure_step(rows: int, tokens: int, drawn: str, target: Target) -> float:
@@ -190,12 +212,13 @@ def _span_s(round_of_turns: Sequence[Turn]) -> float:
     return max(turn.token_s[-1] for turn in round_of_turns) - begin_s
 
 
-async def _measure_first_token(context: int, target: Target) -> float:
-    """Return the median milliseconds from an append to the first token after it."""
+async def _measure_first_token(context: int, target: Target) -> FirstTokens:
+    """Time the first token of a new session, and of its later turns; of these, the median."""
     [[before]] = random_prompts(1, 1, context)
     [appends] = random_prompts(1, FIRST_TOKENS_PER_RUN, FIRST_TOKEN_APPEND_IDS, 1)
     [session] = await turns.run_sessions(target, [[before, *appends]], Output(1))
-    return median([turn.first_s for turn in session[1:]]) * 1e3
+    append_s = median([turn.first_s for turn in session[1:]])
+    return FirstTokens(session[0].first_s * 1e3, append_s * 1e3)
 
 
 # ---------------------------------------------------------------- rows
@@ -205,7 +228,33 @@ def _medians(figures: Figures) -> ReportRow:
     return {name: median(values) for name, values in figures.items()}
 
 
-def _ratio_rows(measured: list[tuple[ReportRow, Figures]]) -> list[ReportRow]:
+def _cold_rows(colds: dict[int, Figures]) -> list[ReportRow]:
+    """Time to the first token of a cold context, and its tokens a second."""
+    return [
+        {
+            "context": context,
+            "target": name,
+            "first token, ms": median(values),
+            "tokens/s": context / median(values) * 1e3,
+        }
+        for context, figures in colds.items()
+        for name, values in figures.items()
+    ]
+
+
+def _plot_steps(steps: dict[tuple[int, str], Figures]) -> Plot:
+    """Plot the median greedy step by its rows."""
+    rows = sorted({rows for rows, _ in steps})
+    names = dict.fromkeys(name for figures in steps.values() for name in figures)
+    lines = {
+        name: [median(steps[count, "greedy"][name]) for count in rows]
+        for name in names
+        if all(name in steps[count, "greedy"] for count in rows)
+    }
+    return Plot("A greedy step", "rows", "ms", lines, x=rows)
+
+
+def _ratio_rows(measured: Sequence[tuple[ReportRow, Figures]]) -> list[ReportRow]:
     """Compare each target of ours with each competitor. `measured`: figures by what was measured,
     which are the first cells of a row."""
     return [

@@ -1,6 +1,10 @@
 """Public interface of the engine package: all that other packages may import."""
 
-from continuo.engine.available_memory import available_memory_bytes
+from continuo.engine.architectures.known import KNOWN_ARCHITECTURES, KnownArchitecture
+from continuo.engine.architectures.listing import read_model_size, suggest_models
+from continuo.engine.architectures.sizes import ModelSize
+from continuo.engine.available_memory import available_memory_bytes, cpu_pool_bytes
+from continuo.engine.byte_units import format_bytes, parse_bytes
 from continuo.engine.client.connection import LinkSecurity
 from continuo.engine.client.engine import Chat, Engine, Output
 from continuo.engine.client.engine_client import (
@@ -12,6 +16,7 @@ from continuo.engine.client.engine_client import (
 from continuo.engine.client.turn_stream import OutputChunk, TurnStream
 from continuo.engine.config import (
     BUNDLED_MODEL,
+    PAGE_TOKENS,
     EngineConfig,
     ListenerConfig,
     LogFormat,
@@ -69,6 +74,8 @@ from continuo.engine.wire.messages import (
 __all__ = [
     "BUNDLED_MODEL",
     "DEFAULT_GROUP",
+    "KNOWN_ARCHITECTURES",
+    "PAGE_TOKENS",
     "BadRequest",
     "Busy",
     "CallableTool",
@@ -89,11 +96,13 @@ __all__ = [
     "EngineStats",
     "Grammar",
     "JsonFormatter",
+    "KnownArchitecture",
     "LinkRefused",
     "LinkSecurity",
     "ListenerConfig",
     "LogFormat",
     "ModelError",
+    "ModelSize",
     "ModelText",
     "Output",
     "OutputChannel",
@@ -122,11 +131,16 @@ __all__ = [
     "UnknownEngineSession",
     "available_memory_bytes",
     "compute_fingerprint",
+    "cpu_pool_bytes",
     "create_trace_provider",
     "find_local_checkpoint",
     "find_schema_problem",
     "find_types",
     "flush_traces",
+    "format_bytes",
+    "parse_bytes",
+    "read_model_size",
     "read_secret",
     "run_event_loop",
+    "suggest_models",
 ]

@@ -1,9 +1,13 @@
-"""Main memory that a process can still take: that of the machine, and of the cgroups around it."""
+"""Main memory that a process can still take, that of the machine and of the cgroups around it; and
+what of it the KV pool takes."""
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
+CPU_MEMORY_FRACTION, CPU_POOL_BYTES_MAX = 0.25, 1 << 30
+"""Default size of the KV pool on a CPU: this fraction of the available memory, but at most this
+many bytes."""
 
 
 def available_memory_bytes(root: Path | None = None) -> int | None:
@@ -14,6 +18,15 @@ def available_memory_bytes(root: Path | None = None) -> int | None:
     if machine is None:
         return None
     return max(0, min([machine * 1024, *_free_bytes_of_cgroups(root)]))
+
+
+def cpu_pool_bytes(available_bytes: int | None = None) -> int:
+    """Return the default size of the KV pool on a CPU. `available_bytes`: the available memory;
+    None: that of this process."""
+    available = available_memory_bytes() if available_bytes is None else available_bytes
+    if available is None:
+        return CPU_POOL_BYTES_MAX
+    return min(CPU_POOL_BYTES_MAX, int(available * CPU_MEMORY_FRACTION))
 
 
 def _free_bytes_of_cgroups(root: Path) -> Iterator[int]:

@@ -12,6 +12,15 @@ LogFormat = Literal["console", "json"]
 BUNDLED_MODEL = "demo"
 """Value of `EngineConfig.model` that selects the checkpoint shipped inside the package."""
 
+PAGE_TOKENS = 16
+"""Default of `EngineConfig.block_size`."""
+
+CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 8192
+"""Default of `EngineConfig.max_num_batched_tokens`."""
+
+CPU_FP32_PARAMETERS_MAX = 20_000_000
+"""Size of the largest model, in parameters, that `--dtype auto` runs in fp32 on a CPU."""
+
 NGRAM_TOKENS = 5
 """Tokens of an n-gram if neither its shortest nor its longest length is given, as in vLLM."""
 
@@ -54,7 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Device = "auto"
     max_model_len: int | None = None
     """Maximum tokens of one session; None: the model's own limit."""
-    block_size: int = 16
+    block_size: int = PAGE_TOKENS
     """Tokens in one KV page."""
     num_gpu_blocks_override: int | None = None
     """KV pages in the pool; None: computed from `kv_cache_memory_bytes`."""

@@ -40,7 +40,11 @@ SIGNAL_DELAY_S = 30.0
 its event loop."""
 
 LONGEST_FILES = (
-    "tests/browser/test_web.py",
+    "tests/browser/test_page.py",
+    "tests/browser/test_page_views.py",
+    "tests/browser/test_page_failures.py",
+    "tests/browser/test_page_access.py",
+    "tests/browser/test_web_units.py",
     "tests/clients/test_command.py",
     "tests/faults/test_fault_rows.py",
     "tests/bench/test_recovery.py",

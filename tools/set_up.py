@@ -37,7 +37,7 @@ PIP_WITH_RAW_PROGRESS = (24, 1)
 PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 NOISE = re.compile(r"^Progress \d|^WARNING: Retrying|^\s*$")
 FETCHED = re.compile(r"(Downloading|Using cached) \S+ \(([\d.]+) (bytes|kB|MB|GB)\)")
-LOCAL_WHEEL = re.compile(r"Processing (/\S+\.whl)$")
+LOCAL_WHEEL = re.compile(r"Processing (/\S+\.whl)(?: \(from .*\))?$")
 INSTALLED = re.compile(r"Successfully installed (.+)")
 OFFLINE = re.compile(
     r"NewConnectionError|NameResolutionError|Temporary failure in name|Network is unreachable"

@@ -28,6 +28,7 @@ from continuo.bench.targets.realtime_target import RealtimeTarget
 from continuo.bench.targets.target import Target
 from continuo.bench.targets.text_turn import to_letters, to_words
 from continuo.engine.client.engine_client import EngineClient
+from continuo.engine.config import CPU_FP32_PARAMETERS_MAX
 
 PAGE_SIZE = 16
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -303,8 +304,6 @@ def resolve_dtype(folder: Path, dtype: str) -> str:
     """Return `dtype`, or for auto the one that the engine uses for this model on a CPU."""
     if dtype != "auto":
         return dtype
-    from continuo.engine.device.build import CPU_FP32_PARAMETERS_MAX  # noqa: PLC0415 - loads torch
-
     return "float32" if count_parameters(folder) <= CPU_FP32_PARAMETERS_MAX else "bfloat16"
 
 

@@ -14,20 +14,26 @@ import msgspec
 import torch
 from torch import Tensor
 
+from continuo.engine.architectures.config import read_config
+from continuo.engine.architectures.families import read_shape
+from continuo.engine.architectures.shapes import DecoderShape, MixtureShape
 from continuo.engine.available_memory import available_memory_bytes
 from continuo.engine.batch import Geometry
-from continuo.engine.config import EngineConfig
+from continuo.engine.config import (
+    CPU_BATCHED_TOKENS,
+    CPU_FP32_PARAMETERS_MAX,
+    CUDA_BATCHED_TOKENS,
+    EngineConfig,
+)
 from continuo.engine.device import weights
 from continuo.engine.device.attention.backend import AttentionBackend
 from continuo.engine.device.attention.sdpa_backend import ReferenceBackend
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.kv_sizing import plan_memory
+from continuo.engine.device.kv_sizing import default_pool_bytes, measure_sessions
 from continuo.engine.device.model import CausalLM
 from continuo.engine.device.models import rope
 from continuo.engine.device.models.decoder import Decoder, empty_tensor
-from continuo.engine.device.models.families import read_shape
 from continuo.engine.device.models.operations import PLAIN, Operations
-from continuo.engine.device.models.shapes import DecoderShape, MixtureShape
 from continuo.engine.device.native.native_decoder import NativeDecoder
 from continuo.engine.device.native.native_runner import NativeRunner
 from continuo.engine.device.quantization import MADE_FORMATS
@@ -35,14 +41,9 @@ from continuo.engine.device.runner import TorchRunner
 from continuo.engine.device.warm_up import warm_up
 from continuo.engine.device.weights import ProgressCallback
 from continuo.engine.errors import ModelError
+from continuo.engine.memory_plan import plan_memory
 
 log = logging.getLogger(__name__)
-
-CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 8192
-
-
-CPU_FP32_PARAMETERS_MAX = 20_000_000
-"""Size of the largest model, in parameters, that `--dtype auto` runs in fp32 on a CPU."""
 
 
 class LoadedModel(msgspec.Struct, frozen=True):
@@ -70,7 +71,7 @@ def build_runner(
         torch.set_num_threads(config.threads)
     device = _choose_device(config)
     folder = weights.resolve(config.model, config.revision, progress)
-    model_config = weights.read_config(folder)
+    model_config = read_config(folder)
     checkpoint = weights.read_checkpoint_info(folder)
     dtype = _choose_dtype(config, checkpoint, device)
     if config.quantization is not None and device.type != "cpu":
@@ -208,7 +209,8 @@ def _build_geometry(
     on_cuda = device.type == "cuda"
     tokens = CUDA_BATCHED_TOKENS if on_cuda else CPU_BATCHED_TOKENS
     batched_tokens = config.max_num_batched_tokens or tokens
-    plan = plan_memory(config, model.memory, dtype, limit, device, batched_tokens)
+    memory = measure_sessions(model.memory, dtype)
+    plan = plan_memory(config, memory, limit, default_pool_bytes(device), batched_tokens)
     return Geometry(
         pages=plan.pages,
         page_size=config.block_size,

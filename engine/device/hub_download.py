@@ -20,6 +20,10 @@ from huggingface_hub.errors import (
 )
 from tqdm.auto import tqdm
 
+from continuo.engine.architectures.config import find_quantization, read_json
+from continuo.engine.architectures.known import find_refusal
+from continuo.engine.architectures.refusals import quantized_checkpoint, unsupported_architecture
+from continuo.engine.byte_units import format_bytes
 from continuo.engine.config import BUNDLED_MODEL
 from continuo.engine.errors import ModelError, first_line
 from continuo.engine.local_checkpoint import PROJECTOR_PREFIX
@@ -34,6 +38,7 @@ def fetch(model: str, revision: str | None, progress: Callable[[str, float], Non
     options: dict[str, Any] = {"revision": revision, "allow_patterns": FETCH_PATTERNS}
     try:
         bar = _reporting_bar(model, _count_download_bytes(model, options), progress)
+        _check_config(model, revision)
         return Path(huggingface_hub.snapshot_download(model, tqdm_class=bar, **options))
     except HFValidationError as error:
         raise ModelError(f"{model}: neither a folder nor a hub id") from error
@@ -65,10 +70,11 @@ def fetch(model: str, revision: str | None, progress: Callable[[str, float], Non
 
 
 def _count_download_bytes(model: str, options: dict[str, Any]) -> int | None:
-    """Return the size of what is downloaded of a hub repository. Returns None if the repository is
-    in the cache, and if the hub is unreachable. Raises what the download would raise, and
+    """Return the size of what is downloaded of a hub repository. Returns None if its weights are in
+    the cache, and if the hub is unreachable. Raises what the download would raise, and
     ModelError if the repository has no weights that can be read."""
-    if isinstance(try_to_load_from_cache(model, "config.json", revision=options["revision"]), str):
+    cached = try_to_load_from_cache(model, "config.json", revision=options["revision"])
+    if isinstance(cached, str) and any(Path(cached).parent.glob("*.safetensors")):
         return None
     silent = _reporting_bar(model, None, lambda _what, _fraction: None)
     try:
@@ -78,6 +84,26 @@ def _count_download_bytes(model: str, options: dict[str, Any]) -> int | None:
     if not any(file.filename.endswith(".safetensors") for file in files):
         raise _without_safetensors(model, options["revision"])
     return sum(file.file_size or 0 for file in files if file.will_download)
+
+
+def _check_config(model: str, revision: str | None) -> None:
+    """Download config.json and raise ModelError if it is that of a model that is refused, so that
+    its weights are not downloaded first."""
+    silent = _reporting_bar(model, None, lambda _what, _fraction: None)
+    folder = huggingface_hub.snapshot_download(
+        model, revision=revision, allow_patterns="config.json", tqdm_class=silent
+    )
+    path = Path(folder, "config.json")
+    if not path.exists():
+        raise ModelError(f"{model}: config.json is missing")
+    values = read_json(path)
+    if (method := find_quantization(values)) is not None:
+        raise quantized_checkpoint(model, method)
+    match values.get("architectures"):
+        case [str(architecture), *_] if (reason := find_refusal(architecture)) is not None:
+            raise unsupported_architecture(model, architecture, reason)
+        case _:
+            pass
 
 
 def _without_safetensors(model: str, revision: str | None) -> ModelError:
@@ -107,7 +133,7 @@ def _reporting_bar(
 ) -> type:
     """Create a tqdm class that draws nothing and reports the share of `size_bytes` fetched. The
     share of the files is reported if the size is not known."""
-    size = "" if size_bytes is None else f" ({size_bytes / 1e9:,.2f} GB)"
+    size = "" if size_bytes is None else f" ({format_bytes(size_bytes)})"
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from continuo.engine.batch import FULL_GROUP, STATE_POOL, PageMove, WindowGroup
+from continuo.engine.byte_units import format_bytes
 from continuo.engine.device.model import KVShape, LayerMemory
 from continuo.engine.device.step_inputs import upload
 
@@ -98,7 +99,7 @@ class KVPool:
         pools = [*zip(names, counts, range(len(names)), strict=True)]
         pools.append(("state", f"{slots:,} slots", STATE_POOL))
         return ", ".join(
-            f"{name} {count} ({self._movable[group].size_bytes / (1 << 20):,.1f} MiB)"
+            f"{name} {count} ({format_bytes(self._movable[group].size_bytes)})"
             for name, count, group in pools
             if self._movable[group].size_bytes
         )

@@ -1,26 +1,24 @@
 # pyright: basic
-"""Checkpoints: locate or download them, read their config, and copy their tensors to parameters.
+"""Checkpoints: locate or download them, and copy their tensors to parameters.
 
 Every defect of a checkpoint raises ModelError, which describes it in one line.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from continuo.engine.architectures.config import read_json
+from continuo.engine.architectures.refusals import quantized_checkpoint
 from continuo.engine.device.gguf_weights import count_gguf_parameters, is_gguf, iter_gguf, list_gguf
 from continuo.engine.device.model import WeightTarget
-from continuo.engine.device.models.config_schemas import read_by_schema
 from continuo.engine.device.quantization import QuantizedMatrix, is_quantizable, quantize
-from continuo.engine.device.refusals import quantized_checkpoint, unsupported_architecture
 from continuo.engine.errors import ModelError, first_line
 from continuo.engine.gguf.container import GgmlType
 from continuo.engine.local_checkpoint import find_gguf_file, find_local_checkpoint
@@ -45,36 +43,6 @@ def resolve(model: str, revision: str | None, progress: ProgressCallback) -> Pat
     from continuo.engine.device.hub_download import fetch  # noqa: PLC0415
 
     return fetch(model, revision, progress)
-
-
-def read_config(folder: Path) -> Any:
-    """Read the config of a checkpoint folder, with the attributes of transformers' class of its
-    type. Raises ModelError."""
-    path = folder / "config.json"
-    values = _read_json(path)
-    config = read_by_schema(values) or _read_by_transformers(path, values)
-    quantization = getattr(config, "quantization_config", None)
-    if quantization and (method := quantization.get("quant_method")) != "mxfp4":
-        raise quantized_checkpoint(folder, method)
-    return config
-
-
-def _read_by_transformers(path: Path, values: dict[str, Any]) -> Any:
-    from transformers import CONFIG_MAPPING, AutoConfig  # noqa: PLC0415 - slow to import
-
-    model_type = values.get("model_type")
-    if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
-        architecture = (values.get("architectures") or [model_type])[0]
-        reason = (
-            "it needs the code of its repository, which is not executed"
-            if "auto_map" in values
-            else f"transformers has no model of type {model_type!r}"
-        )
-        raise unsupported_architecture(path.parent, architecture, reason)
-    try:
-        return AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
-    except Exception as error:
-        raise ModelError(f"{path}: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -220,7 +188,7 @@ def _find_shards(folder: Path, names: Iterable[str] | None) -> list[tuple[Path, 
         if not (folder / SINGLE_FILE).exists():
             raise _missing_weights(folder)
         return [(folder / SINGLE_FILE, None)]
-    file_of = _read_json(index).get("weight_map")
+    file_of = read_json(index).get("weight_map")
     if not isinstance(file_of, dict) or not file_of:
         raise ModelError(f"{index}: has no weight_map")
     names_by_file: dict[str, set[str]] = {}
@@ -286,15 +254,3 @@ def _keep_quantized(
         return False
     target.layer.quantized[target.first_row] = tensor
     return not target.layer.is_tied
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise ModelError(f"{path.parent}: {path.name} is missing") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read: {first_line(error)}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: not a JSON object")
-    return value

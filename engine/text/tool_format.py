@@ -7,6 +7,9 @@
                   └ marker    └ begin   │└ name_end  └ arguments        └ end
                                         └ name
 
+    bare          [f(a=1), g()]      f {"a": 1}      {"name": "f", "parameters": {"a": 1}}
+                  └ the whole response, without a marker
+
 `chat_template/tool_format_probe` derives the declaration from the template; `tool_parser` parses
 calls by it, `tool_grammar` forces them, and `tool_writer` writes them where a template does not.
 """
@@ -71,7 +74,7 @@ class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
     """The syntax in which a model writes tool calls."""
 
     marker: str
-    """Text that opens a call, or a list of calls."""
+    """Text that opens a call, or a list of calls; empty if all calls are bare."""
     close_marker: str = ""
     """Text that closes a call, or the list; empty if the format has none."""
     is_array: bool = False
@@ -130,10 +133,40 @@ LFM2 = ToolFormat(
 JSON_LIST = ToolFormat(marker="<|tool_call|>", is_array=True)
 
 
+PHI4 = ToolFormat(marker="<|tool_call|>", close_marker="<|/tool_call|>", is_array=True)
+
+
+GLM4 = ToolFormat(marker="", allows_bare=True, named=NamedCalls(name_end="\n", separator="\n"))
+
+
+PYTHONIC = ToolFormat(
+    marker="<|python_start|>",
+    close_marker="]",
+    allows_bare=True,
+    named=NamedCalls(
+        begin="[",
+        next_begin=", ",
+        name_end="(",
+        arguments=LiteralArguments(assign="=", quote='"', separator=", ", close=")"),
+    ),
+)
+
+
+PYTHONIC_INSTRUCTION = "[func_name1("
+"""Text in the instructions of all templates that ask for pythonic calls. They render calls with
+strings without quotes, or with values without types, so that the format cannot be derived."""
+
+
+PYTHONIC_MARKERS = ("<|python_start|>", "<|python_tag|>")
+"""Tokens that Llama 4 and Llama 3.2 may write before a pythonic call."""
+
+
 UNRENDERED = {
+    "请使用 Json 格式表示调用的参数": GLM4,
     "<|tool_call_start|>": LFM2,
+    "<|/tool_call|>": PHI4,
     "<|tool_call|>": JSON_LIST,
     "<tool_call>": HERMES,
 }
 """Formats of the models whose templates show the tools to the model, but leave the calls in earlier
-messages to the client: by the marker, which is a token, or is in the instructions."""
+messages to the client: by a text that is a token, or is in the instructions."""

@@ -87,10 +87,10 @@ def build_tool_grammar(
         text = build_json_rule(rules.text_grammar.source or ANY_ARGUMENTS)
         productions.insert(1, f"start: {whole} | {text}")
     else:
-        productions += _build_text_rules(tool_format, marker)
-        productions.insert(
-            1, "start: text? | begun" + (" | behind" if tool_format.allows_bare else "")
-        )
+        productions += _build_text_rules(tool_format, marker, [tool.name for tool in tools])
+        begun = " | begun" if marker else ""
+        bare = " | behind" if tool_format.allows_bare else ""
+        productions.insert(1, f"start: text?{begun}{bare}")
     return Grammar("lark", "\n".join(productions))
 
 
@@ -121,6 +121,13 @@ class _Terms:
 
     def literal(self, text: str) -> str:
         return terms_of(text, self._split)
+
+    def name(self, name: str, call_id: str, end: str) -> str:
+        """Build the term of the name of a call, its id, if any, and the text `end` after them."""
+        if call_id or any(id is not None for _, id in self._split(end)):
+            return f"{json.dumps(name, ensure_ascii=False)} {call_id} {self.literal(end)}"
+        # One lexeme, which is longer than the text that may begin alike.
+        return json.dumps(name + end, ensure_ascii=False)
 
     def rule(self, body: str) -> str:
         """Add a rule and return its name."""
@@ -193,14 +200,8 @@ def _build_named_rules(
     """Build the same rules as `_build_object_rules` for calls that begin with their name."""
     call_id = f"({terms.literal(named.id_mark)} /[a-zA-Z0-9]{{1,9}}/)?" if named.id_mark else ""
     heads = [
-        " ".join(
-            (
-                json.dumps(tool.name, ensure_ascii=False),
-                call_id,
-                terms.literal(named.name_end),
-                _build_arguments(named.arguments, tool, terms),
-            )
-        )
+        f"{terms.name(tool.name, call_id, named.name_end)} "
+        f"{_build_arguments(named.arguments, tool, terms)}"
         for tool in tools
     ]
     one = f"({' | '.join(heads)}) {terms.literal(named.end)}"
@@ -321,14 +322,24 @@ def _with_definitions(schema: object, outer: dict[str, object]) -> object:
     return {**shared, **cast(dict[str, object], schema)}
 
 
-def _build_text_rules(tool_format: ToolFormat, marker: str) -> list[str]:
+def _build_text_rules(tool_format: ToolFormat, marker: str, names: Sequence[str]) -> list[str]:
     """Build the rules of text without a marker (`text`), and of optional text followed by a marker
-    and calls (`begun`).
+    and calls (`begun`), if there is a marker.
 
-    If the format allows calls without a marker, text may not begin with `{`, as such a call does.
+    If the format allows calls without a marker, text may not begin as such a call does: with a
+    bracket, or with a line that is one of the `names` of tools.
     """
+    named = tool_format.named
     pattern = pattern_of(tool_format.marker)
-    any_text = r"/\s*[^\s{](?s:.*)/" if tool_format.allows_bare else "/(?s:.+)/"
+    any_text = "/(?s:.+)/"
+    if tool_format.allows_bare and (named is None or named.begin):
+        opening = "{" if named is None else pattern_of(named.begin[0])
+        any_text = rf"/\s*[^\s{opening}](?s:.*)/"
+    elif named is not None and not marker:
+        listed = "|".join(pattern_of(name) for name in names)
+        any_text += rf" & ~/\s*({listed}){pattern_of(named.name_end)}(?s:.*)/"
+    if not marker:
+        return [f"text: TEXT\nTEXT: {any_text}"]
     text = f"text: TEXT\nTEXT: {any_text} & ~/(?s:.*){pattern}(?s:.*)/"
     if marker.startswith("<["):
         return [text, f"begun: text? {marker} behind"]

@@ -6,6 +6,7 @@
     named      text [TOOL_CALLS]f[ARGS]{...}
                text <tool_call> <function=f> <parameter=a> 1 </parameter> </function> </tool_call>
                text <|tool_call_start|>[f(a=1), g()]<|tool_call_end|>
+               [f(a=1), g()]   or   f {...} g {...}
 
 One state machine parses them all, parameterized by a `ToolFormat`:
 
@@ -157,7 +158,9 @@ class ToolParser:
         stripped = self._unread.lstrip()
         if not stripped:
             return False
-        if stripped[0] == "{":
+        named = self._tool_format.named
+        opening = "{" if named is None else named.begin[:1]
+        if stripped.startswith(opening):
             self._markup = self._unread[: len(self._unread) - len(stripped)]
             self._unread = stripped
             self._state = ToolParser._read_head
@@ -167,13 +170,11 @@ class ToolParser:
         return True
 
     def _read_text(self) -> bool:
-        markers = [
-            self._tool_format.marker,
-            *([self._tool_format.close_marker] if self._is_close_pending else []),
-        ]
+        close = self._tool_format.close_marker if self._is_close_pending else ""
+        markers = [marker for marker in (self._tool_format.marker, close) if marker]
         found = [(at, marker) for marker in markers if (at := self._unread.find(marker)) >= 0]
         if not found:
-            held = max(_count_overlap(self._unread, marker) for marker in markers)
+            held = max((_count_overlap(self._unread, marker) for marker in markers), default=0)
             certain = len(self._unread[: len(self._unread) - held].rstrip())
             self._emit_text(self._unread[:certain])
             self._unread = self._unread[certain:]
@@ -343,11 +344,14 @@ class ToolParser:
             if not close:
                 self._state = ToolParser._read_text
         elif (stripped[0] in ",{" and self._tool_format.is_array) or (
-            stripped[0] == ";" and self._tool_format.allows_bare
+            stripped[0] == ";" and self._tool_format.allows_bare and named is None
         ):
             skipped = len(self._unread) - len(stripped) + (stripped[0] != "{")
             self._markup = self._unread[:skipped]
             self._unread = self._unread[skipped:]
+            self._state = ToolParser._read_head
+        elif not self._tool_format.marker:
+            self._markup = ""
             self._state = ToolParser._read_head
         else:
             self._is_close_pending = bool(close)
@@ -371,7 +375,7 @@ class ToolParser:
         """Whether the call has a marker that text cannot have by chance."""
         marker = self._tool_format.marker
         if self._tool_format.allows_bare:
-            return marker in self._markup
+            return bool(marker) and marker in self._markup
         return marker[0] in "<["
 
     def _start_call(self, name: str, end: int) -> bool:

@@ -57,15 +57,17 @@ def write_calls(
             return content + "; ".join(texts)
         space = "\n" if content else ""
         return content + space + "\n".join(f"{marker}\n{text}\n{close}" for text in texts)
+    marker = "" if tool_format.allows_bare else tool_format.marker
     texts = [
         f"{name}{named.name_end}{_write_arguments(named.arguments, arguments)}{named.end}"
         for name, arguments in calls
     ]
     if named.next_begin:
         listed = named.next_begin.join(texts)
-        return f"{content}{tool_format.marker}{named.begin}{listed}{tool_format.close_marker}"
-    begin = tool_format.marker + named.begin
-    return content + named.separator.join(begin + text for text in texts)
+        return f"{content}{marker}{named.begin}{listed}{tool_format.close_marker}"
+    begin = marker + named.begin
+    space = "\n" if content and not begin else ""
+    return content + space + named.separator.join(begin + text for text in texts)
 
 
 def _write_arguments(syntax: Arguments, arguments: object) -> str:

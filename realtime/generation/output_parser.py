@@ -5,7 +5,7 @@ The model's own tokens separate reasoning from text, and in some families also c
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -63,10 +63,18 @@ class ChannelParser:
     Space around reasoning, and before the text that follows it, belongs to the markup. Output that
     consists of the reasoning alone has an empty text."""
 
-    def __init__(self, parser: OutputParser, reasoning_label: str = "") -> None:
+    def __init__(
+        self,
+        parser: OutputParser,
+        reasoning_label: str = "",
+        make_reasoning_parser: Callable[[], OutputParser] | None = None,
+    ) -> None:
         """`parser`: finds calls in the text. `reasoning_label`: first line of all reasoning, which
-        is left out."""
+        is left out. `make_reasoning_parser`: makes the parser that finds calls in one stretch of
+        reasoning; None: there are none."""
         self._parser = parser
+        self._make_reasoning_parser = make_reasoning_parser
+        self._reasoning_parser: OutputParser | None = None
         self._label = reasoning_label
         self._channel: OutputChannel | None = None
         self._held: str = ""
@@ -90,6 +98,8 @@ class ChannelParser:
     def _begin_channel(self, channel: OutputChannel) -> Sequence[ParsedChunk]:
         self._channel, self._has_begun = channel, False
         self._held, self._arguments = "", list[str]()
+        if channel.kind == "reasoning" and self._make_reasoning_parser is not None:
+            self._reasoning_parser = self._make_reasoning_parser()
         return [CallStartChunk(channel.name)] if channel.kind == "call" else []
 
     def _push(self, channel: OutputChannel, text: str) -> Sequence[ParsedChunk]:
@@ -97,7 +107,9 @@ class ChannelParser:
             case "text":
                 return self._push_text(text)
             case "reasoning":
-                return self._push_reasoning(text)
+                if self._reasoning_parser is None or not text:
+                    return self._push_reasoning(text)
+                return self._to_reasoning(self._reasoning_parser.push(text))
             case "call":
                 self._arguments.append(text)
                 return [CallArgumentsChunk(text)] if text else []
@@ -125,7 +137,20 @@ class ChannelParser:
         self._held = text[len(certain) :]
         return [ReasoningChunk(certain)] if certain else []
 
+    def _to_reasoning(self, parsed: Sequence[ParsedChunk]) -> Sequence[ParsedChunk]:
+        """Convert the text among the parsed chunks of reasoning to reasoning."""
+        chunks: list[ParsedChunk] = []
+        for chunk in parsed:
+            if isinstance(chunk, TextChunk):
+                chunks += self._push_reasoning(chunk.text)
+            else:
+                chunks.append(chunk)
+        return chunks
+
     def _end_channel(self) -> Sequence[ParsedChunk]:
+        if self._reasoning_parser is not None:
+            parser, self._reasoning_parser = self._reasoning_parser, None
+            return self._to_reasoning(parser.finish())
         if self._channel is not None and self._channel.kind == "call":
             return [CallEndChunk(is_complete=_is_json_object("".join(self._arguments)))]
         return []

@@ -41,8 +41,25 @@ class ToolCallParser:
 def make_output_parser(settings: GenerationSettings, template: ChatTemplate) -> ChannelParser:
     """Make the parser of a response's output."""
     syntax = template.reasoning_format
+    may_call = _may_call_within_reasoning(settings, template)
     return ChannelParser(
-        make_text_parser(settings, template), "" if syntax is None else syntax.label
+        make_text_parser(settings, template),
+        "" if syntax is None else syntax.label,
+        (lambda: make_text_parser(settings, template)) if may_call else None,
+    )
+
+
+def _may_call_within_reasoning(settings: GenerationSettings, template: ChatTemplate) -> bool:
+    """Whether calls are read where the reasoning has not ended: a model such as Apertus writes them
+    there. Not where calls have rules, because no grammar holds within reasoning, nor where a call
+    has no marker, which reasoning cannot have by chance."""
+    return (
+        template.tool_format is not None
+        and not template.tool_format.allows_bare
+        and not template.tool_format.is_harmony
+        and settings.tool_choice.mode == "auto"
+        and settings.parallel_tool_calls
+        and not any(tool.strict for tool in settings.tools)
     )
 
 

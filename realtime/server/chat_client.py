@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 import shlex
+import shutil
 import signal
 import sys
 import termios
@@ -35,11 +36,13 @@ from continuo.realtime.client import (
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server.config.settings import DEFAULT_CHAT_URL
 from continuo.realtime.server.own_command import find_own_command
+from continuo.realtime.server.word_wrapper import WordWrapper
 
 _INPUT_PROMPT = "you> "
 _COMMANDS = {
     "/help": "list these commands",
     "/model": "name the model",
+    "/new": "begin a new conversation",
     "/quit": "quit, as Ctrl-D does",
     "//...": "send a message that begins with a slash",
 }
@@ -110,18 +113,30 @@ class InputLines:
 class Chat:
     """A conversation of the terminal with a connected client."""
 
-    def __init__(self, client: RealtimeClient, options: ChatOptions, *, is_terminal: bool) -> None:
+    def __init__(
+        self,
+        client: RealtimeClient,
+        options: ChatOptions,
+        lines: InputLines,
+        *,
+        is_terminal: bool,
+    ) -> None:
         self._client = client
         self._options = options
+        self._lines = lines
         self._is_terminal = is_terminal
+        self._wrapper = WordWrapper(None)
         self._stream: ResponseStream | None = None
         """The response in progress."""
         self._task = asyncio.current_task()
         self.quit_reason: str | None = None
         """Why the connection was lost, if the user has ended the attempts to reconnect."""
+        self.is_new_requested = False
+        """Whether the user has requested a new conversation."""
 
     async def run(self) -> int:
-        """Chat until the end of the input. Returns the exit status."""
+        """Chat until the end of the input, or until a new conversation is requested. Returns the
+        exit status."""
         if self._is_terminal:
             print(f"Talking to {self._describe_model()}.")
             print("Ctrl-C cancels a response, Ctrl-D quits, /help lists the commands.")
@@ -130,11 +145,11 @@ class Chat:
             self._noticing = asyncio.create_task(self._notice_losses())
         if self._options.session is not None:
             await self._show_resumed()
-        lines = InputLines(is_terminal=self._is_terminal)
         status = 0
-        while (line := await self._next_line(lines)) is not None:
+        while (line := await self._next_line()) is not None:
             if self._is_terminal and line.startswith("/"):
-                if line.strip() == "/quit":
+                if line.strip() in ("/quit", "/new"):
+                    self.is_new_requested = line.strip() == "/new"
                     break
                 if not line.startswith("//"):
                     print(self._answer_command(line.strip()), flush=True)
@@ -151,7 +166,7 @@ class Chat:
         return f"{model}{_TOY}" if model == BUNDLED_MODEL else model
 
     def _answer_command(self, command: str) -> str:
-        """Return what the chat prints for a command other than /quit."""
+        """Return what the chat prints for a command that does not end the conversation."""
         match command:
             case "/help":
                 return "\n".join(f"  {name:<8} {text}" for name, text in _COMMANDS.items())
@@ -173,21 +188,30 @@ class Chat:
     async def _show_resumed(self) -> None:
         """Print the conversation of a resumed session, and the rest of a response in progress."""
         changes = self._client.changes()
+        self._wrapper = self._start_text()
         is_responding = self._client.conversation.is_responding
         for number, message in enumerate(messages := self._client.conversation.messages):
             is_partial = is_responding and number == len(messages) - 1
             prompt = _INPUT_PROMPT if message.role == "user" else ""
             if message.text and (self._is_terminal or is_partial):
-                print(f"{prompt}{message.text}", end="" if is_partial else "\n", flush=True)
+                self._print_text(f"{prompt}{message.text}" + ("" if is_partial else "\n"))
         while is_responding:
             match await anext(changes):
                 case TextAppended(delta=delta):
-                    print(delta, end="", flush=True)
+                    self._print_text(delta)
                 case ResponseUpdated(response=response) if response.status != "in_progress":
-                    print(_ENDINGS.get(response.status, f" [{response.status}]"), flush=True)
+                    self._print_text(_ENDINGS.get(response.status, f" [{response.status}]") + "\n")
                     is_responding = False
                 case _:
                     pass
+
+    def _start_text(self) -> WordWrapper:
+        """Return a wrapper for text that begins at the start of a line. A pipe is sent the text as
+        it is."""
+        return WordWrapper(shutil.get_terminal_size().columns if self._is_terminal else None)
+
+    def _print_text(self, text: str) -> None:
+        print(self._wrapper.feed(text), end="", flush=True)
 
     @property
     def _is_reconnecting(self) -> bool:
@@ -202,11 +226,12 @@ class Chat:
     def _print_loss(self) -> None:
         if self._is_reconnecting:
             print("\n[connection lost; reconnecting for a minute, Ctrl-C quits]", flush=True)
+            self._wrapper.start_line()
 
-    async def _next_line(self, lines: InputLines) -> str | None:
+    async def _next_line(self) -> str | None:
         """Return the next line of input. Raises ConnectionClosedError if the client is closed
         meanwhile."""
-        reading = asyncio.ensure_future(lines.next())
+        reading = asyncio.ensure_future(self._lines.next())
         closing = asyncio.ensure_future(self._client.wait_closed())
         await asyncio.wait((reading, closing), return_when=asyncio.FIRST_COMPLETED)
         closing.cancel()
@@ -218,19 +243,20 @@ class Chat:
     async def _turn(self, line: str) -> int:
         """Send a message and print the response. Returns the exit status: 1 after an error."""
         self._stream = stream = self._client.ask(line)
+        self._wrapper = self._start_text()
         shown = ""
         try:
             async for delta in stream:
                 # A response that was generated again and came out differently begins a new line.
                 is_new = bool(shown) and not stream.text.startswith(shown + delta)
-                print(f"\n{delta}" if is_new else delta, end="", flush=True)
+                self._print_text(f"\n{delta}" if is_new else delta)
                 shown = delta if is_new else shown + delta
-            print(_ENDINGS.get(stream.status, f" [{stream.status}]"), flush=True)
+            self._print_text(_ENDINGS.get(stream.status, f" [{stream.status}]") + "\n")
         except EventRefusedError as error:
             print(f"[{error}]", file=sys.stderr, flush=True)
             return 1
         except ResponseFailedError as error:
-            print(f" [failed: {error}]", flush=True)
+            self._print_text(f" [failed: {error}]\n")
             return 1
         finally:
             self._stream = None
@@ -263,12 +289,24 @@ _ENDINGS = {
 async def run_chat(options: ChatOptions) -> int:
     """Chat with a server. Returns the exit status. Raises SetupError."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    lines = InputLines(is_terminal=is_terminal)
+    status = 0
+    while True:
+        client = _create_client(options, is_terminal=is_terminal)
+        chat = Chat(client, options, lines, is_terminal=is_terminal)
+        status |= await _run_until_closed(client, chat, options.url)
+        if not chat.is_new_requested:
+            return status
+        options = msgspec.structs.replace(options, session=None)
+
+
+def _create_client(options: ChatOptions, *, is_terminal: bool) -> RealtimeClient:
     settings: SessionSettings = {}
     if options.instructions is not None:
         settings["instructions"] = options.instructions
     if options.temperature is not None:
         settings["temperature"] = options.temperature
-    client = connect(
+    return connect(
         options.url,
         model=options.model,
         api_key=options.api_key,
@@ -283,7 +321,10 @@ async def run_chat(options: ChatOptions) -> int:
         ),
         **settings,
     )
-    chat = Chat(client, options, is_terminal=is_terminal)
+
+
+async def _run_until_closed(client: RealtimeClient, chat: Chat, url: str) -> int:
+    """Run a chat, and close its client. Returns the exit status. Raises SetupError."""
     try:
         async with client:
             with _restored_terminal():
@@ -295,7 +336,7 @@ async def run_chat(options: ChatOptions) -> int:
     except EventRefusedError as error:
         raise SetupError(str(error)) from None
     except ConnectionClosedError as error:
-        raise SetupError(_explain(error, options.url)) from None
+        raise SetupError(_explain(error, url)) from None
 
 
 @contextlib.contextmanager

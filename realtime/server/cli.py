@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "chat":
                 return _run_chat(arguments)
             case "models":
-                return _list_models()
+                return _list_models(arguments)
             case "tenant":
                 return _run_tenant(arguments)
             case _:
@@ -128,12 +128,18 @@ def _build_parser() -> argparse.ArgumentParser:
         "--temperature", type=float, metavar="T", help="0 to 2 (default: that of the server)"
     )
     _add_tenant_commands(commands.add_parser("tenant", help="show or delete what a tenant has"))
-    commands.add_parser(
+    models = commands.add_parser(
         "models",
-        help="list models: those of this machine, and small ones that fit its memory",
-        description="List the models that can be served without a download, then small ones of the "
-        "Hugging Face hub with the number of their parameters and the memory of their weights, and "
-        "whether this machine has that much available.",
+        help="list models, what each needs in memory, and the families that run",
+        description="List the models that can be served without a download and small ones of the "
+        "Hugging Face hub, with the memory of their weights by format and of their KV, and whether "
+        "this machine has that much available; then the families that run, and by what.",
+    )
+    models.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="*",
+        help="list this model alone: a folder, a GGUF file, or a hub id that has been downloaded",
     )
     commands.add_parser("bench", help="measure this machine", add_help=False)
     return parser
@@ -260,10 +266,10 @@ def _run_chat(arguments: argparse.Namespace) -> int:
     )
 
 
-def _list_models() -> int:
+def _list_models(arguments: argparse.Namespace) -> int:
     from continuo.realtime.server.list_models import print_models
 
-    print_models()
+    print_models(arguments.models)
     return 0
 
 

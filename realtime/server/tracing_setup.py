@@ -1,4 +1,4 @@
-"""Export of traces by OpenTelemetry, the extra `continuo-server[otel]` (`--otlp-traces-endpoint`).
+"""Export of traces by OpenTelemetry, the extra `otel` (`--otlp-traces-endpoint`).
 
     chat MODEL     a turn, from its request to its end
     ├ queue        until its first step

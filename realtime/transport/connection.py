@@ -97,7 +97,9 @@ class Connection:
         except Refusal as refusal:
             await self.refuse(refusal)
             return
-        reading = asyncio.create_task(self._read(session), name=f"read {self._id}")
+        reading = asyncio.create_task(
+            self._socket.account.timed(self._read, session), name=f"read {self._id}"
+        )
         sending = asyncio.create_task(self._outbox.run(), name=f"send {self._id}")
         end: tuple[CloseCode, str] | None = (CloseCode.SERVICE_RESTART, "the server stops")
         try:
@@ -255,6 +257,7 @@ class Connection:
                     pass
                 case _:
                     await session.execute(command, _idempotent_request_of(event))
+                    self._socket.account.credit()
         except BadFrame as refusal:
             self._put_refusal(refusal, session, event_id)
             self._count_bad_frame(refusal)

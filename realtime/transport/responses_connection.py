@@ -94,7 +94,9 @@ class ResponsesConnection:
 
     async def run(self) -> None:
         """Serve the connection until it is closed."""
-        reading = asyncio.create_task(self._read(), name=f"read {self._id}")
+        reading = asyncio.create_task(
+            self._socket.account.timed(self._read), name=f"read {self._id}"
+        )
         reading.add_done_callback(self._on_reading_ended)
         end: tuple[CloseCode, str] | None = (CloseCode.SERVICE_RESTART, "the server stops")
         try:
@@ -166,6 +168,7 @@ class ResponsesConnection:
                 )
             try:
                 await self._handle_frame(frame)
+                self._socket.account.credit()
             except Refusal as refusal:
                 await self._send_refusal(refusal, extract_stream_id(frame))
                 self._count_bad_frame(refusal)

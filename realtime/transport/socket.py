@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -23,7 +23,38 @@ class SocketClosed(Exception):
     """Raised when the peer has disconnected."""
 
 
+_Result = TypeVar("_Result")
+
+
+class Account(Protocol):
+    """The account of a connection's time on the event loop."""
+
+    async def timed(
+        self, function: Callable[..., Coroutine[Any, Any, _Result]], *arguments: object
+    ) -> _Result:
+        """Call a coroutine function, and charge the time that its steps take."""
+        ...
+
+    def credit(self) -> None:
+        """Note that an event was executed."""
+        ...
+
+
+class Unmetered:
+    """The account of a socket whose server keeps none."""
+
+    async def timed(
+        self, function: Callable[..., Coroutine[Any, Any, _Result]], *arguments: object
+    ) -> _Result:
+        return await function(*arguments)
+
+    def credit(self) -> None:
+        """No effect."""
+
+
 class Socket(Protocol):
+    account: Account
+
     async def recv(self) -> str | bytes:
         """Receive a message. Raises SocketClosed."""
         ...
@@ -54,6 +85,8 @@ most of the time to send a delta."""
 PING_EXTENSION = "continuo.ask"
 """ASGI extension of a server that can ping its peer: `ask() -> Future[bool]`. The result is True if
 the peer has responded, False if the connection has ended."""
+ACCOUNT_EXTENSION = "continuo.account"
+"""ASGI extension of a server that keeps an Account of the connection, which is `account`."""
 _READ_AHEAD_BYTES_MAX = 1024 * 1024
 """Limit on messages kept for `recv` while `ping` waits: they are read because the pong may arrive
 after them."""
@@ -71,6 +104,7 @@ class StarletteSocket:
         self.send_now: Callable[[Sequence[bytes]], bool] = extensions.get(
             SEND_NOW_EXTENSION, {}
         ).get("write", _refuse_send_now)
+        self.account: Account = extensions.get(ACCOUNT_EXTENSION, {}).get("account", Unmetered())
         self._send_ping: Callable[[], asyncio.Future[bool]] = extensions.get(
             PING_EXTENSION, {}
         ).get("ask", _pong_at_once)

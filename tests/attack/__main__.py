@@ -1,4 +1,5 @@
-"""python -m tests.attack [--minutes M] [--phase S] [--seed N] [--only NAME]: attacks a server.
+"""python -m tests.attack [--minutes M] [--phase S] [--seed N] [--only NAME] [--against COMMIT]:
+attacks a server.
 
 The server runs the bundled model on loopback; bystanders hold conversations with it meanwhile.
 
@@ -7,24 +8,32 @@ Every response to a bystander must be right. Compared with an idle control proce
 first token twice as long. The gateway's memory stays bounded, no engine dies, and the log holds no
 traceback. An answer to a bystander takes at most twice as long as without an attack, which is its
 tenant's fair share of the engine, and half a second. The exit status is 1 if one of these does not
-hold.
+hold. With `--against COMMIT`, each attack is made on a server of that commit as well, just before.
 """
 
 import argparse
 import asyncio
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.attack.attacks import ATTACKS
 from tests.attack.run import Report, run
 from tests.attack.target import serving
+from tests.support.versions import extract_commit, has_commit
 
 
 async def _run(options: argparse.Namespace, folder: Path) -> Report:
-    (folder / "server").mkdir()
-    (folder / "control").mkdir()
-    with serving(folder / "server") as server, serving(folder / "control") as control:
+    for name in ("server", "control", "before"):
+        (folder / name).mkdir()
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(folder / "server"))
+        control = stack.enter_context(serving(folder / "control"))
+        before = None
+        if options.against:
+            source = extract_commit(options.against, folder / "source")
+            before = stack.enter_context(serving(folder / "before", source=source))
         names = options.only or list(ATTACKS)
         report = await run(
             server,
@@ -33,6 +42,7 @@ async def _run(options: argparse.Namespace, folder: Path) -> Report:
             minutes=options.minutes,
             phase_s=options.phase,
             seed=options.seed,
+            before=before,
         )
         report.check_delays()
         return report
@@ -48,7 +58,12 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", choices=[*ATTACKS], metavar="NAME", help="may be repeated"
     )
+    parser.add_argument(
+        "--against", metavar="COMMIT", help="attack a server of this commit as well, to compare"
+    )
     options = parser.parse_args()
+    if options.against and not has_commit(options.against):
+        parser.error(f"--against: git has no commit {options.against}")
     with tempfile.TemporaryDirectory() as folder:
         report = asyncio.run(_run(options, Path(folder)))
     p99_s = max(outcome.pair.p99_beyond_s for outcome in report.outcomes)
@@ -57,6 +72,7 @@ def main() -> int:
         f"beyond the control, in {len(report.outcomes)} phases: "
         f"99th percentile {p99_s * 1e3:.1f} ms, longest stall {stall_s * 1e3:.1f} ms"
     )
+    print(report.table())
     for violation in report.violations:
         print(f"FOUND {violation}")
     print("Nothing found." if not report.violations else f"{len(report.violations)} found.")

@@ -66,12 +66,18 @@ class Pair(msgspec.Struct):
         return self.server.p99_s - self.control.p99_s
 
     @property
+    def longest_beyond_s(self) -> float:
+        return self.server.longest_s - self.control.longest_s
+
+    @property
+    def connect_beyond_s(self) -> float:
+        """How much longer the longest request on a new connection took."""
+        return self.server.longest_connect_s - self.control.longest_connect_s
+
+    @property
     def stall_s(self) -> float:
         """How much longer the longest response took, on an open or a new connection."""
-        return max(
-            self.server.longest_s - self.control.longest_s,
-            self.server.longest_connect_s - self.control.longest_connect_s,
-        )
+        return max(self.longest_beyond_s, self.connect_beyond_s)
 
     @property
     def first_token_ratio(self) -> float:

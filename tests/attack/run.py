@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -60,6 +61,8 @@ class Report:
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
+        self.before: list[Outcome] = []
+        """Outcomes of the same attacks on the version before."""
         self.violations: list[str] = []
 
     def add(self, outcome: Outcome) -> None:
@@ -101,6 +104,42 @@ class Report:
             if attack != "long_responses" and pair.first_token_ratio > FIRST_TOKEN_RATIO_MAX:
                 ratio = pair.first_token_ratio
                 self.violations.append(f"{attack}: a first token took {ratio:.1f} times as long")
+
+    def table(self) -> str:
+        """The times of each attack as a Markdown table: the median and the worst of its phases,
+        beyond the control; of the version before in parentheses, if it was attacked."""
+        lines = [
+            "| attack | phases | p99 | longest | new connection | first token | memory |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for attack in sorted({outcome.attack for outcome in self.outcomes}):
+            now = _describe([outcome for outcome in self.outcomes if outcome.attack == attack])
+            before = _describe([outcome for outcome in self.before if outcome.attack == attack])
+            cells = [
+                f"{value} ({earlier})" if self.before else value
+                for value, earlier in zip(now[1:], before[1:], strict=True)
+            ]
+            lines.append(f"| {' | '.join([f'`{attack}`', now[0], *cells])} |")
+        return "\n".join(lines)
+
+
+def _describe(outcomes: list[Outcome]) -> list[str]:
+    """The number of phases, and median and maximum of each figure."""
+    if not outcomes:
+        return [""] * 6
+    pairs = [outcome.pair for outcome in outcomes]
+    p99_ms = [pair.p99_beyond_s * 1e3 for pair in pairs]
+    longest_ms = [pair.longest_beyond_s * 1e3 for pair in pairs]
+    connect_ms = [pair.connect_beyond_s * 1e3 for pair in pairs]
+    ratios = [pair.first_token_ratio for pair in pairs]
+    return [
+        f"{len(outcomes)}",
+        f"{statistics.median(p99_ms):.0f}, {max(p99_ms):.0f} ms",
+        f"{statistics.median(longest_ms):.0f}, {max(longest_ms):.0f} ms",
+        f"{statistics.median(connect_ms):.0f}, {max(connect_ms):.0f} ms",
+        f"{statistics.median(ratios):.1f}, {max(ratios):.1f} times",
+        f"{max(outcome.peak_bytes for outcome in outcomes) >> 20:,} MiB",
+    ]
 
 
 async def answer_alone_s(server: Server, control: Server, seconds: float = 5.0) -> float:
@@ -152,8 +191,10 @@ async def run(
     minutes: float,
     phase_s: float,
     seed: int,
+    before: Server | None = None,
 ) -> Report:
-    """Run the attacks in a seeded order until the time is over; each at least once."""
+    """Run the attacks in a seeded order until the time is over; each at least once. `before`: a
+    server of another version, which gets the same attacks just before; only its times are noted."""
     report, names = Report(), list(names)
     before_bytes, engines = server.memory_bytes(), server.engines()
     alone_s = await answer_alone_s(server, control)
@@ -163,6 +204,10 @@ async def run(
             break
         rounds, index = divmod(phase, len(names))
         name = random.Random(seed + rounds).sample(names, len(names))[index]
+        if before is not None:
+            outcome = await attack(before, control, name, phase_s, seed + phase)
+            report.before.append(outcome)
+            print(f"before: {outcome.line()}", flush=True)
         outcome = await attack(server, control, name, phase_s, seed + phase)
         report.add(outcome)
         print(outcome.line(), flush=True)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.processes import Process, running_process
+from tests.support.processes import ROOT, Process, running_process
 
 KEY = "key-of-the-attackers"
 BYSTANDER_KEY = "key-of-the-bystanders"
@@ -62,10 +62,12 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *options: str) -> Iterator[Server]:
-    """A server with the bundled model and a SQLite store in `folder`."""
+def serving(folder: Path, *options: str, source: Path = ROOT) -> Iterator[Server]:
+    """A server with the bundled model and a SQLite store in `folder`. `source`: root of the source
+    code, such as that of another version."""
     arguments = ["serve", "--port", "0", "--no-web", "--threads", "1"]
     arguments += ["--store", f"sqlite:///{folder}/store.db", *options]
     (folder / "keys.toml").write_text(KEYS_FILE)
-    with running_process(*arguments, "--api-keys-file", f"{folder}/keys.toml") as process:
+    arguments += ["--api-keys-file", f"{folder}/keys.toml"]
+    with running_process(*arguments, source=source) as process:
         yield Server(process)

@@ -51,7 +51,8 @@ def test_publish_writes_tables_command_and_plot_into_the_place_of_the_result(pag
     assert "`continuo bench scheduling --only cache`: 20" in text, "how to measure it again"
     [result] = published.FOLDER.iterdir()
     data: dict[str, Any] = json.loads(result.read_text())
-    data["plot"] = {"title": "T", "x_label": "turn", "y_label": "ms", "lines": {"a": [1.5, 2.0]}}
+    data["plot"] = {"title": "T", "x_label": "turn", "y_label": "ms", "x": [2, 3]}
+    data["plot"]["lines"] = {"a": [1.5, 2.0]}
     published.publish("scheduling", data)
     assert "![T](benchmarks/scheduling.svg)" in page.read_text()
     assert (published.FOLDER / "scheduling.svg").read_text().startswith("<svg ")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from continuo import engine
-from continuo.bench import main
+from continuo.bench import main, plot
 from continuo.bench.processes import start_continuo
 from continuo.engine.config import BUNDLED_MODEL
 
@@ -103,6 +103,42 @@ def _has_pillow() -> bool:
 def test_agent_loop_measures_both_strategies(base_url: str, tmp_path: Path) -> None:
     figures = run(tmp_path, "agent-loop", "--base-url", base_url, "--turns", "12")
     assert {row["strategy"] for row in figures["rows"]} == {"continue", "resend"}
+
+
+def test_throughput_has_a_plot_and_the_prefill_of_cold_contexts(
+    base_url: str, tmp_path: Path
+) -> None:
+    svg = tmp_path / "steps.svg"
+    sizes = "--rows 1 2 --tokens 4 --contexts 32 48 --runs 1"
+    figures = run(
+        tmp_path, "throughput", "--base-url", base_url, *sizes.split(), "--plot", str(svg)
+    )
+    assert [row["context"] for row in figures["tables"]["Prefill of a cold context"]] == [32, 48]
+    assert figures["plot"]["x"] == [1, 2]
+    assert svg.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("heights", [[0.0, 0.0], [-0.7, -0.4], [-0.1, 3.0], [1e-9, 2e9]])
+def test_any_heights_can_be_drawn(heights: list[float]) -> None:
+    """A step is a difference of two times, and may be negative beside other work."""
+    svg = ElementTree.fromstring(plot.render_svg(plot.Plot("T", "x", "y", {"a": heights}, [1, 2])))
+    points = [line.get("points", "") for line in svg if line.tag.endswith("polyline")]
+    assert all(math.isfinite(float(number)) for each in points for number in re.split("[ ,]", each))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gateway", "--plot", "x.svg"), "gateway has no plot"),
+        (("throughput", "--plot", "x.pdf"), "not as x.pdf"),
+    ],
+)
+def test_plot_that_cannot_be_drawn_is_refused_before_the_run(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main.main(arguments)
+    assert message in f"{refused.value} {capsys.readouterr().err}"
 
 
 OTHER_WORKLOADS = {

@@ -39,13 +39,13 @@ def start(
     cwd: Path = ROOT,
 ) -> Server:
     """Start `continuo serve`. Returns when the server listens."""
-    process = subprocess.Popen(
-        [*command, "serve", "--port", "0", *options],
-        cwd=cwd,
-        env={"CONTINUO_STORE": "memory", **os.environ, **(env or {})},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    environ = {"CONTINUO_STORE": "memory", **os.environ, **(env or {})}
+    return start_command([*command, "serve", "--port", "0", *options], cwd, environ)
+
+
+def start_command(command: Sequence[str], cwd: Path, environ: dict[str, str]) -> Server:
+    """Start a server by any command. Returns when the server listens."""
+    process = subprocess.Popen(command, cwd=cwd, env=environ, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         if found := re.search(r"ws(s?)://(\S+)/v1/realtime", line):

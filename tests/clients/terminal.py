@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 from tests.clients.conftest import ROOT
@@ -15,14 +16,22 @@ CONTINUO = [sys.executable, "-m", "continuo.realtime.server.cli"]
 
 
 class Terminal:
-    """The chat with `arguments`, or a whole command line that was pasted."""
+    """The chat with `arguments`, or a whole command line that was pasted, in a terminal that is too
+    wide to wrap its text, unless `columns` are given."""
 
-    def __init__(self, *arguments: str, pasted: str | None = None, cwd: Path = ROOT) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        pasted: str | None = None,
+        cwd: Path = ROOT,
+        columns: int = 10_000,
+    ) -> None:
         self.master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, columns))
         self.process = subprocess.Popen(
             [*CONTINUO, "chat", *arguments] if pasted is None else ["sh", "-c", f"exec {pasted}"],
             cwd=cwd,
-            env={**os.environ, "TERM": "dumb"},
+            env={**os.environ, "TERM": "dumb", "COLUMNS": ""},
             stdin=slave,
             stdout=slave,
             stderr=slave,

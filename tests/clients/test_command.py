@@ -14,6 +14,7 @@ import pytest
 
 from tests.clients.conftest import KEY, ROOT, Server, start, stop
 from tests.clients.terminal import CONTINUO, Terminal
+from tests.support.screen import Screen
 
 
 def run(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
@@ -66,8 +67,12 @@ def test_help_lists_the_commands() -> None:
 def test_models_lists_the_bundled_model() -> None:
     listed = run("models")
     assert listed.returncode == 0
-    assert listed.stdout.startswith("demo")
-    assert re.search(r"^Qwen/Qwen3-0.6B +596 M +1.2 GB", listed.stdout, re.MULTILINE)
+    assert re.search(r"^demo +2\.3 M ", listed.stdout, re.MULTILINE)
+    assert re.search(r"^Qwen/Qwen3-0\.6B +596 M +2\.2 GiB +1\.1 GiB", listed.stdout, re.MULTILINE)
+    assert "it has an encoder: T5" in listed.stdout
+    [_, row, *_] = run("models", "demo").stdout.splitlines()
+    assert row.startswith("demo ")
+    assert run("models", "./nowhere").stderr == "continuo: nowhere: no such folder\n"
     assert "memory" in run("models", "--help").stdout
 
 
@@ -366,7 +371,7 @@ def test_lines_with_a_slash_are_commands_of_the_chat(server: Server) -> None:
     terminal.until("/help lists the commands")
     terminal.until_prompt()
     terminal.type("/help\n")
-    for command in ("/help", "/model", "/quit"):
+    for command in ("/help", "/model", "/new", "/quit"):
         terminal.until(rf"\n  {command} +\w")
     terminal.until_prompt()
     terminal.type("/model\n")
@@ -381,3 +386,40 @@ def test_lines_with_a_slash_are_commands_of_the_chat(server: Server) -> None:
     terminal.type("/quit\n")
     terminal.until("To come back")
     assert terminal.close() == 0
+
+
+def test_new_conversation_does_not_know_the_one_before(server: Server) -> None:
+    terminal = Terminal("--url", address(server), "--api-key", KEY)
+    terminal.until_prompt()
+    terminal.type("My name is Zorban.\n")
+    terminal.until(r"\S.*\r\n.*\S.*\r\n")
+    terminal.until_prompt()
+    terminal.type("/new\n")
+    terminal.until(r"To come back .* chat --session \S+")
+    first = terminal.matched.split()[-1]
+    terminal.until("Talking to demo")
+    terminal.until_prompt()
+    terminal.type("What is my name?\n")
+    terminal.until(r"What is my name\?\r\n.*\S.*\r\n")
+    assert "Zorban" not in terminal.matched
+    terminal.until_prompt()
+    terminal.type("\x04")
+    terminal.until(r"To come back .* chat --session \S+")
+    assert terminal.matched.split()[-1] != first
+    assert terminal.close() == 0
+
+
+def test_responses_are_wrapped_at_words_in_a_terminal_and_not_in_a_pipe(server: Server) -> None:
+    question = "Tell me a long story."
+    where = ("--url", address(server), "--api-key", KEY, "--temperature", "0")
+    plain = run("chat", *where, stdin=f"{question}\n").stdout
+    assert max(map(len, plain.splitlines())) > 40
+    terminal = Terminal(*where, columns=40)
+    terminal.until_prompt()
+    terminal.type(f"{question}\n")
+    terminal.until(r"story\.\r\n(?s:.*?)you> ")
+    sent = terminal.matched.partition("\r\n")[2].removesuffix("you> ").replace("\r\n", "\n")
+    screen = Screen(sent, 40)
+    assert max(map(len, screen.lines())) < 40
+    assert screen.words() == plain.split()
+    assert terminal.quit() == 0

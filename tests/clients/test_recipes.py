@@ -10,7 +10,8 @@ import pytest
 
 from tests.clients.conftest import KEY, ROOT, Server
 
-PAGE = (ROOT / "docs/recipes.md").read_text()
+PAGE_NAME = "docs/recipes.md"
+PAGE = (ROOT / PAGE_NAME).read_text()
 RECIPES = re.findall(r"^## (.+?)\n.*?^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 NAMESPACE: dict[str, Any] = {}
 """Names that the snippets define; each may use the imports of those before it."""

@@ -1,10 +1,7 @@
 """F36: gateways and engines are replaced one by one by those of this version."""
 
 import asyncio
-import io
 import signal
-import subprocess
-import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,9 +13,10 @@ from tests.faults.deaths import start_expected_response
 from tests.faults.row import FaultRow
 from tests.support.processes import ROOT
 from tests.support.redis_process import REDIS_SERVER
+from tests.support.versions import extract_commit, has_commit
 
-PREVIOUS_VERSION = "HEAD"
-"""A commit that stores in the present layout. Before the first release it is the last commit."""
+PREVIOUS_VERSION = "50c3ea7ca2"
+"""A commit that stores in the present layout; after the first release, that of the last one."""
 PAUSE_S_MAX = 1.0
 """Longest pause before the next process is replaced."""
 
@@ -26,26 +24,15 @@ PAUSE_S_MAX = 1.0
 def find_missing_requirement() -> str | None:
     if REDIS_SERVER is None:
         return "redis-server"
-    command = ["git", "cat-file", "-e", f"{PREVIOUS_VERSION}^{{commit}}"]
-    try:
-        found = subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
-    except OSError:
-        found = False
-    return None if found else f"git, or its history up to {PREVIOUS_VERSION},"
-
-
-def extract_previous_version(folder: Path) -> Path:
-    command = ["git", "archive", PREVIOUS_VERSION]
-    archive = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="fully_trusted")
-    return folder
+    if not has_commit(PREVIOUS_VERSION):
+        return f"git, or its history up to {PREVIOUS_VERSION},"
+    return None
 
 
 @asynccontextmanager
 async def previous_version(folder: Path) -> AsyncIterator[tuple[Path, Path]]:
     """Yield a folder for trials, and the source of the version before."""
-    yield folder, await asyncio.to_thread(extract_previous_version, folder / "previous")
+    yield folder, await asyncio.to_thread(extract_commit, PREVIOUS_VERSION, folder / "previous")
 
 
 async def upgrade_cluster(environment: tuple[Path, Path], rng: Random) -> None:

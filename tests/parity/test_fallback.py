@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers as tf
 
-from continuo.engine.device.refusals import ALTERNATIVES
+from continuo.engine.architectures.refusals import ALTERNATIVES
 from continuo.engine.errors import ModelError
 from tests.support import transformers_oracle as oracle
 from tests.support.architectures import ARCHITECTURES

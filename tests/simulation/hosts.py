@@ -25,6 +25,7 @@ from continuo.realtime.registry.access import Credentials, ForkRequest, ResumeRe
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server.process.web_server import PING_S
 from continuo.realtime.transport import Connection, SocketClosed
+from continuo.realtime.transport.socket import Account, Unmetered
 from tests.simulation.network import Endpoint
 from tests.simulation.storage import SimulatedStoreClient
 from tests.simulation.virtual import SimulatedProcess, VirtualLoop
@@ -172,6 +173,7 @@ class SimulatedSocket:
     """The gateway's socket of a connection, which pings the client like the real server."""
 
     def __init__(self, endpoint: Endpoint) -> None:
+        self.account: Account = Unmetered()
         self._end = endpoint
         self._frames: asyncio.Queue[str | None] = asyncio.Queue()
         self._pong: asyncio.Future[bool] | None = None

@@ -1,26 +1,15 @@
-"""The table of architectures: a small random model of each, and how it runs. It is the source of
-the table in docs/models.md.
-
-A row's `way` is the fastest code that runs the architecture:
-
-    C               our decoder, a whole step in C on a CPU, torch on a GPU
-    torch           our decoder, in torch
-    transformers    transformers' own module, with our paged attention
-    refused         an error at load that names the architecture and the cause
-
-`python -m tests.support.architectures` writes the table into docs/models.md.
-"""
+"""Small random models of the known architectures, by which each row of their table is proved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import transformers as tf
 
+from continuo.engine.architectures.known import KNOWN_ARCHITECTURES, Way
 from tests.support.transformers_oracle import (
     NATIVE_SIZES,
     SMALL_CONFIG,
@@ -28,19 +17,18 @@ from tests.support.transformers_oracle import (
     small_model,
 )
 
-Way = Literal["C", "torch", "transformers", "refused"]
-
 
 class Architecture(NamedTuple):
+    """A row of `KNOWN_ARCHITECTURES`, with a model."""
+
     name: str
-    """The architecture, as config.json calls it."""
     models: str
-    """Models that people know, for the documentation."""
     way: Way
     make: Callable[..., Any]
     """Make a small random model, which may differ from the row's in some fields of its config."""
-    note: str = ""
-    """For a refused architecture, a part of the error."""
+    reason: str
+    found: str | None
+    """For a refused architecture, a part of what the error says in brackets."""
 
 
 def _small(kind: str, **differences: Any) -> Callable[..., Any]:
@@ -168,393 +156,170 @@ LFM2: dict[str, Any] = {
     "layer_types": ["conv", "full_attention", "conv"],
     "block_auto_adjust_ff_dim": False,
 }
-RECURRENT = "of 3 layers use softmax attention"
-REASONS = {
-    RECURRENT: "it has recurrent layers of a kind that is not supported",
-    "MambaForCausalLM": "it has no layer of attention",
-    "BloomForCausalLM": "its attention has no rotary positions",
-}
-"""Why an architecture is refused, for docs/models.md, where its note is a part of the error that
-does not say it."""
-
-ARCHITECTURES: list[Architecture] = [
-    Architecture("LlamaForCausalLM", "Llama 2, 3.x", "C", _native("Llama")),
-    Architecture(
-        "MistralForCausalLM", "Mistral 7B, Nemo", "C", _native("Mistral", sliding_window=20)
+MAKERS: dict[str, Callable[..., Any]] = {
+    "LlamaForCausalLM": _native("Llama"),
+    "MistralForCausalLM": _native("Mistral", sliding_window=20),
+    "Qwen2ForCausalLM": _native("Qwen2"),
+    "Qwen3ForCausalLM": _native("Qwen3"),
+    "SmolLM3ForCausalLM": _native("SmolLM3"),
+    "Gemma2ForCausalLM": _native("Gemma2", **GEMMA),
+    "Gemma3ForCausalLM": _native("Gemma3Text", **GEMMA),
+    "Gemma3ForConditionalGeneration": _native_wrapper(
+        "Gemma3",
+        "Gemma3Text",
+        TINY_VISION | {"model_type": "siglip_vision_model"},
+        GEMMA,
+        mm_tokens_per_image=4,
     ),
-    Architecture("Qwen2ForCausalLM", "Qwen 2, 2.5", "C", _native("Qwen2")),
-    Architecture("Qwen3ForCausalLM", "Qwen 3 (dense)", "C", _native("Qwen3")),
-    Architecture("SmolLM3ForCausalLM", "SmolLM 3", "C", _native("SmolLM3")),
-    Architecture(
-        "Gemma2ForCausalLM",
-        "Gemma 2",
-        "C",
-        _native("Gemma2", **GEMMA),
+    "Qwen3MoeForCausalLM": _native("Qwen3Moe", head_dim=16, **EXPERTS),
+    "MixtralForCausalLM": _native("Mixtral", **LOCAL_EXPERTS),
+    "GptOssForCausalLM": _native("GptOss", head_dim=16, sliding_window=20, **LOCAL_EXPERTS),
+    "Phi3ForCausalLM": _native("Phi3"),
+    "Mistral3ForConditionalGeneration": _native_wrapper(
+        "Mistral3",
+        "Mistral",
+        TINY_VISION | {"model_type": "pixtral"},
+        {"head_dim": 16, "sliding_window": None},
     ),
-    Architecture("Gemma3ForCausalLM", "Gemma 3 1B", "C", _native("Gemma3Text", **GEMMA)),
-    Architecture(
-        "Gemma3ForConditionalGeneration",
-        "Gemma 3 4B to 27B",
-        "C",
-        _native_wrapper(
-            "Gemma3",
-            "Gemma3Text",
-            TINY_VISION | {"model_type": "siglip_vision_model"},
-            GEMMA,
-            mm_tokens_per_image=4,
-        ),
+    "Qwen3_5ForCausalLM": _native("Qwen3_5Text", **DELTA_NET),
+    "Qwen3_5ForConditionalGeneration": _native_wrapper(
+        "Qwen3_5", "Qwen3_5Text", TINY_QWEN_VISION, DELTA_NET
     ),
-    Architecture(
-        "Qwen3MoeForCausalLM",
-        "Qwen 3 MoE",
-        "C",
-        _native("Qwen3Moe", head_dim=16, **EXPERTS),
+    "Qwen3_5MoeForCausalLM": _native("Qwen3_5MoeText", **DELTA_NET, **EXPERTS, **SHARED_EXPERT),
+    "Qwen3_5MoeForConditionalGeneration": _native_wrapper(
+        "Qwen3_5Moe",
+        "Qwen3_5MoeText",
+        TINY_QWEN_VISION,
+        {**DELTA_NET, **EXPERTS, **SHARED_EXPERT},
     ),
-    Architecture("MixtralForCausalLM", "Mixtral", "C", _native("Mixtral", **LOCAL_EXPERTS)),
-    Architecture(
-        "GptOssForCausalLM",
-        "gpt-oss 20B, 120B",
-        "C",
-        _native("GptOss", head_dim=16, sliding_window=20, **LOCAL_EXPERTS),
+    "Qwen3NextForCausalLM": _native("Qwen3Next", **DELTA_NET, **EXPERTS, **SHARED_EXPERT),
+    "Lfm2ForCausalLM": _native("Lfm2", **LFM2),
+    "Lfm2MoeForCausalLM": _small("Lfm2Moe", num_dense_layers=1, **LFM2, **EXPERTS),
+    "GraniteMoeHybridForCausalLM": _small(
+        "GraniteMoeHybrid",
+        shared_intermediate_size=40,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        **MAMBA,
+        **LOCAL_EXPERTS,
     ),
-    Architecture("Phi3ForCausalLM", "Phi 3, 3.5, 4", "C", _native("Phi3")),
-    Architecture(
-        "Mistral3ForConditionalGeneration",
-        "Mistral Small 3.x",
-        "C",
-        _native_wrapper(
-            "Mistral3",
-            "Mistral",
-            TINY_VISION | {"model_type": "pixtral"},
-            {"head_dim": 16, "sliding_window": None},
-        ),
+    "GraniteForCausalLM": _native("Granite"),
+    "GraniteMoeForCausalLM": _native("GraniteMoe", **LOCAL_EXPERTS),
+    "MinistralForCausalLM": _native("Ministral", head_dim=16, sliding_window=20),
+    "Ministral3ForCausalLM": _small("Ministral3", head_dim=16),
+    "GemmaForCausalLM": _native("Gemma", head_dim=16),
+    "Gemma3nForCausalLM": _small("Gemma3nText", **GEMMA3N),
+    "Gemma4ForCausalLM": _small("Gemma4Text", **GEMMA4),
+    "Gemma4ForConditionalGeneration": _wrapper(
+        "Gemma4", "Gemma4Text", TINY_VISION | {"head_dim": 8}, GEMMA4
     ),
-    Architecture(
-        "Qwen3_5ForCausalLM",
-        "Qwen 3.5 (text)",
-        "C",
-        _native("Qwen3_5Text", **DELTA_NET),
+    "Qwen2MoeForCausalLM": _native("Qwen2Moe", **EXPERTS, **SHARED_EXPERT),
+    "OlmoeForCausalLM": _small("Olmoe", num_experts=4, **MIXTURE),
+    "OlmoForCausalLM": _small("Olmo"),
+    "Olmo2ForCausalLM": _small("Olmo2"),
+    "Olmo3ForCausalLM": _small("Olmo3", sliding_window=20),
+    "GlmForCausalLM": _small("Glm", head_dim=16),
+    "Glm4ForCausalLM": _small("Glm4", head_dim=16),
+    "Glm4MoeForCausalLM": _small("Glm4Moe", head_dim=16, **ROUTED_EXPERTS),
+    "Glm4MoeLiteForCausalLM": _small("Glm4MoeLite", **LATENT, **ROUTED_EXPERTS),
+    "DeepseekV2ForCausalLM": _small("DeepseekV2", **LATENT, **ROUTED_EXPERTS),
+    "DeepseekV3ForCausalLM": _small(
+        "DeepseekV3", n_group=1, topk_group=1, **LATENT, **ROUTED_EXPERTS
     ),
-    Architecture(
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen 3.5 (dense)",
-        "C",
-        _native_wrapper("Qwen3_5", "Qwen3_5Text", TINY_QWEN_VISION, DELTA_NET),
+    "PhiForCausalLM": _small("Phi", num_key_value_heads=4),
+    "PhimoeForCausalLM": _small("Phimoe", **LOCAL_EXPERTS),
+    "SeedOssForCausalLM": _small("SeedOss", head_dim=16),
+    "Exaone4ForCausalLM": _small("Exaone4", sliding_window=20),
+    "Ernie4_5ForCausalLM": _small("Ernie4_5", head_dim=16),
+    "Ernie4_5_MoeForCausalLM": _small(
+        "Ernie4_5_Moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=24
     ),
-    Architecture(
-        "Qwen3_5MoeForCausalLM",
-        "Qwen 3.5 MoE (text)",
-        "C",
-        _native("Qwen3_5MoeText", **DELTA_NET, **EXPERTS, **SHARED_EXPERT),
+    "HunYuanDenseV1ForCausalLM": _small("HunYuanDenseV1", head_dim=16),
+    "ApertusForCausalLM": _small("Apertus"),
+    "MiniMaxM2ForCausalLM": _small("MiniMaxM2", head_dim=16, **LOCAL_EXPERTS),
+    "BitNetForCausalLM": _small("BitNet"),
+    "CohereForCausalLM": _small("Cohere"),
+    "Cohere2ForCausalLM": _small("Cohere2", head_dim=12, sliding_window=20),
+    "NemotronForCausalLM": _small("Nemotron"),
+    "Starcoder2ForCausalLM": _small("Starcoder2", sliding_window=20),
+    "GPTNeoXForCausalLM": _small("GPTNeoX"),
+    "GPT2LMHeadModel": _small("GPT2", n_positions=512, n_embd=48, n_head=4, n_layer=3),
+    "ArceeForCausalLM": _small("Arcee"),
+    "HeliumForCausalLM": _small("Helium", head_dim=12),
+    "Qwen3VLForConditionalGeneration": _native_wrapper(
+        "Qwen3VL",
+        "Qwen3VLText",
+        TINY_QWEN_VISION | {"deepstack_visual_indexes": [0]},
+        {"head_dim": 16},
     ),
-    Architecture(
-        "Qwen3_5MoeForConditionalGeneration",
-        "Qwen 3.5 MoE, 3.6 35B-A3B",
-        "C",
-        _native_wrapper(
-            "Qwen3_5Moe",
-            "Qwen3_5MoeText",
-            TINY_QWEN_VISION,
-            {**DELTA_NET, **EXPERTS, **SHARED_EXPERT},
-        ),
+    "Qwen2_5_VLForConditionalGeneration": _native_wrapper(
+        "Qwen2_5_VL",
+        "Qwen2_5_VLText",
+        TINY_QWEN_VISION,
+        {
+            "rope_parameters": {
+                "rope_theta": 1e4,
+                "rope_type": "default",
+                "mrope_section": [2, 3, 3],
+            }
+        },
     ),
-    Architecture(
-        "Qwen3NextForCausalLM",
-        "Qwen 3 Next",
-        "C",
-        _native("Qwen3Next", **DELTA_NET, **EXPERTS, **SHARED_EXPERT),
+    "LlavaForConditionalGeneration": _native_wrapper(
+        "Llava", "Llama", TINY_VISION | {"model_type": "clip_vision_model"}, {}
     ),
-    Architecture("Lfm2ForCausalLM", "LFM 2, 2.5", "C", _native("Lfm2", **LFM2)),
-    Architecture(
-        "Lfm2MoeForCausalLM",
-        "LFM 2 MoE",
-        "torch",
-        _small("Lfm2Moe", num_dense_layers=1, **LFM2, **EXPERTS),
+    "Llama4ForCausalLM": _small(
+        "Llama4Text",
+        head_dim=16,
+        num_local_experts=2,
+        intermediate_size_mlp=64,
+        attention_chunk_size=32,
     ),
-    Architecture(
-        "GraniteMoeHybridForCausalLM",
-        "Granite 4",
-        "torch",
-        _small(
-            "GraniteMoeHybrid",
-            shared_intermediate_size=40,
-            layer_types=["linear_attention", "full_attention", "linear_attention"],
-            **MAMBA,
-            **LOCAL_EXPERTS,
-        ),
+    "NemotronHForCausalLM": _small(
+        "NemotronH",
+        layers_block_type=["mamba", "attention", "mamba"],
+        mamba_num_heads=6,
+        mamba_head_dim=16,
+        ssm_state_size=8,
+        n_groups=1,
+        chunk_size=16,
+        head_dim=16,
     ),
-    Architecture("GraniteForCausalLM", "Granite 3", "C", _native("Granite")),
-    Architecture(
-        "GraniteMoeForCausalLM",
-        "Granite 3 MoE",
-        "C",
-        _native("GraniteMoe", **LOCAL_EXPERTS),
-    ),
-    Architecture(
-        "MinistralForCausalLM",
-        "Ministral 8B",
-        "C",
-        _native("Ministral", head_dim=16, sliding_window=20),
-    ),
-    Architecture(
-        "Ministral3ForCausalLM", "Ministral 3", "transformers", _small("Ministral3", head_dim=16)
-    ),
-    Architecture("GemmaForCausalLM", "Gemma", "C", _native("Gemma", head_dim=16)),
-    Architecture(
-        "Gemma3nForCausalLM", "Gemma 3n", "transformers", _small("Gemma3nText", **GEMMA3N)
-    ),
-    Architecture("Gemma4ForCausalLM", "Gemma 4 (text)", "torch", _small("Gemma4Text", **GEMMA4)),
-    Architecture(
-        "Gemma4ForConditionalGeneration",
-        "Gemma 4",
-        "torch",
-        _wrapper("Gemma4", "Gemma4Text", TINY_VISION | {"head_dim": 8}, GEMMA4),
-    ),
-    Architecture(
-        "Qwen2MoeForCausalLM",
-        "Qwen 1.5 MoE, 2 57B",
-        "C",
-        _native("Qwen2Moe", **EXPERTS, **SHARED_EXPERT),
-    ),
-    Architecture(
-        "OlmoeForCausalLM", "OLMoE", "transformers", _small("Olmoe", num_experts=4, **MIXTURE)
-    ),
-    Architecture("OlmoForCausalLM", "OLMo", "transformers", _small("Olmo")),
-    Architecture("Olmo2ForCausalLM", "OLMo 2", "transformers", _small("Olmo2")),
-    Architecture("Olmo3ForCausalLM", "OLMo 3", "transformers", _small("Olmo3", sliding_window=20)),
-    Architecture("GlmForCausalLM", "GLM 4 9B", "transformers", _small("Glm", head_dim=16)),
-    Architecture("Glm4ForCausalLM", "GLM 4 0414", "transformers", _small("Glm4", head_dim=16)),
-    Architecture(
-        "Glm4MoeForCausalLM",
-        "GLM 4.5, 4.6",
-        "transformers",
-        _small("Glm4Moe", head_dim=16, **ROUTED_EXPERTS),
-    ),
-    Architecture(
-        "Glm4MoeLiteForCausalLM",
-        "GLM 4.7 Flash",
-        "transformers",
-        _small("Glm4MoeLite", **LATENT, **ROUTED_EXPERTS),
-    ),
-    Architecture(
-        "DeepseekV2ForCausalLM",
-        "DeepSeek V2",
-        "transformers",
-        _small("DeepseekV2", **LATENT, **ROUTED_EXPERTS),
-    ),
-    Architecture(
-        "DeepseekV3ForCausalLM",
-        "DeepSeek V3, R1, Kimi K2",
-        "transformers",
-        _small("DeepseekV3", n_group=1, topk_group=1, **LATENT, **ROUTED_EXPERTS),
-    ),
-    Architecture(
-        "PhiForCausalLM", "Phi 1, 2", "transformers", _small("Phi", num_key_value_heads=4)
-    ),
-    Architecture(
-        "PhimoeForCausalLM", "Phi 3.5 MoE", "transformers", _small("Phimoe", **LOCAL_EXPERTS)
-    ),
-    Architecture("SeedOssForCausalLM", "Seed-OSS", "transformers", _small("SeedOss", head_dim=16)),
-    Architecture(
-        "Exaone4ForCausalLM", "EXAONE 4", "transformers", _small("Exaone4", sliding_window=20)
-    ),
-    Architecture(
-        "Ernie4_5ForCausalLM", "ERNIE 4.5", "transformers", _small("Ernie4_5", head_dim=16)
-    ),
-    Architecture(
-        "Ernie4_5_MoeForCausalLM",
-        "ERNIE 4.5 MoE",
-        "transformers",
-        _small("Ernie4_5_Moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=24),
-    ),
-    Architecture(
-        "HunYuanDenseV1ForCausalLM",
-        "Hunyuan (dense)",
-        "transformers",
-        _small("HunYuanDenseV1", head_dim=16),
-    ),
-    Architecture("ApertusForCausalLM", "Apertus", "transformers", _small("Apertus")),
-    Architecture(
-        "MiniMaxM2ForCausalLM",
-        "MiniMax M2",
-        "transformers",
-        _small("MiniMaxM2", head_dim=16, **LOCAL_EXPERTS),
-    ),
-    Architecture("BitNetForCausalLM", "BitNet b1.58", "transformers", _small("BitNet")),
-    Architecture("CohereForCausalLM", "Command R", "transformers", _small("Cohere")),
-    Architecture(
-        "Cohere2ForCausalLM",
-        "Command R7B, Command A",
-        "transformers",
-        _small("Cohere2", head_dim=12, sliding_window=20),
-    ),
-    Architecture("NemotronForCausalLM", "Nemotron 3 8B", "transformers", _small("Nemotron")),
-    Architecture(
-        "Starcoder2ForCausalLM",
-        "StarCoder 2",
-        "transformers",
-        _small("Starcoder2", sliding_window=20),
-    ),
-    Architecture("GPTNeoXForCausalLM", "Pythia", "transformers", _small("GPTNeoX")),
-    Architecture(
-        "GPT2LMHeadModel",
-        "GPT-2",
-        "transformers",
-        _small("GPT2", n_positions=512, n_embd=48, n_head=4, n_layer=3),
-    ),
-    Architecture("ArceeForCausalLM", "Arcee AFM", "transformers", _small("Arcee")),
-    Architecture("HeliumForCausalLM", "Helium", "transformers", _small("Helium", head_dim=12)),
-    Architecture(
-        "Qwen3VLForConditionalGeneration",
-        "Qwen 3 VL",
-        "C",
-        _native_wrapper(
-            "Qwen3VL",
-            "Qwen3VLText",
-            TINY_QWEN_VISION | {"deepstack_visual_indexes": [0]},
-            {"head_dim": 16},
-        ),
-    ),
-    Architecture(
-        "Qwen2_5_VLForConditionalGeneration",
-        "Qwen 2.5 VL",
-        "C",
-        _native_wrapper(
-            "Qwen2_5_VL",
-            "Qwen2_5_VLText",
-            TINY_QWEN_VISION,
-            {
-                "rope_parameters": {
-                    "rope_theta": 1e4,
-                    "rope_type": "default",
-                    "mrope_section": [2, 3, 3],
-                }
-            },
-        ),
-    ),
-    Architecture(
-        "LlavaForConditionalGeneration",
-        "LLaVA",
-        "C",
-        _native_wrapper("Llava", "Llama", TINY_VISION | {"model_type": "clip_vision_model"}, {}),
-    ),
-    Architecture(
-        "Llama4ForCausalLM",
-        "Llama 4",
-        "refused",
-        _small(
-            "Llama4Text",
-            head_dim=16,
-            num_local_experts=2,
-            intermediate_size_mlp=64,
-            attention_chunk_size=32,
-        ),
-        "layers of type chunked_attention",
-    ),
-    Architecture(
-        "NemotronHForCausalLM",
-        "Nemotron-H, Nemotron Nano 2",
-        "refused",
-        _small(
-            "NemotronH",
-            layers_block_type=["mamba", "attention", "mamba"],
-            mamba_num_heads=6,
-            mamba_head_dim=16,
-            ssm_state_size=8,
-            n_groups=1,
-            chunk_size=16,
-            head_dim=16,
-        ),
-        RECURRENT,
-    ),
-    Architecture(
-        "FalconH1ForCausalLM",
-        "Falcon-H1",
-        "refused",
-        _small("FalconH1", mamba_d_ssm=96, mamba_n_groups=1, **MAMBA),
-        "layers of type hybrid",
-    ),
-    Architecture(
-        "KimiLinearForCausalLM", "Kimi Linear", "refused", _small("KimiLinear"), RECURRENT
-    ),
-    Architecture(
-        "BambaForCausalLM",
-        "Bamba",
-        "refused",
-        _small("Bamba", attn_layer_indices=[1], **MAMBA),
-        RECURRENT,
-    ),
-    Architecture(
-        "JambaForCausalLM",
+    "FalconH1ForCausalLM": _small("FalconH1", mamba_d_ssm=96, mamba_n_groups=1, **MAMBA),
+    "KimiLinearForCausalLM": _small("KimiLinear"),
+    "BambaForCausalLM": _small("Bamba", attn_layer_indices=[1], **MAMBA),
+    "JambaForCausalLM": _small(
         "Jamba",
-        "refused",
-        _small(
-            "Jamba",
-            num_experts=2,
-            attn_layer_period=2,
-            attn_layer_offset=1,
-            use_mamba_kernels=False,
-            mamba_dt_rank=4,
-        ),
-        RECURRENT,
+        num_experts=2,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        use_mamba_kernels=False,
+        mamba_dt_rank=4,
     ),
-    Architecture(
-        "OlmoHybridForCausalLM", "OLMo Hybrid", "refused", _small("OlmoHybrid"), RECURRENT
+    "OlmoHybridForCausalLM": _small("OlmoHybrid"),
+    "MambaForCausalLM": lambda: tf.MambaForCausalLM(
+        tf.MambaConfig(vocab_size=131, hidden_size=32, num_hidden_layers=2, state_size=4)
     ),
-    Architecture(
-        "MambaForCausalLM",
-        "Mamba",
-        "refused",
-        lambda: tf.MambaForCausalLM(
-            tf.MambaConfig(vocab_size=131, hidden_size=32, num_hidden_layers=2, state_size=4)
-        ),
-        "MambaForCausalLM",
+    "BloomForCausalLM": lambda: tf.BloomForCausalLM(
+        tf.BloomConfig(vocab_size=131, hidden_size=32, n_head=2)
     ),
-    Architecture(
-        "BloomForCausalLM",
-        "BLOOM",
-        "refused",
-        lambda: tf.BloomForCausalLM(tf.BloomConfig(vocab_size=131, hidden_size=32, n_head=2)),
-        "BloomForCausalLM",
+    "FalconForCausalLM": _small("Falcon", num_kv_heads=2, new_decoder_architecture=True),
+    "T5ForConditionalGeneration": lambda: tf.T5ForConditionalGeneration(
+        tf.T5Config(vocab_size=131, d_model=32, d_ff=32, num_layers=1, num_heads=2)
     ),
-    Architecture(
-        "FalconForCausalLM",
-        "Falcon",
-        "refused",
-        _small("Falcon", num_kv_heads=2, new_decoder_architecture=True),
-        "its attention cannot be replaced",
-    ),
-    Architecture(
-        "T5ForConditionalGeneration",
-        "T5",
-        "refused",
-        lambda: tf.T5ForConditionalGeneration(
-            tf.T5Config(vocab_size=131, d_model=32, d_ff=32, num_layers=1, num_heads=2)
-        ),
-        "it has an encoder",
-    ),
+}
+
+_RECURRENT = "of 3 layers use softmax attention"
+_FOUND = {
+    "Llama4ForCausalLM": "layers of type chunked_attention",
+    "NemotronHForCausalLM": _RECURRENT,
+    "FalconH1ForCausalLM": "layers of type hybrid",
+    "KimiLinearForCausalLM": _RECURRENT,
+    "BambaForCausalLM": _RECURRENT,
+    "JambaForCausalLM": _RECURRENT,
+    "OlmoHybridForCausalLM": _RECURRENT,
+}
+"""Findings of the loader in refused architectures, which the error has beside the reason."""
+
+ARCHITECTURES = [
+    Architecture(row.name, row.models, row.way, MAKERS[row.name], row.reason, _FOUND.get(row.name))
+    for row in KNOWN_ARCHITECTURES
 ]
-
-
-def to_markdown() -> str:
-    """Render the table for docs/models.md."""
-    lines = ["| architecture | models | runs in |", "|---|---|---|"]
-    for each in ARCHITECTURES:
-        reason = REASONS.get(each.note, each.note)
-        way = f"refused: {reason}" if each.way == "refused" else each.way
-        lines.append(f"| `{each.name}` | {each.models} | {way} |")
-    return "\n".join(lines)
-
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
-
-
-def _update_document() -> None:
-    """Write the table into docs/models.md, in place of the one that is there."""
-    before, _, rest = DOCUMENT.read_text("utf-8").partition("| architecture |")
-    _, _, after = rest.partition("\n\n")
-    DOCUMENT.write_text(f"{before}{to_markdown()}\n\n{after}", "utf-8")
-
-
-if __name__ == "__main__":
-    _update_document()

@@ -209,10 +209,12 @@ _DEEPSEEK = (
     [_BEGIN_OF_SENTENCE, _END_OF_SENTENCE],
     {"bos_token": _BEGIN_OF_SENTENCE, "eos_token": _END_OF_SENTENCE},
 )
+_GLM4_TOKENS = ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
 _MISTRAL: tuple[dict[str, str], list[str]] = ({"bos_token": "<s>", "eos_token": "</s>"}, [])
 PUBLISHED: dict[str, tuple[Sequence[str], dict[str, str], Sequence[str]]] = {
     "apertus": (["<s>"], {"bos_token": "<s>", "eos_token": "<|assistant_end|>"}, []),
     "deepseek_r1": (*_DEEPSEEK, THINK),
+    "deepseek_v3": (*_DEEPSEEK, THINK),
     "deepseek_v3_1": (*_DEEPSEEK, THINK),
     "deepseek_v3_2": (*_DEEPSEEK, THINK),
     "devstral": (["<s>", "</s>", "[ARGS]", "[CALL_ID]"], *_MISTRAL),
@@ -224,12 +226,14 @@ PUBLISHED: dict[str, tuple[Sequence[str], dict[str, str], Sequence[str]]] = {
         {"bos_token": "<bos>", "eos_token": "<turn|>"},
         [],
     ),
+    "glm4_5": (["[gMASK]", "<sop>"], {"eos_token": "<|user|>"}, [*QWEN_TAG_TOKENS, "<arg_key>"]),
     "glm4_6": (["[gMASK]", "<sop>"], {"eos_token": "<|user|>"}, [*QWEN_TAG_TOKENS, "<arg_key>"]),
     "glm4_7": (["[gMASK]", "<sop>"], {"eos_token": "<|user|>"}, [*QWEN_TAG_TOKENS, "<arg_key>"]),
     "gpt_oss": (["<|return|>", "<|call|>"], {"eos_token": "<|return|>"}, []),
     "granite3_3": ([], {"eos_token": "<|end_of_text|>"}, []),
     "granite4": ([], {"eos_token": "<|end_of_text|>"}, QWEN_TAG_TOKENS),
     "kimi_k2": ([], {"eos_token": "<|im_end|>"}, []),
+    "kimi_k2_thinking": ([], {"eos_token": "<|im_end|>"}, THINK),
     "minimax_m2": (
         ["]~!b[", "]~b]", "[e~["],
         {"eos_token": "[e~["},
@@ -254,7 +258,23 @@ PUBLISHED: dict[str, tuple[Sequence[str], dict[str, str], Sequence[str]]] = {
         {"eos_token": "<SPECIAL_12>"},
         THINK,
     ),
-    "phi4_mini": (["<|tool_call|>", "<|/tool_call|>"], {"eos_token": "<|end|>"}, []),
+    "phi4_mini": (
+        ["<|endoftext|>", "<|tool_call|>", "<|/tool_call|>"],
+        {"eos_token": "<|endoftext|>"},
+        [],
+    ),
+    "glm4_9b": (_GLM4_TOKENS, {"eos_token": "<|user|>"}, []),
+    "glm4_0414": (_GLM4_TOKENS, {"eos_token": "<|user|>"}, []),
+    "llama3_2_pythonic": (
+        ["<|begin_of_text|>", "<|python_tag|>"],
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
+        [],
+    ),
+    "llama4_pythonic": (
+        ["<|begin_of_text|>", "<|python_start|>", "<|python_end|>"],
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot|>"},
+        [],
+    ),
 }
 """Model families with their published chat templates (`templates/published`), or with templates of
 their shape: special tokens beside those that the template shows, fields of tokenizer_config.json,

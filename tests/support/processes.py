@@ -134,8 +134,10 @@ class Process:
 
 
 @contextmanager
-def running_process(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Process]:
-    process = Process(*arguments, env=env)
+def running_process(
+    *arguments: str, env: dict[str, str] | None = None, source: Path = ROOT
+) -> Iterator[Process]:
+    process = Process(*arguments, env=env, source=source)
     try:
         yield process
     finally:

@@ -7,6 +7,7 @@ from typing import Any
 
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.transport import SocketClosed
+from continuo.realtime.transport.socket import Account, Unmetered
 from tests.support.event_buffer import EventBuffer
 
 
@@ -25,6 +26,7 @@ class FakeSocket:
         self.peer_reads = asyncio.Event()
         self.peer_reads.set()
         self.closed: tuple[CloseCode, str] | None = None
+        self.account: Account = Unmetered()
 
     async def recv(self) -> str | bytes:
         frame = await self.frames.get()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from continuo.engine.architectures.shapes import AttentionShape, DecoderShape, TensorNames
 from continuo.engine.device.model import AttentionParams, KVShape, LayerMemory, WeightTarget
 from continuo.engine.device.models.layers import (
     ForwardStep,
@@ -17,7 +18,6 @@ from continuo.engine.device.models.layers import (
 )
 from continuo.engine.device.models.operations import AttentionHeads
 from continuo.engine.device.models.rms_norm import RMSNorm
-from continuo.engine.device.models.shapes import AttentionShape, DecoderShape, TensorNames
 
 
 class SelfAttention:

@@ -11,6 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from continuo.engine.architectures.shapes import (
+    AttentionShape,
+    DecoderShape,
+    GatedDeltaNetShape,
+    LayerShape,
+    Mamba2Shape,
+    MixtureShape,
+    ShortConvolutionShape,
+    TensorNames,
+)
 from continuo.engine.device.model import LayerMemory, PagedAttentionFn, StepStates, WeightTarget
 from continuo.engine.device.models import rope
 from continuo.engine.device.models.attention import SelfAttention
@@ -27,16 +37,6 @@ from continuo.engine.device.models.mamba2 import Mamba2
 from continuo.engine.device.models.mixture import Mixture
 from continuo.engine.device.models.operations import PLAIN, Operations
 from continuo.engine.device.models.rms_norm import RMSNorm
-from continuo.engine.device.models.shapes import (
-    AttentionShape,
-    DecoderShape,
-    GatedDeltaNetShape,
-    LayerShape,
-    Mamba2Shape,
-    MixtureShape,
-    ShortConvolutionShape,
-    TensorNames,
-)
 from continuo.engine.device.models.short_convolution import ShortConvolution
 
 PREFIXES = (

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from continuo.engine.architectures.shapes import DecoderShape, GatedDeltaNetShape
 from continuo.engine.device.model import LayerMemory, StateTensor, WeightTarget
 from continuo.engine.device.models.layers import (
     ForwardStep,
@@ -17,7 +18,6 @@ from continuo.engine.device.models.layers import (
     whole_target,
 )
 from continuo.engine.device.models.recurrence import convolve, delta_rule, run_rows
-from continuo.engine.device.models.shapes import DecoderShape, GatedDeltaNetShape
 from continuo.engine.device.models.short_convolution import convolution_targets
 
 NORM_EPS = 1e-6

@@ -7,6 +7,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from continuo.engine.architectures.shapes import DecoderShape, MixtureShape, TensorNames
 from continuo.engine.device.model import WeightTarget
 from continuo.engine.device.models.layers import (
     Linear,
@@ -16,7 +17,6 @@ from continuo.engine.device.models.layers import (
 )
 from continuo.engine.device.models.mixture import Mixture
 from continuo.engine.device.models.rms_norm import RMSNorm
-from continuo.engine.device.models.shapes import DecoderShape, MixtureShape, TensorNames
 
 
 class LayerInputs:

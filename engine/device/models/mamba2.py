@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from continuo.engine.architectures.shapes import DecoderShape, Mamba2Shape
 from continuo.engine.device.model import LayerMemory, StateTensor, WeightTarget
 from continuo.engine.device.models.layers import (
     ForwardStep,
@@ -16,7 +17,6 @@ from continuo.engine.device.models.layers import (
     whole_target,
 )
 from continuo.engine.device.models.recurrence import convolve, run_rows, selective_scan
-from continuo.engine.device.models.shapes import DecoderShape, Mamba2Shape
 from continuo.engine.device.models.short_convolution import convolution_targets
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from continuo.engine.architectures.shapes import MixtureShape, TensorNames
 from continuo.engine.device.model import WeightTarget
 from continuo.engine.device.models.layers import (
     GatedMlp,
@@ -19,7 +20,6 @@ from continuo.engine.device.models.layers import (
     whole_target,
 )
 from continuo.engine.device.models.operations import Operations
-from continuo.engine.device.models.shapes import MixtureShape, TensorNames
 
 
 class Mixture:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from continuo.engine.architectures.shapes import DecoderShape, ShortConvolutionShape
 from continuo.engine.device.model import LayerMemory, StateTensor, WeightTarget
 from continuo.engine.device.models.layers import ForwardStep, Linear, prefix_names, whole_target
 from continuo.engine.device.models.recurrence import convolve, run_rows
-from continuo.engine.device.models.shapes import DecoderShape, ShortConvolutionShape
 
 
 class ShortConvolution:

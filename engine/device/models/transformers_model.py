@@ -28,6 +28,7 @@ from transformers import (
     AutoModelForImageTextToText,
 )
 
+from continuo.engine.architectures.refusals import quantized_checkpoint, unsupported_architecture
 from continuo.engine.batch import Batch, BatchRow, SampleParams
 from continuo.engine.device import step_inputs
 from continuo.engine.device.attention.sdpa_backend import ReferenceBackend
@@ -40,7 +41,6 @@ from continuo.engine.device.model import (
     StepStates,
 )
 from continuo.engine.device.models import rope
-from continuo.engine.device.refusals import quantized_checkpoint, unsupported_architecture
 from continuo.engine.errors import ModelError, first_line
 
 ATTENTION_NAME = "continuo_paged"

@@ -42,6 +42,7 @@ typedef struct {
 #define GROUP_BINS 32          /* bins whose weights are also added up; a multiple of LANES */
 #define SORTED_MAX 64          /* candidates of a bin that are sorted */
 #define BLOCK_IDS (16 * LANES) /* ids whose weights are added in fp32, and skipped together */
+#define BOUNDED_K_MAX 128      /* largest top-k whose candidates are bounded from the maxima */
 #define CHAINS 4               /* vectors that are compared side by side, against latency */
 #define TAIL_SHARE (1.0 / 16)  /* see draw_at_random */
 #define EXP_MIN (-87.0f)       /* vec_exp is 0 below */
@@ -102,7 +103,7 @@ static inline ivec lane_numbers(void) {
 }
 
 /* The smallest logit that is not -inf, and the largest; both NaN if a logit is NaN. `maxima`:
-   receives, for each block, a vector of which one lane is its largest logit. */
+   receives, for each block, a vector of which each lane is the largest logit of ids of its own. */
 static Range find_range(const float *logits, int64_t size, vec *maxima) {
     vec low = broadcast(INFINITY), high = broadcast(-INFINITY);
     ivec is_nan = {0};
@@ -324,6 +325,24 @@ static int precedes(const Cut *a, const Cut *b) {
     return a->logit > b->logit || (a->logit == b->logit && a->id < b->id);
 }
 
+/* A lower bound of the k-th largest logit, k at most BOUNDED_K_MAX: the k-th largest lane of the
+   maxima, each of which is another logit. */
+static float bound_kth_logit(const Candidates *row, int64_t k) {
+    float largest[BOUNDED_K_MAX]; /* in descending order */
+    for (int64_t n = 0; n < k; n++) largest[n] = -INFINITY;
+    for (int64_t block = 0; block * BLOCK_IDS < row->size; block++) {
+        const vec maxima = row->maxima[block];
+        uint32_t lanes = lane_bits(maxima > largest[k - 1]);
+        for (; lanes; lanes &= lanes - 1) {
+            const float logit = maxima[__builtin_ctz(lanes)];
+            int64_t n = k - 1;
+            for (; n > 0 && largest[n - 1] < logit; n--) largest[n] = largest[n - 1];
+            if (logit > largest[n]) largest[n] = logit;
+        }
+    }
+    return largest[k - 1];
+}
+
 /* Draw at random from finite logits of which `max` is the largest. */
 static int64_t draw_at_random(const Sampling *sampling, const float *logits, int64_t size,
                               Range range, const vec *maxima) {
@@ -344,7 +363,11 @@ static int64_t draw_at_random(const Sampling *sampling, const float *logits, int
     Cut kept = {row.low, size, INFINITY};
     if (0 < sampling->top_k && sampling->top_k < size) {
         row.has_unit_weights = 1;
-        fill_histogram(&histogram, &row, low, max);
+        if (sampling->top_k <= BOUNDED_K_MAX) {
+            const float bound = bound_kth_logit(&row, sampling->top_k);
+            row.low = bound > row.low ? bound : row.low;
+        }
+        fill_histogram(&histogram, &row, low > row.low ? low : row.low, max);
         const double target = sampling->top_k - 0.5;
         const Cut by_k = select_candidate(&row, &histogram, target);
         row.has_unit_weights = 0;

@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.models.attention import SelfAttention
-from continuo.engine.device.models.decoder import Decoder, DecoderLayer
-from continuo.engine.device.models.gated_delta_net import GatedDeltaNet
-from continuo.engine.device.models.layers import ACTIVATIONS, GELU_TANH, GatedMlp, Linear
-from continuo.engine.device.models.mixture import Mixture
-from continuo.engine.device.models.shapes import (
+from continuo.engine.architectures.shapes import (
     AttentionShape,
     DecoderShape,
     GatedDeltaNetShape,
@@ -31,6 +25,12 @@ from continuo.engine.device.models.shapes import (
     MlpShape,
     ShortConvolutionShape,
 )
+from continuo.engine.device.kv_pool import KVPool
+from continuo.engine.device.models.attention import SelfAttention
+from continuo.engine.device.models.decoder import Decoder, DecoderLayer
+from continuo.engine.device.models.gated_delta_net import GatedDeltaNet
+from continuo.engine.device.models.layers import ACTIVATIONS, GELU_TANH, GatedMlp, Linear
+from continuo.engine.device.models.mixture import Mixture
 from continuo.engine.device.models.short_convolution import ShortConvolution
 from continuo.engine.device.native.quantized_panels import PANEL_ROWS, format_number, pack
 

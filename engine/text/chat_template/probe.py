@@ -164,7 +164,18 @@ class TemplateProbe:
         closing = _common_prefix(
             [tail, *(_text_after_probe(text, role) for text in following if text is not None)]
         )
+        closing = closing[: self._find_token_start(tail, len(closing))]
         return closing, tail[len(closing) :]
+
+    def _find_token_start(self, text: str, at: int) -> int:
+        """Return where the added token that contains the offset `at` begins; `at` if it is in
+        none."""
+        start = 0
+        for piece, id in self._tokenizer.split_added_tokens(text):
+            if id is not None and start < at < start + len(piece):
+                return start
+            start += len(piece)
+        return at
 
     def _find_opening(self) -> str:
         """Find the text that opens every user message, the first and later ones. Returns "" if the

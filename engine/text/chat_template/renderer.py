@@ -8,8 +8,10 @@ import hashlib
 import json
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
+
+import msgspec
 
 from continuo.engine.resident_cache import ResidentCache
 from continuo.engine.text.chat_template.jinja_program import JinjaProgram, TemplateRefused
@@ -19,7 +21,10 @@ from continuo.engine.text.chat_template.reasoning_probe import (
     probe_reasoning_key,
     probe_switch,
 )
-from continuo.engine.text.chat_template.tool_format_probe import detect_format
+from continuo.engine.text.chat_template.tool_format_probe import (
+    detect_format,
+    find_instructed_format,
+)
 from continuo.engine.text.output_channels import (
     HARMONY_REASONING,
     ReasoningFormat,
@@ -58,6 +63,18 @@ _PLAIN_CALL: dict[str, Any] = {
 }
 
 
+_SystemTools = Callable[[Sequence[ToolDefinition]], object]
+
+
+def _write_functions(tools: Sequence[ToolDefinition]) -> str:
+    return json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+
+
+_SYSTEM_TOOLS: tuple[_SystemTools, ...] = (_write_functions, list)
+"""How templates take tools as a field of the system message: the functions as JSON text, such as
+that of Phi-4-mini, or the definitions, such as that of GLM-4 9B."""
+
+
 class _ToolsKey:
     """The tools of one conversation as a cache key. Two keys are equal if their tools are the same
     objects."""
@@ -94,7 +111,11 @@ class TemplateRenderer:
         """Format that the tools in the system message ask for, because the template shows none."""
         self._written_calls: ToolFormat | None = None
         """Format in which calls are written into messages, because the template leaves them
-        out."""
+        out, or writes them otherwise than its instructions ask."""
+        self._system_tools: _SystemTools | None = None
+        """How the template takes tools as a field of the system message. None: it does not."""
+        self._result_role = "tool"
+        """The role under which the template takes results of calls: in GLM-4's, `observation`."""
         self._writes_results = False
         """Whether results of calls become messages of the user, because the template has no
         others."""
@@ -106,6 +127,8 @@ class TemplateRenderer:
         )
         self.mark_lookalikes = tokenizer.mark_lookalikes
         self._needs_short_ids = False
+        self._needs_json_arguments = False
+        self._needs_named_ids = False
         self.reasoning_switch = probe_switch(self._render_plain)
         self._reasoning_key = probe_reasoning_key(self._render_plain, _PLAIN_CALL)
         """The key of a message under which the template takes reasoning. None: none, so that
@@ -119,12 +142,19 @@ class TemplateRenderer:
         self._needs_folded_system = self.try_render([system, user]) is None
         """Whether the template has no system role, so that system text is put into the first user
         message."""
+        self._needs_json_arguments = self._probe_json_arguments(user)
+        """Whether the template takes the arguments of a call as JSON text alone, such as that of
+        DeepSeek V3."""
         call = ToolCall(name="c", arguments="{}", id="call_of_any_length")
         self._needs_short_ids = (
             self.try_render([user, ChatMessage(role="assistant", tool_calls=(call,))]) is None
         )
         """Whether the template enforces a length of call ids, so that an id of another length is
         rendered as a digest of the right length."""
+        self._needs_named_ids = self._probe_named_ids(user)
+        """Whether the template writes the id of a call in place of its name, such as that of Kimi
+        K2 Thinking, so that ids must be `functions.NAME:N`, where N counts the calls of the
+        conversation from 0."""
         self.tool_format = self._detect_tool_format(tokenizer)
         """The syntax of tool calls; None if the template renders calls in an unknown syntax."""
         self._renderings.clear()
@@ -169,6 +199,20 @@ class TemplateRenderer:
         split = self._tokenizer.split_added_tokens
         return probe_reasoning_format(self._render_plain, self._reasoning_key, split) or known
 
+    def _probe_json_arguments(self, user: ChatMessage) -> bool:
+        call = ToolCall(name="c", arguments="{}", id=_PLAIN_CALL["id"])
+        messages = [user, ChatMessage(role="assistant", tool_calls=(call,))]
+        if self.try_render(messages) is not None:
+            return False
+        self._needs_json_arguments = True
+        return self.try_render(messages) is not None
+
+    def _probe_named_ids(self, user: ChatMessage) -> bool:
+        call = ToolCall(name=PROBE_TOOL["function"]["name"], arguments="{}", id=_PLAIN_CALL["id"])
+        text = self.try_render([user, ChatMessage(role="assistant", tool_calls=(call,))]) or ""
+        self._renderings.clear()
+        return call.name not in text and call.id in text
+
     def _detect_tool_format(self, tokenizer: Tokenizer) -> ToolFormat | None:
         """Detect the syntax of calls, and what of tools the template leaves out."""
         user, name = ChatMessage(role="user", content="a"), PROBE_TOOL["function"]["name"]
@@ -177,21 +221,47 @@ class TemplateRenderer:
         result = ChatMessage(role="tool", content="zq9result9qz", tool_call_id=call.id)
         prompt = self.try_render([user], [PROBE_TOOL]) or ""
         shows_tools = name in prompt
+        if not shows_tools:
+            self._system_tools = self._probe_system_tools(user)
+            prompt = self.try_render([user], [PROBE_TOOL]) or ""
+            shows_tools = self._system_tools is not None
         bare: ToolDefinition = {"type": "function", "function": {"name": name, "parameters": {}}}
         self._needs_whole_tools = self.try_render([user], [bare]) is None
         renders_calls = name in (self.try_render([user, answer]) or "")
-        self._writes_results = result.content not in (self.try_render([user, answer, result]) or "")
-        found = detect_format(
-            self.try_render,
-            prompt if shows_tools else "",
-            lambda text: tokenizer.id_of(text) is not None,
-        )
+
+        def is_token(text: str) -> bool:
+            return tokenizer.id_of(text) is not None
+
+        if not (
+            is_token("<|observation|>")
+            and self._shows_result([user, answer, result], "observation")
+        ):
+            self._writes_results = not self._shows_result([user, answer, result], "tool")
+        found = detect_format(self.try_render, prompt if shows_tools else "", is_token)
         if not renders_calls:
             found = self._written_calls = found or HERMES
+        elif found is None:
+            found = self._written_calls = find_instructed_format(prompt, is_token)
         if not shows_tools and found is not None and not found.is_harmony:
             self._written_tools = found
         self._renderings.clear()
         return found
+
+    def _probe_system_tools(self, user: ChatMessage) -> "_SystemTools | None":
+        name = PROBE_TOOL["function"]["name"]
+        for form in _SYSTEM_TOOLS:
+            self._system_tools = form
+            self._renderings.clear()
+            if name in (self.try_render([user], [PROBE_TOOL]) or ""):
+                return form
+        self._renderings.clear()
+        return None
+
+    def _shows_result(self, messages: Sequence[ChatMessage], role: str) -> bool:
+        """Whether the template renders the last message, a result, as a message of `role`."""
+        self._result_role = role
+        self._renderings.clear()
+        return messages[-1].content in (self.try_render(messages) or "")
 
     def render(
         self,
@@ -211,12 +281,20 @@ class TemplateRenderer:
 
     def _render(self, messages: tuple[ChatMessage, ...], tools: _ToolsKey, *, prompt: bool) -> str:
         definitions = [self._to_template_tool(tool) for tool in tools.tools]
+        if self._needs_named_ids:
+            messages = _name_call_ids(messages)
         if self._writes_results:
             messages = tuple(map(_to_user_message, messages))
         if self._written_tools is not None:
             messages, definitions = self._write_tools(messages, tools.tools), []
+        plain = [self._to_template_message(message) for message in self._fold_system(messages)]
+        if self._system_tools is not None and definitions:
+            if not plain or plain[0]["role"] != "system":
+                plain.insert(0, {"role": "system", "content": ""})
+            plain[0]["tools"] = self._system_tools(definitions)
+            definitions = []
         return self._program.render(
-            [self._to_template_message(message) for message in self._fold_system(messages)],
+            plain,
             definitions,
             add_generation_prompt=prompt,
             options=self._options,
@@ -260,7 +338,7 @@ class TemplateRenderer:
     def _to_template_message(self, message: ChatMessage) -> dict[str, Any]:
         """Convert a message to the dictionary that templates expect."""
         plain: dict[str, Any] = {
-            "role": message.role,
+            "role": self._result_role if message.role == "tool" else message.role,
             "content": self.mark_lookalikes(message.content),
         }
         if message.reasoning:
@@ -299,10 +377,10 @@ class TemplateRenderer:
         return cast(ToolDefinition, self._mark_strings(tool))
 
     def _to_template_call(self, call: ToolCall) -> dict[str, Any]:
-        function = {
-            "name": self.mark_lookalikes(call.name),
-            "arguments": self._mark_strings(_parse_arguments(call)),
-        }
+        arguments = self._mark_strings(_parse_arguments(call))
+        if self._needs_json_arguments and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        function = {"name": self.mark_lookalikes(call.name), "arguments": arguments}
         return {
             "type": "function",
             "id": self.mark_lookalikes(self._to_template_call_id(call.id)),
@@ -330,6 +408,24 @@ def _to_user_message(message: ChatMessage) -> ChatMessage:
     if message.role != "tool":
         return message
     return ChatMessage(role="user", content=write_tool_result(message.content))
+
+
+def _name_call_ids(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """Give each call the id `functions.NAME:N`, and each result the id of its call."""
+    ids: dict[str, str] = {}
+    named: list[ChatMessage] = []
+    count = 0
+    for message in messages:
+        calls: list[ToolCall] = []
+        for call in message.tool_calls:
+            ids[call.id] = f"functions.{call.name}:{count}"
+            calls.append(msgspec.structs.replace(call, id=ids[call.id]))
+            count += 1
+        result_id = ids.get(message.tool_call_id, message.tool_call_id)
+        named.append(
+            msgspec.structs.replace(message, tool_calls=tuple(calls), tool_call_id=result_id)
+        )
+    return tuple(named)
 
 
 def _parse_arguments(call: ToolCall) -> object:

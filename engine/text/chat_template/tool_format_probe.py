@@ -9,11 +9,16 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from continuo.engine.text.chat_template.message import ChatMessage, ToolCall
 from continuo.engine.text.tool_arguments import JsonScanner
 from continuo.engine.text.tool_format import (
     HARMONY,
     LLAMA3,
+    PYTHONIC,
+    PYTHONIC_INSTRUCTION,
+    PYTHONIC_MARKERS,
     UNRENDERED,
     Arguments,
     JsonArguments,
@@ -45,6 +50,16 @@ _MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]|[^\s\[({]+")
 _MISTRAL_ARGS, _MISTRAL_CALL_ID = "[ARGS]", "[CALL_ID]"
 """Mistral's models write an id even where their templates leave it out."""
 _TAG_END = re.compile(r'[>\]})"\s]')
+
+
+def find_instructed_format(tool_prompt: str, is_token: Callable[[str], bool]) -> ToolFormat | None:
+    """Find the syntax that the instructions ask for, where the template renders calls otherwise.
+    `tool_prompt`: what the template shows the model about a tool. Returns None if they ask for none
+    that is known."""
+    if PYTHONIC_INSTRUCTION not in tool_prompt:
+        return None
+    marker = next((token for token in PYTHONIC_MARKERS if is_token(token)), PYTHONIC.marker)
+    return msgspec.structs.replace(PYTHONIC, marker=marker)
 
 
 def detect_format(

@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple, cast
 
 import msgspec
 
-from continuo.engine import BUNDLED_MODEL
+from continuo.engine import BUNDLED_MODEL, parse_bytes
 from continuo.realtime.errors import SetupError
 
-OptionKind = Literal["text", "integer", "number", "switch", "list"]
+OptionKind = Literal["text", "integer", "number", "bytes", "switch", "list"]
 OptionValue = str | int | float | bool | list[str]
 ENVIRONMENT_PREFIX = "CONTINUO_"
 _OTHER_VARIABLES = {"CONTINUO_CONFIG", "CONTINUO_URL"}
@@ -69,6 +69,7 @@ class SourcedValue(NamedTuple):
 _text = partial(Option, "text")
 _integer = partial(Option, "integer")
 _number = partial(Option, "number")
+_bytes = partial(Option, "bytes")
 _switch = partial(Option, "switch")
 _list = partial(Option, "list")
 
@@ -115,10 +116,10 @@ OPTIONS: tuple[Option, ...] = (
             "num-gpu-blocks-override PAGES",
             "KV pages in the pool (default: as many as --kv-cache-memory-bytes holds)",
         ),
-        _integer(
-            "kv-cache-memory-bytes BYTES",
-            "bytes of the KV pool, on a CPU taken as they are used (default: a share of the free "
-            "device memory)",
+        _bytes(
+            "kv-cache-memory-bytes SIZE",
+            "memory of the KV pool, in bytes or as 2GiB, on a CPU taken as it is used (default: a "
+            "share of the free device memory)",
         ),
         _number(
             "kv-offloading-size GIB",
@@ -288,7 +289,7 @@ OPTIONS: tuple[Option, ...] = (
         _text(
             "otlp-traces-endpoint URL",
             "URL of an OpenTelemetry collector for traces, as http://localhost:4318/v1/traces; "
-            "needs the extra continuo-server[otel] (default: none, no traces)",
+            "needs the extra otel (default: none, no traces)",
         ),
         _text(
             "log-level",
@@ -400,9 +401,18 @@ def _add(add: Callable[..., object], option: Option) -> None:
             add(flag, type=int, metavar=option.metavar, help=text)
         case "number":
             add(flag, type=float, metavar=option.metavar, help=text)
+        case "bytes":
+            add(flag, type=_parse_bytes_argument, metavar=option.metavar, help=text)
         case "text":
             choices, metavar = option.choices or None, option.metavar or None
             add(flag, choices=choices, metavar=metavar, help=text)
+
+
+def _parse_bytes_argument(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, OptionValue]:
@@ -446,6 +456,8 @@ def _parse(option: Option, text: str, where: str) -> OptionValue:
                 return int(text) if option.kind == "integer" else float(text)
             except ValueError:
                 raise SetupError(f"{where}: '{text}' is not a valid {option.kind}") from None
+        case "bytes":
+            return _check(option, text, where)
 
 
 def _check(option: Option, value: object, where: str) -> OptionValue:
@@ -453,11 +465,17 @@ def _check(option: Option, value: object, where: str) -> OptionValue:
         "text": str,
         "integer": int,
         "number": float,
+        "bytes": int,
         "switch": bool,
         "list": list[str],
     }
     if option.kind == "list" and isinstance(value, str):
         value = [value]
+    if option.kind == "bytes" and type(value) is not int:
+        try:
+            value = parse_bytes(str(value))
+        except ValueError as error:
+            raise SetupError(f"{where}: {error}") from None
     try:
         found = cast(OptionValue, msgspec.convert(value, cast(type, types[option.kind])))
     except msgspec.ValidationError:

@@ -1,6 +1,7 @@
 """HTTP connections of uvicorn, with bounds on unfinished requests.
 
 request that stays incomplete     aborted: head after HEAD_TIMEOUT_S, body after BODY_TIMEOUT_S
+connection that costs too much    refused with 408 or 429 (`account`)
 head or trailers over a limit     refused with 414 or 431, by bytes and by lines
 unfinished requests over budget   the largest is refused with 503 (`incoming_budget`)
 input after a refusal             read and discarded for LINGER_S, at most LINGER_BYTES_MAX
@@ -11,12 +12,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NoReturn, cast
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from websockets import http11
 
 from continuo.realtime.server import replies
+from continuo.realtime.server.hardening.account import SHARE_MAX, WINDOW_S, LoopAccount
 from continuo.realtime.server.hardening.guards import (
     LINGER_S,
     Lingerer,
@@ -102,6 +104,7 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
+        self.account = LoopAccount()
         self.flow = self._flow = _Flow(transport)
         self._arm(HEAD_TIMEOUT_S)
 
@@ -117,6 +120,8 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
             self._charge_head(self._head_bytes + self.unread_bytes)
 
     def parse_slice(self) -> bool:
+        if self.account.is_exceeded and self._refusal is None:
+            self._refuse_costly()
         self._read(self._take_slice())
         if not self._unread:
             self._flow.release_reading()
@@ -258,7 +263,8 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
         self._current_cycle = cycle
         transport = _CycleTransport(self.transport, self._close_after_response)
         cycle.transport = transport  # type: ignore[assignment]  # uvicorn uses only these two methods
-        super()._start_asgi_task(cycle, cast("Any", partial(_run_and_release, app)))
+        timed = partial(self.account.timed, _run_and_release, self.account, app)
+        super()._start_asgi_task(cycle, cast("Any", timed))
 
     def _close_after_response(self) -> None:
         """Close the connection after a response. If the request's body is still arriving, use a
@@ -289,13 +295,24 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
         message = f"The server holds {limit:,} bytes of unfinished requests, its limit. Try again."
         self._refuse(503, "server_busy", message)
 
+    def _refuse_costly(self) -> None:
+        """Refuse a connection that uses too much time without a request that succeeds."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        is_incomplete = cycle is None or cycle.more_body
+        message = (
+            f"The connection has used over {SHARE_MAX:.0%} of the server's time for {WINDOW_S:g} s "
+            "without a request that succeeds."
+        )
+        security_log.report("costly_connection", self.client)
+        self._refuse(408 if is_incomplete else 429, code="costly_connection", message=message)
+
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Refuse the request being parsed: once earlier responses of the connection are complete,
         send an error response and close the connection."""
         if self._refusal is not None or self.transport.is_closing():
             return
         response = replies.error_response(status, code, message)
-        if status == 503:
+        if status in (429, 503):
             response.headers["Retry-After"] = str(RETRY_AFTER_S)
         self._refusal = encode_last_response(response)
         self._disarm()
@@ -369,9 +386,21 @@ def _disconnect(cycle: RequestResponseCycle) -> None:
     cycle.message_event.set()
 
 
-async def _run_and_release(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+async def _run_and_release(
+    account: LoopAccount, app: ASGIApp, scope: Scope, receive: Receive, send: Send
+) -> None:
+    succeeds = False
+
+    async def send_and_credit(message: Message) -> None:
+        nonlocal succeeds
+        if message["type"] == "http.response.start":
+            succeeds = message["status"] < 400
+        if succeeds:
+            account.credit()
+        await send(message)
+
     try:
-        await app(scope, receive, send)
+        await app(scope, receive, send_and_credit)
     finally:
         release_share(scope)
 

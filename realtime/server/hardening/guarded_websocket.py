@@ -3,8 +3,9 @@
 message that stays incomplete     closed after MESSAGE_TIMEOUT_S
 message of too many fragments     closed over FRAGMENTS_MAX
 many small messages in one read   parsed a slice at a time, each when the last is consumed
-many frames in one read           parsed in read turns (`read_turns`); only the last ping of a slice
-                                  is answered
+connection that costs too much    closed with 1008 (`account`)
+many frames in one read           parsed in read turns (`read_turns`); the last
+                                  PONGS_PER_SLICE_MAX pings of a slice are answered
 unfinished messages over budget   connection of the largest closed with 1013 (`incoming_budget`)
 input after our close frame       read and discarded for LINGER_S, at most LINGER_BYTES_MAX
 session ended, client not reading aborted, because unsent bytes would keep the socket open
@@ -24,16 +25,21 @@ from websockets.protocol import State
 
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.server import replies
+from continuo.realtime.server.hardening.account import SHARE_MAX, WINDOW_S, LoopAccount
 from continuo.realtime.server.hardening.guards import (
     LINGER_S,
-    SLICE_BYTES,
     Lingerer,
     PausedReading,
     UnreadInput,
     encode_last_response,
 )
 from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
-from continuo.realtime.transport.socket import PING_EXTENSION, SEND_NOW_EXTENSION
+from continuo.realtime.server.security_log import security_log
+from continuo.realtime.transport.socket import (
+    ACCOUNT_EXTENSION,
+    PING_EXTENSION,
+    SEND_NOW_EXTENSION,
+)
 
 MESSAGE_TIMEOUT_S = 60.0
 """Maximum time in seconds for an incomplete message to become complete, else close 1008. The time
@@ -47,9 +53,8 @@ smaller fragments, the objects that hold the payload take more memory than the p
 UNCHARGED_BYTES = 4 * 1024
 """Connections with at most this many waiting bytes are not charged to the incoming budget, so that
 ordinary messages need no bookkeeping."""
-MESSAGES_PER_TURN = 4
-"""Messages already queued that the application receives before it waits for a read turn: as many as
-a client sends at once to ask something, so that only floods wait."""
+PONGS_PER_SLICE_MAX = 16
+"""Maximum number of pings in one slice that are answered: the last ones."""
 _MEDIUM_FRAME_HEAD, _LONG_FRAME_HEAD = struct.Struct("!BBH"), struct.Struct("!BBQ")
 """Layouts of the head of a frame whose payload length has 16 bits, and 64 bits."""
 _PONG = b"\x8a"
@@ -90,9 +95,6 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
     _received_bytes = 0
     """Size of the message that the application received last, in bytes; 0 once it has called
     `receive` for the next one."""
-    _messages_since_turn = 0
-    """Number of messages that the application has received since its last read turn, each of which
-    was queued already."""
     _deadline: asyncio.TimerHandle | None = None
     """Timer of MESSAGE_TIMEOUT_S; set while a message is incomplete and reading is not paused."""
     _pong: bytes = b""
@@ -103,6 +105,7 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._queued_message_bytes = deque()
+        self.account = LoopAccount()
         super().connection_made(transport)
 
     def handle_connect(self, event: Request) -> None:
@@ -114,6 +117,7 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
             extensions = self.scope.setdefault("extensions", {})
             extensions[SEND_NOW_EXTENSION] = {"write": self.send_now}
             extensions[PING_EXTENSION] = {"ask": self.ping}
+            extensions[ACCOUNT_EXTENSION] = {"account": self.account}
 
     def send_now(self, frames: Sequence[bytes]) -> bool:
         """Cork text frames, to be written at the end of this round of the event loop. Returns
@@ -181,19 +185,17 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
             super().handle_pong(event)
 
     def handle_ping(self) -> None:
-        """Send the pong to the last ping of a slice (RFC 6455, 5.5.3). While the client does not
-        read, keep it for later."""
+        """Send the pongs to the last pings of a slice (RFC 6455, 5.5.3, requires only the last).
+        While the client does not read, keep the last one for later."""
+        pongs: list[bytes] = []
         others: list[bytes] = []
-        for sent in self.conn.data_to_send():
-            if sent.startswith(_PONG):
-                self._pong = sent
-            else:
-                others.append(sent)
-        if self.writable.is_set() and self._pong:
-            self.transport.write(self._pong)
-            self._pong = b""
-        if others:  # the answer to a close frame
-            self.transport.write(b"".join(others))
+        for encoded in self.conn.data_to_send():
+            (pongs if encoded.startswith(_PONG) else others).append(encoded)
+        if pongs and not self.writable.is_set():
+            self._pong = pongs.pop()
+            pongs.clear()
+        if pongs or others:  # others: the answer to a close frame
+            self.transport.write(b"".join((*pongs[-PONGS_PER_SLICE_MAX:], *others)))
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -242,6 +244,8 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
         """Parse one slice of the unread bytes, unless a message is queued for the application: a
         small message takes thirty times its size once it is parsed. After the close frame was sent,
         messages are discarded. Returns whether another slice can be parsed."""
+        if self.account.is_exceeded:
+            self._fail_costly()
         if self._unread and self._may_parse:
             self._read(self._take_slice())
         if not self._unread:
@@ -313,17 +317,19 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
 
     async def receive(self) -> Any:
         """Return the next message. The call means that the application has finished with the
-        previous one, whose bytes are released from the budget."""
+        previous one, whose bytes are released from the budget. Waits for a turn if messages are
+        queued and the connection has used its turn."""
         self._received_bytes = 0
         if self._share is not None:
             self._update_charge()
+        if self.account.is_exceeded:
+            self._fail_costly()
         if self.queue.empty():
-            self._messages_since_turn = 0
-        elif self._messages_since_turn < MESSAGES_PER_TURN and self._queued_bytes < SLICE_BYTES:
-            self._messages_since_turn += 1
-        else:
+            if not self._unread:
+                self.account.begin_turn()
+        elif self.account.turn_used_s >= self.read_turns.turn_s:
             await self.read_turns.wait(self._queued_bytes + self.unread_bytes)
-            self._messages_since_turn = 0
+            self.account.begin_turn()
         message = await self.queue.get()
         if message["type"] == "websocket.receive":
             self._received_bytes = self._queued_message_bytes.popleft()
@@ -357,6 +363,16 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
         self._deadline = None
         self._fail(
             CloseCode.POLICY_VIOLATION, f"a message took over {MESSAGE_TIMEOUT_S:g} s to arrive"
+        )
+
+    def _fail_costly(self) -> None:
+        if self._is_lingering or self.transport.is_closing():
+            return
+        security_log.report("costly_connection", self.client)
+        self._fail(
+            CloseCode.POLICY_VIOLATION,
+            f"over {SHARE_MAX:.0%} of the server's time for {WINDOW_S:g} s without an event "
+            "executed",
         )
 
     def _fail(self, code: CloseCode, reason: str) -> None:

@@ -6,6 +6,7 @@ from typing import ClassVar
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from continuo.realtime.server.hardening.account import LoopAccount
 from continuo.realtime.server.hardening.read_turns import ReadTurns
 
 SLICE_BYTES = 2 * 1024
@@ -48,7 +49,9 @@ class UnreadInput:
     """Mixin for a protocol whose received bytes are parsed in read turns. Bytes that wait for a
     turn stay here, and reading is paused meanwhile."""
 
+    transport: asyncio.Transport
     read_turns: ClassVar[ReadTurns]
+    account: LoopAccount
     _unread: bytes = b""
     _unread_start = 0
     """Number of the bytes in `_unread` that are parsed."""
@@ -66,6 +69,15 @@ class UnreadInput:
     def parse_slice(self) -> bool:
         """Parse one slice of the unread bytes. Returns whether another one can be parsed."""
         raise NotImplementedError
+
+    def begin_turn(self) -> None:
+        self.account.begin_turn()
+
+    def spend(self, seconds: float) -> None:
+        self.account.spend(seconds)
+
+    def abort(self) -> None:
+        self.transport.abort()
 
     def _receive(self, data: bytes, least_s: float = 0.0) -> None:
         """Parse the bytes of a read, now or in later turns. `least_s`: `ReadTurns.submit`."""

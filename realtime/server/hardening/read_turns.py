@@ -11,6 +11,10 @@ wait for ever.
 
 Ordinary input does not wait: a small read is parsed at once while such reads have taken less than
 half of the time lately.
+
+The clock is that of the wall: what a bystander waits for includes the time in which the processor
+or the interpreter lock is another's, and to read the clock of a thread can take as long as to parse
+a small message.
 """
 
 import asyncio
@@ -20,9 +24,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 TURN_S = 0.001
-"""Thread time of a turn in seconds; it ends with the slice in which it reaches this."""
+"""Time of a turn in seconds; it ends with the slice in which it reaches this."""
 ROUND_S = 0.004
-"""Thread time of the turns of a round in seconds, and the longest that reads are parsed at once."""
+"""Time of the turns of a round in seconds, and the longest that reads are parsed at once."""
 SHARE_AT_ONCE = 0.5
 """Share of the time in which reads may be parsed at once, on average."""
 ITERATIONS_PER_ROUND = 3
@@ -44,29 +48,37 @@ class Reader(Protocol):
         """Parse one slice of the unread bytes. Returns whether another one can be parsed."""
         ...
 
+    def begin_turn(self) -> None:
+        """Note that a turn was granted in a round."""
+        ...
+
+    def spend(self, seconds: float) -> None:
+        """Charge the time of a turn."""
+        ...
+
+    def abort(self) -> None:
+        """Close the connection after a fault of its parser."""
+        ...
+
 
 class ReadTurns:
-    """The readers of one server process that wait for a turn.
-
-    `clock`: thread time in seconds, of turns and rounds. `wall_clock`: time in seconds, of pauses.
-    """
+    """The readers of one server process that wait for a turn. `clock`: time in seconds."""
 
     def __init__(
         self,
         turn_s: float = TURN_S,
         round_s: float = ROUND_S,
-        clock: Callable[[], float] = time.thread_time,
-        wall_clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.turn_s = turn_s
         self._round_s = round_s
-        self._clock, self._wall_clock = clock, wall_clock
+        self._clock = clock
         self._waiting: dict[Reader, int] = {}
         """Class of each reader that waits, the oldest first."""
         self._classes: list[dict[Reader, float]] = [{} for _ in range(_CLASSES)]
         """The readers of each class, the oldest first, with the least time of their turn."""
         self._scheduled = False
-        self._left_s, self._refilled_s = round_s, wall_clock()
+        self._left_s, self._refilled_s = round_s, clock()
         """Token bucket of the reads that are parsed at once: seconds left, and when that was."""
         self._context = contextvars.Context()
         """Context of rounds: one that is begun by a request must not run in the request's."""
@@ -97,7 +109,7 @@ class ReadTurns:
             self._remove(reader)
 
     def _may_parse_at_once(self, reader: Reader) -> bool:
-        now_s = self._wall_clock()
+        now_s = self._clock()
         refill_s = (now_s - self._refilled_s) * SHARE_AT_ONCE
         self._left_s, self._refilled_s = min(self._round_s, self._left_s + refill_s), now_s
         return self._left_s > 0 and (not self._waiting or reader.unread_bytes <= SMALL_READ_BYTES)
@@ -110,11 +122,14 @@ class ReadTurns:
             if self._clock() - began_s >= self.turn_s:
                 break
         used_s = self._clock() - began_s
+        reader.spend(used_s)
         if has_more:
             self._add(reader, 0.0)
         return max(used_s, least_s)
 
     def _add(self, reader: Reader, least_s: float) -> None:
+        if reader in self._waiting:
+            return
         size_class = min(reader.unread_bytes.bit_length(), _CLASSES - 1)
         self._waiting[reader] = size_class
         self._classes[size_class][reader] = least_s
@@ -132,11 +147,17 @@ class ReadTurns:
     def _run_round(self) -> None:
         reader = next(iter(self._waiting), None)
         self._scheduled = reader is not None
-        began_s, used_s = self._wall_clock(), 0.0
+        began_s, used_s = self._clock(), 0.0
         try:
             while reader is not None and used_s < self._round_s:
-                used_s += self._take_turn(reader, self._remove(reader))
+                least_s = self._remove(reader)
+                reader.begin_turn()
+                used_s += self._take_turn(reader, least_s)
                 reader = self._smallest()
+        except Exception:
+            if reader is not None:
+                reader.abort()
+            raise
         finally:
             if self._scheduled:
                 self._end_round(began_s, ITERATIONS_PER_ROUND)
@@ -147,7 +168,7 @@ class ReadTurns:
         if iterations:
             loop.call_soon(self._end_round, began_s, iterations - 1, context=self._context)
         else:
-            pause_s = self._wall_clock() - began_s
+            pause_s = self._clock() - began_s
             loop.call_later(pause_s, self._run_round, context=self._context)
 
 
@@ -162,3 +183,12 @@ class _ApplicationTurn:
         if not self.granted.done():
             self.granted.set_result(None)
         return False
+
+    def begin_turn(self) -> None:
+        """No effect: the turn begins when the application continues."""
+
+    def abort(self) -> None:
+        """No effect: it cannot fail."""
+
+    def spend(self, seconds: float) -> None:
+        """No effect: the turn takes no time before the application continues."""

@@ -8,6 +8,7 @@ succession count as one, because `make` repeats a signal that its process group 
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -49,6 +50,9 @@ from continuo.realtime.store import (
     open_store,
 )
 
+SWITCH_INTERVAL_S = 0.001
+"""Time after which a thread that tokenizes or renders lets the event loop run, in seconds. Python's
+default is five times as long."""
 STORE_RETRY_S = 0.5
 """Pause between two attempts to open a store that does not respond."""
 
@@ -102,6 +106,7 @@ async def _run(settings_source: SettingsSource, source: EngineSource) -> int:
     plain_keys = load_access_policy(settings).plain_keys
     recent_warnings = logging_setup.configure(settings.log_level, plain_keys, settings.log_format)
     file_descriptors.warn_if_too_few(file_descriptors.raise_limit(), settings.limits)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     tls = make_server_tls(settings.ssl_certfile, settings.ssl_keyfile)
     signals = ShutdownSignals()
     with _bind(settings) as sock:

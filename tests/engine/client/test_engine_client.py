@@ -1,6 +1,8 @@
 """Tests of the engine client: provisional spans, session modes, timeouts, bounds, crashes."""
 
 import asyncio
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,35 @@ async def wait_until_prefilled(harness: EngineHarness, session: str) -> None:
         if info.state == "idle" and info.committed == info.length + info.provisional:
             return
         await asyncio.sleep(0.001)
+
+
+# ---- connecting ----------------------------------------------------------------------------
+
+
+async def test_socket_of_a_cancelled_connection_is_closed_once(tmp_path: Path) -> None:
+    """A second time would close what has its descriptor by then, such as the file of the store."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    launched, descriptor = asyncio.Event(), ours.fileno()
+
+    async def launch() -> socket.socket:
+        launched.set()
+        return ours
+
+    connecting = asyncio.create_task(EngineClient(launch).connect())
+    await launched.wait()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert await asyncio.get_running_loop().sock_recv(theirs, 1) == b"", "it is closed"
+    theirs.close()
+    file = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    if file != descriptor:
+        os.dup2(file, descriptor)
+        os.close(file)
+    ours.close()  # as when it is deleted
+    assert os.fstat(descriptor).st_ino == (tmp_path / "file").stat().st_ino
+    os.close(descriptor)
 
 
 # ---- provisional spans ---------------------------------------------------------------------
@@ -682,9 +713,8 @@ async def test_paused_turn_resumes_after_its_last_id(letters: Path, ahead: int) 
         sampling = Sampling(max_tokens=30, temperature=1.0, seed=5)
         turn = await engine.generate(session, sampling)
         for length in (0, 3, 4):
-            async with asyncio.timeout(5):
-                while turn.received < length:
-                    await asyncio.sleep(0.001)
+            while turn.received < length:
+                await asyncio.sleep(0.001)
             await engine.pause(session)
             received = turn.received
             await asyncio.sleep(0.02)

@@ -32,7 +32,13 @@ WITHOUT_SAFETENSORS = {
     "someone/gguf": {"config.json": b"{}", "something-Q8_0.gguf": bytes(1000)},
     "someone/pickled": {"config.json": b"{}", "pytorch_model.bin": bytes(1000)},
 }
-REPOSITORIES = {MODEL: FILES, GATED: FILES, PRIVATE: FILES, **WITHOUT_SAFETENSORS}
+QUANTIZED = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+REFUSED = {
+    "someone/awq": FILES | {"config.json": json.dumps(QUANTIZED).encode()},
+    "someone/t5": FILES | {"config.json": b'{"architectures": ["T5ForConditionalGeneration"]}'},
+    "someone/weights": {"model.safetensors": bytes(1000)},
+}
+REPOSITORIES = {MODEL: FILES, GATED: FILES, PRIVATE: FILES, **WITHOUT_SAFETENSORS, **REFUSED}
 TOKEN = "hf_of_an_account_with_access"
 
 
@@ -138,7 +144,7 @@ def test_download_reports_its_size_and_progress(hub: ThreadingHTTPServer) -> Non
     folder = weights.resolve(MODEL, None, lambda *progress: reported.append(progress))
     assert (folder / "model.safetensors").stat().st_size == 30_000_000
     assert not (folder / "onnx").exists()
-    assert {what for what, _ in reported} == {f"fetching {MODEL} (0.03 GB)"}
+    assert {what for what, _ in reported} == {f"fetching {MODEL} (28.6 MiB)"}
     fractions = [fraction for _, fraction in reported]
     assert len(fractions) >= 3
     assert fractions[-1] == pytest.approx(1, abs=1e-5)
@@ -146,7 +152,7 @@ def test_download_reports_its_size_and_progress(hub: ThreadingHTTPServer) -> Non
 
     reported.clear()
     assert weights.resolve(MODEL, None, lambda *progress: reported.append(progress)) == folder
-    assert not any("GB" in what for what, _ in reported)
+    assert not any("iB" in what for what, _ in reported)
 
 
 def resolve_in_a_new_process(
@@ -239,6 +245,32 @@ def test_repository_without_safetensors_is_refused_before_it_is_downloaded(
             weights.resolve(model, None, lambda _what, _fraction: None)
         assert refused.value.message == f"{model}: {message.format(hub=address(hub))}"
     assert not list((tmp_path / "cache").rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            "someone/awq",
+            "its weights are quantized (awq), which is not supported; use the unquantized "
+            "checkpoint in safetensors, on a CPU with --quantization int8, or a GGUF file",
+        ),
+        (
+            "someone/t5",
+            "architecture T5ForConditionalGeneration cannot run here: it has an encoder; use a "
+            "model of another architecture, such as Qwen3ForCausalLM or LlamaForCausalLM",
+        ),
+        ("someone/weights", "config.json is missing"),
+    ],
+)
+def test_repository_that_cannot_run_is_refused_before_its_weights_are_downloaded(
+    hub: ThreadingHTTPServer, tmp_path: Path, model: str, message: str
+) -> None:
+    for _ in range(2):
+        with pytest.raises(ModelError) as refused:
+            weights.resolve(model, None, lambda _what, _fraction: None)
+        assert refused.value.message == f"{model}: {message}"
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
 def test_unknown_model_is_refused(hub: ThreadingHTTPServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,18 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuo.engine import available_memory
+from continuo.engine.available_memory import CPU_POOL_BYTES_MAX
 from continuo.engine.batch import FULL_GROUP, PageMove, WindowGroup
 from continuo.engine.config import EngineConfig
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.kv_sizing import (
-    CPU_POOL_BYTES_MAX,
-    MemoryPlan,
-    bytes_per_token,
-    plan_memory,
-    size_pool,
-)
+from continuo.engine.device.kv_sizing import bytes_per_token, default_pool_bytes, measure_sessions
 from continuo.engine.device.model import KVShape, LayerMemory, StateTensor
 from continuo.engine.errors import ModelError
+from continuo.engine.memory_plan import MemoryPlan, plan_memory, size_pool
 
 pytestmark = pytest.mark.torch
 
@@ -98,12 +95,15 @@ def test_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
     assert bytes_per_token(SHAPES, torch.bfloat16) == 2 * (2 * 8 + 1 * 9)
 
 
+def size(config: EngineConfig, limit: int = 4096, token_bytes: int = 100) -> tuple[int, int]:
+    return size_pool(config, token_bytes, limit, default_pool_bytes(CPU))
+
+
 def test_pool_size_follows_the_config() -> None:
-    assert size_pool(EngineConfig(num_gpu_blocks_override=40), 100, 4096, CPU) == (40, 640)
-    assert size_pool(EngineConfig(num_gpu_blocks_override=40), 100, 512, CPU) == (40, 512)
-    assert size_pool(EngineConfig(kv_cache_memory_bytes=160_000), 100, 4096, CPU) == (100, 1600)
-    short = EngineConfig(kv_cache_memory_bytes=160_000, max_model_len=100)
-    assert size_pool(short, 100, 4096, CPU) == (100, 100)
+    assert size(EngineConfig(num_gpu_blocks_override=40)) == (40, 640)
+    assert size(EngineConfig(num_gpu_blocks_override=40), 512) == (40, 512)
+    assert size(EngineConfig(kv_cache_memory_bytes=160_000)) == (100, 1600)
+    assert size(EngineConfig(kv_cache_memory_bytes=160_000, max_model_len=100)) == (100, 100)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_pool_size_follows_the_config() -> None:
 )
 def test_pool_that_cannot_hold_one_session_is_refused(config: EngineConfig) -> None:
     with pytest.raises(ModelError, match="max_model_len"):
-        size_pool(config, 100, 4096, CPU)
+        size(config)
 
 
 def test_default_pool_is_a_quarter_of_memory_but_holds_one_session(
@@ -127,12 +127,11 @@ def test_default_pool_is_a_quarter_of_memory_but_holds_one_session(
     meminfo = tmp_path / "proc/meminfo"
     monkeypatch.setattr(available_memory, "ROOT", tmp_path)
     meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 400 kB\n")  # a quarter: 102,400 bytes
-    assert size_pool(EngineConfig(), 100, 4096, CPU) == (64, 1024)
-    assert size_pool(EngineConfig(max_model_len=4096), 100, 4096, CPU) == (256, 4096)
-    few = EngineConfig(max_model_len=32, max_num_seqs=3)
-    assert size_pool(few, 100, 4096, CPU) == (6, 32)
+    assert size(EngineConfig()) == (64, 1024)
+    assert size(EngineConfig(max_model_len=4096)) == (256, 4096)
+    assert size(EngineConfig(max_model_len=32, max_num_seqs=3)) == (6, 32)
     meminfo.unlink()
-    assert size_pool(EngineConfig(), 1000, 10**9, CPU)[0] == CPU_POOL_BYTES_MAX // 16000
+    assert size(EngineConfig(), 10**9, 1000)[0] == CPU_POOL_BYTES_MAX // 16000
 
 
 FULL, WINDOW = LayerMemory(KVShape(1, 8, 8)), LayerMemory(KVShape(1, 8, 8), window=100)
@@ -141,7 +140,7 @@ FP32 = torch.float32
 
 
 def plan(config: EngineConfig, *memory: LayerMemory, limit: int = 4096) -> MemoryPlan:
-    return plan_memory(config, memory, FP32, limit, CPU, 32)
+    return plan_memory(config, measure_sessions(memory, FP32), limit, default_pool_bytes(CPU), 32)
 
 
 def test_memory_of_full_layers_alone_is_one_pool() -> None:
@@ -200,3 +199,14 @@ def test_memory_too_small_for_the_window_of_one_session_is_refused() -> None:
 def test_pool_smaller_than_a_window_is_refused() -> None:
     with pytest.raises(ModelError, match="does not hold a window of 100 tokens"):
         plan(EngineConfig(num_gpu_blocks_override=8), WINDOW)
+
+
+def test_sessions_that_fit_are_limited_by_the_scarcest_pool() -> None:
+    plan = MemoryPlan(pages=100, max_model_len=1000)
+    assert plan.count_sessions(160, 16) == 10
+    assert plan.count_sessions(161, 16) == 9
+    windowed = replace(plan, windows=(WindowGroup(100, 24), WindowGroup(32, 90)))
+    assert windowed.count_sessions(160, 16) == 24 // 8
+    assert windowed.count_sessions(16, 16) == 24
+    hybrid = replace(windowed, state_slots=20, pages=1, has_full_layers=False)
+    assert hybrid.count_sessions(160, 16) == 20 // 9

@@ -157,6 +157,9 @@ def test_optional_calls_follow_their_schemas(name: str) -> None:
         matcher = compiler_of(name).create_matcher(grammar, text.stop_ids)
         opening = "Let me see." if not template.tool_format.allows_bare else ""
         marker = "{" if template.tool_format.allows_bare else template.tool_format.marker
+        named = template.tool_format.named
+        if template.tool_format.allows_bare and named is not None:
+            marker = named.begin or f"get_weather{named.name_end}"
         for id in [*text.encode_untrusted(opening), *text.encode(marker)]:
             mask = matcher.compute_bitmask()
             if not mask[id >> 3] >> (id & 7) & 1:
@@ -291,3 +294,26 @@ def test_harmony_calls_are_messages_with_headers(
     grammar = template.build_reasoning_grammar(calls, is_open=False, tokens_max=None)
     assert grammar is not None
     assert accepts("gpt_oss", grammar, text.encode(output)) == is_allowed
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "is_allowed"),
+    [
+        ("glm4_0414", 'get_weather\n{"city": "Rome"}', True),
+        ("glm4_0414", 'get_weather\n{"city": "Bonn"}', False),
+        ("glm4_0414", "get_weather\nknows.", False),
+        ("glm4_0414", "get_weather knows.", True),
+        ("glm4_0414", "\nIt is warm.", True),
+        ("llama4_pythonic", '[get_weather(city="Rome", days=3)]', True),
+        ("llama4_pythonic", '[get_weather(city="Bonn", days=3)]', False),
+        ("llama4_pythonic", '<|python_start|>[get_weather(city="Rome")]', True),
+        ("llama4_pythonic", "<|python_start|>[sing()]", False),
+        ("llama4_pythonic", "It is [warm].", True),
+    ],
+)
+def test_bare_calls_follow_their_schemas_and_text_is_free(
+    name: str, output: str, is_allowed: bool
+) -> None:
+    grammar = family_template(name).build_tool_grammar([TOOLS[0]], ToolCallRules())
+    assert grammar is not None
+    assert accepts(name, grammar, family_text(name).encode(output)) == is_allowed

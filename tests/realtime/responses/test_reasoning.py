@@ -12,7 +12,7 @@ import pytest
 
 from continuo.engine.batch import Geometry
 from continuo.realtime.server.config.settings import GatewaySettings
-from tests.support.checkpoints import family_folder, family_text
+from tests.support.checkpoints import family_folder, family_template, family_text
 from tests.support.clients import (
     FINAL_EVENT_TYPES,
     JsonEvent,
@@ -403,3 +403,51 @@ async def test_reasoning_sent_back_is_rendered_where_the_template_wants_it() -> 
         assert "<think>\nso warm\n</think>\n\n<tool_call>" in scripted.text._tokenizer.decode(  # pyright: ignore[reportPrivateUsage]
             ids, skip_special=False
         )
+
+
+CALLS_IN_THOUGHTS = {
+    "apertus": '<|inner_prefix|>Rome, then.<|tools_prefix|>[{"look": {"city": "Rome"}}]'
+    "<|tools_suffix|>",
+    "qwen3": '<think>\nRome, then.\n<tool_call>\n{"name": "look", "arguments": {"city": "Rome"}}\n'
+    "</tool_call>",
+    "kimi_k2_thinking": "<think>Rome, then.<|tool_calls_section_begin|><|tool_call_begin|>"
+    'functions.look:0<|tool_call_argument_begin|>{"city": "Rome"}<|tool_call_end|>'
+    "<|tool_calls_section_end|>",
+}
+LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize("ending", ["", " And more.", " And more.{end}It is sunny."])
+@pytest.mark.parametrize("name", CALLS_IN_THOUGHTS)
+async def test_call_within_reasoning_is_a_call(name: str, ending: str) -> None:
+    """A model may call a tool before its reasoning ends, and may go on reasoning afterwards."""
+    syntax = family_template(name).reasoning_format
+    assert syntax is not None
+    output = CALLS_IN_THOUGHTS[name] + ending.format(end=syntax.end)
+    async with scripted_server(name, output, OUTPUTS[name]) as scripted:
+        more = {"tools": [LOOK], "reasoning": {"effort": "high"}}
+        response = (await scripted.respond(input=QUESTION, **more))[-1]["response"]
+        thought, call, *rest = response["output"]
+        assert reasoning_text(thought) == "Rome, then."
+        assert (call["type"], call["name"]) == ("function_call", "look")
+        assert json.loads(call["arguments"]) == {"city": "Rome"}
+        assert [reasoning_text(item) for item in rest[:1]] == ["And more."] * bool(ending)
+        assert output_text({"output": rest[1:]}) == ending.partition("{end}")[2]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "cloudless"}
+        then = {"previous_response_id": response["id"], "input": [result]}
+        answer = (await scripted.respond(**then, **more))[-1]["response"]
+        assert output_text(answer) == ANSWER
+        assert "cloudless" in scripted.text.decode(scripted.device.read_ids)
+
+
+@pytest.mark.parametrize(
+    "rules", [{"tool_choice": "none"}, {"parallel_tool_calls": False}, {"tools": []}]
+)
+async def test_call_within_reasoning_is_reasoning_where_no_call_is_free(rules: JsonEvent) -> None:
+    output = CALLS_IN_THOUGHTS["qwen3"] + "</think>It is sunny."
+    async with scripted_server("qwen3", output) as scripted:
+        more = {"tools": [LOOK], "reasoning": {"effort": "high"}, **rules}
+        response = (await scripted.respond(input=QUESTION, **more))[-1]["response"]
+        thought, answer = response["output"]
+        assert '"city": "Rome"' in reasoning_text(thought)
+        assert output_text({"output": [answer]}) == "It is sunny."

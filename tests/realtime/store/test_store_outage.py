@@ -36,8 +36,6 @@ from tests.support.waiting import wait_until
 
 pytestmark = [needs_redis, pytest.mark.redis]
 
-SLACK_S = 1.5
-"""Slack for a loaded machine."""
 STORE_KEYS = {keys.EPOCH_KEY.encode(), keys.LAYOUT_KEY.encode()}
 """Keys that a Redis without sessions has."""
 ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
@@ -59,12 +57,18 @@ async def store(redis: RedisProcess) -> AsyncIterator[Store]:
     await store.aclose()
 
 
-async def check_refused_in_time(call: Awaitable[Any]) -> None:
-    began = time.monotonic()
+async def check_refused(call: Awaitable[Any]) -> str:
+    """Wait until the call is refused, and return the cause."""
     with pytest.raises(StoreUnavailable) as caught:
         await call
-    assert time.monotonic() - began < 1.0 + SLACK_S
     assert caught.value.retryable
+    return str(caught.value)
+
+
+async def refusal_time_s(call: Awaitable[Any]) -> float:
+    """Wait until the call is refused, and return when that was, by the monotonic clock."""
+    await check_refused(call)
+    return time.monotonic()
 
 
 def every_call(store: Store, lease: SessionLease) -> list[Awaitable[Any]]:
@@ -94,7 +98,7 @@ async def test_data_and_epoch_survive_a_restart_of_redis(redis: RedisProcess, st
     epoch = store.epoch
     redis.stop()
     for call in every_call(store, lease):
-        await check_refused_in_time(call)
+        await check_refused(call)
     await redis.start()
     await append_entries(store, lease, 1, make_entry(2))
     assert store.epoch == epoch
@@ -103,10 +107,9 @@ async def test_data_and_epoch_survive_a_restart_of_redis(redis: RedisProcess, st
     assert snapshot.entries == (make_entry(1), make_entry(2))
 
 
-async def test_calls_to_a_paused_redis_fail_in_time_and_concurrently(
-    redis: RedisProcess, store: Store
-) -> None:
-    """Concurrent calls time out together, not one after another."""
+async def test_calls_to_a_paused_redis_fail_together(redis: RedisProcess, store: Store) -> None:
+    """Concurrent calls time out together, not one after another: those that wait for a connection
+    do not begin a timeout of their own when they get it."""
     lease = await store.create(new_session())
     await append_entries(store, lease, 0, make_entry(1))
     others = [await store.create(new_session()) for _ in range(2 * keys.CONNECTIONS_MAX)]
@@ -116,8 +119,9 @@ async def test_calls_to_a_paused_redis_fail_in_time_and_concurrently(
     redis.pause()
     writes = [store.write(other, change) for other in others]
     calls = [*every_call(store, lease), *writes]
-    await asyncio.gather(*(check_refused_in_time(call) for call in calls))
+    refused_s = await asyncio.gather(*(refusal_time_s(call) for call in calls))
     redis.resume()
+    assert max(refused_s) - min(refused_s) < keys.TIMEOUT_S
     for other in others:
         result = await write_when_available(store, other, change)
         assert result in (WriteResult(1, 0), DuplicateWrite(b"r"))
@@ -143,44 +147,43 @@ async def test_calls_to_a_paused_redis_fail_fast_until_it_replies_again(
     """Consecutive calls do not each wait for the timeout; they succeed once Redis replies again."""
     lease = await store.create(new_session())
     redis.pause()
-    began = time.monotonic()
-    await check_refused_in_time(store.confirm(lease))
+    await check_refused(store.confirm(lease))
     assert not store.is_available
     for _ in range(50):
-        await check_refused_in_time(store.confirm(lease))
-    assert time.monotonic() - began < 50 * keys.TIMEOUT_S / 4
+        call = asyncio.ensure_future(store.confirm(lease))
+        await asyncio.sleep(0)
+        assert call.done(), "it waits for Redis"
+        await check_refused(call)
     redis.resume()
     await wait_until_available(store)
     await append_entries(store, lease, 0, make_entry(1))
 
 
 async def wait_until_available(store: Store) -> None:
-    began = time.monotonic()
     while not store.is_available:
         await asyncio.sleep(0.01)
-    assert time.monotonic() - began < 2.0 + SLACK_S
 
 
 async def test_stopped_redis_is_probed_until_it_is_started(
     redis: RedisProcess, store: Store
 ) -> None:
     redis.stop()
-    await check_refused_in_time(store.check())
+    await check_refused(store.check())
     assert not store.is_available
     await redis.start()
     await wait_until_available(store)
     await store.check()
 
 
-async def test_host_that_accepts_no_connection_is_refused_in_time() -> None:
+async def test_host_that_accepts_no_connection_is_refused() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         port = full.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
-            await check_refused_in_time(open_store(f"redis://127.0.0.1:{port}"))
+            await check_refused(open_store(f"redis://127.0.0.1:{port}"))
             hosts = f"127.0.0.1:{port},localhost:{port}"
-            await check_refused_in_time(open_store(f"redis+sentinel://{hosts}/talk"))
+            await check_refused(open_store(f"redis+sentinel://{hosts}/talk"))
 
 
 async def test_cancelled_calls_do_not_mix_up_replies(redis: RedisProcess, store: Store) -> None:
@@ -345,8 +348,8 @@ async def test_full_redis_refuses_whole_writes_until_memory_is_free(
             events=StoredEvents(0, (b"e",)),
             request=IdempotentRequest("event_1", b"c"),
         )
-        await check_refused_in_time(store.write(lease, change))
-        await check_refused_in_time(store.create(new_session()))
+        await check_refused(store.write(lease, change))
+        await check_refused(store.create(new_session()))
         snapshot = await store.load(lease.session)
         assert snapshot is not None
         assert (snapshot.entries, snapshot.running_responses) == ((make_entry(1),), ())
@@ -386,7 +389,7 @@ async def test_redis_configuration_is_checked_again_after_an_outage(
 ) -> None:
     lease = await store.create(new_session())
     redis.pause()
-    await check_refused_in_time(store.check())
+    await check_refused(store.check())
     redis.resume()
     await wait_until_available(store)
     async with redis.client() as client:

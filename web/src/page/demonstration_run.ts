@@ -6,6 +6,7 @@ import {
   type ServerEventOf,
   type ServerEventType,
   textOf,
+  type Unsubscribe,
 } from '../client/index.js';
 import type { ConversationController } from './conversation_controller.js';
 import type { BarContent } from './demonstration_bar.js';
@@ -127,13 +128,34 @@ export class DemonstrationRun {
     return handled(turn);
   }
 
-  /** Wait for an event. Rejects if the connection is closed for good. */
-  nextEvent<T extends ServerEventType>(type: T): Promise<ServerEventOf<T>> {
+  /** Wait for an event, the next one that `isMeant`. Rejects if the connection is closed for good. */
+  nextEvent<T extends ServerEventType>(
+    type: T,
+    isMeant: (event: ServerEventOf<T>) => boolean = () => true,
+  ): Promise<ServerEventOf<T>> {
+    return this.#next((resolve) =>
+      this.conversation.client.on(type, (event) => {
+        if (isMeant(event)) resolve(event);
+      }),
+    );
+  }
+
+  /** Wait until the connection, which was lost, is open again. Rejects if it is closed for good. */
+  nextConnection(): Promise<void> {
+    return this.#next((resolve) =>
+      this.conversation.client.state.subscribe(({ phase }) => {
+        if (phase === 'open') resolve();
+      }),
+    );
+  }
+
+  /** Returns what `listen` resolves. Rejects at the end of the run, or if the connection is closed for good. */
+  #next<T>(listen: (resolve: (value: T) => void) => Unsubscribe): Promise<T> {
     const { client } = this.conversation;
     const listening = new AbortController();
-    const event = new Promise<ServerEventOf<T>>((resolve, reject) => {
+    const value = new Promise<T>((resolve, reject) => {
       const unsubscribe = [
-        client.on(type, resolve),
+        listen(resolve),
         client.state.subscribe((state) => {
           if (state.phase === 'closed') reject(new RunEnded(`Stopped: ${state.error.message}`));
         }),
@@ -147,7 +169,7 @@ export class DemonstrationRun {
       });
     });
     return handled(
-      event.finally(() => {
+      value.finally(() => {
         listening.abort();
       }),
     );

@@ -1,7 +1,7 @@
 /** The demonstrations of the welcome screen. Each sends real messages in the open conversation, step by step
  * and in view, and returns its result with the figures of its last turn. */
 
-import { countCodePoints, textOf } from '../client/index.js';
+import { countCodePoints, type Item, textOf } from '../client/index.js';
 import { fetchSession } from './api.js';
 import { killEngine } from './demo_mode.js';
 import type { BarContent } from './demonstration_bar.js';
@@ -10,7 +10,7 @@ import { formatCount, formatMs } from './format.js';
 import { countTokens, describeTurn } from './turn_figures.js';
 
 export interface Demonstration {
-  name: 'remember' | 'interrupt' | 'kill' | 'branch' | 'type';
+  name: 'remember' | 'interrupt' | 'cut' | 'kill' | 'branch' | 'type';
   title: string;
   /** What it does, on its card. */
   summary: string;
@@ -33,9 +33,15 @@ export const DEMONSTRATIONS: readonly Demonstration[] = [
     play: interrupt,
   },
   {
+    name: 'cut',
+    title: 'Cut the connection',
+    summary: 'In mid-sentence. The page connects again and misses nothing.',
+    play: cut,
+  },
+  {
     name: 'kill',
     title: 'Kill the engine',
-    summary: 'In mid-sentence, with SIGKILL. The sentence is finished all the same.',
+    summary: 'End the program that writes the answer, in mid-sentence. Another one finishes it.',
     play: kill,
   },
   {
@@ -70,6 +76,8 @@ const SMALL_TALK = [
 ];
 /** For models that answer small talk at length. */
 const SHORT = { max_output_tokens: 60 };
+/** Length of the story at which its connection is cut. */
+const CUT_CHARS = 40;
 /** Pace of reading aloud. */
 const SPOKEN_CHARS_PER_S = 30;
 const SPEECH_FRAME_MS = 60;
@@ -147,6 +155,31 @@ async function interrupt(run: DemonstrationRun): Promise<DemonstrationResult> {
   const { metrics } = await run.ask('Go on with the story.');
   const kept = rewind ? ` The cut kept the KV of ${countTokens(rewind.kept_tokens)}.` : '';
   return { text: `${cut}${kept}${metrics ? ` The next turn: ${lowerFirst(describeTurn(metrics))}` : ''}` };
+}
+
+async function cut(run: DemonstrationRun): Promise<DemonstrationResult> {
+  const { client } = run.conversation;
+  run.show('A story. In the middle of it, the connection is cut.');
+  await run.type(STORY);
+  const received = (id: string): number => textLength(client.conversation.findItem(id));
+  const middle = run.nextEvent('response.output_text.delta', ({ item_id }) => received(item_id) >= CUT_CHARS);
+  const turn = run.nextTurn();
+  run.stage.send();
+  const cutIn = await Promise.race([middle, turn.then(() => null)]);
+  if (cutIn === null) return { text: 'The response was complete before the connection could be cut. Try again.' };
+  const before = received(cutIn.item_id);
+  const cutAt = performance.now();
+  client.reconnect('this demonstration has cut the connection');
+  run.show(`Cut after ${formatCount(before)} characters. The server goes on writing, and the page connects again.`);
+  await Promise.race([run.nextConnection(), turn]);
+  const away = formatMs(performance.now() - cutAt);
+  const { item } = await turn;
+  return {
+    text:
+      `The page had ${formatCount(before)} of ${formatCount(textLength(item))} characters when its connection was cut. ` +
+      `${away} later it was connected again and got the rest from the next character on: nothing is missing, ` +
+      'nothing is repeated, and the model was asked only once.',
+  };
 }
 
 async function kill(run: DemonstrationRun): Promise<DemonstrationResult> {
@@ -228,6 +261,11 @@ async function type(run: DemonstrationRun): Promise<DemonstrationResult> {
       `Your message took ${countTokens(all)} of the prompt: ${formatCount(prefilled)} were prefilled while you typed, ` +
       `${formatCount(all - prefilled)} after Enter. First token after ${formatMs(metrics.ttft)}.`,
   };
+}
+
+/** Returns the length of a message in characters. */
+function textLength(item: Item | undefined): number {
+  return item ? countCodePoints(textOf(item)) : 0;
 }
 
 function lowerFirst(text: string): string {

@@ -8,12 +8,13 @@ export function createWelcome(play: (demonstration: Demonstration) => void): HTM
   return h(
     'section',
     { class: 'welcome', 'aria-labelledby': 'welcome-title' },
-    h('h2', { id: 'welcome-title' }, 'Conversations that are never lost, and never read twice'),
+    h('h2', { id: 'welcome-title' }, 'A chat that never loses its place'),
     h(
       'p',
       { class: 'lead' },
-      'Continuo serves language models and keeps the KV cache of each conversation: it reads only what is new, ' +
-        'while you type it, and goes on after a reload, a lost connection or a dead engine.',
+      'Chat with a language model on a server that keeps each conversation ready to go on: it reads your words ' +
+        'while you type them, never starts again from the beginning, and finishes its sentence after a reload, ' +
+        'a lost connection or a crash.',
     ),
     h('h3', {}, 'Try what only this server does, or type a message below'),
     h('ul', { class: 'demonstrations' }, ...playable().map((one) => h('li', {}, card(one, play)))),

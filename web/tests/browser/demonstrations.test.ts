@@ -74,8 +74,9 @@ it('plays each demonstration, and explains it with the figures of its turn', asy
   await page.goto(server.printedUrl);
   await chat.waitForConnection();
   expect(page.url()).not.toContain(token);
-  await page.locator('.welcome .lead').getByText('KV cache of each conversation').waitFor();
-  expect(await page.locator('.welcome .card').count()).toBe(5);
+  await page.locator('.welcome .lead').getByText(/^Chat with a language model on a server/).waitFor();
+  expect(await page.locator('.welcome').innerText()).not.toMatch(/\bKV\b|cache|prefill|token/); // for newcomers
+  expect(await page.locator('.welcome .card').count()).toBe(6);
   expect(await page.locator('.panel').isVisible()).toBe(false);
   expect(await seriousViolations(chat)).toEqual([]);
 
@@ -93,6 +94,18 @@ it('plays each demonstration, and explains it with the figures of its turn', asy
   expect(wire.sentOf('input_text_buffer.append').length).toBeGreaterThan(12); // word by word
   await tryAnother(chat);
 
+  await play(chat, 'Cut the connection');
+  const cutOff = await result(chat);
+  const whole = await chat.responses.last().innerText();
+  const [, had, of] = (/^The page had (\d+) of (\d+) characters/.exec(cutOff) ?? []).map(Number);
+  expect(of).toBe(whole.length);
+  expect(had).toBeGreaterThanOrEqual(40);
+  expect(had).toBeLessThan(whole.length);
+  expect(wire.resumeOutcomes).toEqual(['exact']);
+  expect(wire.sentOf('response.create')).toHaveLength(13);
+  expect(lastResponse(chat).status).toBe('completed');
+  await tryAnother(chat);
+
   await play(chat, 'Kill the engine');
   const killed = await result(chat);
   expect(killed).toMatch(/^Process \d+ died after \d+ of \d+ characters\. \d.* m?s later, another one continued/);
@@ -101,6 +114,7 @@ it('plays each demonstration, and explains it with the figures of its turn', asy
   expect(killed).toContain(`died after ${interrupted?.upto ?? 0} of`);
   expect(killed).toContain(`prompt again, ${lastFigures(chat).prefilled} tokens`);
   const story = await chat.responses.last().innerText();
+  expect(story).toBe(whole); // greedy: the same story, cut or killed
   expect(lastResponse(chat).status).toBe('completed');
   expect(killed).toContain(`of ${story.length} characters`);
   await tryAnother(chat);

@@ -2,7 +2,7 @@
 
 import { type ChildProcess, spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
-import { createServer, type AddressInfo } from 'node:net';
+import { createServer } from 'node:net';
 
 const ROOT = new URL('../../..', import.meta.url).pathname;
 const PYTHON = process.env.CONTINUO_PYTHON ?? `${ROOT}.venv/bin/python`;
@@ -96,13 +96,33 @@ export class Subprocess {
   }
 }
 
-export function freePort(): Promise<number> {
+/** Ports that Linux gives neither to port 0 nor to outgoing connections, from which a server that is started
+ * again would have to take its port back. Each worker of pytest-xdist has its own, as in
+ * tests/support/ports.py. */
+const PORTS_PER_WORKER = 1_375;
+/** Chromium refuses port 10080 and several below. */
+const FIRST_PORT = 10_100;
+const WORKER = Number((process.env.PYTEST_XDIST_WORKER ?? 'gw0').slice('gw'.length)) % 16;
+let nextPort = Math.floor(Math.random() * PORTS_PER_WORKER);
+
+/** Return a port of 127.0.0.1 that no socket is bound to. */
+export async function freePort(): Promise<number> {
+  for (let n = 0; n < PORTS_PER_WORKER; n++) {
+    const port = FIRST_PORT + WORKER * PORTS_PER_WORKER + (nextPort++ % PORTS_PER_WORKER);
+    if (await isFree(port)) return port;
+  }
+  throw new Error('no port is free');
+}
+
+function isFree(port: number): Promise<boolean> {
   return new Promise((resolve) => {
     const server = createServer();
-    server.listen(0, '127.0.0.1', () => {
-      const { port } = server.address() as AddressInfo;
+    server.once('error', () => {
+      resolve(false);
+    });
+    server.listen(port, '127.0.0.1', () => {
       server.close(() => {
-        resolve(port);
+        resolve(true);
       });
     });
   });

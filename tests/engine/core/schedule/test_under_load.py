@@ -12,6 +12,7 @@ from continuo.bench.scheduling_scenarios import (
     run_burst,
     run_cold_prompts,
     run_decode_pressure,
+    run_early_stops,
     run_more_turns_than_rows,
     run_shared_prompt,
 )
@@ -157,6 +158,25 @@ def test_decodes_that_outgrow_the_pool_recompute_little(
     check_outputs(loaded)
     assert loaded.computed_over_needed <= (1.0 if host_pages else 1.2)
     assert loaded.steps <= 1.05 * steps_before[ahead]
+
+
+@AHEAD
+@pytest.mark.parametrize(("count", "pool"), [(16, 3_600), (64, 3_600), (64, 20_000)])
+@pytest.mark.parametrize("max_tokens", [None, 3_000])
+def test_limit_that_outputs_do_not_reach_does_not_delay_admission(
+    ahead: int, count: int, pool: int, max_tokens: int | None
+) -> None:
+    """The outputs of all turns stop after 20 ids, whatever they may have. Before the first has
+    ended, nothing is known of outputs: that costs at most the 20 steps of one output."""
+    for after_one, learning_steps in ((True, 0), (False, 20)):
+        load = (count, 200, 20, pool)
+        exact = run_early_stops(*load, 20, after_one=after_one, ahead=ahead)
+        loaded = run_early_stops(*load, max_tokens, after_one=after_one, ahead=ahead)
+        assert {len(ids) for ids in loaded.outputs.values()} == {20}
+        assert loaded.computed_over_needed <= 1.02
+        assert loaded.steps <= 1.1 * exact.steps + learning_steps
+        first_id_steps = (max(each.first_id_steps.values()) for each in (loaded, exact))
+        assert next(first_id_steps) <= 1.1 * next(first_id_steps) + learning_steps
 
 
 @AHEAD

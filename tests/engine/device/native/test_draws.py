@@ -134,6 +134,18 @@ def test_draws_equal_those_of_torch(best: NativeDraws, kind: str, vocab: int) ->
     assert [drawn.id for drawn in best.draw(rows, samples)] == expected
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("top_k", [1, 2, 31, 50, 127, 128, 129])
+def test_top_k_has_the_candidates_of_torch(best: NativeDraws, kind: str, top_k: int) -> None:
+    """A bound of the k-th largest logit lets most ids be passed over, up to 128."""
+    logits = make_logits(kind, 1920, torch.Generator().manual_seed(top_k))
+    params = Sampling(temperature=1.5, top_k=top_k)
+    samples = [SampleParams(params, (n + 0.37) / 20) for n in range(20)]
+    rows = logits.expand(len(samples), -1)
+    expected = draw(rows, samples).ids.tolist()
+    assert [drawn.id for drawn in best.draw(rows, samples)] == expected
+
+
 @pytest.mark.parametrize("kind", ["narrow", "peaked", "few levels"])
 def test_each_id_is_drawn_with_its_probability(best: NativeDraws, kind: str) -> None:
     """The ids that the seeds of 6,000 turns draw, by a chi-squared test of 64 groups of candidates

@@ -624,3 +624,32 @@ def test_long_call_ids_are_shortened_for_mistral() -> None:
     assert call_id == result_id
     assert result_id in text.decode(template.extend(call_messages, [result]).ids)
     assert result_id not in text.decode(template.extend(call_messages, [other]).ids)
+
+
+def test_ids_of_calls_carry_their_names_where_the_template_shows_ids_alone() -> None:
+    """Kimi K2 Thinking reads `functions.NAME:N`, where N counts the calls of the conversation."""
+    template = family_template("kimi_k2_thinking")
+    question = ChatMessage(role="user", content="?")
+    first = ChatMessage(role="assistant", tool_calls=(call("Rome", "call_a"), call("Oslo", "b")))
+    later = ChatMessage(role="assistant", tool_calls=(call("Bonn", "call_c"),))
+    results = [
+        ChatMessage(role="tool", content=f"of {id}", tool_call_id=id) for id in ("b", "call_a")
+    ]
+    ids = template.render([question, first, *results, later], [TOOL])
+    text = family_text("kimi_k2_thinking").decode(ids)
+    assert re.findall(r"functions.get_weather:(\d)\S*{", text) == ["0", "1", "2"]
+    assert "## Return of functions.get_weather:1\nof b" in text
+    assert "## Return of functions.get_weather:0\nof call_a" in text
+
+
+def test_arguments_are_json_text_where_the_template_takes_no_others() -> None:
+    template = family_template("deepseek_v3")
+    messages = [
+        ChatMessage(role="user", content="?"),
+        ChatMessage(role="assistant", tool_calls=(call('Köln <\uff5cUser\uff5c> "', "a"),)),
+    ]
+    text = family_text("deepseek_v3")
+    ids = template.render(messages)
+    assert '```json\n{"city": "Köln <\uff5cUser\uff5c> \\""}\n```' in text.decode(ids)
+    [user_id] = text.encode("<\uff5cUser\uff5c>")
+    assert list(ids).count(user_id) == 1, "the name of a token in an argument became that token"

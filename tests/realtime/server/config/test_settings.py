@@ -82,7 +82,7 @@ def test_every_kind_of_option_is_read_from_every_source(tmp_path: Path) -> None:
 
 
 def test_every_engine_option_reaches_the_engine() -> None:
-    values = {"integer": "7", "number": "0.5", "text": "m", "switch": "True"}
+    values = {"integer": "7", "bytes": "7", "number": "0.5", "text": "m", "switch": "True"}
     for option in OPTIONS:
         if option.group not in ("model", "engine") or option.kind == "list":
             continue
@@ -93,6 +93,39 @@ def test_every_engine_option_reaches_the_engine() -> None:
         flags = [f"--{option.name}"] if is_switch else [f"--{option.name}", text]
         engine = make_serve_settings(merge_sources(parse(*flags), {})).engine
         assert str(getattr(engine, option.key)) == text, option.name
+
+
+@pytest.mark.parametrize("size", ["2GiB", "2048 MiB", "2147483648"])
+def test_memory_of_the_kv_pool_is_read_with_a_unit_from_every_source(
+    tmp_path: Path, size: str
+) -> None:
+    file = tmp_path / "continuo.toml"
+    file.write_text(f'kv-cache-memory-bytes = "{size}"')
+    for sources in (
+        merge_sources(parse("--kv-cache-memory-bytes", size), {}),
+        merge_sources(parse(), {"CONTINUO_KV_CACHE_MEMORY_BYTES": size}),
+        merge_sources(parse("--config", str(file)), {}),
+    ):
+        assert make_serve_settings(sources).engine.kv_cache_memory_bytes == 2 << 30
+    file.write_text("kv-cache-memory-bytes = 2147483648")
+    sources = merge_sources(parse("--config", str(file)), {})
+    assert make_serve_settings(sources).engine.kv_cache_memory_bytes == 2 << 30
+
+
+def test_memory_of_the_kv_pool_without_a_known_unit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = "'2GB' is no number of bytes, such as 2GiB, 512MiB or 1000000000"
+    with pytest.raises(SystemExit):
+        parse("--kv-cache-memory-bytes", "2GB")
+    assert f"--kv-cache-memory-bytes: {message}" in capsys.readouterr().err
+    with pytest.raises(SetupError, match=f"CONTINUO_KV_CACHE_MEMORY_BYTES: {message}"):
+        merge_sources(parse(), {"CONTINUO_KV_CACHE_MEMORY_BYTES": "2GB"})
+    file = tmp_path / "continuo.toml"
+    for value, problem in (('"2GB"', message), ("true", "'True' is no number of bytes")):
+        file.write_text(f"kv-cache-memory-bytes = {value}")
+        with pytest.raises(SetupError, match=f"kv-cache-memory-bytes: {problem}"):
+            merge_sources(parse("--config", str(file)), {})
 
 
 def test_speculative_config_is_json_with_the_names_of_vllm() -> None:

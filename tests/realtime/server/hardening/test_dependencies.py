@@ -24,7 +24,7 @@ USED_NAMES: dict[type, str] = {
         connection_made connection_lost data_received send_400_response handle_websocket_upgrade
         on_message_begin on_url on_header on_headers_complete on_body on_message_complete
         on_response_complete _start_asgi_task _should_upgrade _unset_keepalive_if_required
-        cycle flow headers loop parser pipeline transport url
+        client cycle flow headers loop parser pipeline transport url
     """,
     RequestResponseCycle: """
         disconnected keep_alive message_event more_body response_complete response_started scope
@@ -35,8 +35,9 @@ USED_NAMES: dict[type, str] = {
         connection_made connection_lost data_received handle_connect handle_parser_exception
         handle_ping handle_pong on_task_complete receive resume_writing schedule_ping send
         send_keepalive_ping send_receive_event_to_app shutdown
-        close_sent close_timer conn disconnected frames handshake_complete handshake_initiated
-        last_ping_rtt loop ping_interval ping_timer queue read_paused scope transport writable
+        client close_sent close_timer conn disconnected frames handshake_complete
+        handshake_initiated last_ping_rtt loop ping_interval ping_timer queue read_paused scope
+        transport writable
     """,
     ServerProtocol: """
         close_sent current_size data_to_send fail max_message_size parser parser_exc reader

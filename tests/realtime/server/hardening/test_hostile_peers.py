@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import resource
 import socket
@@ -17,7 +18,11 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.server import logging_setup
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.hardening import guarded_http, guards
-from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket, frame_head
+from continuo.realtime.server.hardening.guarded_websocket import (
+    PONGS_PER_SLICE_MAX,
+    GuardedWebSocket,
+    frame_head,
+)
 from continuo.realtime.server.process import web_server
 from continuo.realtime.server.process.web_server import USER_TIMEOUT_MS, bind
 from tests.support.clients import open_realtime_session
@@ -27,6 +32,7 @@ from tests.support.frames import (
     CLOSE,
     CONTINUATION,
     PING,
+    PONG,
     RawWebSocket,
     encode_frame,
     upgrade_request,
@@ -117,8 +123,10 @@ async def test_oversized_frame_is_read_to_its_end_so_that_1009_arrives(
 
 
 async def send_forever(peer: RawWebSocket, chunk: bytes) -> None:
-    """Send `chunk` again and again until cancelled or disconnected."""
+    """Send `chunk` again and again until cancelled. Raises ConnectionError if disconnected."""
     while True:
+        if peer.writer.is_closing():  # uvloop would raise RuntimeError
+            raise ConnectionResetError
         peer.writer.write(chunk)
         await peer.writer.drain()
 
@@ -381,6 +389,26 @@ async def test_many_small_messages_of_one_read_are_parsed_in_slices_and_all_answ
         assert (await peer.receive_event())["type"] == "input_audio_buffer.cleared"
     assert len(queued) >= 3000 * len(frame) // guards.SLICE_BYTES
     assert max(queued) <= guards.SLICE_BYTES // len(frame) + 1
+    peer.close()
+
+
+@pytest.mark.parametrize("count", [1, 10, 500])
+async def test_last_pings_that_arrive_together_are_answered_in_order(
+    server: RunningServer, count: int
+) -> None:
+    peer = await RawWebSocket.connect(server.port, Authorization=f"Bearer {API_KEY}")
+    await peer.receive_event()
+    pings = [encode_frame(f"{number:03}", PING) for number in range(count)]
+    await peer.send(b"".join(pings) + encode_frame(CLEAR))
+    pongs: list[bytes] = []
+    while (received := await peer.receive()) is not None and received.opcode == PONG:
+        pongs.append(received.payload)
+    assert received is not None
+    assert json.loads(received.payload)["type"] == "input_audio_buffer.cleared"
+    expected = [f"{number:03}".encode() for number in range(count)]
+    assert pongs == sorted(pongs)
+    assert pongs[-1] == expected[-1]
+    assert pongs == expected if count <= PONGS_PER_SLICE_MAX else len(pongs) < count / 4
     peer.close()
 
 

@@ -28,6 +28,9 @@ class RawConnection:
         self.writer = writer
 
     async def send(self, data: bytes) -> None:
+        """Send data. Raises ConnectionError once the server has disconnected."""
+        if self.writer.is_closing():  # uvloop would raise RuntimeError
+            raise ConnectionResetError
         self.writer.write(data)
         await self.writer.drain()
 

@@ -381,8 +381,8 @@ async def test_pongs_to_a_peer_that_does_not_read_are_not_buffered(
     client_transport.pause_reading()
     (server_connection,) = small_server.web_server.server_state.connections
     for _ in range(40):
-        await peer.send(encode_frame(b"x" * 125, PING) * 4000)
-    assert server_connection.transport.get_write_buffer_size() < MIB, "20 MB of pings were sent"
+        await peer.send(encode_frame(b"x" * 125, PING) * 500)
+    assert server_connection.transport.get_write_buffer_size() < MIB, "2.6 MB of pings were sent"
     client_transport.resume_reading()
     await peer.send_event(type="input_audio_buffer.clear")
     assert (await peer.wait_for("input_audio_buffer.cleared"))["type"]

@@ -9,10 +9,7 @@ from typing import cast
 import pytest
 
 from continuo.realtime.server.hardening.guarded_http import GuardedHttp
-from continuo.realtime.server.hardening.guarded_websocket import (
-    MESSAGES_PER_TURN,
-    GuardedWebSocket,
-)
+from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket
 from continuo.realtime.server.hardening.guards import SLICE_BYTES, UnreadInput
 from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.transport import connection
@@ -44,6 +41,7 @@ class FakeReader:
         self._clock, self._slice_s, self._slice_bytes = clock, slice_s, slice_bytes
         self.left = slices
         self.parsed = 0
+        self.turn_used_s = 0.0
 
     @property
     def unread_bytes(self) -> int:
@@ -55,6 +53,15 @@ class FakeReader:
         self.parsed += 1
         return self.left > 0
 
+    def begin_turn(self) -> None:
+        self.turn_used_s = 0.0
+
+    def spend(self, seconds: float) -> None:
+        self.turn_used_s += seconds
+
+    def abort(self) -> None:
+        raise AssertionError("it cannot fail")
+
 
 @pytest.fixture
 def clock() -> Clock:
@@ -63,8 +70,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def turns(clock: Clock) -> ReadTurns:
-    """Turns without pauses between rounds, because the wall clock stands still."""
-    return ReadTurns(0.001, 0.004, clock, lambda: 0.0)
+    return ReadTurns(0.001, 0.004, clock)
 
 
 async def rounds(turns: ReadTurns) -> AsyncIterator[None]:
@@ -77,7 +83,7 @@ async def rounds(turns: ReadTurns) -> AsyncIterator[None]:
 async def test_reader_yields_when_its_turn_is_used(clock: Clock, turns: ReadTurns) -> None:
     reader = FakeReader(clock, slices=100, slice_s=0.0003)
     turns.submit(reader)
-    assert reader.parsed == 4
+    assert (reader.parsed, reader.turn_used_s) == (4, pytest.approx(0.0012))
     parsed = [reader.parsed async for _ in rounds(turns)]
     assert reader.left == 0
     gains = [after - before for before, after in itertools.pairwise([4, *parsed])]
@@ -100,7 +106,7 @@ async def test_many_small_reads_at_the_same_time_wait_for_rounds(
     for reader in readers:
         turns.submit(reader, least_s=0.001)
     at_once = sum(reader.parsed for reader in readers)
-    assert at_once == 4
+    assert 4 <= at_once <= 6, "four turns, and half of the time that passed"
     done = [at_once]
     async for _ in rounds(turns):
         done.append(sum(reader.parsed for reader in readers))
@@ -108,8 +114,8 @@ async def test_many_small_reads_at_the_same_time_wait_for_rounds(
     assert max(after - before for before, after in itertools.pairwise(done)) == 4
 
 
-async def test_reading_at_once_takes_half_of_the_time(clock: Clock) -> None:
-    turns, at_once = ReadTurns(0.001, 0.004, clock, clock), 0
+async def test_reading_at_once_takes_half_of_the_time(clock: Clock, turns: ReadTurns) -> None:
+    at_once = 0
     for _ in range(1000):
         reader = FakeReader(clock, slices=1, slice_s=0.0005)
         turns.submit(reader)
@@ -137,14 +143,14 @@ async def test_reader_with_little_comes_before_those_with_much(
 async def test_reader_with_much_is_served_while_small_ones_keep_coming(
     clock: Clock, turns: ReadTurns
 ) -> None:
-    large = FakeReader(clock, slices=20, slice_s=0.001)
+    large = FakeReader(clock, slices=5, slice_s=0.001)
     small = [FakeReader(clock, slices=100_000, slice_s=0.001, slice_bytes=0) for _ in range(8)]
     for reader in (*small, large):
         turns.submit(reader)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while large.left:
             await asyncio.sleep(0)
-    assert sum(reader.parsed for reader in small) > 100
+    assert sum(reader.parsed for reader in small) > 5 * 3
 
 
 async def test_other_work_gets_as_much_time_as_a_round_took() -> None:
@@ -176,32 +182,45 @@ class BusyReader:
         self.left -= 1
         return self.left > 0
 
+    def begin_turn(self) -> None: ...
+
+    def spend(self, seconds: float) -> None: ...
+
+    def abort(self) -> None: ...
+
 
 async def test_cancelled_wait_does_not_use_up_a_turn(turns: ReadTurns) -> None:
     waits = [asyncio.create_task(turns.wait(100)) for _ in range(3)]
     await asyncio.sleep(0)
     waits[0].cancel()
-    async with asyncio.timeout(5):
-        await asyncio.gather(*waits[1:])
+    await asyncio.gather(*waits[1:])
     assert not turns._waiting
 
 
 async def test_exception_of_a_reader_does_not_stop_the_turns(turns: ReadTurns) -> None:
+    aborted: list[str] = []
+
     class Broken:
         unread_bytes = 10_000
 
         def parse_slice(self) -> bool:
             raise RuntimeError("a fault of a parser")
 
+        def begin_turn(self) -> None: ...
+
+        def spend(self, seconds: float) -> None: ...
+
+        def abort(self) -> None:
+            aborted.append("the broken one")
+
     loop, reported = asyncio.get_running_loop(), list[str]()
     loop.set_exception_handler(lambda _loop, context: reported.append(str(context["exception"])))
-    first, second = asyncio.create_task(turns.wait(1)), None
+    first = asyncio.create_task(turns.wait(1))
     await asyncio.sleep(0)
     turns.submit(Broken())
     second = asyncio.create_task(turns.wait(20_000))
-    async with asyncio.timeout(5):
-        await asyncio.gather(first, second)
-    assert reported == ["a fault of a parser"]
+    await asyncio.gather(first, second)
+    assert (reported, aborted) == (["a fault of a parser"], ["the broken one"])
 
 
 PIECES = {
@@ -289,7 +308,7 @@ async def test_bytes_that_wait_are_charged_to_the_budget(
     await wait_until(lambda: server.web_server.incoming_budget.charged_bytes == 0)
 
 
-async def test_few_small_messages_sent_together_wait_for_no_turn(
+async def test_application_waits_for_a_turn_when_it_has_used_its_last(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[int] = []
@@ -302,14 +321,18 @@ async def test_few_small_messages_sent_together_wait_for_no_turn(
     monkeypatch.setattr(ReadTurns, "wait", counted)
     peer = await RawWebSocket.connect(server.port, Authorization=BEARER)
     await peer.wait_for("session.created")
+    (socket,) = cast("set[GuardedWebSocket]", server.web_server.server_state.connections)
     clear = encode_frame('{"type": "input_audio_buffer.clear"}')
-    for _ in range(2):
-        peer.writer.write(clear * MESSAGES_PER_TURN)
-        for _ in range(MESSAGES_PER_TURN):
+
+    async def send_together() -> int:
+        waits.clear()
+        peer.writer.write(clear * 20)
+        for _ in range(20):
             await peer.wait_for("input_audio_buffer.cleared")
-        assert not waits
-    peer.writer.write(clear * 100)
-    for _ in range(100):
-        await peer.wait_for("input_audio_buffer.cleared")
-    assert waits
+        return len(waits)
+
+    monkeypatch.setattr(socket.read_turns, "turn_s", 1000.0)
+    assert await send_together() == 0
+    monkeypatch.setattr(socket.read_turns, "turn_s", 0.0)
+    assert await send_together() == 19, "the first message is there without a queue before it"
     peer.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from continuo.engine.architectures.known import find_refusal
 from continuo.engine.errors import ModelError
 
 ALTERNATIVES = ("Qwen3ForCausalLM", "LlamaForCausalLM")
@@ -16,7 +17,11 @@ USE_UNQUANTIZED = (
 
 
 def unsupported_architecture(where: object, architecture: str, reason: str) -> ModelError:
-    """Create the error of an architecture that cannot run, for `reason`."""
+    """Create the error of an architecture that cannot run. `reason`: what the loader found; that of
+    a known architecture comes before it."""
+    known = find_refusal(architecture)
+    if known is not None and known != reason:
+        reason = f"{known} ({reason})"
     return ModelError(
         f"{where}: architecture {architecture} cannot run here: {reason}; "
         f"{USE_ANOTHER_ARCHITECTURE}"
@@ -25,7 +30,7 @@ def unsupported_architecture(where: object, architecture: str, reason: str) -> M
 
 def quantized_checkpoint(where: object, how: str | None = None) -> ModelError:
     """Create the error of a checkpoint with quantized weights. `how`: the format, if known."""
-    named = "" if how is None else f" ({how})"
+    named = f" ({how})" if how else ""
     return ModelError(
         f"{where}: its weights are quantized{named}, which is not supported; {USE_UNQUANTIZED}"
     )

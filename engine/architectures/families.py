@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from continuo.engine.device.models.shapes import (
+from continuo.engine.architectures.shapes import (
     AttentionShape,
     DecoderShape,
     GatedDeltaNetShape,

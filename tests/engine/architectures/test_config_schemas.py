@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from continuo.engine.architectures.config_schemas import SCHEMAS, read_by_schema
+from continuo.engine.architectures.families import read_shape
 from continuo.engine.device.models import rope
-from continuo.engine.device.models.config_schemas import SCHEMAS, read_by_schema
-from continuo.engine.device.models.families import read_shape
 from tests.support.architectures import ARCHITECTURES
 
 pytestmark = pytest.mark.torch

@@ -1,0 +1,96 @@
+"""Loop account: the event-loop time that one connection uses, and whether it achieves something.
+
+What a connection sends is parsed on the event loop, and handled on it. Both are timed, by the clock
+of the wall (see `read_turns`). A connection that uses over SHARE_MAX of the loop for WINDOW_S,
+while none of its events is executed and none of its requests answered with a status below 400, is
+closed.
+"""
+
+import time
+import types
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, TypeVar
+
+WINDOW_S = 5.0
+SHARE_MAX = 0.2
+STEP_S_MAX = 0.1
+"""Maximum time in seconds that is charged at once: a pause of the whole process, which happens to
+be within a connection's turn, is not the connection's."""
+_USED_S_MAX = WINDOW_S * SHARE_MAX
+
+_Result = TypeVar("_Result")
+
+
+class LoopAccount:
+    """The time in seconds that one connection has used. `clock`: time in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.is_exceeded = False
+        """Whether the connection has used more than its share without an effect."""
+        self._turn_used_s = 0.0
+        """Time used since `begin_turn`, less the time before that in the same step."""
+        self._step_began_s: float | None = None
+        """When the present step of a timed coroutine began; None outside of one."""
+        self._used_s = 0.0
+        """Time used in the present window, which begins anew with each effect."""
+        self._window_began_s = 0.0
+
+    @property
+    def turn_used_s(self) -> float:
+        """Time used since `begin_turn`, with the present step."""
+        if self._step_began_s is None:
+            return self._turn_used_s
+        return self._turn_used_s + self._clock() - self._step_began_s
+
+    def begin_turn(self) -> None:
+        began_s = self._step_began_s
+        self._turn_used_s = 0.0 if began_s is None else began_s - self._clock()
+
+    def spend(self, seconds: float) -> None:
+        """Charge time on the event loop. No effect within a step of a timed coroutine, because that
+        is charged as a whole."""
+        if self._step_began_s is None:
+            self._charge(seconds)
+
+    def credit(self) -> None:
+        """Note an effect: an event was executed, or a part of a response with a status below 400
+        is sent."""
+        self._used_s, self.is_exceeded = 0.0, False
+
+    async def timed(
+        self, function: Callable[..., Coroutine[Any, Any, _Result]], *arguments: object
+    ) -> _Result:
+        """Call a coroutine function, and charge the time that its steps take."""
+        return await self._drive(function(*arguments))
+
+    @types.coroutine
+    def _drive(self, coroutine: Coroutine[Any, Any, _Result]) -> Generator[Any, Any, _Result]:
+        """Run the steps of a coroutine, and charge the time of each."""
+        sent: object = None
+        thrown: BaseException | None = None
+        while True:
+            self._step_began_s = self._clock()
+            try:
+                awaited = coroutine.send(sent) if thrown is None else coroutine.throw(thrown)
+            except StopIteration as end:
+                return end.value
+            finally:
+                used_s, self._step_began_s = self._clock() - self._step_began_s, None
+                self._charge(used_s)
+                sent = thrown = None  # an exception that refers to this frame would be garbage
+            try:
+                sent = yield awaited
+            except BaseException as error:  # noqa: BLE001 - all go to the coroutine
+                thrown = error
+
+    def _charge(self, seconds: float) -> None:
+        seconds = min(seconds, STEP_S_MAX)
+        self._turn_used_s += seconds
+        if not self._used_s:
+            self._window_began_s = self._clock()
+        self._used_s += seconds
+        if self._used_s > _USED_S_MAX:
+            if self._clock() - self._window_began_s <= WINDOW_S:
+                self.is_exceeded = True
+            self._used_s = 0.0
