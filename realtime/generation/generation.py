@@ -27,7 +27,7 @@ from continuo.realtime.generation.output_items import OutputItems
 from continuo.realtime.generation.output_parser import ChannelParser, ParsedChunk
 from continuo.realtime.generation.prompt import Prompt
 from continuo.realtime.protocol.events import ConversationEvent
-from continuo.realtime.protocol.items import FunctionCallItem, ItemStatus
+from continuo.realtime.protocol.items import ItemStatus
 from continuo.realtime.protocol.response import Response, ResponseError, ResponseStatus, Usage
 from continuo.realtime.tenants.turn_slots import TurnSlot
 
@@ -74,13 +74,9 @@ class Generation:
         return self._is_cancelled
 
     @property
-    def has_just_called(self) -> bool:
-        """Whether the last item so far is a complete function call."""
-        match self._output.items:
-            case (*_, FunctionCallItem(status="completed")):
-                return True
-            case _:
-                return False
+    def is_between_items(self) -> bool:
+        """Whether there are items, and none is in progress."""
+        return bool(self._output.items) and self._output.items[-1].status != "in_progress"
 
     async def cancel(self) -> None:
         """Cancel generation: the turn ends within one engine step, and `run` returns soon after. A

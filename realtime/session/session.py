@@ -61,8 +61,8 @@ from continuo.realtime.tenants.tenants import Tenant
 
 log = logging.getLogger(__name__)
 
-CALLS_END_WAIT_S_MAX = 5.0
-"""Maximum time that the next response waits for the end of one that has called a function."""
+ENDING_RESPONSE_WAIT_S_MAX = 5.0
+"""Maximum time that the next response waits for the end of one whose items are complete."""
 _RESIDENCY_TIMEOUT_S = 0.5
 """Timeout for the engine to report where the KV of a resumed session is."""
 
@@ -169,12 +169,12 @@ class Session:
         """Return an event id for an event that is not part of the event log."""
         return self._event_log.emitted_id.for_unlogged_event().encode()
 
-    async def wait_for_end_of_calls(self) -> None:
-        """Wait until the active response of the conversation has ended, if its last item so far is
-        a complete function call; at most CALLS_END_WAIT_S_MAX."""
+    async def wait_for_ending_response(self) -> None:
+        """Wait until the active response of the conversation has ended, if none of its items is in
+        progress; at most ENDING_RESPONSE_WAIT_S_MAX."""
         main = self._active_responses.main
-        if main is not None and main.has_just_called:
-            await self._active_responses.wait_until_committed(CALLS_END_WAIT_S_MAX)
+        if main is not None and main.is_between_items:
+            await self._active_responses.wait_until_committed(ENDING_RESPONSE_WAIT_S_MAX)
 
     def detach(self) -> None:
         """Detach the connection; active responses continue."""

@@ -258,9 +258,9 @@ class Connection:
                     pass
                 case _:
                     if self._dialect.is_beta and isinstance(command, CreateSessionResponse):
-                        # Clients of the beta send the result of a function, and continue, as soon
-                        # as the call is complete: before the response that called it has ended.
-                        await session.wait_for_end_of_calls()
+                        # Clients of the beta continue as soon as an item is complete, a function
+                        # call above all: before the response that contains it has ended.
+                        await session.wait_for_ending_response()
                     await session.execute(command, _idempotent_request_of(event))
                     self._socket.account.credit()
         except BadFrame as refusal:
