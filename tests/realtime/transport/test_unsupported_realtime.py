@@ -164,6 +164,7 @@ async def calling_session(
         yield client
 
 
+@pytest.mark.slow
 async def test_beta_client_may_continue_before_the_response_that_called_has_ended() -> None:
     device = slow_caller()
     async with calling_session(device, {**ACME, "OpenAI-Beta": "realtime=v1"}) as client:
@@ -176,6 +177,7 @@ async def test_beta_client_may_continue_before_the_response_that_called_has_ende
         assert response["output"][0]["content"] == [{"type": "text", "text": "Sunny."}]
 
 
+@pytest.mark.slow
 async def test_ga_client_waits_for_the_end_of_the_response_that_called() -> None:
     device = slow_caller()
     async with calling_session(device, ACME, type="realtime") as client:
