@@ -16,6 +16,7 @@ SHARE ?= $(if $(ARGS),1,6)
 SEED ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo 0)
 # One worker more than cores keeps all of them busy; with more, each test only takes longer.
 JOBS ?= $(shell expr 1 + $$(nproc))
+NODE_CLIENTS := tests/clients/node/node_modules
 QUICK := tests/engine tests/realtime tests/reference
 
 help:
@@ -53,7 +54,7 @@ test: environments
 		--no-loadscope-reorder --max-worker-restart 0 --share $(SHARE) --share-seed $(SEED) $(ARGS)
 
 # What the tests need. `make --jobs environments` sets it up side by side.
-environments: $(VENV)/ready-dev .venv-openai/ready .venv-middleware/ready system
+environments: $(VENV)/ready-dev .venv-openai/ready .venv-middleware/ready $(NODE_CLIENTS)/ready system
 
 system:
 	@sh tools/setup_system.sh
@@ -111,7 +112,7 @@ release: check
 	@$(BIN)/python tools/release.py $(VERSION) $(if $(REPOSITORY),--repository $(REPOSITORY))
 
 clean:
-	rm -rf build/docs dist realtime/server/assets web/node_modules web/src/client/dist tests/clients/node/node_modules
+	rm -rf build/docs dist realtime/server/assets web/node_modules web/src/client/dist $(NODE_CLIENTS)
 	rm -rf .venv .venv-openai .venv-middleware .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 
 $(BIN)/python:
@@ -136,4 +137,9 @@ $(VENV)/ready-dev: pyproject.toml $(VENV)/ready
 # lacks one of their many packages, the tests of them are skipped.
 .venv-middleware/ready: tests/clients/middleware-requirements.txt
 	@{ sh tools/make_venv.sh .venv-middleware && .venv-middleware/bin/python tools/set_up.py $< && touch $@; } \
+		|| echo "Not installed: $<. The tests that need it are skipped." >&2
+
+# The clients for Node.js: OpenAI's SDK, and the voice clients of other makers.
+$(NODE_CLIENTS)/ready: tests/clients/node/package-lock.json
+	@{ npm --prefix $(<D) ci --ignore-scripts --silent --no-progress && touch $@; } \
 		|| echo "Not installed: $<. The tests that need it are skipped." >&2

@@ -73,6 +73,11 @@ class Generation:
     def is_cancelled(self) -> bool:
         return self._is_cancelled
 
+    @property
+    def is_between_items(self) -> bool:
+        """Whether there are items, and none is in progress."""
+        return bool(self._output.items) and self._output.items[-1].status != "in_progress"
+
     async def cancel(self) -> None:
         """Cancel generation: the turn ends within one engine step, and `run` returns soon after. A
         turn whose start is still in progress is cancelled as soon as it has started."""

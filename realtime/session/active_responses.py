@@ -399,13 +399,13 @@ class ActiveResponses:
 
     # ------------------------------------------------------------ pause, cancel
 
-    async def wait_until_committed(self) -> None:
+    async def wait_until_committed(self, timeout_s: float | None = None) -> None:
         """Wait until the active response of the conversation, if any, is committed to the
-        conversation."""
+        conversation. `timeout_s`: maximum wait; None: no limit."""
         main = self._main
         ends = [task for task in self._tasks if main and task.get_name() == main.response.id]
         if ends:
-            await asyncio.wait(ends)
+            await asyncio.wait(ends, timeout=timeout_s)
 
     async def pause_all(self) -> None:
         """Pause generation in the engine until `resume_all`. Raises EngineError."""

@@ -61,6 +61,8 @@ from continuo.realtime.tenants.tenants import Tenant
 
 log = logging.getLogger(__name__)
 
+ENDING_RESPONSE_WAIT_S_MAX = 5.0
+"""Maximum time that the next response waits for the end of one whose items are complete."""
 _RESIDENCY_TIMEOUT_S = 0.5
 """Timeout for the engine to report where the KV of a resumed session is."""
 
@@ -166,6 +168,13 @@ class Session:
     def make_unlogged_event_id(self) -> str:
         """Return an event id for an event that is not part of the event log."""
         return self._event_log.emitted_id.for_unlogged_event().encode()
+
+    async def wait_for_ending_response(self) -> None:
+        """Wait until the active response of the conversation has ended, if none of its items is in
+        progress; at most ENDING_RESPONSE_WAIT_S_MAX."""
+        main = self._active_responses.main
+        if main is not None and main.is_between_items:
+            await self._active_responses.wait_until_committed(ENDING_RESPONSE_WAIT_S_MAX)
 
     def detach(self) -> None:
         """Detach the connection; active responses continue."""

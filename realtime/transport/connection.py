@@ -20,6 +20,7 @@ from continuo.realtime.event_log.replay import EmittedEvent
 from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.protocol.commands import CreateSessionResponse
 from continuo.realtime.protocol.realtime_api import (
     ClientEvent,
     CloseRequest,
@@ -256,6 +257,10 @@ class Connection:
                 case IgnoredAudioEvent():
                     pass
                 case _:
+                    if self._dialect.is_beta and isinstance(command, CreateSessionResponse):
+                        # Clients of the beta continue as soon as an item is complete, a function
+                        # call above all: before the response that contains it has ended.
+                        await session.wait_for_ending_response()
                     await session.execute(command, _idempotent_request_of(event))
                     self._socket.account.credit()
         except BadFrame as refusal:

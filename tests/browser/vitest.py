@@ -109,6 +109,7 @@ ACCESS = (
     "admin",
     "authentication",
     "client_library",
+    "openai_sdk",
     "root_path",
 )
 

@@ -221,7 +221,7 @@ async def test_commands_succeed(
         (user.folder / "keys").write_text("sk-one = acme\n")
     port = str(free_port()) if SERVER.search(text) else address_of(demo).partition(":")[2]
     if "node talk.mjs" in text:
-        request.getfixturevalue("node")  # installs the packages
+        request.getfixturevalue("node")  # skips without the packages
         (user.folder / "node_modules").symlink_to(NODE / "node_modules")
         (user.folder / "talk.mjs").write_text(TALK[0].text.replace(":8000", f":{port}"))
     async with contextlib.AsyncExitStack() as stack:

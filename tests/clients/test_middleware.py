@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from continuo.realtime.limits import Limits
+from continuo.realtime.server.auth.access_policy import AccessPolicy
 from continuo.realtime.server.http.readiness import ReadinessGate
 from tests.clients.conftest import KEY, ROOT
 from tests.clients.test_error_rows import ServerFleet
@@ -54,7 +55,7 @@ async def raised(
         app, _, _ = await fleet.build()
         await fleet.open("plain", app)
         app, _, _ = await fleet.build()
-        await fleet.open("closed", app, ReadinessGate(wait_s_max=0.01))
+        await fleet.open("closed", app, ReadinessGate(AccessPolicy(), wait_s_max=0.01))
         app, _, _ = await fleet.build(Limits(tokens_per_minute=1))
         await fleet.open("limited", app)
         yield await run_middleware(middleware, *fleet.servers)

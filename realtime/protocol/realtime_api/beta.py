@@ -30,21 +30,21 @@ class Dialect:
     """The codec of a connection: of GA, until a client that announces the beta sends an event that
     only the beta has. Proxies announce it too, on behalf of clients that use GA."""
 
-    __slots__ = ("_announces_beta", "_is_beta")
+    __slots__ = ("_announces_beta", "is_beta")
 
     def __init__(self, *, announces_beta: bool) -> None:
         self._announces_beta = announces_beta
-        self._is_beta = False
+        self.is_beta = False
 
     def decode(self, frame: str) -> ClientEvent:
         """Decode a frame. Raises BadFrame, whose `param` is the path in GA."""
-        if self._announces_beta and not self._is_beta:
-            self._is_beta = is_beta_event(frame)
-        return decode_frame(from_beta(frame) if self._is_beta else frame)
+        if self._announces_beta and not self.is_beta:
+            self.is_beta = is_beta_event(frame)
+        return decode_frame(from_beta(frame) if self.is_beta else frame)
 
     def encode(self, event: ServerEvent) -> bytes | None:
         """Encode an event. Returns None if the client's version of the API does not have it."""
-        return to_beta(event) if self._is_beta else encode_frame(event)
+        return to_beta(event) if self.is_beta else encode_frame(event)
 
 
 class _SessionHead(msgspec.Struct, frozen=True):

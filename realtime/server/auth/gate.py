@@ -136,8 +136,7 @@ class Authenticator:
 
     def is_origin_allowed(self, headers: Headers) -> bool:
         """Whether a request has no Origin, or one whose pages may use this server."""
-        origin = headers.get("origin")
-        return origin is None or self._is_known_origin(origin, headers.get("host", ""))
+        return is_origin_allowed(headers, self.policy)
 
     async def prepare(self, headers: Headers) -> None:
         """Fetch the public keys of tokens if that of the request's token is unknown."""
@@ -220,19 +219,6 @@ class Authenticator:
             event="invalid_api_key",
         )
 
-    def _is_known_origin(self, origin: str, host: str) -> bool:
-        if origin.lower() in self.policy.allowed_origins:
-            return True
-        found = _parse(_ORIGIN, origin)
-        if found is None:
-            return False
-        # The server's own page has the Origin that the Host header names. If no key is required,
-        # only an IP address proves that: a host name could be the result of DNS rebinding.
-        is_own_page = found == _parse(_HOST, host) and (
-            self.policy.requires_key or _is_address(found.host)
-        )
-        return is_own_page or found.host in _LOOPBACK_HOSTS
-
     def _is_host_allowed(self, host: str) -> bool:
         found = _parse(_HOST, host)
         if found is None:
@@ -241,6 +227,22 @@ class Authenticator:
         if "." not in name or name.endswith(".localhost") or _is_address(name):
             return True
         return any(name == urlsplit(origin).hostname for origin in self.policy.allowed_origins)
+
+
+def is_origin_allowed(headers: Headers, policy: AccessPolicy) -> bool:
+    """Whether a request has no Origin, or one whose pages may use a server with this policy."""
+    origin = headers.get("origin")
+    if origin is None or origin.lower() in policy.allowed_origins:
+        return True
+    found = _parse(_ORIGIN, origin)
+    if found is None:
+        return False
+    # The server's own page has the Origin that the Host header names. If no key is required, only
+    # an IP address proves that: a host name could be the result of DNS rebinding.
+    is_own_page = found == _parse(_HOST, headers.get("host", "")) and (
+        policy.requires_key or _is_address(found.host)
+    )
+    return is_own_page or found.host in _LOOPBACK_HOSTS
 
 
 class _HostPort(NamedTuple):

@@ -6,21 +6,23 @@
 
 The endpoints need no key and reveal nothing of the model or its sessions. Other requests wait until
 model and store are loaded, at most STARTUP_WAIT_S_MAX, and are refused while the server drains,
-except that metrics can be scraped. Pages of allowed origins can read every response (CORS), except
-while the server starts: the allowed origins are not known then.
+except that metrics can be scraped. Pages of allowed origins can read every response (CORS).
 """
 
 import asyncio
 import math
+from functools import partial
 from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.datastructures import State
 from starlette.responses import RedirectResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from continuo.realtime.server import replies
+from continuo.realtime.server.auth.access_policy import AccessPolicy
+from continuo.realtime.server.auth.gate import is_origin_allowed
 from continuo.realtime.server.http.cross_origin import CrossOrigin
 from continuo.realtime.server.http.root_path import (
     is_root_without_slash,
@@ -48,9 +50,16 @@ class StoreReadiness(Protocol):
 class ReadinessGate:
     """An ASGI application that holds requests until `set_app`, and refuses them while draining."""
 
-    def __init__(self, *, wait_s_max: float = STARTUP_WAIT_S_MAX, root_path: str = "") -> None:
-        """`root_path`: path prefix of this server at a proxy; empty: none."""
-        self.state = State()
+    def __init__(
+        self,
+        policy: AccessPolicy,
+        *,
+        wait_s_max: float = STARTUP_WAIT_S_MAX,
+        root_path: str = "",
+    ) -> None:
+        """`policy`: the origins to allow until `set_app`. `root_path`: path prefix of this server
+        at a proxy; empty: none."""
+        self.state = State({"is_origin_allowed": partial(is_origin_allowed, policy=policy)})
         self._root_path = root_path
         self.is_draining = False
         """Whether new requests are refused; open connections continue."""
@@ -85,24 +94,24 @@ class ReadinessGate:
             return
         scope = strip_root_path(scope, self._root_path)
         strip_trailing_slash(scope)
+        app: ASGIApp
         if scope["type"] == "http" and scope["path"] in HEALTH_PATHS:
-            response = self._health_response(scope["path"])
+            app = self._health_response(scope["path"])
         else:
             if self._app is None and not self.is_draining:
                 await self._wait_for_app()
             is_scrape = scope["type"] == "http" and scope["path"] == METRICS_PATH
             if self._app is not None and (is_scrape or not self.is_draining):
-                # Also for the response to an unexpected exception, which the application sends
-                # outside of its middleware.
-                await CrossOrigin(self._app, self.state.is_origin_allowed)(scope, receive, send)
+                app = self._app
+            elif scope["type"] == "http":
+                app = self._unavailable_response()
+            else:
+                websocket = WebSocket(scope, receive, send)
+                await websocket.send_denial_response(self._unavailable_response())
                 return
-            response = self._unavailable_response()
-        if scope["type"] == "websocket":
-            await WebSocket(scope, receive, send).send_denial_response(response)
-        elif self._app is None:
-            await response(scope, receive, send)
-        else:
-            await CrossOrigin(response, self.state.is_origin_allowed)(scope, receive, send)
+        # Also for the response to an unexpected exception, which the application sends outside of
+        # its middleware.
+        await CrossOrigin(app, self.state.is_origin_allowed)(scope, receive, send)
 
     async def _wait_for_app(self) -> None:
         try:

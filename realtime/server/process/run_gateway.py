@@ -103,14 +103,16 @@ async def _remote_engines(settings: GatewaySettings) -> AsyncGenerator[EngineCli
 async def _run(settings_source: SettingsSource, source: EngineSource) -> int:
     settings = settings_source.read()
     tracing_setup.check_installed(settings.otlp_traces_endpoint)
-    plain_keys = load_access_policy(settings).plain_keys
-    recent_warnings = logging_setup.configure(settings.log_level, plain_keys, settings.log_format)
+    policy = load_access_policy(settings)
+    recent_warnings = logging_setup.configure(
+        settings.log_level, policy.plain_keys, settings.log_format
+    )
     file_descriptors.warn_if_too_few(file_descriptors.raise_limit(), settings.limits)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     tls = make_server_tls(settings.ssl_certfile, settings.ssl_keyfile)
     signals = ShutdownSignals()
     with _bind(settings) as sock:
-        readiness_gate = ReadinessGate(root_path=settings.root_path)
+        readiness_gate = ReadinessGate(policy, root_path=settings.root_path)
         server = WebServer(readiness_gate, settings, lambda: None, tls)
         serving = asyncio.create_task(server.serve([sock]), name="http")
         async with AsyncExitStack() as stack:

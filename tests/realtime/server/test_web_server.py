@@ -9,6 +9,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from continuo.realtime.errors import SetupError
+from continuo.realtime.server.auth.access_policy import AccessPolicy
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
@@ -50,7 +51,7 @@ async def test_health_requires_no_key_and_models_do(server: RunningServer) -> No
 async def test_readiness_requires_no_key(harness: EngineHarness) -> None:
     settings = GatewaySettings(tenants={API_KEY: "default"})
     store = await shared_store(harness)
-    app, gate = build_app(harness.engine, settings, store), ReadinessGate()
+    app, gate = build_app(harness.engine, settings, store), ReadinessGate(AccessPolicy())
     async with serve_app(gate, app.state.registry, settings) as server:
         for open, draining, expected in (
             (False, False, (503, {"status": "starting"})),

@@ -1,14 +1,28 @@
 """Requests of Realtime clients for what the server does not have: refused by name, once."""
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from websockets import Subprotocol
 
-from tests.support.clients import RealtimeClient, connect_realtime, open_realtime_session
-from tests.support.web_servers import ACME, RunningServer
+from continuo.engine.batch import Geometry
+from continuo.realtime.server.config.settings import GatewaySettings
+from tests.support.checkpoints import family_folder, family_text
+from tests.support.clients import (
+    RealtimeClient,
+    RequestRefused,
+    connect_realtime,
+    open_realtime_session,
+)
+from tests.support.engines import running_engine
+from tests.support.scripted_runner import ScriptedRunner
+from tests.support.web_servers import ACME, TENANTS, RunningServer, serve_harness
 
 APPEND = {"type": "input_audio_buffer.append", "audio": "AAAA"}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 
 async def test_session_that_asks_for_audio_is_served_as_text(server: RunningServer) -> None:
@@ -116,6 +130,61 @@ async def check_beta_response(client: RealtimeClient) -> None:
     response = events[-1]["response"]
     assert response["modalities"] == ["text"]
     assert response["output"][0]["content"] == [{"type": "text", "text": text}]
+
+
+def slow_caller() -> ScriptedRunner:
+    """Return a device that calls a tool in its first turn, and then takes seconds to end it, until
+    its `step_s` is set to 0."""
+    text = family_text("qwen3_0_6b")
+    geometry = Geometry(800, 4, 3200, text.vocab_size, 256, 0)
+    device = ScriptedRunner(geometry, text, [CALL + " \n" * 50, "Sunny."])
+    device.step_s = 0.03
+    return device
+
+
+@contextlib.asynccontextmanager
+async def calling_session(
+    device: ScriptedRunner, headers: dict[str, str], **session: Any
+) -> AsyncIterator[RealtimeClient]:
+    """Open a session whose response has called a tool and not ended, and whose client has sent the
+    result of the call, and `response.create`."""
+    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",))
+    tool = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
+    async with (
+        running_engine(family_folder("qwen3_0_6b"), lambda: device) as harness,
+        serve_harness(harness, settings) as server,
+        open_realtime_session(server.url, headers) as client,
+    ):
+        await client.send("session.update", session={**session, "tools": [tool]})
+        await client.send("response.create")
+        called = await client.wait_for("response.output_item.done")
+        result = {"type": "function_call_output", "call_id": called["item"]["call_id"]}
+        await client.send("conversation.item.create", item={**result, "output": "sunny"})
+        await client.send("response.create")
+        yield client
+
+
+@pytest.mark.slow
+async def test_beta_client_may_continue_before_the_response_that_called_has_ended() -> None:
+    device = slow_caller()
+    async with calling_session(device, {**ACME, "OpenAI-Beta": "realtime=v1"}) as client:
+        await client.expect("conversation.item.created")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.receive(), 0.2)
+        device.step_s = 0.0
+        await client.expect("response.done", "rate_limits.updated", "response.created")
+        response = (await client.wait_for("response.done"))["response"]
+        assert response["output"][0]["content"] == [{"type": "text", "text": "Sunny."}]
+
+
+@pytest.mark.slow
+async def test_ga_client_waits_for_the_end_of_the_response_that_called() -> None:
+    device = slow_caller()
+    async with calling_session(device, ACME, type="realtime") as client:
+        with pytest.raises(RequestRefused, match="conversation_already_has_active_response"):
+            await client.wait_for("response.done")
+        device.step_s = 0.0
+        await client.wait_for("response.done")
 
 
 async def test_ga_client_behind_a_proxy_that_announces_the_beta_is_served(

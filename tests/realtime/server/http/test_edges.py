@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from websockets.asyncio.client import connect
 
-from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.config.settings import GatewaySettings, load_access_policy
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.server.logging_setup import RedactingFormatter
@@ -46,7 +46,7 @@ ENDPOINTS = [
 @pytest.fixture
 async def gate(harness: EngineHarness) -> ReadinessGate:
     store = await shared_store(harness)
-    gate = ReadinessGate(root_path=SETTINGS.root_path)
+    gate = ReadinessGate(load_access_policy(SETTINGS), root_path=SETTINGS.root_path)
     gate.set_app(build_app(harness.engine, SETTINGS, store), harness.engine.fleet, store)
     return gate
 
@@ -102,6 +102,19 @@ async def test_page_can_read_that_the_server_is_stopping(
     status, headers, body = await server.exchange("GET", "/v1/models", None, {"Origin": ALLOWED})
     assert (status, body["error"]["type"]) == (503, "server_error")
     assert headers["access-control-allow-origin"] == ALLOWED
+
+
+async def test_page_can_read_that_the_server_is_starting(gate: ReadinessGate) -> None:
+    starting = ReadinessGate(load_access_policy(SETTINGS), wait_s_max=0.01)
+    async with serve_app(starting, gate.state.registry, SETTINGS) as server:
+        for path, code in (("/v1/models", "server_not_ready"), ("/health/ready", None)):
+            for origin, allowed in ((ALLOWED, True), (OTHER, False)):
+                status, headers, body = await server.exchange("GET", path, None, {"Origin": origin})
+                assert (status, body.get("error", {}).get("code")) == (503, code)
+                assert headers.get("access-control-allow-origin") == (ALLOWED if allowed else None)
+                assert "origin" in headers["vary"]
+        assert (await preflight(server, "/v1/models", ALLOWED))[0] == 204
+        assert (await preflight(server, "/v1/models", OTHER))[0] == 403
 
 
 async def test_page_can_read_an_internal_error(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from continuo.realtime.server.auth.access_policy import AccessPolicy
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
@@ -43,7 +44,7 @@ async def server(harness: EngineHarness, redis: RedisProcess) -> AsyncIterator[R
 async def served(harness: EngineHarness, url: str) -> AsyncIterator[RunningServer]:
     store = await open_store(url)
     app = build_app(harness.engine, GatewaySettings(), store)
-    gate = ReadinessGate()
+    gate = ReadinessGate(AccessPolicy())
     gate.set_app(app, harness.engine.fleet, store)
     async with serve_app(gate, app.state.registry, GatewaySettings()) as server:
         yield server
