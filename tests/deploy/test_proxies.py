@@ -57,7 +57,7 @@ http {
 """
 CADDY = "{\n  admin off\n  auto_https off\n  storage file_system FOLDER\n}\nBLOCK"
 AROUND = {"nginx": NGINX, "caddy": CADDY, "haproxy": "BLOCK"}
-"""The rest of each configuration, around the block, which needs no rights of root."""
+"""Text around each block, with which its program needs no rights of root."""
 LISTENS = {"nginx": "listen 80;", "caddy": "example.org {", "haproxy": "bind :80"}
 LISTENS_HERE = {
     "nginx": "listen 127.0.0.1:PORT;",

@@ -1,5 +1,5 @@
 """Each fenced block of the documentation is run or checked by a test, or says why it is not; and
-the commands and options that the documentation names exist.
+the commands, options and metrics that the documentation names exist.
 """
 
 import argparse
@@ -219,3 +219,22 @@ def test_every_named_option_exists() -> None:
     }
     assert len(named) > 100
     assert sorted((page, option) for page, option in named if option not in known) == []
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def test_every_named_metric_exists() -> None:
+    """Metrics are named by strings in the source, counters without `_total`."""
+    folders = ("engine", "realtime")
+    sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    source = "".join(sources)
+    named = {
+        (page, name)
+        for page, text in TEXTS.items()
+        if "/decisions/" not in page  # which also name what was
+        for name in re.findall(r"`((?:vllm:|continuo_)[a-z0-9_]+)", text)
+    }
+    assert len(named) > 50
+    stems = {name: name.removesuffix("_total") for _, name in named}
+    assert sorted((page, name) for page, name in named if f'"{stems[name]}"' not in source) == []
