@@ -288,7 +288,7 @@ MUTANTS = [
         CACHE,
         (
             "    def mark_busy(self, lease: PageLease) -> None:\n"
-            "        self._idle.pop(lease, None)\n",
+            "        self._remove_idle(lease)\n",
             "    def mark_busy(self, lease: PageLease) -> None:\n",
         ),
     ),
@@ -790,14 +790,27 @@ MUTANTS = [
         ),
     ),
     _bug(
+        "an idle session loses the start of its answer with the marks inside it",
+        CACHE,
+        (
+            "self.components.set_marks(lease, lease.marks[:1])",
+            "self.components.set_marks(lease, [])",
+        ),
+    ),
+    _bug(
+        "a running turn loses the start of its answer with the marks inside it",
+        COMPONENTS,
+        ("lease.marks[:1] if len(lease.marks) > 1 else []", "[]"),
+    ),
+    _bug(
         "a session is recalled without its marks",
         CACHE,
         ("            self.components.restore_marks(lease, marks)\n", "            pass\n"),
     ),
     _bug(
-        "marks inside an answer stay on the host while histories are discarded",
+        "marks stay on the host while histories are discarded",
         HOST,
-        ("self.pool.free_count >= pages and self._with_inner_marks", "False"),
+        ("self.pool.free_count >= pages and self._drop_marks()", "False"),
     ),
     _bug(
         "an evicted node keeps its units",

@@ -183,6 +183,16 @@ class Components:
         for component in self._all:
             component.settle(lease)
 
+    def drop_marks(self) -> bool:
+        """Drop the marks of a lease: those inside an answer, if any lease has such marks. Returns
+        False if no lease has a mark."""
+        inside = (lease for lease in self.marked if len(lease.marks) > 1)
+        lease = next(inside, None) or next(iter(self.marked), None)
+        if lease is None:
+            return False
+        self.set_marks(lease, lease.marks[:1] if len(lease.marks) > 1 else [])
+        return True
+
     def restore_marks(self, lease: PageLease, marks: list[int]) -> None:
         """Give a lease without parts the marks at which it is about to be restored."""
         lease.marks = marks

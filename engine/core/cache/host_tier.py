@@ -9,9 +9,8 @@ Moves are only recorded here; the device executes them in order, before the rows
 
 If the model has components besides the full group, a lease spills as a whole, with what makes it
 continuable at `committed`: all pages, the last window and the live state. Its marks are spilled
-with it: the oldest, at the start of its answer, if the host can have room for it; those inside the
-answer as far as the host has room, and only until others need it. A spilled lease that is rewound
-goes to the newest of them.
+with it: that at the start of its answer in place of marks of others, and those inside the answer as
+far as the host has room. A spilled lease that is rewound goes to the newest of them.
 """
 
 from array import array
@@ -51,6 +50,7 @@ class HostTier:
         """Leases with host pages, least recently spilled first."""
         self._with_inner_marks: dict[PageLease, None] = {}
         """Holders with more than one mark, in the same order."""
+        self._with_marks: dict[PageLease, None] = {}
 
     @property
     def used_pages(self) -> int:
@@ -60,15 +60,11 @@ class HostTier:
         """Copy `pages`, the last device pages of the lease, to the host before they are released.
         If the host has no room for all of them, none is copied, and the lease's host pages are
         discarded: they continue where `pages` end, and would have no use without them."""
-        positions = [lease.committed, *lease.marks[:1]]
-        if not self._can_hold(positions):
-            positions = [lease.committed]
+        positions = [lease.committed]
         if not self._make_room(len(pages), lease, positions):
             self.discard(lease)
             return
-        for mark in lease.marks[1:]:
-            if self._has_free([*positions, mark]):
-                positions.append(mark)
+        positions += self._marks_with_room(lease)
         if not lease.host_pages:
             lease.host_end = lease.committed
         slots = array("i", [self.pool.allocate() for _ in pages])
@@ -89,6 +85,8 @@ class HostTier:
         self.spilled_pages += len(pages)
         self._holders[lease] = None
         self._holders.move_to_end(lease)
+        if lease.host_marks:
+            self._with_marks[lease] = None
         if len(lease.host_marks) > 1:
             self._with_inner_marks[lease] = None
 
@@ -103,6 +101,7 @@ class HostTier:
         """Protect the host pages of a lease, which is about to recall them, from being discarded to
         make room."""
         self._holders.pop(lease, None)
+        self._with_marks.pop(lease, None)
         self._with_inner_marks.pop(lease, None)
 
     def newest_held(self, lease: PageLease, limit: int) -> int:
@@ -152,6 +151,19 @@ class HostTier:
 
     # ---- inside ---------------------------------------------------------------------------
 
+    def _marks_with_room(self, lease: PageLease) -> list[int]:
+        """Choose the marks of a lease for which the host has room beside `committed`. For the first
+        one, marks of others are discarded."""
+        positions = [lease.committed]
+        for mark in lease.marks:
+            is_first = mark == lease.marks[0]
+            while not (has_free := self._has_free([*positions, mark])):
+                if not (is_first and self._drop_marks()):
+                    break
+            if has_free:
+                positions.append(mark)
+        return positions[1:]
+
     def _holds(self, lease: PageLease, position: int) -> bool:
         return all(
             place in units
@@ -178,26 +190,35 @@ class HostTier:
         lease.host_marks = marks
         if len(marks) <= 1:
             self._with_inner_marks.pop(lease, None)
+        if not marks:
+            self._with_marks.pop(lease, None)
 
-    def _drop_inner_marks(self, lease: PageLease) -> None:
-        self._set_marks(lease, lease.host_marks[:1])
+    def _drop_marks(self) -> bool:
+        """Discard the marks inside the answer of a lease, or, if no lease has such marks, the one
+        at its start: those of the lease that spilled longest ago. Returns False if no lease has a
+        mark."""
+        if not self._with_marks:
+            return False
+        lease = next(iter(self._with_inner_marks or self._with_marks))
+        self._set_marks(lease, lease.host_marks[:1] if len(lease.host_marks) > 1 else [])
         positions = [lease.host_end, *lease.host_marks]
         for component, units in zip(self._components, lease.host_units, strict=True):
             needed = places_of(component, positions)
             _release(component, units, [place for place in units if place not in needed])
+        return True
 
     def _make_room(self, pages: int, requester: PageLease, positions: Sequence[int]) -> bool:
         """Discard what other leases have on the host until `pages` are free, and the units that
-        `requester` needs at `positions`: first marks inside answers, if only units are missing,
-        then all of the lease that spilled longest ago; the pages of `requester` last. Returns False
-        if that is impossible."""
+        `requester` needs at `positions`: first marks, if only units are missing, then all of the
+        lease that spilled longest ago; the pages of `requester` last. Returns False if that is
+        impossible."""
         if pages > self.pool.total or not self._can_hold(positions):
             return False
         while self.pool.free_count < pages or not self._has_free(positions):
+            if self.pool.free_count >= pages and self._drop_marks():
+                continue
             oldest = next((x for x in self._holders if x is not requester), None)
-            if self.pool.free_count >= pages and self._with_inner_marks:
-                self._drop_inner_marks(next(iter(self._with_inner_marks)))
-            elif oldest is not None:
+            if oldest is not None:
                 self.discard(oldest)
             elif requester.host_pages:
                 self.trim(

@@ -73,6 +73,8 @@ class SessionAwareCache:
         self._busy: set[PageLease] = set()
         self._idle: OrderedDict[PageLease, None] = OrderedDict()
         """Idle leases with pages, least recently used first."""
+        self._idle_inside: OrderedDict[PageLease, None] = OrderedDict()
+        """Idle leases that may have marks inside an answer, in the same order."""
         self.usage = PageUsage(
             self.pool, self.tree, self.components, self._busy, has_full_layers=has_full_layers
         )
@@ -257,12 +259,14 @@ class SessionAwareCache:
         assert lease.reserved == 0
         self._busy.discard(lease)
         self.room_version += 1
-        self._idle.pop(lease, None)
+        self._remove_idle(lease)
         if lease.pages:
             self._idle[lease] = None
+        if len(lease.marks) > 1:
+            self._idle_inside[lease] = None
 
     def mark_busy(self, lease: PageLease) -> None:
-        self._idle.pop(lease, None)
+        self._remove_idle(lease)
         self._busy.add(lease)
 
     def recall(self, lease: PageLease, at: int | None = None) -> bool:
@@ -359,11 +363,17 @@ class SessionAwareCache:
         self.components.audit(self._leases, nodes, self.tree)
         assert self._busy <= self._leases
         assert self._idle.keys() == {x for x in self._leases - self._busy if x.pages}
+        assert self._idle_inside.keys() <= self._idle.keys()
+        assert self._idle_inside.keys() >= {x for x in self._idle if len(x.marks) > 1}
 
     # ---- inside ---------------------------------------------------------------------------
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
+
+    def _remove_idle(self, lease: PageLease) -> None:
+        self._idle.pop(lease, None)
+        self._idle_inside.pop(lease, None)
 
     def _trim(self, lease: PageLease) -> None:
         keep = self._pages_for(lease.launched)
@@ -382,7 +392,7 @@ class SessionAwareCache:
             del lease.path[keep:]
         lease.pages = lease.pages[:keep]
         if not keep:
-            self._idle.pop(lease, None)
+            self._remove_idle(lease)
             if self.has_components:
                 self.components.release(lease)
         lease.committed = min(lease.committed, keep * self.page_size)
@@ -411,22 +421,23 @@ class SessionAwareCache:
         return True
 
     def _make_room_in(self, component: Component, needed: int) -> bool:
-        """Evict units of a component from the tree, then the marks of idle leases and these leases
-        as a whole, then the marks of busy leases, until `needed` units are free. Returns False if
-        that is impossible."""
+        """Evict units of a component from the tree; then idle leases as a whole, as far as the host
+        can take them with all their marks; then the marks inside the answers of idle leases; then
+        these leases, and at last the marks of busy ones; until `needed` units are free. Returns
+        False if that is impossible."""
         while component.pool.free_count < needed:
             if self.tree.evict_unit(component.index):
                 continue
-            if self._idle:
-                lease = next(iter(self._idle))
-                if lease.marks:
-                    self.components.set_marks(lease, [])
-                else:
-                    self._evict_tail(lease, len(lease.pages))
-            elif self.components.marked:
-                self.components.set_marks(next(iter(self.components.marked)), [])
+            if not self._idle:
+                if not self.components.drop_marks():
+                    return False
+                continue
+            lease = next(iter(self._idle))
+            if self.host_tier.has_room_for(lease) or not self._idle_inside:
+                self._evict_whole(lease)
             else:
-                return False
+                lease, _ = self._idle_inside.popitem(last=False)
+                self.components.set_marks(lease, lease.marks[:1])
         return True
 
     def _make_room_at(self, positions: Sequence[int]) -> bool:

@@ -309,7 +309,7 @@ def test_fork_of_a_spilled_session_begins_at_a_mark(kind: str) -> None:
     speak(core, "child", 5)
 
 
-def test_host_without_room_for_marks_keeps_the_start_of_the_answer() -> None:
+def test_host_with_room_for_one_mark_keeps_the_start_of_the_answer() -> None:
     core = core_for_one(state_slots=64, host_state_slots=2)
     spill_answer(core, 500, 400)
     core.rewind("s", 650)
@@ -324,19 +324,61 @@ def test_host_of_one_state_keeps_the_history_but_no_mark() -> None:
 
 
 def test_marks_inside_an_answer_leave_the_host_before_any_history() -> None:
-    core = core_for_one(state_slots=64, host_state_slots=7)
+    core = core_for_one(state_slots=64, host_state_slots=6)
     spill_answer(core, 500, 400)
     lease = core.sequence("s").lease
-    assert len(lease.host_marks) > 2
+    assert len(lease.host_marks) == 5, "the host is full"
     core.generate("other", 3)
     core.run()
     core.open("third")
     core.append("third", words(1000, 5))
     speak(core, "third", 3)
-    assert core.sequence("other").lease.host_pages, "the other session was spilled too"
+    other = core.sequence("other").lease
+    assert (len(other.host_marks), other.host_end) == (1, 1002), "it was spilled too"
     assert (lease.host_end, lease.host_marks) == (899, [496])
     core.rewind("s", 700)
     assert computed_by(core, lambda: speak(core, "s", 5, "next")) <= 200 + PAGE + 5
+
+
+@pytest.mark.parametrize(("slots", "host"), [(10, 0), (6, 8)])
+def test_session_under_pressure_loses_the_start_of_its_answer_last(slots: int, host: int) -> None:
+    """A state at its end and one at the start of its answer remain of each idle session, on the
+    device or on the host."""
+    core = state_core(slots=slots, host=host)
+    names = ["a", "b", "c"]
+    for n, name in enumerate(names):
+        core.open(name)
+        core.append(name, words(900, n))
+        speak(core, name, 100)
+    if not host:
+        assert [core.sequence(name).lease.marks[1:] == [] for name in names] == [True, True, False]
+    for name in names:
+        core.rewind(name, 950)
+        assert computed_by(core, lambda name=name: speak(core, name, 3, "next")) <= 50 + PAGE + 3
+
+
+def test_windows_under_pressure_lose_the_start_of_an_answer_last() -> None:
+    core = window_core(48, full=True, pages=26)
+    names = ["a", "b", "c"]
+    for n, name in enumerate(names):
+        core.open(name)
+        core.append(name, words(500, n))
+        speak(core, name, 100)
+    assert core.sequence("a").lease.marks == [496]
+    for name in names:
+        core.rewind(name, 550)
+        assert core.sequence(name).committed >= 496, "the start of the answer was lost"
+        speak(core, name, 3, "next")
+
+
+def test_running_session_gives_up_the_start_of_its_answer_last() -> None:
+    core = state_core(slots=4)
+    core.open("s")
+    core.append("s", words(500))
+    speak(core, "s", 100)
+    assert core.sequence("s").lease.marks[0] == 496
+    core.rewind("s", 550)
+    assert computed_by(core, lambda: speak(core, "s", 3, "next")) <= 50 + PAGE + 3
 
 
 def test_abandoned_step_on_a_recurrent_state_is_computed_again() -> None:
