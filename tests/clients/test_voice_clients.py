@@ -28,7 +28,7 @@ MASTRA_FRAMES: list[dict[str, Any]] = [
         "response": {"instructions": "Repeat the following text: Hello there"},
     },
 ]
-"""What @mastra/voice-openai-realtime 0.11.12 sends for `connect` and `speak`, as recorded: its peer
+"""Frames of @mastra/voice-openai-realtime 0.11.12, for its first two calls, as recorded: its peer
 @mastra/core is 300 MB, too much to install for a test."""
 
 
