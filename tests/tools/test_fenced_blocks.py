@@ -40,7 +40,7 @@ RUN = {
     "tests/clients/test_documented_commands.py": [
         *(commands.MAKES + commands.CHATS + commands.TRANSCRIPTS + commands.COMMANDS),
         *(commands.RECIPES + commands.LIBRARY + commands.TALK),
-        *(commands.ON_SERVER + commands.ON_PAGE),
+        *(commands.ON_SERVER + commands.ON_PAGE + commands.OTHERS),
     ],
     "tests/clients/test_recipes.py": [
         block for block in blocks_in("python") if block.page == recipes.PAGE_NAME
