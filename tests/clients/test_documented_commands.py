@@ -61,9 +61,15 @@ PAGE_SERVERS = [block for block in SHELL if PAGE_SERVER in block.text]
 PAGES = blocks_in("html")
 COMMANDS = [block for block in SHELL if block not in TRANSCRIPTS + CHATS + MAKES + PAGE_SERVERS]
 RECIPES = [block for block in blocks_in("js") if block.page == "docs/recipes.md"]
-LIBRARY, TALK, ON_SERVER, ON_PAGE = (
-    [block for block in blocks_in("js") if block not in RECIPES and block.text.startswith(start)]
-    for start in ("import { RealtimeClient }", "// talk.mjs", "// on your server", "// on the page")
+LIBRARY, TALK, ON_SERVER, ON_PAGE, OTHERS = (
+    [block for block in blocks_in("js") if block not in RECIPES and re.match(start, block.text)]
+    for start in (
+        "import { RealtimeClient } from '@continuo/client'",
+        "// talk.mjs",
+        "// on your server",
+        "// on the page",
+        "import .* from '(openai|openai-realtime-api|@mastra/voice-openai-realtime)'",
+    )
 )
 
 
@@ -308,6 +314,28 @@ def test_program_with_the_library_runs_in_node(
     block: Block, run_javascript: Callable[[str], str]
 ) -> None:
     assert "Ada" in run_javascript(block.text)
+
+
+FIRST_OUTPUT = """\
+for (const [stream, status] of [[process.stdout, 0], [process.stderr, 1]]) {
+  const write = stream.write.bind(stream);
+  stream.write = (text) => write(text, () => process.exit(status));
+}
+"""
+"""Ends a program at its first output; at an error, as failed."""
+
+
+@parametrize("block", OTHERS)
+def test_program_of_another_client_prints_the_answer(
+    block: Block, user: User, demo: Server, node: list[str]
+) -> None:
+    folder = user.folder / "others"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "node_modules").exists():
+        (folder / "node_modules").symlink_to(NODE / "node_modules")
+    file = folder / f"{block.number}.mjs"
+    file.write_text(FIRST_OUTPUT + block.text.replace(NAMED_SERVER, address_of(demo)))
+    assert user.run(f"{shlex.join(node)} --no-warnings {file}").strip()
 
 
 @pytest.mark.browser

@@ -28,8 +28,8 @@ MASTRA_FRAMES: list[dict[str, Any]] = [
         "response": {"instructions": "Repeat the following text: Hello there"},
     },
 ]
-"""Frames of @mastra/voice-openai-realtime 0.11.12, for its first two calls, as recorded: its peer
-@mastra/core is 300 MB, too much to install for a test."""
+"""Frames of @mastra/voice-openai-realtime 0.11.12, as recorded: its settings, and a text to repeat.
+Its peer @mastra/core is 300 MB, too much to install for a test."""
 
 
 def run_client(*command: str | Path, cwd: Path = ROOT) -> Any:

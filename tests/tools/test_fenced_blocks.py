@@ -42,7 +42,7 @@ RUN = {
         *(commands.MAKES + commands.CHATS + commands.TRANSCRIPTS + commands.COMMANDS),
         *(commands.RECIPES + commands.LIBRARY + commands.TALK),
         *(commands.PAGE_SERVERS + commands.PAGES),
-        *(commands.ON_SERVER + commands.ON_PAGE),
+        *(commands.ON_SERVER + commands.ON_PAGE + commands.OTHERS),
     ],
     "tests/clients/test_recipes.py": [
         block for block in blocks_in("python") if block.page == recipes.PAGE_NAME
