@@ -14,6 +14,7 @@ from websockets.typing import Origin
 
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
+from continuo.realtime.server.http.page import ASSETS_DIR
 from continuo.realtime.server.http.readiness import ReadinessGate
 from tests.realtime.conftest import chat_folder
 from tests.support.clients import RealtimeClient
@@ -56,7 +57,7 @@ http {
 """
 CADDY = "{\n  admin off\n  auto_https off\n  storage file_system FOLDER\n}\nBLOCK"
 AROUND = {"nginx": NGINX, "caddy": CADDY, "haproxy": "BLOCK"}
-"""Text around each block, with which its program needs no rights of root."""
+"""The rest of each configuration, around the block, which needs no rights of root."""
 LISTENS = {"nginx": "listen 80;", "caddy": "example.org {", "haproxy": "bind :80"}
 LISTENS_HERE = {
     "nginx": "listen 127.0.0.1:PORT;",
@@ -197,6 +198,7 @@ async def test_large_body_reaches_the_server(port: int) -> None:
     assert json.loads(received)["error"]["code"] == "invalid_json"
 
 
+@pytest.mark.skipif(not (ASSETS_DIR / "index.html").exists(), reason="make web has not been run")
 async def test_page_is_under_the_prefix(port: int) -> None:
     status, headers, _ = await exchange(port, "GET", "/llm")
     assert status in (301, 302, 307, 308)
