@@ -3,9 +3,9 @@
 Gateways with one store are interchangeable. Start two, for example, with
 
     redis-server --maxmemory-policy noeviction &
-    continuo engine --listen 127.0.0.1:9000 &
-    continuo gateway --engine 127.0.0.1:9000 --store redis://127.0.0.1 --port 8000 &
-    continuo gateway --engine 127.0.0.1:9000 --store redis://127.0.0.1 --port 8001 &
+    .venv/bin/continuo engine --listen 127.0.0.1:9000 &
+    .venv/bin/continuo gateway --engine 127.0.0.1:9000 --store redis://127.0.0.1 --port 8000 &
+    .venv/bin/continuo gateway --engine 127.0.0.1:9000 --store redis://127.0.0.1 --port 8001 &
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import pty
@@ -31,6 +32,8 @@ pytestmark = pytest.mark.process
 EXAMPLES = ROOT / "examples"
 LINES_MAX = 65
 CHROMIUM = os.environ.get("CONTINUO_CHROMIUM", "/usr/bin/chromium")
+REPLY_S_MAX = 5
+"""Seconds after which a page is asked again."""
 SHOWN = {
     "hello.py": r"Ada.*\n.*Ada",
     "agent_with_tools.py": r"^\[get_weather .*Rome.*\]\n.*21",
@@ -167,14 +170,21 @@ async def open_page(url: str, folder: Path) -> AsyncIterator[Callable[[str], Awa
         while not (pages := [t for t in await fetch_json(targets) if t["url"].startswith(url)]):
             await asyncio.sleep(0.1)
         async with connect(pages[0]["webSocketDebuggerUrl"]) as socket:
+            numbers = itertools.count()
 
             async def evaluate(expression: str) -> Any:
+                """Returns None if the page is being replaced: it may then answer with an error, or
+                not at all."""
+                number = next(numbers)
                 parameters = {"expression": expression, "returnByValue": True}
-                request = {"id": 1, "method": "Runtime.evaluate", "params": parameters}
+                request = {"id": number, "method": "Runtime.evaluate", "params": parameters}
                 await socket.send(json.dumps(request))
-                reply = json.loads(await socket.recv())
-                # A page that is being replaced answers with an error.
-                return reply["result"]["result"].get("value") if "result" in reply else None
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(REPLY_S_MAX):
+                        while (reply := json.loads(await socket.recv())).get("id") != number:
+                            pass
+                        return reply.get("result", {}).get("result", {}).get("value")
+                return None
 
             yield evaluate
     finally:
@@ -223,17 +233,19 @@ async def converse_and_reload(evaluate: Callable[[str], Awaitable[Any]]) -> None
         )
 
     shown = "document.querySelector('pre').textContent"
+    turns = "(onpagehide(), JSON.parse(sessionStorage.saved).conversation.turns)"
+    is_answered = f"{turns}.at(-1).response.status === 'completed'"
     await until("!!document.querySelector('form')?.onsubmit")
     await say("")
     await say("My name is Ada.")
     await until(f"{shown}.includes('Hello Ada')")
+    await until(is_answered)
     await say("Tell me a story.")
     before = await until(f"/story\\.\\s+\\S/.test({shown}) && {shown}")
     await evaluate("old = true; location.reload()")
     await until("globalThis.old === undefined && !!document.querySelector('form')?.onsubmit")
     assert (await evaluate(shown)).startswith(before), "the page shows what it has stored"
-    turns = "(onpagehide(), JSON.parse(sessionStorage.saved).conversation.turns)"
-    await until(f"{turns}.at(-1).response.status === 'completed'")
+    await until(is_answered)
     story = (await evaluate(shown)).partition("Tell me a story.")[2].strip()
     assert story.endswith(".")
     assert len(story.split()) > 50
