@@ -201,9 +201,14 @@ class EngineLoop(Generic[TicketT]):
         return PreparedStep(Batch(number, rows, self._cache.take_moves()), scheduled_rows, load)
 
     def _build_row(self, scheduled: ScheduledRow, number: int, index: int) -> BatchRow:
-        sequence, count, turn, drafts = scheduled
+        sequence, count, turn, drafts = (
+            scheduled.sequence,
+            scheduled.tokens,
+            scheduled.turn,
+            scheduled.drafts,
+        )
         lease = sequence.lease
-        start = lease.launched - count
+        start = lease.committed + lease.reserved - count
         feed_row = -1
         ids = sequence.ids[start : start + count]
         if drafts:
@@ -322,11 +327,17 @@ class EngineLoop(Generic[TicketT]):
         """Apply the drawn ids of a computed row and commit its KV. If the log was cut since the
         launch, KV beyond its end is discarded; so are ids drawn for a turn that has ended, and the
         KV of drafts that were not drawn."""
-        sequence, count, turn, drafts = scheduled
+        sequence, count, turn, drafts = (
+            scheduled.sequence,
+            scheduled.tokens,
+            scheduled.turn,
+            scheduled.drafts,
+        )
         lease = sequence.lease
-        kept = min(max(len(sequence.ids) - lease.committed, 0), count)
+        length = len(sequence.ids) - lease.committed
+        kept = count if length >= count else max(length, 0)
         running = sequence.turn
-        if running is not None and running.is_admitted and not running.first_id_s:
+        if running is not None and not running.first_id_s and running.is_admitted:
             running.count_prefill(lease.committed, count)
         if turn is not None:
             sequence.promised -= len(drafts) or 1
@@ -339,7 +350,7 @@ class EngineLoop(Generic[TicketT]):
             sequence.committed_high_water = min(lease.committed, len(sequence.ids))
         if sequence.publish_to:
             sessions.transitions.publish_prompt(sequence)
-        if not sequence.is_busy:
+        if sequence.turn is None and not lease.reserved:
             sessions.advance_if_idle(sequence)
 
     def _apply_drawn(
@@ -355,21 +366,24 @@ class EngineLoop(Generic[TicketT]):
         ids: list[int] = []
         accepted, end_reason, result = 0, None, drawn
         while (failure := result.failure) is None:
-            sequence.ids.append(result.id)
-            ids.append(result.id)
-            end_reason = turn.accept(result.id)
-            if accepted == len(drafts) or drafts[accepted] != result.id:
+            token_id = result.id
+            sequence.ids.append(token_id)
+            ids.append(token_id)
+            end_reason = turn.accept(token_id)
+            if accepted == len(drafts) or drafts[accepted] != token_id:
                 break
             result = drawn.after_drafts[accepted]
             accepted += 1
             if end_reason is not None:
                 break
         if ids:
-            turn.first_id_s = turn.first_id_s or time.monotonic()
-            self._counters.tokens_drawn += len(ids)
-            first = turn.output_tokens - len(ids)
-            logprobs = None if drawn.logprobs is None else _list_logprobs(drawn, len(ids))
-            self.emit(TurnTokens(sequence.id, turn.id, first, ids, logprobs))
+            if not turn.first_id_s:
+                turn.first_id_s = time.monotonic()
+            count = len(ids)
+            self._counters.tokens_drawn += count
+            logprobs = None if drawn.logprobs is None else _list_logprobs(drawn, count)
+            first = turn.output_tokens - count
+            self._outbox.append(TurnTokens(sequence.id, turn.id, first, ids, logprobs))
             if self._speculation is not None:
                 self._record_drafts(self._speculation, sequence, turn, len(drafts), len(ids))
         if failure is not None:

@@ -388,7 +388,7 @@ class Sessions:
         if not 0 <= at <= log.length:
             raise BadRequest(f"at is {at}; it must be from 0 to {log.length}", field="at")
         cache.mark_busy(sequence.lease)
-        cache.recall(sequence.lease)
+        cache.recall(sequence.lease, at)
         lease = cache.fork(sequence.lease, sequence.ids, at, log.length)
         if not sequence.lease.reserved and (sequence.turn is None or not sequence.turn.is_admitted):
             cache.mark_idle(sequence.lease)

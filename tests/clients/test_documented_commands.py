@@ -24,9 +24,9 @@ import pytest
 from continuo.client import connect
 from tests.clients.conftest import NODE, Server, start_command
 from tests.clients.terminal import Terminal
-from tests.clients.test_examples import CHROMIUM, open_page
+from tests.clients.test_examples import CHROMIUM, EXAMPLES, converse_and_reload, open_page
 from tests.support.fenced_blocks import ROOT, Block, blocks_in
-from tests.support.ports import free_port
+from tests.support.ports import free_port, wait_until_open
 from tests.support.redis_process import REDIS_SERVER, running_redis
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -35,6 +35,7 @@ NAMED_SERVER = "127.0.0.1:8000"
 PROMPT = "you> "
 MAKE = re.compile(r"make \S+[^\n]*\n")
 SERVER = re.compile(r"continuo (serve|engine|gateway) ")
+PAGE_SERVER = " -m http.server 8080 "
 LISTENING = re.compile(r"wss?://\S+/v1/realtime|  Gateways ")
 COPY_IGNORES = (
     ".git",
@@ -56,7 +57,9 @@ SHELL = blocks_in("", "sh")
 TRANSCRIPTS = [block for block in SHELL if block.text.startswith(PROMPT)]
 CHATS = [block for block in SHELL if is_chat(block)]
 MAKES = [block for block in SHELL if MAKE.match(block.text)]
-COMMANDS = [block for block in SHELL if block not in TRANSCRIPTS + CHATS + MAKES]
+PAGE_SERVERS = [block for block in SHELL if PAGE_SERVER in block.text]
+PAGES = blocks_in("html")
+COMMANDS = [block for block in SHELL if block not in TRANSCRIPTS + CHATS + MAKES + PAGE_SERVERS]
 RECIPES = [block for block in blocks_in("js") if block.page == "docs/recipes.md"]
 LIBRARY, TALK, ON_SERVER, ON_PAGE, OTHERS = (
     [block for block in blocks_in("js") if block not in RECIPES and re.match(start, block.text)]
@@ -355,3 +358,34 @@ async def test_page_without_a_library_shows_the_answer(
         await evaluate(f"{{ const minted = {minted}; {program} }}")
         while await evaluate("document.body.textContent") == before:
             pass
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"{CHROMIUM} is not installed")
+@pytest.mark.parametrize(("served", "page"), list(zip(PAGE_SERVERS, PAGES, strict=True)))
+async def test_page_of_the_tutorial_survives_a_reload(
+    served: Block, page: Block, user: User, demo: Server, tmp_path: Path
+) -> None:
+    """The page is the example, served from a folder of the reader's own."""
+    assert page.text == (EXAMPLES / "hello.html").read_text()
+    if not (ROOT / "web/node_modules").exists():
+        pytest.skip("node_modules is missing: make web installs it, with Node.js 20")
+    port = free_port()
+    *preparation, server = join_lines(served.text.replace("8080", str(port)))
+    user.run("\n".join(preparation))
+    (user.folder / "my-page/index.html").write_text(page.text)
+    process = await asyncio.create_subprocess_shell(
+        f"exec {server}",
+        cwd=user.folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(120):
+            await wait_until_open(port)
+            url = f"http://127.0.0.1:{port}/?url=http://{address_of(demo)}"
+            async with open_page(url, tmp_path) as evaluate:
+                await converse_and_reload(evaluate)
+    finally:
+        process.terminate()
+        await process.wait()

@@ -172,7 +172,9 @@ async def open_page(url: str, folder: Path) -> AsyncIterator[Callable[[str], Awa
                 parameters = {"expression": expression, "returnByValue": True}
                 request = {"id": 1, "method": "Runtime.evaluate", "params": parameters}
                 await socket.send(json.dumps(request))
-                return json.loads(await socket.recv())["result"]["result"].get("value")
+                reply = json.loads(await socket.recv())
+                # A page that is being replaced answers with an error.
+                return reply["result"]["result"].get("value") if "result" in reply else None
 
             yield evaluate
     finally:
@@ -198,21 +200,47 @@ async def test_hello_in_a_browser(library: None, server: Server, tmp_path: Path)
     )
     assert program.stdout is not None
     url = (await program.stdout.readline()).decode().removeprefix("Open ").strip()
-    send = """
-        document.querySelector('input').value = 'My name is Ada.';
-        document.querySelector('input').oninput();
-        document.querySelector('form').requestSubmit();
-    """
     try:
         async with asyncio.timeout(60), open_page(f"{url}&key={KEY}", tmp_path) as evaluate:
-            while not await evaluate("!!document.querySelector('form')?.onsubmit"):
-                await asyncio.sleep(0.05)
-            await evaluate(send)
-            while "Hello Ada" not in await evaluate("document.querySelector('pre').textContent"):
-                await asyncio.sleep(0.05)
+            await converse_and_reload(evaluate)
     finally:
         program.kill()
         await program.wait()
+
+
+async def converse_and_reload(evaluate: Callable[[str], Awaitable[Any]]) -> None:
+    """Use hello.html as a reader does, and reload it in the middle of a story."""
+
+    async def until(expression: str) -> str:
+        while not (value := await evaluate(expression)):
+            await asyncio.sleep(0.05)
+        return value
+
+    async def say(text: str) -> None:
+        await evaluate(
+            f"input = document.querySelector('input'); input.value = '{text}'; input.oninput();"
+            "document.querySelector('form').requestSubmit();"
+        )
+
+    shown = "document.querySelector('pre').textContent"
+    await until("!!document.querySelector('form')?.onsubmit")
+    await say("")
+    await say("My name is Ada.")
+    await until(f"{shown}.includes('Hello Ada')")
+    await say("Tell me a story.")
+    before = await until(f"/story\\.\\s+\\S/.test({shown}) && {shown}")
+    await evaluate("old = true; location.reload()")
+    await until("globalThis.old === undefined && !!document.querySelector('form')?.onsubmit")
+    assert (await evaluate(shown)).startswith(before), "the page shows what it has stored"
+    turns = "(onpagehide(), JSON.parse(sessionStorage.saved).conversation.turns)"
+    await until(f"{turns}.at(-1).response.status === 'completed'")
+    story = (await evaluate(shown)).partition("Tell me a story.")[2].strip()
+    assert story.endswith(".")
+    assert len(story.split()) > 50
+    await say("What is my name?")
+    after = await until(f"/name is Ada\\.$/.test({shown}) && {shown}")
+    assert after.startswith(before)
+    assert [after.count(said) for said in ("My name is Ada.", "Tell me a story.", story)] == [1] * 3
 
 
 def test_examples_are_short_and_listed() -> None:

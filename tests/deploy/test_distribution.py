@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 from continuo.engine.device.native.prebuild import PROCESSOR_CLASSES, name_prebuilt
 from tests.clients.conftest import ROOT, Server, start, stop
+from tests.deploy.empty_environment import make_environment
 
 pytestmark = pytest.mark.process
 
@@ -40,6 +42,14 @@ class Environment(NamedTuple):
     @property
     def command(self) -> Path:
         return self.folder / "bin/continuo"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_other_modules() -> Iterator[None]:
+    """Leave it to the environments where their modules come from."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONPATH", raising=False)
+        yield
 
 
 def build(source: Path, dist: Path, *targets: str) -> subprocess.CompletedProcess[str]:
@@ -79,17 +89,9 @@ def unpacked(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Install the wheel in an environment of its own, which finds the dependencies, but not this
-    checkout, where they are installed already."""
+    """Install the wheel where nothing is but what it declares to need."""
     folder = tmp_path_factory.mktemp("installed") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    dependencies = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    (packages / "dependencies.pth").write_text("\n".join(dependencies))
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install"]
-    options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--ignore-installed"]
-    subprocess.run([*pip, *options, str(built.wheel)], check=True)
-    return Environment(folder, packages)
+    return Environment(folder, make_environment(folder, built.wheel))
 
 
 def test_wheel_installs_nothing_outside_its_own_packages(built: Built) -> None:
@@ -107,7 +109,8 @@ def test_wheel_has_page_types_and_licences(built: Built) -> None:
     files = files_of(built.wheel)
     demo = "continuo/engine/bundled/demo/LICENSE"
     page_licences = "continuo/realtime/server/assets/licenses.md"
-    assert {PAGE, page_licences, "continuo/engine/py.typed", "continuo/realtime/py.typed"} <= files
+    typed = {f"continuo/{package}/py.typed" for package in ("client", "engine", "realtime")}
+    assert {PAGE, page_licences, *typed} <= files
     assert {name for name in files if name.startswith("continuo/engine/bundled/demo/")} >= {
         "continuo/engine/bundled/demo/model.safetensors",
         demo,
@@ -233,3 +236,11 @@ def test_installed_package_is_the_one_that_runs(environment: Environment, tmp_pa
     )
     for file in shown.stdout.split():
         assert Path(file).is_relative_to(environment.packages)
+
+
+def test_environment_has_only_what_the_wheel_declares(environment: Environment) -> None:
+    python = str(environment.folder / "bin/python")
+    for module, is_declared in {"torch": True, "pytest": False, "hatchling": False}.items():
+        run = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True)
+        assert (run.returncode == 0) is is_declared, run.stderr
+        assert is_declared or f"No module named '{module}'" in run.stderr

@@ -5,6 +5,7 @@ these ports lie below those that Linux gives to port 0 and to outgoing connectio
 of pytest-xdist has its own.
 """
 
+import asyncio
 import itertools
 import os
 import random
@@ -42,3 +43,15 @@ def free_port() -> int:
                 continue
             return port
     raise RuntimeError("no port is free")
+
+
+async def wait_until_open(port: int) -> None:
+    """Wait until a port of 127.0.0.1 accepts connections."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0)
+            continue
+        writer.close()
+        return

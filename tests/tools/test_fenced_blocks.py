@@ -21,6 +21,7 @@ from continuo.realtime.server.config import options
 from tests.clients import test_documented_commands as commands
 from tests.clients import test_documented_programs as programs
 from tests.clients import test_recipes as recipes
+from tests.deploy import test_proxies as proxies
 from tests.realtime.protocol import test_protocol_doc as protocol
 from tests.support.fenced_blocks import ROOT, Block, blocks_in, blocks_of, find_pages, read_blocks
 
@@ -40,6 +41,7 @@ RUN = {
     "tests/clients/test_documented_commands.py": [
         *(commands.MAKES + commands.CHATS + commands.TRANSCRIPTS + commands.COMMANDS),
         *(commands.RECIPES + commands.LIBRARY + commands.TALK),
+        *(commands.PAGE_SERVERS + commands.PAGES),
         *(commands.ON_SERVER + commands.ON_PAGE + commands.OTHERS),
     ],
     "tests/clients/test_recipes.py": [
@@ -48,6 +50,7 @@ RUN = {
     "tests/realtime/protocol/test_protocol_doc.py": [
         block for block in blocks_in("json", "sse") if block.page == "docs/protocol.md"
     ],
+    "tests/deploy/test_proxies.py": proxies.CONFIGURATIONS,
     "web/tests/client/snippets.test.ts": TYPES,
     "this test": TOML + QUOTED,
 }
@@ -191,6 +194,7 @@ def test_make_has_the_targets_and_variables(command: str) -> None:
 OTHER_PROGRAMS = {
     "docker": {"--build", "--build-arg", "--env", "--profile", "--publish", "--tag", "--volume"},
     "npm": {"--prefix"},
+    "http.server": {"--bind", "--directory"},
     "pip": {"--index-url", "--no-deps", "--wheel-dir"},
 }
 IMAGINED = {"--top-p"}

@@ -576,7 +576,7 @@ MUTANTS = [
     _bug(
         "an outlier counts in full",
         STEP_TIME,
-        ("seconds = min(seconds, OUTLIER_RATIO_MAX * self._predict(load) + 1e-4)", "pass"),
+        ("seconds = min(seconds, OUTLIER_RATIO_MAX * self._predict(features) + 1e-4)", "pass"),
     ),
     _bug(
         "coefficients may be negative",
@@ -767,9 +767,37 @@ MUTANTS = [
         "the last window and the state are not spilled",
         HOST,
         (
-            "units = [component.spillable(lease) for component in self._components]",
-            "units = [list[int]() for _ in self._components]",
+            "for place in places_of(component, positions)\n            }",
+            "for place in places_of(component, ())\n            }",
         ),
+    ),
+    _bug(
+        "the marks of a session are not spilled",
+        HOST,
+        ("lease.host_marks = positions[1:]", "lease.host_marks = []"),
+    ),
+    _bug(
+        "a mark that is discarded on the host keeps its slot",
+        HOST,
+        ("[place for place in units if place > last]", "[]"),
+    ),
+    _bug(
+        "a mark on the host has the state of another",
+        HOST,
+        (
+            "unit = component.unit_at(lease, place)",
+            "unit = component.unit_at(lease, max(slots))",
+        ),
+    ),
+    _bug(
+        "a session is recalled without its marks",
+        CACHE,
+        ("            self.components.restore_marks(lease, marks)\n", "            pass\n"),
+    ),
+    _bug(
+        "marks inside an answer stay on the host while histories are discarded",
+        HOST,
+        ("self.pool.free_count >= pages and self._with_inner_marks", "False"),
     ),
     _bug(
         "an evicted node keeps its units",
@@ -868,7 +896,7 @@ MUTANTS = [
         "an id drawn after a refused draft is kept",
         LOOP,
         (
-            "            if accepted == len(drafts) or drafts[accepted] != result.id:\n",
+            "            if accepted == len(drafts) or drafts[accepted] != token_id:\n",
             "            if accepted == len(drafts):\n",
         ),
     ),

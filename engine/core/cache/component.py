@@ -8,7 +8,7 @@ A tree node may hold a unit of each component; a match ends at the deepest node 
 component is whole. See components.py for how they act together.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from continuo.engine.core.cache.lease import PageLease
@@ -87,15 +87,26 @@ class Component(Protocol):
         the last page is allocated anew and copied."""
         ...
 
-    def spillable(self, lease: PageLease) -> list[int]:
-        """List the units that make the lease continuable at `committed`, in order."""
+    def places(self, position: int) -> Sequence[int]:
+        """List the places of the units that a token at `position` needs, ascending: page indices,
+        or the position itself. A unit after them is of use at later positions alone."""
         ...
 
-    def restore(self, lease: PageLease, units: list[int]) -> None:
-        """Give an empty lease, whose `committed` is set, the units that `spillable` listed."""
+    def unit_at(self, lease: PageLease, place: int) -> int:
+        """Return the unit that a lease holds at a place."""
+        ...
+
+    def restore(self, lease: PageLease, units: Mapping[int, int]) -> None:
+        """Give an empty lease, whose `committed` and marks are set, newly allocated units, by
+        place: those that it needs at these positions."""
         ...
 
     def audit(self, leases: Iterable[PageLease], nodes: Iterable[RadixNode]) -> None:
         """Check that each unit is free or has as many holders as counted, and that each lease holds
         exactly what its tokens and marks need. Raises AssertionError."""
         ...
+
+
+def places_of(component: Component, positions: Sequence[int]) -> dict[int, None]:
+    """Return the places of the units that a lease needs at `positions`, as an ordered set."""
+    return {place: None for position in positions for place in component.places(position)}

@@ -183,6 +183,12 @@ class Components:
         for component in self._all:
             component.settle(lease)
 
+    def restore_marks(self, lease: PageLease, marks: list[int]) -> None:
+        """Give a lease without parts the marks at which it is about to be restored."""
+        lease.marks = marks
+        if marks:
+            self.marked[lease] = None
+
     def _is_new_mark(self, lease: PageLease, position: int) -> bool:
         is_boundary = position > 0 and position % self._page_size == 0
         newest = lease.marks[-1] if lease.marks else -1
@@ -199,6 +205,9 @@ class Components:
             return
         leases = list(leases)
         for lease in leases:
+            assert bool(lease.host_units) == bool(lease.host_pages)
+            assert not lease.host_marks or lease.host_marks[-1] <= lease.host_end
+            assert lease.host_units or not lease.host_marks
             assert all(self.holds(lease, x) for x in (*lease.marks, lease.committed)), (
                 "a lease is not continuable"
             )
@@ -210,5 +219,12 @@ class Components:
             assert tree.unit_counts[component.index] == in_tree
             slots = component.host_pool.free_pages()
             for lease in leases:
-                slots.extend(lease.host_units[component.index] if lease.host_units else [])
+                if lease.host_units:
+                    units = lease.host_units[component.index]
+                    slots.extend(units.values())
+                    assert all(
+                        place in units
+                        for position in (lease.host_end, *lease.host_marks)
+                        for place in component.places(position)
+                    ), "a spilled lease is not continuable"
             assert sorted(slots) == list(range(component.host_pool.total)), "a host unit is lost"

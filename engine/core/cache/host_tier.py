@@ -8,7 +8,10 @@ pages end. When the host is full too, the pages of the lease that spilled longes
 Moves are only recorded here; the device executes them in order, before the rows of the next step.
 
 If the model has components besides the full group, a lease spills as a whole, with what makes it
-continuable at `committed`: all pages, the last window and the live state.
+continuable at `committed`: all pages, the last window and the live state. Its marks are spilled
+with it: the oldest, at the start of its answer, if the host can have room for it; those inside the
+answer as far as the host has room, and only until others need it. A spilled lease that is rewound
+goes to the newest of them.
 """
 
 from array import array
@@ -16,12 +19,19 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from continuo.engine.batch import STATE_POOL, PageMove
-from continuo.engine.core.cache.component import Component
+from continuo.engine.core.cache.component import Component, places_of
 from continuo.engine.core.cache.lease import PageLease
 from continuo.engine.core.cache.page_pool import PagePool
 
 
 class HostTier:
+    """KV pages and units of components in host memory, each held by one idle lease.
+
+    Owns the pages of its pool and the order in which leases lose them, the least recently spilled
+    first. Called by SessionAwareCache only. Always: a lease with host pages has them for the tokens
+    behind its last device page, in order; free + held == total in each host pool.
+    """
+
     def __init__(
         self,
         pages: int,
@@ -34,11 +44,13 @@ class HostTier:
         self.spilled_pages = 0
         self.recalled_pages = 0
         self.spilled_states = 0
-        """State slots copied to the host."""
+        """State slots copied to the host, those of marks included."""
         self._page_size = page_size
         self._moves = moves
         self._holders: OrderedDict[PageLease, None] = OrderedDict()
         """Leases with host pages, least recently spilled first."""
+        self._with_inner_marks: dict[PageLease, None] = {}
+        """Holders with more than one mark, in the same order."""
 
     @property
     def used_pages(self) -> int:
@@ -48,56 +60,86 @@ class HostTier:
         """Copy `pages`, the last device pages of the lease, to the host before they are released.
         If the host has no room for all of them, none is copied, and the lease's host pages are
         discarded: they continue where `pages` end, and would have no use without them."""
-        units = [component.spillable(lease) for component in self._components]
-        if not self._make_room(len(pages), lease, units):
+        positions = [lease.committed, *lease.marks[:1]]
+        if not self._can_hold(positions):
+            positions = [lease.committed]
+        if not self._make_room(len(pages), lease, positions):
             self.discard(lease)
             return
+        for mark in lease.marks[1:]:
+            if self._has_free([*positions, mark]):
+                positions.append(mark)
         if not lease.host_pages:
             lease.host_end = lease.committed
         slots = array("i", [self.pool.allocate() for _ in pages])
         for page, slot in zip(pages, slots, strict=True):
             self._moves.append(PageMove("spill", page, slot))
         lease.host_pages = slots + lease.host_pages
-        for component, spilled in zip(self._components, units, strict=True):
-            slots = [component.host_pool.allocate() for _ in spilled]
-            for unit, slot in zip(spilled, slots, strict=True):
+        for component in self._components:
+            slots = {
+                place: component.host_pool.allocate() for place in places_of(component, positions)
+            }
+            for place, slot in slots.items():
+                unit = component.unit_at(lease, place)
                 self._moves.append(PageMove("spill", unit, slot, component.group))
             lease.host_units.append(slots)
             if component.group == STATE_POOL:
                 self.spilled_states += len(slots)
+        lease.host_marks = positions[1:]
         self.spilled_pages += len(pages)
         self._holders[lease] = None
         self._holders.move_to_end(lease)
+        if len(lease.host_marks) > 1:
+            self._with_inner_marks[lease] = None
+
+    def has_room_for(self, lease: PageLease) -> bool:
+        """Return whether the host has room for a whole lease and all its marks, with no other
+        discarded."""
+        return self.pool.free_count >= len(lease.pages) and self._has_free(
+            [lease.committed, *lease.marks]
+        )
 
     def pin(self, lease: PageLease) -> None:
         """Protect the host pages of a lease, which is about to recall them, from being discarded to
         make room."""
         self._holders.pop(lease, None)
+        self._with_inner_marks.pop(lease, None)
+
+    def newest_held(self, lease: PageLease, limit: int) -> int:
+        """Return the newest position up to `limit` at which a spilled lease is continuable."""
+        candidates = (limit, *(mark for mark in reversed(lease.host_marks) if mark < limit))
+        return next((x for x in candidates if self._holds(lease, x)), 0)
 
     def recall(self, lease: PageLease, pages: "array[int]") -> None:
-        """Copy all host pages of a lease to `pages` on the device, and release the host pages. The
-        pools of the other components must have room."""
+        """Copy all host pages of a lease to `pages` on the device, with what it needs at its end
+        and at its `marks`, which are some of those on the host. Releases all that it has on the
+        host. The pools of the other components must have room."""
         for slot, page in zip(lease.host_pages, pages, strict=True):
             self._moves.append(PageMove("load", slot, page))
         self.recalled_pages += len(pages)
         lease.committed = lease.host_end
+        positions = [lease.host_end, *lease.marks]
         for component, slots in zip(self._components, lease.host_units, strict=False):
-            units = [component.pool.allocate() for _ in slots]
-            for slot, unit in zip(slots, units, strict=True):
-                self._moves.append(PageMove("load", slot, unit, component.group))
+            units: dict[int, int] = {}
+            for place in places_of(component, positions):
+                units[place] = component.pool.allocate()
+                self._moves.append(PageMove("load", slots[place], units[place], component.group))
             component.restore(lease, units)
         self.discard(lease)
 
     def trim(self, lease: PageLease, to: int) -> None:
-        """Discard host pages after the first `to` tokens of the lease; all of them, if it could not
-        be continued from what remains."""
+        """Discard host pages after the first `to` tokens of the lease. If it could not be continued
+        there from what remains, it is trimmed to the newest position before at which it can."""
         if not lease.host_pages or to >= lease.host_end:
             return
         if lease.host_units:
-            to = 0
-            for component, slots in zip(self._components, lease.host_units, strict=True):
-                component.host_pool.release(slots)
-            lease.host_units = []
+            to = self.newest_held(lease, to)
+            self._set_marks(lease, [mark for mark in lease.host_marks if mark <= to])
+            for component, units in zip(self._components, lease.host_units, strict=True):
+                last = max(component.places(to), default=-1)
+                _release(component, units, [place for place in units if place > last])
+            if not to:
+                lease.host_units = []
         keep = max(-(-to // self._page_size) - len(lease.pages), 0)
         self.pool.release(lease.host_pages[keep:])
         del lease.host_pages[keep:]
@@ -108,20 +150,54 @@ class HostTier:
     def discard(self, lease: PageLease) -> None:
         self.trim(lease, 0)
 
-    def _make_room(
-        self, pages: int, requester: PageLease, units: Sequence[Sequence[int]] = ()
-    ) -> bool:
-        """Discard host pages until `pages` are free, and as many units of each component as there
-        are in `units`: those of the lease that spilled longest ago first, those of `requester`
-        last. Returns False if that is impossible."""
-        needs = [(self.pool, pages)]
-        for component, needed in zip(self._components, units, strict=True):
-            needs.append((component.host_pool, len(needed)))
-        if any(needed > pool.total for pool, needed in needs):
+    # ---- inside ---------------------------------------------------------------------------
+
+    def _holds(self, lease: PageLease, position: int) -> bool:
+        return all(
+            place in units
+            for component, units in zip(self._components, lease.host_units, strict=True)
+            for place in component.places(position)
+        )
+
+    def _can_hold(self, positions: Sequence[int]) -> bool:
+        """Return whether an empty host could hold what a lease needs at `positions`."""
+        return all(
+            len(places_of(component, positions)) <= component.host_pool.total
+            for component in self._components
+        )
+
+    def _has_free(self, positions: Sequence[int]) -> bool:
+        """Return whether the host has free units for what a lease needs at `positions`."""
+        return all(
+            len(places_of(component, positions)) <= component.host_pool.free_count
+            for component in self._components
+        )
+
+    def _set_marks(self, lease: PageLease, marks: list[int]) -> None:
+        """Reduce the marks of a spilled lease to `marks`."""
+        lease.host_marks = marks
+        if len(marks) <= 1:
+            self._with_inner_marks.pop(lease, None)
+
+    def _drop_inner_marks(self, lease: PageLease) -> None:
+        self._set_marks(lease, lease.host_marks[:1])
+        positions = [lease.host_end, *lease.host_marks]
+        for component, units in zip(self._components, lease.host_units, strict=True):
+            needed = places_of(component, positions)
+            _release(component, units, [place for place in units if place not in needed])
+
+    def _make_room(self, pages: int, requester: PageLease, positions: Sequence[int]) -> bool:
+        """Discard what other leases have on the host until `pages` are free, and the units that
+        `requester` needs at `positions`: first marks inside answers, if only units are missing,
+        then all of the lease that spilled longest ago; the pages of `requester` last. Returns False
+        if that is impossible."""
+        if pages > self.pool.total or not self._can_hold(positions):
             return False
-        while any(pool.free_count < needed for pool, needed in needs):
+        while self.pool.free_count < pages or not self._has_free(positions):
             oldest = next((x for x in self._holders if x is not requester), None)
-            if oldest is not None:
+            if self.pool.free_count >= pages and self._with_inner_marks:
+                self._drop_inner_marks(next(iter(self._with_inner_marks)))
+            elif oldest is not None:
                 self.discard(oldest)
             elif requester.host_pages:
                 self.trim(
@@ -131,3 +207,8 @@ class HostTier:
             else:
                 return False
         return True
+
+
+def _release(component: Component, units: dict[int, int], places: Sequence[int]) -> None:
+    """Release the host units at `places`."""
+    component.host_pool.release([units.pop(place) for place in places])

@@ -25,6 +25,7 @@ class PageLease:
         "anchor",
         "committed",
         "host_end",
+        "host_marks",
         "host_pages",
         "host_units",
         "mark_spacing",
@@ -49,8 +50,10 @@ class PageLease:
         """Tokens up to the end of `host_pages`; meaningful only while these are not empty."""
         self.parts: list[object] = []
         """The part of the lease in each component besides the full group."""
-        self.host_units: list[list[int]] = []
-        """Host pages or slots of each component while the lease is spilled."""
+        self.host_units: list[dict[int, int]] = []
+        """Host pages or slots of each component, by place, while the lease is spilled."""
+        self.host_marks: list[int] = []
+        """Marks up to `host_end` at which the lease is continuable by what the host holds."""
         self.marks: list[int] = []
         """Positions up to `committed`, ascending, at which the lease is continuable (marks.py)."""
         self.anchor = 0

@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from continuo.engine.batch import Geometry, PageMove, WindowGroup
-from continuo.engine.core.cache.component import Component
+from continuo.engine.core.cache.component import Component, places_of
 from continuo.engine.core.cache.components import Components
 from continuo.engine.core.cache.host_tier import HostTier
 from continuo.engine.core.cache.lease import PageLease
@@ -265,21 +265,22 @@ class SessionAwareCache:
         self._idle.pop(lease, None)
         self._busy.add(lease)
 
-    def recall(self, lease: PageLease) -> bool:
-        """Load the lease's spilled pages back to the device. If there is no room, discards them, so
-        that their tokens are recomputed, and returns False; otherwise returns True, also if no page
-        was spilled. The lease must be busy."""
+    def recall(self, lease: PageLease, at: int | None = None) -> bool:
+        """Load the lease's spilled pages back to the device, and those marks of its answer for
+        which there is room; `at`: a position to which the lease must stay continuable, if there can
+        be room for that. If there is no room, discards all, so that the tokens are recomputed, and
+        returns False; otherwise returns True, also if no page was spilled. The lease must be
+        busy."""
         if not lease.host_pages:
             return True
         assert lease not in self._idle
         self.host_tier.pin(lease)
-        needs = zip(self.components, lease.host_units, strict=False)
-        if not (
-            all(self._make_room_in(component, len(units)) for component, units in needs)
-            and self._make_room(len(lease.host_pages))
-        ):
+        marks = self._marks_to_recall(lease, at)
+        if marks is None or not self._make_room(len(lease.host_pages)):
             self.host_tier.discard(lease)
             return False
+        if self.has_components:
+            self.components.restore_marks(lease, marks)
         pages = array("i", [self.pool.allocate() for _ in lease.host_pages])
         self.usage.leased_pages += len(pages)
         self.host_tier.recall(lease, pages)
@@ -428,6 +429,37 @@ class SessionAwareCache:
                 return False
         return True
 
+    def _make_room_at(self, positions: Sequence[int]) -> bool:
+        """Make room for what a lease without parts needs at `positions`."""
+        return all(
+            self._make_room_in(component, len(places_of(component, positions)))
+            for component in self.components
+        )
+
+    def _marks_to_recall(self, lease: PageLease, at: int | None) -> list[int] | None:
+        """Make room for what a spilled lease needs at its end. Returns those of its marks for which
+        there is room too, with nothing but units of the tree evicted; that before `at` may evict
+        others. Returns None if there is no room at all."""
+        marks = [] if at is None else [mark for mark in lease.host_marks if mark <= at][-1:]
+        if not self._make_room_at([lease.host_end, *marks]):
+            marks = []
+            if not self._make_room_at([lease.host_end]):
+                return None
+        for mark in lease.host_marks:
+            is_of_use = mark >= lease.anchor and mark not in marks
+            if is_of_use and self._make_shared_room_at([lease.host_end, *marks, mark]):
+                marks.append(mark)
+        return sorted(marks)
+
+    def _make_shared_room_at(self, positions: Sequence[int]) -> bool:
+        """Make room like `_make_room_at`, in the tree alone."""
+        for component in self.components:
+            needed = len(places_of(component, positions))
+            while component.pool.free_count < needed:
+                if not self.tree.evict_unit(component.index):
+                    return False
+        return True
+
     def _make_room_in_components(self, lease: PageLease, count: int, *, copy: bool) -> bool:
         return all(
             self._make_room_in(component, component.units_needed(lease, count, copy=copy))
@@ -455,7 +487,6 @@ class SessionAwareCache:
 
     def _evict_whole(self, lease: PageLease) -> None:
         self.evicted_pages += lease.private_pages
-        self.components.set_marks(lease, [])
         if self.host_tier.pool.total:
             self.host_tier.spill(lease, lease.pages)
         self._release(lease, 0)

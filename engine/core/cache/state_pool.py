@@ -7,7 +7,7 @@ slots, and a step that is abandoned only releases the slot that it wrote.
     slots     [state at committed, written by step 1 in flight, written by step 2 in flight, …]
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from continuo.engine.batch import STATE_POOL, StateSlots
 from continuo.engine.core.cache.lease import PageLease
@@ -120,11 +120,18 @@ class StatePool:
         del copy  # a state is never written in place
         self._part(child).live = [self._share(self._slot_at(lease, at))]
 
-    def spillable(self, lease: PageLease) -> list[int]:
-        return [slot for slot in self._part(lease).live if slot >= 0]
+    def places(self, position: int) -> Sequence[int]:
+        return [position] if position else []
 
-    def restore(self, lease: PageLease, units: list[int]) -> None:
-        self._part(lease).live = units or [-1]
+    def unit_at(self, lease: PageLease, place: int) -> int:
+        return self._slot_at(lease, place)
+
+    def restore(self, lease: PageLease, units: Mapping[int, int]) -> None:
+        part = self._part(lease)
+        part.live = [units.get(lease.committed, -1)]
+        part.marked = {mark: units[mark] for mark in lease.marks}
+        if lease.committed in part.marked:
+            self.pool.share(part.live[0])
 
     def audit(self, leases: Iterable[PageLease], nodes: Iterable[RadixNode]) -> None:
         held = [node.units[self.index] for node in nodes if node.units[self.index] >= 0]

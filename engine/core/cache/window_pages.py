@@ -11,7 +11,7 @@ i holds the positions [i * P, (i + 1) * P) in every group.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from continuo.engine.batch import PageMove, WindowTable
 from continuo.engine.core.cache.lease import PageLease
@@ -114,11 +114,11 @@ class WindowPages:
 
     def holds(self, lease: PageLease, position: int) -> bool:
         part = self._part(lease)
-        return all(part.page_at(index) is not None for index in self._needed(position))
+        return all(part.page_at(index) is not None for index in self.places(position))
 
     def rewind(self, lease: PageLease, to: int) -> None:
         part = self._part(lease)
-        needed = self._needed(to)
+        needed = self.places(to)
         self._truncate(part, needed.stop)
         if needed.start < part.first:
             passed = range(needed.start, min(part.first, needed.stop))
@@ -150,22 +150,19 @@ class WindowPages:
         missing = depth
         while missing is not None:
             depth = missing
-            needed = self._needed(depth * self._page_size)
+            needed = self.places(depth * self._page_size)
             missing = next((n for n in reversed(needed) if path[n].units[self.index] < 0), None)
         return depth
 
     def adopt(self, lease: PageLease, path: Sequence[RadixNode]) -> None:
         part = self._part(lease)
-        needed = self._needed(len(path) * self._page_size)
+        needed = self.places(len(path) * self._page_size)
         part.first = needed.start
         part.pages = array("i", [self.pool.share(path[n].units[self.index]) for n in needed])
 
     def fork(self, lease: PageLease, child: PageLease, at: int, *, copy: bool) -> None:
-        source, part = self._part(lease), self._part(child)
-        needed = self._needed(at)
-        held = [source.page_at(index) for index in needed]
-        pages = [page for page in held if page is not None]
-        assert len(pages) == len(needed), "the window of a fork is not held"
+        part, needed = self._part(child), self.places(at)
+        pages = [self.unit_at(lease, index) for index in needed]
         if copy:
             fresh = self.pool.allocate()
             self._moves.append(PageMove("copy", pages.pop(), fresh, self.group))
@@ -174,13 +171,20 @@ class WindowPages:
             part.pages = array("i", map(self.pool.share, pages))
         part.first = needed.start
 
-    def spillable(self, lease: PageLease) -> list[int]:
-        return list(self._part(lease).pages)
+    def places(self, position: int) -> range:
+        return range(self._first_needed(position), self._pages_for(position))
 
-    def restore(self, lease: PageLease, units: list[int]) -> None:
+    def unit_at(self, lease: PageLease, place: int) -> int:
+        page = self._part(lease).page_at(place)
+        assert page is not None, "the window of a position is not held"
+        return page
+
+    def restore(self, lease: PageLease, units: Mapping[int, int]) -> None:
         part = self._part(lease)
-        part.first = self._needed(lease.committed).start
-        part.pages = array("i", units)
+        needed = self.places(lease.committed)
+        part.first = needed.start
+        part.pages = array("i", [units[index] for index in needed])
+        part.retained = {index: page for index, page in units.items() if index < part.first}
 
     def audit(self, leases: Iterable[PageLease], nodes: Iterable[RadixNode]) -> None:
         held = [node.units[self.index] for node in nodes if node.units[self.index] >= 0]
@@ -190,7 +194,7 @@ class WindowPages:
             assert part.first == self._first_needed(lease.committed), "the floor of a window"
             end = part.first + len(part.pages)
             assert end == self._pages_for(lease.launched), "the tail rule of a window is broken"
-            needed = {index for mark in lease.marks for index in self._needed(mark)}
+            needed = {index for mark in lease.marks for index in self.places(mark)}
             assert part.retained.keys() == {n for n in needed if n < part.first}, "marks"
             shared = {page for page in part.pages if self.pool.holders[page] > 1}
             private = part.pages[max(len(lease.path) - part.first, 0) :]
@@ -212,12 +216,8 @@ class WindowPages:
         to."""
         return max(position - self.window + 1, 0) // self._page_size
 
-    def _needed(self, position: int) -> range:
-        """Return the indices of the pages with the tokens that a token at `position` attends to."""
-        return range(self._first_needed(position), self._pages_for(position))
-
     def _is_marked(self, lease: PageLease, index: int) -> bool:
-        return any(index in self._needed(mark) for mark in lease.marks)
+        return any(index in self.places(mark) for mark in lease.marks)
 
     def _truncate(self, part: WindowPart, end: int) -> None:
         """Release the pages from index `end` on."""

@@ -26,6 +26,8 @@ class StepLoad(NamedTuple):
 class StepBudget:
     """Tokens and rows left in a step, and the load planned so far."""
 
+    __slots__ = ("_attention", "_spent_rows", "_spent_tokens", "remaining_rows", "remaining_tokens")
+
     def __init__(self, tokens: int, rows: int) -> None:
         self.remaining_tokens = tokens
         self.remaining_rows = rows

@@ -1,7 +1,6 @@
 """Candidates for one step: PoppedTurns, taken from the queues, and Refusals, the groups of which no
 more turns are considered. Pure."""
 
-from collections import Counter
 from collections.abc import Collection, Iterator
 
 from continuo.engine.core.schedule.fault_isolation import SequenceFilter
@@ -28,14 +27,15 @@ class Refusals:
         self.groups = {*blocked_groups, *full}
         self._full = full
         self._state = state
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
 
     def add(self, sequence: Sequence) -> None:
         """Record that a turn was refused admission."""
-        self._counts[sequence.group] += 1
-        if self._counts[sequence.group] >= REFUSED_TURNS_MAX:
-            self.groups.add(sequence.group)
-            self._full[sequence.group] = self._state
+        group = sequence.group
+        count = self._counts[group] = self._counts.get(group, 0) + 1
+        if count >= REFUSED_TURNS_MAX:
+            self.groups.add(group)
+            self._full[group] = self._state
 
 
 class PoppedTurns:

@@ -23,6 +23,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.schedule.admission import Admission
 from continuo.engine.core.schedule.budget import StepBudget, StepLoad
@@ -67,7 +69,7 @@ RETRY_STEPS = 8
 """Steps after which a refused turn is considered again, even if no page became available."""
 
 
-class ScheduledRow(NamedTuple):
+class ScheduledRow(msgspec.Struct, frozen=True):
     """A row: the next `tokens` tokens of a sequence. If `turn` is given, an output id of that turn
     is drawn from the logits of the last token; with `drafts`, which are the last ones of `tokens`,
     from those of the token before them and of each draft."""
@@ -172,8 +174,9 @@ class Scheduler:
         self._arrivals += 1
         turn.arrival, turn.last_step = self._arrivals, self._steps
         self._match_shared(sequence)
-        turn.due_step = self._steps + self._patience_steps(turn, _tokens_to_prefill(sequence))
-        self._queue(sequence)
+        tokens = _tokens_to_prefill(sequence)
+        turn.due_step = self._steps + self._patience_steps(turn, tokens)
+        self._push(sequence, tokens)
 
     def _patience_steps(self, turn: Turn, tokens: int) -> int:
         """Return the steps for which a turn with `tokens` to prefill may be overtaken: AGING times
@@ -210,7 +213,6 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Plan the next step and reserve the pages of its rows in the cache."""
-        plan = StepPlan([], StepLoad())
         if not self._fault_isolation:
             plan = self._plan(None)
             if not plan.rows and self._turns and not self.cache.has_in_flight():
@@ -218,6 +220,7 @@ class Scheduler:
                 self._full_long.clear()
                 plan = self._plan(None)
         else:
+            plan = StepPlan([], StepLoad())
             for selection in self._fault_isolation.row_selections(self._has_work):
                 overdue = self._overdue
                 plan = self._plan(selection.sequence_filter)
@@ -249,7 +252,8 @@ class Scheduler:
             self._overdue = None
             live = self._rotate(decoding, budget.remaining_rows)
             if self._schedule_all(live, budget, rows) and rows:
-                self._live_load = budget.load
+                self._live_load = load = budget.load
+                return StepPlan(rows, load)
         return StepPlan(rows, budget.load)
 
     def _plan_with_prefill(
@@ -275,9 +279,11 @@ class Scheduler:
         if not budget and not long:
             first = popped.pop(self._long)
             long += [first] if first is not None and self._try_admit(first) else []
-        scheduled = {row.sequence for row in rows}
-        missed = [s for s in waiting + long if s.turn is not None and s not in scheduled]
-        self._overdue = min(missed, key=_arrival, default=None)
+        self._overdue = None
+        if waiting or long:
+            scheduled = {row.sequence for row in rows}
+            missed = [s for s in waiting + long if s.turn is not None and s not in scheduled]
+            self._overdue = min(missed, key=_arrival, default=None)
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Record the seconds that a planned step took on the device."""
@@ -327,9 +333,11 @@ class Scheduler:
     def _queue(self, sequence: Sequence) -> None:
         """Queue a turn for the rest of its prefill, unless it is queued."""
         if sequence not in self._short and sequence not in self._long:
-            tokens = _tokens_to_prefill(sequence)
-            queue = self._short if tokens <= SHORT_TURN_TOKENS_MAX else self._long
-            queue.push(sequence, tokens)
+            self._push(sequence, _tokens_to_prefill(sequence))
+
+    def _push(self, sequence: Sequence, tokens: int) -> None:
+        queue = self._short if tokens <= SHORT_TURN_TOKENS_MAX else self._long
+        queue.push(sequence, tokens)
 
     def _revoke_admission(self, sequence: Sequence) -> None:
         assert sequence.turn is not None
@@ -349,6 +357,7 @@ class Scheduler:
         """List the admitted turns that owe only the id drawn last and can launch it now. If
         `sequence_filter` is given, only those that it accepts."""
         decoding: list[Sequence] = []
+        samples_late, speculation = self._samples_late, self._speculation
         for sequence in self._admitted:
             turn, owed = sequence.turn, sequence.owed
             assert turn is not None
@@ -357,8 +366,8 @@ class Scheduler:
             elif (
                 owed
                 and turn.launched_tokens < turn.max_output_tokens
-                and (self._samples_late or turn.can_run_ahead or not sequence.promised)
-                and (self._speculation is None or not self._waits_for_id(sequence))
+                and (samples_late or not sequence.promised or turn.can_run_ahead)
+                and (speculation is None or not self._waits_for_id(sequence))
             ):
                 decoding.append(sequence)
         return decoding if sequence_filter is None else list(filter(sequence_filter, decoding))
@@ -604,14 +613,23 @@ class Scheduler:
         self, sequences: list[Sequence], budget: StepBudget, rows: list[ScheduledRow]
     ) -> bool:
         """Schedule a row for each sequence. Returns False if nothing more can be planned in this
-        step: it is full, or the pages that a row needs are still in flight."""
+        step: it is full, or the pages that a row needs are still in flight.
+
+        Most rows of an engine are decodes without drafts, for which this method has a shortcut."""
+        reserve, number = self.cache.reserve, self._steps + 1
+        has_drafts = self._speculation is not None
         for sequence in sequences:
-            count = min(sequence.owed, SHORT_TURN_TOKENS_MAX, budget.remaining_tokens)
-            if (
-                not count
-                or not budget.remaining_rows
-                or not self._schedule_turn(sequence, count, budget, rows)
-            ):
+            if not budget:
+                return False
+            turn, lease, owed = sequence.turn, sequence.lease, sequence.owed
+            assert turn is not None
+            if owed == 1 and turn.is_admitted and not has_drafts and reserve(lease, 1):
+                budget.spend(lease.committed + lease.reserved - 1, 1)
+                turn.last_step = number
+                rows.append(ScheduledRow(sequence, 1, turn if sequence.can_draw else None))
+                continue
+            count = min(owed, SHORT_TURN_TOKENS_MAX, budget.remaining_tokens)
+            if not count or not self._schedule_turn(sequence, count, budget, rows):
                 return False
         return True
 
@@ -634,7 +652,7 @@ class Scheduler:
             live = self._rotate(live + short, budget.remaining_rows)
             if not self._schedule_all(live, budget, rows):
                 return False
-            if not short or not budget:
+            if not short or not budget or not (self._short or self._full_short):
                 return True
             live = []
 
@@ -649,6 +667,8 @@ class Scheduler:
     ) -> bool:
         """Schedule chunks of long turns within `limit_s`, and list in `long` those that were next.
         Returns False if nothing more can be planned in this step."""
+        if not self._long:
+            return bool(budget)
         refusals = Refusals(self._full_long, self._queue_state(), blocked_groups)
         for sequence in self._candidates(self._long, popped, refusals.groups) if budget else ():
             self._match_shared(sequence)
@@ -693,7 +713,7 @@ class Scheduler:
         assert sequence.turn is not None
         if not sequence.turn.is_admitted:
             return True
-        if count > 1:
+        if count > 1 and self.cache.has_components:
             count = self.cache.components.fit_row(sequence.lease, count)
         if self._speculation is not None:
             drafts = self._propose_drafts(self._speculation, sequence, count, budget)

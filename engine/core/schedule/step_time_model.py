@@ -1,5 +1,7 @@
 """StepTimeModel: predicts the duration of a step, by online least squares over measured ones."""
 
+from collections.abc import Iterable
+
 from continuo.engine.core.schedule.budget import StepLoad
 
 DECAY = 0.98
@@ -11,7 +13,10 @@ OUTLIER_RATIO_MAX = 4.0
 clipped."""
 REFIT_EVERY = 32
 """Number of observations between fits of the coefficients."""
-FEATURE_SCALES = (1.0, 8.0, 256.0, 256.0 * 4096.0)
+ROWS_SCALE, TOKENS_SCALE, ATTENTION_SCALE = 8.0, 256.0, 256.0 * 4096.0
+
+_Features = tuple[float, float, float]
+"""Rows, tokens and attention of a step, each divided by its scale."""
 
 
 class StepTimeModel:
@@ -19,11 +24,13 @@ class StepTimeModel:
     coefficients are replaced by zero."""
 
     def __init__(self) -> None:
-        size = len(FEATURE_SCALES)
         self._observations = 0
-        self._products = [[1e-6 * (i == j) for j in range(size)] for i in range(size)]
-        self._sums = [0.0] * size
-        self._coefficients = [0.0] * size
+        self._products = (1e-6, 0.0, 0.0, 0.0, 1e-6, 0.0, 0.0, 1e-6, 0.0, 1e-6)
+        """Weighted sums of the products of two features, of which the first is always 1: the upper
+        triangle of their matrix, row by row."""
+        self._sums = (0.0, 0.0, 0.0, 0.0)
+        """The same of each feature and the seconds."""
+        self._coefficients = [0.0] * 4
         self._pending: list[tuple[StepLoad, float]] = []
 
     @property
@@ -44,25 +51,39 @@ class StepTimeModel:
         self._pending.clear()
 
     def _learn(self, load: StepLoad, seconds: float) -> None:
+        """Add one observation to the sums. Written out, because it is done for every step."""
+        features = x, y, z = _scale(load)
         if self._observations >= OBSERVATIONS_MIN:
-            seconds = min(seconds, OUTLIER_RATIO_MAX * self._predict(load) + 1e-4)
+            seconds = min(seconds, OUTLIER_RATIO_MAX * self._predict(features) + 1e-4)
         self._observations += 1
-        x = _features(load)
-        for i, xi in enumerate(x):
-            self._sums[i] = DECAY * self._sums[i] + xi * seconds
-            row = self._products[i]
-            for j, xj in enumerate(x):
-                row[j] = DECAY * row[j] + xi * xj
+        n, nx, ny, nz, xx, xy, xz, yy, yz, zz = self._products
+        self._products = (
+            *(DECAY * n + 1, DECAY * nx + x, DECAY * ny + y, DECAY * nz + z),
+            *(DECAY * xx + x * x, DECAY * xy + x * y, DECAY * xz + x * z),
+            *(DECAY * yy + y * y, DECAY * yz + y * z, DECAY * zz + z * z),
+        )
+        s, sx, sy, sz = self._sums
+        self._sums = (
+            *(DECAY * s + seconds, DECAY * sx + x * seconds),
+            *(DECAY * sy + y * seconds, DECAY * sz + z * seconds),
+        )
         if self._observations <= OBSERVATIONS_MIN or self._observations % REFIT_EVERY == 0:
-            self._coefficients = [max(c, 0.0) for c in _solve(self._products, self._sums)]
+            self._refit()
+
+    def _refit(self) -> None:
+        n, nx, ny, nz, xx, xy, xz, yy, yz, zz = self._products
+        matrix = [[n, nx, ny, nz], [nx, xx, xy, xz], [ny, xy, yy, yz], [nz, xz, yz, zz]]
+        self._coefficients = [max(c, 0.0) for c in _solve(matrix, self._sums)]
 
     def predict(self, load: StepLoad) -> float:
         """Return the predicted duration of a step, in seconds."""
         self._learn_pending()
-        return self._predict(load)
+        return self._predict(_scale(load))
 
-    def _predict(self, load: StepLoad) -> float:
-        return sum(c * x for c, x in zip(self._coefficients, _features(load), strict=True))
+    def _predict(self, features: _Features) -> float:
+        a, b, c, d = self._coefficients
+        x, y, z = features
+        return a + b * x + c * y + d * z
 
     def tokens_within(self, seconds: float, load: StepLoad, start: int, tokens_max: int) -> int:
         """Return how many tokens, up to `tokens_max`, of a sequence with `start` tokens in KV fit
@@ -71,21 +92,21 @@ class StepTimeModel:
         low, high = 0, tokens_max
         while low < high:
             middle = (low + high + 1) // 2
-            if self._predict(load.with_row(start, middle)) <= seconds:
+            if self._predict(_scale(load.with_row(start, middle))) <= seconds:
                 low = middle
             else:
                 high = middle - 1
         return low
 
 
-def _features(load: StepLoad) -> tuple[float, ...]:
-    values = (1, load.rows, load.tokens, load.attention)
-    return tuple(value / scale for value, scale in zip(values, FEATURE_SCALES, strict=True))
+def _scale(load: StepLoad) -> _Features:
+    rows, tokens, attention = load
+    return rows / ROWS_SCALE, tokens / TOKENS_SCALE, attention / ATTENTION_SCALE
 
 
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+def _solve(matrix: list[list[float]], right: Iterable[float]) -> list[float]:
     """Solve by Gaussian elimination with pivoting; an unknown without a pivot is zero."""
-    size = len(right)
+    size = len(matrix)
     rows = [[*line, value] for line, value in zip(matrix, right, strict=True)]
     for i in range(size):
         best = max(range(i, size), key=lambda r: abs(rows[r][i]))

@@ -1,6 +1,7 @@
 """Tests of sessions on models with sliding windows and recurrent states, in exact counts."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -242,6 +243,100 @@ def test_eviction_spills_and_recalls_what_continues_a_session() -> None:
     assert info.host_tokens == 649
     core.append("idle", words(20))
     assert computed_by(core, lambda: speak(core, "idle", 5, "later")) <= 20 + 5
+
+
+MEMORY = {
+    "state": {"state_slots": 64, "host_state_slots": 64},
+    "window": {"windows": (WindowGroup(48, 64, 64),)},
+    "window and state": {
+        "windows": (WindowGroup(40, 64, 64),),
+        "state_slots": 64,
+        "host_state_slots": 64,
+    },
+}
+"""Memory besides full attention, for models of each kind."""
+
+
+def core_for_one(**memory: Any) -> CoreHarness:
+    """Return a core whose device has room for the pages of one of two long sessions."""
+    return CoreHarness(pages=80, page_size=PAGE, batched_tokens=64, host_pages=400, **memory)
+
+
+def spill_answer(core: CoreHarness, prompt: int, answer: int) -> None:
+    """Let session `s` answer, and another take its place on the device."""
+    core.open("s")
+    core.append("s", words(prompt))
+    speak(core, "s", answer)
+    core.open("other")
+    core.append("other", words(1000, 3))
+    core.run()
+    info = core.apply(GetSessionInfo(core.next_number(), "s")).info
+    assert info is not None
+    assert (info.held_pages, info.host_tokens) == (0, prompt + answer - 1)
+
+
+@pytest.mark.parametrize("kind", MEMORY)
+@pytest.mark.parametrize("heard", [5, 100, 199, 256, 333, 396])
+def test_barge_in_on_a_spilled_session_owes_at_most_half_the_answer(kind: str, heard: int) -> None:
+    """A voice answer is generated faster than it is played, so that its session may be on the host
+    when the user interrupts it. Its marks are there too."""
+    core = core_for_one(**MEMORY[kind])
+    spill_answer(core, 500, 400)
+    core.rewind("s", 500 + heard)
+    core.append("s", words(20))
+    assert computed_by(core, lambda: speak(core, "s", 5, "next")) <= 200 + 20 + 5
+
+
+@pytest.mark.parametrize("kind", MEMORY)
+def test_spilled_session_is_rewound_twice_and_recalled_with_its_marks(kind: str) -> None:
+    core = core_for_one(**MEMORY[kind])
+    spill_answer(core, 500, 400)
+    core.rewind("s", 850)
+    core.rewind("s", 700)
+    core.append("s", words(5))
+    core.run()
+    core.rewind("s", 600)
+    assert 600 - core.sequence("s").committed <= 128
+    assert computed_by(core, lambda: speak(core, "s", 5, "next")) <= 128 + 5
+
+
+@pytest.mark.parametrize("kind", MEMORY)
+def test_fork_of_a_spilled_session_begins_at_a_mark(kind: str) -> None:
+    core = core_for_one(**MEMORY[kind])
+    spill_answer(core, 500, 400)
+    core.apply(ForkSession(core.next_number(), "s", "child", 700))
+    assert 700 - core.sequence("child").committed <= 128
+    speak(core, "child", 5)
+
+
+def test_host_without_room_for_marks_keeps_the_start_of_the_answer() -> None:
+    core = core_for_one(state_slots=64, host_state_slots=2)
+    spill_answer(core, 500, 400)
+    core.rewind("s", 650)
+    assert computed_by(core, lambda: speak(core, "s", 5, "next")) <= 150 + PAGE + 5
+
+
+def test_host_of_one_state_keeps_the_history_but_no_mark() -> None:
+    core = core_for_one(state_slots=64, host_state_slots=1)
+    spill_answer(core, 500, 400)
+    core.append("s", words(9))
+    assert computed_by(core, lambda: speak(core, "s", 5, "next")) <= 9 + 5
+
+
+def test_marks_inside_an_answer_leave_the_host_before_any_history() -> None:
+    core = core_for_one(state_slots=64, host_state_slots=7)
+    spill_answer(core, 500, 400)
+    lease = core.sequence("s").lease
+    assert len(lease.host_marks) > 2
+    core.generate("other", 3)
+    core.run()
+    core.open("third")
+    core.append("third", words(1000, 5))
+    speak(core, "third", 3)
+    assert core.sequence("other").lease.host_pages, "the other session was spilled too"
+    assert (lease.host_end, lease.host_marks) == (899, [496])
+    core.rewind("s", 700)
+    assert computed_by(core, lambda: speak(core, "s", 5, "next")) <= 200 + PAGE + 5
 
 
 def test_abandoned_step_on_a_recurrent_state_is_computed_again() -> None:

@@ -114,14 +114,14 @@ class AdminPage {
       const pair = (a: number, b: number): string => `${formatCount(a)}, ${formatCount(b)}`;
       const hostPages = [engine.host_pages_used, engine.host_pages_total].map(formatCount);
       drawStats(this.#pageStats, [
-        ['Leased by sessions', pages(engine.pages_leased)],
-        ['Cached for sharing', pages(engine.pages_tree)],
+        ['Leased by sessions', pages(engine.pages_leased), 'leased'],
+        ['Cached for sharing', pages(engine.pages_tree), 'shared'],
         ['Free', pages(engine.pages_free)],
         ['In host memory', hostPages.join(' of ')],
       ]);
       drawStats(this.#throughputStats, [
-        ['Tokens sampled', `${rates.sampled} per second`],
-        ['Tokens computed', `${rates.computed} per second`],
+        ['Tokens sampled', rates.sampled],
+        ['Tokens computed', rates.computed],
         ['Active, queued turns', pair(engine.active_turns, engine.queued_turns)],
         ['Device busy', rates.busy],
         ['Retractions, evicted pages', pair(engine.retractions, engine.evicted_pages)],
@@ -168,7 +168,7 @@ class AdminPage {
     const elapsed_s = (at - previous.at) / 1000;
     const busy = Math.round((100 * (current.model_s - old.model_s)) / elapsed_s);
     const rate = (earlier: number, later: number): string =>
-      formatCount(Math.max(0, Math.round((later - earlier) / elapsed_s)));
+      `${formatCount(Math.max(0, Math.round((later - earlier) / elapsed_s)))} per second`;
     return {
       sampled: rate(old.tokens_drawn, current.tokens_drawn),
       computed: rate(old.tokens_computed, current.tokens_computed),

@@ -13,6 +13,7 @@ import { h, icon, iconButton } from './dom.js';
 import { download } from './files.js';
 import { Forks } from './forks.js';
 import { importConversation } from './import.js';
+import { menuButton } from './menu.js';
 import { MetricsPanel } from './metrics_panel.js';
 import { PageFrame } from './page_frame.js';
 import { describeRefusal } from './refusal_text.js';
@@ -350,10 +351,6 @@ export class App {
 
   /** Returns the controls of the page below the list of conversations. */
   #createMenu(): HTMLElement[] {
-    const dropConnection = (): void => {
-      this.#conversation?.client.reconnect('you dropped the connection');
-      this.#frame.closeDrawers();
-    };
     const changeTheme = (): void => {
       switchTheme();
       this.#panel?.redraw();
@@ -366,8 +363,24 @@ export class App {
       iconButton('settings', 'Settings', openSettings, 'Settings'),
       iconButton('sun', 'Theme: switch between light and dark', changeTheme, 'Theme'),
       this.#adminLink,
-      iconButton('disconnect', 'Drop the connection to test recovery', dropConnection, 'Drop the connection'),
+      this.#createDeveloperMenu(),
     ];
+  }
+
+  #createDeveloperMenu(): HTMLElement {
+    const dropConnection = (): void => {
+      this.#conversation?.client.reconnect('you dropped the connection');
+      this.#frame.closeDrawers();
+    };
+    const showEvents = (): void => {
+      this.#frame.openDrawer('panel');
+      this.#panel?.showEvents();
+    };
+    const items = [
+      { label: 'Drop the connection', action: dropConnection },
+      { label: 'Show events', action: showEvents },
+    ];
+    return menuButton('Developer', items, 'code', 'Developer');
   }
 
   #drawWelcome(): void {
@@ -470,7 +483,7 @@ export class App {
     } else if (event.key === 'Escape') this.#frame.closeDrawers();
     else if (event.key === 'k' && (event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey) {
       event.preventDefault();
-      this.#frame.openSidebar();
+      this.#frame.openDrawer('sidebar');
       this.#sidebar.focusSearch();
     } else if (event.key === '/' && !typing) {
       event.preventDefault();
@@ -485,7 +498,7 @@ export class App {
     if (!conversation) return;
     openSettingsDialog({
       current: conversation.client.session ?? conversation.record.settings,
-      model: conversation.record.model ?? conversation.client.session?.model ?? null,
+      model: conversation.model,
       models: this.#models,
       apply: (chosen) => this.#applySettings(conversation, chosen),
     });
@@ -498,8 +511,7 @@ export class App {
   ): Promise<void> {
     await conversation.updateSettings(settings);
     defaultSettings.set(settings);
-    const currentModel = conversation.record.model ?? conversation.client.session?.model;
-    if (model !== null && currentModel !== undefined && model !== currentModel) {
+    if (model !== null && conversation.model !== null && model !== conversation.model) {
       this.#startConversation(settings, model);
     }
   }

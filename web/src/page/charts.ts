@@ -5,7 +5,7 @@ import 'uplot/dist/uPlot.min.css';
 import { h } from './dom.js';
 import { formatCount, formatMs } from './format.js';
 import type { TurnMetrics } from './storage.js';
-import { describeTokens } from './turn_figures.js';
+import { describeTimes, describeTokens } from './turn_figures.js';
 
 const HEIGHT_PX = 120;
 
@@ -132,18 +132,16 @@ export class Charts {
   constructor() {
     this.#latency = new Chart(
       'Latency per turn',
-      'Time from the request to the first token, then from each token to the next.',
+      'Time from the request to the first token, then from each token to the next if they came one by one.',
       [
-        { label: 'first token', color: '--accent' },
-        { label: 'per output token', color: '--second' },
+        { label: 'first token', color: '--first-token' },
+        { label: 'per output token', color: '--per-token' },
       ],
       formatMs,
       (index) => {
         const turn = this.#turns[index];
         if (!turn) return '';
-        const name = `Turn ${index + 1}`;
-        if (turn.ttft === null) return `${name}: not timed, because the page was reloaded`;
-        return `${name}: first token ${formatMs(turn.ttft)}, then ${formatMs(turn.itl)} per token`;
+        return `Turn ${index + 1}: ${describeTimes(turn)}`;
       },
     );
     this.#tokens = new Chart(
@@ -151,7 +149,7 @@ export class Charts {
       'Reused: in the KV cache already at the request. Prefilled: computed after it.',
       [
         { label: 'reused from the KV cache', color: '--reused', bars: true },
-        { label: 'prefilled', color: '--accent', bars: true },
+        { label: 'prefilled', color: '--prefilled', bars: true },
       ],
       formatCount,
       (index) => {

@@ -27,7 +27,7 @@ import {
   saveConversation,
   saveQueued,
   type StoredConversation,
-  titleFrom,
+  titleOf,
   type TurnMetrics,
 } from './storage.js';
 import { type Thought, Thoughts } from './thoughts.js';
@@ -117,6 +117,7 @@ export class ConversationController {
       this.#onEvent(event);
     });
     client.onSent((event) => {
+      if (event.type === 'response.create') this.#timing.markRequested();
       this.#logEvent(true, event);
     });
     this.#sendPending(record.pending.filter(({ event_id }) => !this.#queue.has(messageOf(event_id) ?? '')));
@@ -127,6 +128,9 @@ export class ConversationController {
       if (this.#isDirty) this.save();
     }, SAVE_INTERVAL_MS);
     addEventListener('pagehide', () => this.save(), this.#pageListeners);
+    client.state.subscribe(({ phase }) => {
+      if (phase !== 'open') this.#timing.markDisconnected();
+    });
     client.caughtUp.subscribe(() => {
       this.#scheduleQueued();
     });
@@ -153,6 +157,11 @@ export class ConversationController {
 
   get isResponding(): boolean {
     return this.client.conversation.activeTurn !== null;
+  }
+
+  /** Id of the model; null until the server has named the default one. */
+  get model(): string | null {
+    return this.record.model ?? this.client.session?.model ?? null;
   }
 
   /** Whether the response in progress waits for an engine to continue it. */
@@ -508,7 +517,6 @@ export class ConversationController {
   }
 
   #requestResponse({ response, event_id }: ResponseRequest = {}): Receipt {
-    this.#timing.markRequested();
     this.#responseRefusal = '';
     const receipt = this.client.send({
       type: 'response.create',
@@ -550,16 +558,15 @@ export class ConversationController {
     this.save();
   }
 
-  /** Let the title follow the first message, unless the user has named the conversation. */
+  /** Let the title follow the first message of its own, unless the user has named the conversation. */
   #updateTitle(): void {
     const { record, client } = this;
     if (record.renamed) return;
     const { items } = client.conversation;
-    const first = items.find((item) => item.type === 'message' && item.role === 'user');
-    const text = first ? textOf(first) : (this.pendingMessages[0] ?? this.queue[0]?.text ?? '');
-    // While the server sends the conversation again, its first message is missing.
-    if (!text && record.saved.items.length > 0) return;
-    const title = titleFrom(text);
+    // While the server sends the conversation again, its first messages are missing.
+    if (items.length < Math.max(record.branch?.shared ?? 0, record.saved.items.length)) return;
+    const waiting = this.pendingMessages[0] ?? this.queue[0]?.text ?? '';
+    const title = titleOf(items, record.branch, waiting);
     if (title === record.title) return;
     record.title = title;
     this.onTitleChange();

@@ -33,7 +33,7 @@ const ICONS = {
   check: 'M5 13l4 4L19 7',
   close: 'M6 6l12 12M18 6L6 18',
   image: 'M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h1',
-  disconnect: 'M4 12h5M15 12h5M9 8l-2-3M15 16l2 3M12 7V4M12 20v-3',
+  code: 'M8 7l-5 5 5 5M16 7l5 5-5 5M13.5 5l-3 14',
   settings: 'M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4',
   panel: 'M4 5h16v14H4zM14 5v14',
   search: 'M11 4a7 7 0 1 1 0 14 7 7 0 0 1 0-14M16 16l4 4',

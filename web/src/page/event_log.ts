@@ -172,10 +172,9 @@ export class EventLog {
   }
 
   #writeCode(language: CodeLanguage): string {
-    const { client, loggedEvents, record } = this.#conversation;
+    const { loggedEvents, model } = this.#conversation;
     const url = new URL(serverUrl('v1/realtime').replace(/^http/, 'ws'));
-    const model = record.model ?? client.session?.model;
-    if (model) url.searchParams.set('model', model);
+    if (model !== null) url.searchParams.set('model', model);
     const sent = loggedEvents.flatMap(({ sent, event }) => (sent ? [event as ClientEvent] : []));
     return writeCode(language, url.href, sent);
   }

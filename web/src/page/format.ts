@@ -10,6 +10,11 @@ export const RESIDENCY_TEXT: Record<KVResidency, string> = {
   none: 'not cached',
 };
 
+/** Returns the name of a model without the folders or the organization before it, such as `Qwen2.5-7B-Instruct`. */
+export function nameOfModel(id: string | null): string {
+  return id?.split('/').findLast((part) => part !== '') ?? 'Model';
+}
+
 export function formatMs(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return '–';
   if (value >= 10_000) return `${(value / 1000).toFixed(0)} s`;

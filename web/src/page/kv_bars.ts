@@ -6,7 +6,8 @@ import { formatCount } from './format.js';
 
 /** A name, its value, and the color of its segment in the bar above, if any. */
 type Stat = [name: string, value: string, color?: Color];
-type Color = 'accent' | 'second' | 'lost';
+/** Each color has one meaning on the whole page. */
+type Color = 'device' | 'host' | 'lost' | 'leased' | 'shared';
 
 export function drawStats(list: HTMLElement, rows: Stat[]): void {
   list.replaceChildren(
@@ -20,14 +21,14 @@ export function drawStats(list: HTMLElement, rows: Stat[]): void {
 /** Draw the engine's pages: leased by sessions, cached for sharing, and free. */
 export function drawPageBar(bar: HTMLElement, pages: EngineStats): void {
   const { pages_total, pages_tree, pages_leased } = pages;
-  drawSegments(bar, pages_total, { accent: pages_leased, second: pages_tree });
+  drawSegments(bar, pages_total, { leased: pages_leased, shared: pages_tree });
   const [leased, cached] = [formatCount(pages_leased), formatCount(pages_tree)];
   setLabel(bar, `Pages: ${leased} leased, ${cached} cached for sharing`);
 }
 
 /** Draw the `total` tokens of a conversation by where their KV is. */
 export function drawTokenBar(bar: HTMLElement, kv: SessionKV, total: number): void {
-  drawSegments(bar, total, { accent: kv.tokens, second: kv.host_tokens, lost: kv.lost_tokens });
+  drawSegments(bar, total, { device: kv.tokens, host: kv.host_tokens, lost: kv.lost_tokens });
   const [device, host, lost] = [kv.tokens, kv.host_tokens, kv.lost_tokens].map(formatCount);
   setLabel(bar, `Tokens: ${device} on the device, ${host} in host memory, ${lost} to be recomputed`);
 }

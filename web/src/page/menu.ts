@@ -1,6 +1,6 @@
 /** A button that opens a menu of actions, operated with the pointer or the keyboard. */
 
-import { h, iconButton } from './dom.js';
+import { h, iconButton, type IconName } from './dom.js';
 
 export interface MenuItem {
   label: string;
@@ -9,11 +9,17 @@ export interface MenuItem {
   isDestructive?: boolean;
 }
 
-/** Create a button named `label` that opens a menu with `items`. */
-export function menuButton(label: string, items: MenuItem[]): HTMLButtonElement {
-  const button = iconButton('more', label, () => {
+/** Create a button named `label`, with a `word` beside its icon if it is given, that opens a menu with `items`. */
+export function menuButton(
+  label: string,
+  items: MenuItem[],
+  icon: IconName = 'more',
+  word?: string,
+): HTMLButtonElement {
+  const open = (): void => {
     openMenu(button, label, items);
-  });
+  };
+  const button = iconButton(icon, label, open, word);
   button.setAttribute('aria-haspopup', 'menu');
   return button;
 }
@@ -42,7 +48,8 @@ function openMenu(button: HTMLElement, label: string, items: MenuItem[]): void {
     const at = buttons.findIndex((one) => one === document.activeElement);
     const targets: Record<string, number> = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: -1 };
     const target = targets[event.key];
-    if (event.key === 'Tab') menu.hidePopover();
+    if (event.key === 'Tab' || event.key === 'Escape') menu.hidePopover();
+    if (event.key === 'Escape') event.stopPropagation(); // the drawer around the button stays open
     if (target === undefined) return;
     event.preventDefault();
     buttons.at(target % buttons.length)?.focus();

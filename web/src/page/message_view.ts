@@ -3,10 +3,11 @@
 import { type FunctionCallItem, type Item, type MessageItem, textOf } from '../client/index.js';
 import { copyText, flashCheckMark, h, iconButton } from './dom.js';
 import { sampleResult } from './example_tools.js';
-import { formatCount, formatMs } from './format.js';
+import { formatMs } from './format.js';
 import { StreamingMarkdown } from './markdown/streaming_markdown.js';
 import type { MissingResponse } from './response_status.js';
 import type { TurnMetrics } from './storage.js';
+import { countTokens, describeTimes, describeTokens } from './turn_figures.js';
 
 export interface MessageHandler {
   edit(id: string, text: string): void;
@@ -30,6 +31,8 @@ export interface MessageState {
   output: string | null;
   /** What the model thought before this message or call; null: nothing, or it is shown elsewhere. */
   thought: HTMLElement | null;
+  /** Name of the model. */
+  model: string;
 }
 
 export interface ItemView {
@@ -59,9 +62,9 @@ class MessageView implements ItemView {
 
   constructor(handler: MessageHandler) {
     this.#handler = handler;
-    const margin = h('div', { class: 'margin' }, this.#role, this.#usage);
+    const byline = h('div', { class: 'byline' }, this.#role, this.#usage);
     this.#content.append(this.#body, this.#incompleteNote);
-    this.element = h('article', {}, margin, this.#content);
+    this.element = h('article', {}, byline, this.#content);
   }
 
   draw(item: Item, state: MessageState): void {
@@ -82,15 +85,15 @@ class MessageView implements ItemView {
 
   #drawMetadata(item: MessageItem, state: MessageState): void {
     const { metrics } = state;
-    const { incompleteNote, isGenerating, isLast } = state;
-    const key = JSON.stringify([item.role, incompleteNote, isGenerating, isLast, metrics?.id]);
+    const { incompleteNote, isGenerating, isLast, model } = state;
+    const key = JSON.stringify([item.role, incompleteNote, isGenerating, isLast, metrics?.id, model]);
     if (key === this.#drawnMetadata) return;
     this.#drawnMetadata = key;
-    this.element.className = `message ${item.role}`;
+    this.element.classList.add('message', item.role); // beside those of others, such as of a search
     this.element.classList.toggle('open', isGenerating);
-    const names = { user: 'You', assistant: 'Model', system: 'System' };
-    this.#role.textContent = names[item.role];
-    this.element.setAttribute('aria-label', names[item.role]);
+    const name = { user: 'You', assistant: model, system: 'System' }[item.role];
+    this.#role.textContent = name;
+    this.element.setAttribute('aria-label', name);
     this.#usage.textContent = metrics && metrics.ttft !== null ? formatMs(metrics.ttft) : '';
     this.#usage.title = metrics ? usageTitle(metrics) : '';
     this.#incompleteNote.textContent = incompleteNote;
@@ -164,9 +167,9 @@ class ToolCallView implements ItemView {
   constructor(handler: MessageHandler) {
     this.#handler = handler;
     const head = h('div', { class: 'tool-head' }, 'Called ', this.#name);
-    const margin = h('div', { class: 'margin' }, h('h2', { class: 'role' }, 'Tool'));
+    const byline = h('div', { class: 'byline' }, h('h2', { class: 'role' }, 'Tool'));
     this.#content.append(head, this.#arguments, this.#result);
-    this.element = h('article', { class: 'message call', 'aria-label': 'Tool call' }, margin, this.#content);
+    this.element = h('article', { class: 'message call', 'aria-label': 'Tool call' }, byline, this.#content);
   }
 
   draw(item: Item, state: MessageState): void {
@@ -219,13 +222,8 @@ export function missingResponseView(missing: MissingResponse, retry: () => void)
 }
 
 function usageTitle(metrics: TurnMetrics): string {
-  const { ttft, itl, tokens, prefilled, reused } = metrics;
-  const after = itl === null ? '' : `, then ${formatMs(itl)} per token`;
-  const time = ttft === null ? '' : `First token after ${formatMs(ttft)}${after}. `;
-  return (
-    `${time}${formatCount(tokens)} tokens; ` +
-    `${formatCount(prefilled)} prefilled, ${formatCount(reused)} reused from the KV cache.`
-  );
+  const times = metrics.ttft === null ? '' : `; ${describeTimes(metrics)}`;
+  return `${countTokens(metrics.tokens)}${times}. Read: ${describeTokens(metrics)}.`;
 }
 
 function prettyJson(json: string): string {

@@ -18,10 +18,12 @@ export class MetricsPanel {
   readonly #kvStats = h('dl', { class: 'facts' });
   readonly #serverStats = h('dl', { class: 'facts' });
   readonly #pageBar = h('div', { class: 'bar pages', role: 'img' });
+  readonly #log: HTMLDetailsElement;
   readonly #pollTimer: ReturnType<typeof setInterval>;
 
   constructor(conversation: ConversationController) {
     this.#conversation = conversation;
+    this.#log = new EventLog(conversation).element;
     this.element = h(
       'aside',
       { class: 'panel', 'aria-label': 'Live metrics' },
@@ -42,7 +44,7 @@ export class MetricsPanel {
         this.#pageBar,
         this.#serverStats,
       ),
-      new EventLog(conversation).element,
+      this.#log,
     );
     conversation.onMetricsChange = () => {
       this.drawCharts();
@@ -67,6 +69,13 @@ export class MetricsPanel {
     this.#charts.redraw();
     this.drawCharts();
     void this.#poll();
+  }
+
+  /** Unfold the log of events, and scroll to it. */
+  showEvents(): void {
+    this.#log.open = true;
+    this.#log.scrollIntoView();
+    this.#log.querySelector('summary')?.focus();
   }
 
   stopPolling(): void {
@@ -99,8 +108,8 @@ export class MetricsPanel {
     drawTokenBar(this.#tokenBar, kv, total);
     drawStats(this.#kvStats, [
       ['Found at the last turn', residency],
-      ['On the device', `${formatCount(kv.tokens)} of ${formatCount(total)} tokens`, 'accent'],
-      ['In host memory', describe(kv.host_tokens), 'second'],
+      ['On the device', `${formatCount(kv.tokens)} of ${formatCount(total)} tokens`, 'device'],
+      ['In host memory', describe(kv.host_tokens), 'host'],
       ['To be recomputed', describe(kv.lost_tokens), 'lost'],
       ['Pages', formatCount(kv.pages)],
     ]);
@@ -115,6 +124,8 @@ export class MetricsPanel {
     }
     drawPageBar(this.#pageBar, engine);
     drawStats(this.#serverStats, [
+      ['Leased by sessions', `${formatCount(engine.pages_leased)} pages`, 'leased'],
+      ['Cached for sharing', `${formatCount(engine.pages_tree)} pages`, 'shared'],
       ['Pages', `${formatCount(engine.pages_free)} of ${formatCount(engine.pages_total)} free`],
       ['Active turns', formatCount(engine.active_turns)],
       ['Queued turns', formatCount(engine.queued_turns)],

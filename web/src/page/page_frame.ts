@@ -4,15 +4,10 @@
 
 import type { ConnectionState } from '../client/index.js';
 import { h, iconButton } from './dom.js';
-import { createScrim } from './drawers.js';
+import { type Drawer, Drawers } from './drawers.js';
 import { createMark } from './mark.js';
 
-const PANEL_STORAGE_KEY = 'continuo.panel';
 const NOTICE_MS = 8000;
-/** Whether the sidebar fits beside the conversation. */
-const SIDEBAR_FITS = matchMedia('(min-width: 900px)');
-/** Whether the metrics panel fits as well. */
-const PANEL_FITS = matchMedia('(min-width: 1180px)');
 
 const PHASE_LABELS: Record<ConnectionState['phase'], string> = {
   idle: 'Not connected',
@@ -40,6 +35,7 @@ export class PageFrame {
   readonly #connectionStatus = h('span', { class: 'status' });
   readonly #notice = h('div', { class: 'notice', role: 'alert', hidden: true });
   #panel: HTMLElement = h('aside', { class: 'panel' });
+  #drawers: Drawers | null = null;
   #noticeTimer: ReturnType<typeof setTimeout> | undefined;
 
   constructor(root: HTMLElement) {
@@ -49,15 +45,8 @@ export class PageFrame {
   /** Build the frame around its parts. */
   build({ sidebar, foot: [first, ...others], onPanelToggle, onResize }: FrameParts): void {
     const { root } = this;
-    const sidebarButton = iconButton('list', 'Conversations', () => {
-      root.classList.toggle('with-sidebar');
-    });
-    const togglePanel = (): void => {
-      const shown = root.classList.toggle('with-panel');
-      localStorage.setItem(PANEL_STORAGE_KEY, shown ? 'shown' : 'hidden');
-      onPanelToggle();
-    };
-    const panelButton = iconButton('panel', 'Live metrics', togglePanel, 'Metrics');
+    const sidebarButton = iconButton('list', 'Conversations', () => undefined);
+    const panelButton = iconButton('panel', 'Live metrics', () => undefined, 'Metrics');
     const brand = h(
       'a',
       { class: 'brand', href: './', 'aria-label': 'Continuo: new conversation' },
@@ -66,19 +55,15 @@ export class PageFrame {
     );
     const header = h('header', { class: 'top' }, sidebarButton, brand, this.#title, this.#connectionStatus, panelButton);
     const main = h('main', {}, this.scroller, h('div', { class: 'foot' }, first, this.#notice, ...others));
-    main.addEventListener('click', () => {
-      this.closeDrawers();
-    });
-    new ResizeObserver(onResize).observe(this.scroller);
+    new ResizeObserver(() => {
+      // The composer leaves the same room for the scrollbar as the answers.
+      main.style.setProperty('--scrollbar', `${this.scroller.offsetWidth - this.scroller.clientWidth}px`);
+      onResize();
+    }).observe(this.scroller);
     root.className = 'app';
-    const preference = localStorage.getItem(PANEL_STORAGE_KEY);
-    root.classList.toggle('with-panel', PANEL_FITS.matches && preference === 'shown');
-    root.classList.toggle('with-sidebar', SIDEBAR_FITS.matches);
-    const buttons = { 'with-sidebar': sidebarButton, 'with-panel': panelButton };
-    const scrim = createScrim(root, main, buttons, () => {
-      this.closeDrawers();
-    });
-    root.append(header, scrim, sidebar, main, this.#panel);
+    const buttons = { sidebar: sidebarButton, panel: panelButton };
+    this.#drawers = new Drawers({ root, content: main, buttons, onPanelToggle });
+    root.append(header, this.#drawers.scrim, sidebar, main, this.#panel);
   }
 
   set title(title: string) {
@@ -97,14 +82,14 @@ export class PageFrame {
     this.#panel = panel;
   }
 
-  openSidebar(): void {
-    this.root.classList.add('with-sidebar');
+  /** Show the sidebar or the panel. */
+  openDrawer(drawer: Drawer): void {
+    this.#drawers?.open(drawer);
   }
 
-  /** On a small screen, hide the sidebar and the panel, which cover the conversation. */
+  /** Hide the sidebar and the panel where they cover the conversation. */
   closeDrawers(): void {
-    if (!SIDEBAR_FITS.matches) this.root.classList.remove('with-sidebar');
-    if (!PANEL_FITS.matches) this.root.classList.remove('with-panel');
+    this.#drawers?.close();
   }
 
   /** Show a sentence above the composer for a while. */

@@ -1,13 +1,14 @@
 /** Conversations stored in this browser (localStorage). */
 
-import type {
-  ClientEvent,
-  ConversationJson,
-  Item,
-  KVResidency,
-  RealtimeResponse,
-  ResumePoint,
-  SessionSettings,
+import {
+  type ClientEvent,
+  type ConversationJson,
+  type Item,
+  type KVResidency,
+  type RealtimeResponse,
+  type ResumePoint,
+  type SessionSettings,
+  textOf,
 } from '../client/index.js';
 import { deleteQueue, loadQueue, type MessageQueue, type QueuedMessage } from './message_queue.js';
 import { type Thought, Thoughts } from './thoughts.js';
@@ -15,10 +16,12 @@ import { type Thought, Thoughts } from './thoughts.js';
 /** Metrics of one turn; times in milliseconds, measured in the page. */
 export interface TurnMetrics {
   id: string;
-  /** Time to first token; null if the page was not open when the response was requested. */
+  /** Time to first token; null if the page was not open, or not connected, meanwhile. */
   ttft: number | null;
   /** Mean time per output token after the first; null if it could not be measured. */
   itl: number | null;
+  /** Whether it could not because the tokens arrived together. */
+  together?: boolean;
   tokens: number;
   prefilled: number;
   reused: number;
@@ -36,6 +39,9 @@ export interface StoredConversation {
   version?: { of: string; made: number };
   /** Id of the conversation it was branched from. */
   parent: string | null;
+  /** Of a branch: how many of its first items it shares with that conversation, and the title of that then.
+   * Its own title follows its first message after those. */
+  branch?: { shared: number; of: string };
   updated: number;
   /** Resume point of the session; null if it has none. */
   position: ResumePoint | null;
@@ -100,13 +106,27 @@ export function forkConversation(
   const sharedTurns = turns.filter((turn) => turn.items.some((id) => ids.has(id)));
   return {
     ...newConversation(parent),
-    ...(isVersion && { parent: parent.parent, version: { of: conversationOf(parent), made: Date.now() } }),
-    title: parent.title,
-    ...(parent.renamed && { renamed: true }),
+    ...(isVersion ? versionFields(parent, count) : branchFields(parent, count)),
     saved: { items: shared, turns: sharedTurns },
     metrics: parent.metrics.filter((metrics) => sharedTurns.some((turn) => turn.id === metrics.id)),
     thoughts: new Thoughts(parent.thoughts).toJSON(sharedTurns.map(({ id }) => id)),
   };
+}
+
+function versionFields(parent: StoredConversation, count: number): Partial<StoredConversation> {
+  const { title, renamed, branch } = parent;
+  return {
+    parent: parent.parent,
+    version: { of: conversationOf(parent), made: Date.now() },
+    title,
+    ...(renamed && { renamed }),
+    ...(branch && { branch: { ...branch, shared: Math.min(branch.shared, count) } }),
+  };
+}
+
+function branchFields({ title }: StoredConversation, count: number): Partial<StoredConversation> {
+  const branch = { shared: count, of: title };
+  return { branch, title: titleOf([], branch) };
 }
 
 export function randomId(): string {
@@ -117,6 +137,13 @@ export function randomId(): string {
 export function titleFrom(text: string): string {
   const line = text.slice(0, 10 * TITLE_CHARS_MAX).replace(/\s+/g, ' ').trim();
   return line.length > TITLE_CHARS_MAX ? `${line.slice(0, TITLE_CHARS_MAX - 1).trimEnd()}…` : line;
+}
+
+/** Returns the title of a conversation that nobody has named: its first message, or that of its own if it is a
+ * branch. `waiting`: a message that is not among the items yet. */
+export function titleOf(items: readonly Item[], branch: StoredConversation['branch'], waiting = ''): string {
+  const own = items.slice(branch?.shared ?? 0).find((item) => item.type === 'message' && item.role === 'user');
+  return titleFrom(own ? textOf(own) : waiting) || (branch ? titleFrom(`Branch: ${branch.of}`) : '');
 }
 
 /** Returns the items of a stored conversation, with those the server has yet to create. */
@@ -251,12 +278,7 @@ function removeExcess(stored: StoredConversation): true {
 /** Name all versions of a conversation; an empty name lets the title follow the first message again. */
 export function renameConversation(conversation: string, title: string): void {
   for (const stored of loadVersions(conversation)) {
-    const first = itemsOf(stored).find((item) => item.type === 'message' && item.role === 'user');
-    saveConversation({
-      ...stored,
-      renamed: title !== '',
-      title: title || titleFrom(first?.type === 'message' ? (first.content[0]?.text ?? '') : ''),
-    });
+    saveConversation({ ...stored, renamed: title !== '', title: title || titleOf(itemsOf(stored), stored.branch) });
   }
 }
 

@@ -3,6 +3,7 @@
 import type { Item } from '../client/index.js';
 import type { ConversationController } from './conversation_controller.js';
 import { h, throttleToFrame } from './dom.js';
+import { nameOfModel } from './format.js';
 import {
   createItemView,
   type ItemView,
@@ -201,6 +202,7 @@ export class Transcript {
       incompleteNote: note,
       output,
       thought: this.#thoughtBefore(item),
+      model: nameOfModel(this.#conversation.model),
     };
   }
 

@@ -3,12 +3,12 @@
 import {
   type ClientEvent,
   type Item,
-  type MessageItem,
   type NewItem,
   type SessionSettings,
   textOf,
 } from '../client/index.js';
-import { itemsOf, newConversation, randomId, type StoredConversation, titleFrom } from './storage.js';
+import { nameOfModel } from './format.js';
+import { itemsOf, newConversation, randomId, type StoredConversation, titleFrom, titleOf } from './storage.js';
 
 const FORMAT = 'continuo.conversation';
 const FORMAT_VERSION = 1;
@@ -22,6 +22,8 @@ interface ExportedConversation {
   title: string;
   /** Whether the user chose the title. */
   renamed: boolean;
+  /** Of a branch, as it is stored. */
+  branch?: StoredConversation['branch'];
   model: string | null;
   settings: SessionSettings;
   /** The items of the version that was open. */
@@ -38,20 +40,21 @@ export class ImportError extends Error {}
 // ---------------------------------------------------------------- export
 
 export function toMarkdown(stored: StoredConversation, model: string | null): string {
-  const sections = itemsOf(stored).map(itemToMarkdown).filter(Boolean);
+  const name = nameOfModel(model);
+  const sections = itemsOf(stored).map((item) => itemToMarkdown(item, name)).filter(Boolean);
   const source = model === null ? '' : `\n\nA conversation with the model \`${model}\`.`;
   return `# ${stored.title || 'Untitled'}${source}\n\n${sections.join('\n\n')}\n`;
 }
 
-function itemToMarkdown(item: Item): string {
+function itemToMarkdown(item: Item, model: string): string {
   switch (item.type) {
     case 'message': {
-      const heading = { user: 'You', assistant: 'Model', system: 'System' }[item.role];
+      const heading = { user: 'You', assistant: model, system: 'System' }[item.role];
       const note = item.status === 'incomplete' ? '\n\n*(incomplete)*' : '';
       return `## ${heading}\n\n${textOf(item).trim()}${note}`;
     }
     case 'function_call':
-      return `## Model\n\nCalled \`${item.name}\`:\n\n${fenced(item.arguments, 'json')}`;
+      return `## ${model}\n\nCalled \`${item.name}\`:\n\n${fenced(item.arguments, 'json')}`;
     case 'function_call_output':
       return `## Tool\n\n${fenced(item.output, '')}`;
   }
@@ -80,6 +83,7 @@ export function toJson(
     exported: new Date().toISOString(),
     title: stored.title,
     renamed: stored.renamed === true,
+    ...(stored.branch && { branch: stored.branch }),
     model,
     settings: stored.settings,
     items: itemsOf(stored),
@@ -125,13 +129,14 @@ function importedVersion(exported: ExportedConversation, items: NewItem[], updat
   const events = items.map((item): ClientEvent => {
     return { type: 'conversation.item.create', event_id: `event_${randomId()}`, item };
   });
-  const first = items.find((item) => item.type === 'message' && item.role === 'user');
+  const { branch, renamed, settings, title } = exported;
   return {
     ...newConversation(),
     updated,
-    settings: exported.settings,
-    title: exported.renamed ? exported.title : titleFrom(first ? textOf(first as MessageItem) : exported.title),
-    ...(exported.renamed && { renamed: true }),
+    settings,
+    title: renamed ? title : titleOf(items as Item[], branch) || title,
+    ...(renamed && { renamed }),
+    ...(branch && { branch }),
     pending: events,
   };
 }
@@ -156,12 +161,18 @@ function parse(text: string): ExportedConversation {
     exported: '',
     title: typeof json.title === 'string' ? titleFrom(json.title) : '',
     renamed: json.renamed === true,
+    ...parseBranch(json.branch),
     model: null,
     settings: isObject(json.settings) ? json.settings : {},
     before: typeof json.before === 'number' ? json.before : 0,
     items: parseItems(json.items, 'items'),
     versions: versions.map((items, i) => parseItems(items, `versions[${i}]`)),
   };
+}
+
+function parseBranch(json: unknown): Pick<ExportedConversation, 'branch'> {
+  if (!isObject(json) || typeof json.shared !== 'number' || typeof json.of !== 'string') return {};
+  return { branch: { shared: json.shared, of: titleFrom(json.of) } };
 }
 
 function parseItems(json: unknown, path: string): NewItem[] {

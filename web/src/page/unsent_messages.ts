@@ -43,12 +43,12 @@ export class UnsentMessageViews {
 }
 
 function unsentMessageView(text: string, note: string, takeBack?: () => void): HTMLElement {
-  const margin = h('div', { class: 'margin' }, h('h2', { class: 'role' }, 'You'));
+  const byline = h('div', { class: 'byline' }, h('h2', { class: 'role' }, 'You'));
   const button =
     takeBack &&
     h('button', { type: 'button', class: 'take-back', onclick: takeBack }, 'Take back');
   const status = h('div', { class: 'unsent-status' }, icon('clock'), h('span', {}, note), button);
   const content = h('div', { class: 'content' }, h('div', { class: 'body' }, text));
   const label = `Your message, ${note.toLowerCase()}`;
-  return h('article', { class: 'message user unsent', 'aria-label': label }, margin, content, status);
+  return h('article', { class: 'message user unsent', 'aria-label': label }, byline, content, status);
 }

@@ -25,6 +25,24 @@ it.each(['light', 'dark'] as const)('has no serious accessibility violations in 
   await chat.close();
 });
 
+it.each([1280, 1000, 390])('has one left edge, and names the model, %i pixels wide', async (width) => {
+  const chat = await ChatPage.open(server.url, { viewport: { width, height: 800 } });
+  const edges = (selectors: string[]): Promise<number[]> =>
+    chat.page.evaluate(
+      (selectors) => selectors.map((one) => Math.round(document.querySelector(one)?.getBoundingClientRect().left ?? -1)),
+      selectors,
+    );
+  await chat.waitForConnection();
+  const [composer, ...welcome] = await edges(['.composer', '.welcome h2', '.welcome .lead', '.welcome .card']);
+  expect(welcome).toEqual(Array(3).fill(composer));
+  await chat.sendAndWait('What is 3 plus 4?');
+  const answers = ['.message.assistant .role', '.message.assistant .body > *', '.message.user .content', '.composer'];
+  expect(await edges(answers)).toEqual(Array(4).fill(composer));
+  expect(await chat.page.locator('.message .role').allInnerTexts()).toEqual(['You', 'demo']);
+  expect(await chat.page.getByRole('article', { name: 'demo' }).count()).toBe(1);
+  await chat.close();
+});
+
 it('is usable with the keyboard alone, and on a small screen', async () => {
   const chat = await ChatPage.open(server.url, { viewport: { width: 360, height: 700 } });
   await chat.waitForConnection();
@@ -77,6 +95,67 @@ it('closes the sidebar and the panel over the conversation on a small screen', a
   await chat.close();
 });
 
+it('closes the sidebar and the panel when the window becomes narrow, and opens one of them at a time', async () => {
+  const chat = await ChatPage.open(server.url, { viewport: { width: 1280, height: 800 } });
+  const { page } = chat;
+  await chat.waitForConnection();
+  await chat.openPanel();
+  const parts = { sidebar: page.locator('.sidebar'), panel: page.locator('.panel'), scrim: page.locator('.scrim') };
+  const visible = async (): Promise<string[]> => {
+    const names = await Promise.all(
+      Object.entries(parts).map(async ([name, part]) => ((await part.isVisible()) ? name : '')),
+    );
+    return names.filter(Boolean);
+  };
+  const resize = (width: number): Promise<void> => page.setViewportSize({ width, height: 800 });
+  const isInert = (): Promise<boolean> => page.locator('main').evaluate((main) => (main as HTMLElement).inert);
+  expect(await visible()).toEqual(['sidebar', 'panel']);
+  await resize(390);
+  await expect.poll(visible).toEqual([]);
+  expect(await isInert()).toBe(false);
+  await page.getByRole('button', { name: 'Conversations' }).click();
+  expect(await visible()).toEqual(['sidebar', 'scrim']);
+  await page.getByRole('button', { name: 'Live metrics' }).click();
+  expect(await visible()).toEqual(['panel', 'scrim']);
+  expect(await page.getByRole('button', { name: 'Conversations' }).getAttribute('aria-expanded')).toBe('false');
+  await page.keyboard.press('Control+k');
+  expect(await visible()).toEqual(['sidebar', 'scrim']);
+
+  // With room for one of them the panel is a drawer beside the sidebar, with a scrim of its own.
+  await resize(1000);
+  await expect.poll(visible).toEqual(['sidebar']);
+  await page.getByRole('button', { name: 'Live metrics' }).click();
+  expect(await visible()).toEqual(['sidebar', 'panel', 'scrim']);
+  expect(await isInert()).toBe(true);
+  await parts.scrim.click({ position: { x: 50, y: 300 } }); // beside the sidebar
+  await expect.poll(visible).toEqual(['sidebar']);
+  expect(await isInert()).toBe(false);
+  await resize(1280); // as the user left it
+  await expect.poll(visible).toEqual(['sidebar', 'panel']);
+  expect(chat.consoleErrors).toEqual([]);
+  await chat.close();
+});
+
+it('has a menu for developers, which shows the events', async () => {
+  const chat = await ChatPage.open(server.url, { viewport: { width: 390, height: 780 } });
+  const { page } = chat;
+  await chat.sendAndWait('What is 3 plus 4?');
+  await page.getByRole('button', { name: 'Conversations' }).click();
+  expect(await page.getByText('Drop the connection').count()).toBe(0);
+  await page.getByRole('button', { name: 'Developer' }).click();
+  expect(await page.getByRole('menuitem').allInnerTexts()).toEqual(['Drop the connection', 'Show events']);
+  await page.keyboard.press('Escape');
+  await expect.poll(() => page.getByRole('menuitem').count()).toBe(0);
+  expect(await page.locator('.sidebar').isVisible()).toBe(true);
+  await expect.poll(() => page.evaluate(() => document.activeElement?.ariaLabel)).toBe('Developer');
+  await page.getByRole('button', { name: 'Developer' }).click();
+  await page.getByRole('menuitem', { name: 'Show events' }).click();
+  await page.locator('.events > li').first().waitFor();
+  expect(await page.locator('.sidebar').isVisible()).toBe(false);
+  await expect.poll(() => page.evaluate(() => document.activeElement?.textContent)).toBe('Events');
+  await chat.close();
+});
+
 it('has targets of 44 pixels for fingers, and words on its controls', async () => {
   const viewport = { width: 390, height: 780 };
   const chat = await ChatPage.open(server.url, { viewport, hasTouch: true, isMobile: true });
@@ -86,7 +165,7 @@ it('has targets of 44 pixels for fingers, and words on its controls', async () =
   await chat.page.getByRole('button', { name: 'Conversations' }).tap();
   expect(await smallTargets(chat)).toEqual([]);
   const menu = await chat.page.locator('.menu > :not([hidden])').allInnerTexts();
-  expect(menu).toEqual(['Import a conversation', 'Settings', 'Theme', 'Server', 'Drop the connection']);
+  expect(menu).toEqual(['Import a conversation', 'Settings', 'Theme', 'Server', 'Developer']);
   await chat.page.getByRole('button', { name: 'Settings' }).tap();
   expect(await smallTargets(chat)).toEqual([]);
   await chat.page.goto(`${server.url}admin`);

@@ -18,6 +18,9 @@ it('shows throughput and latency of the last minute', async () => {
     admin.page.locator('.facts > div', { hasText: name }).locator('dd').innerText();
   await admin.page.getByText('First token: median, p95').waitFor();
   expect(await valueOf('First token')).toBe('–, –');
+  const rates = /^(–|[\d,]+ per second)$/; // unknown before the second poll
+  for (const name of ['Tokens sampled', 'Tokens computed']) expect(await valueOf(name)).toMatch(rates);
+  await expect.poll(() => valueOf('Tokens sampled')).toMatch(/^[\d,]+ per second$/);
   await chat.sendAndWait('What is 3 plus 4?');
   await expect.poll(() => valueOf('First token'), { timeout: 10_000 }).toMatch(/^[\d.]+ m?s, [\d.]+ m?s$/);
   await expect.poll(() => valueOf('Responses')).toMatch(/^[\d.]*[1-9][\d.]* per second$/);

@@ -98,6 +98,12 @@ export class ChatPage {
     await this.page.getByRole('menuitem', { name: option }).press('Enter');
   }
 
+  /** Drop the connection, with the menu for developers. */
+  async dropConnection(): Promise<void> {
+    await this.page.getByRole('button', { name: 'Developer' }).click();
+    await this.page.getByRole('menuitem', { name: 'Drop the connection' }).click();
+  }
+
   /** Returns the version that a message shows, such as '2/3'. */
   versionAt(message: Locator): Promise<string> {
     return message.locator('.versions span').innerText();

@@ -108,7 +108,10 @@ it('branches, and switches between branches', async () => {
   await first.getByLabel('Branch from here').click();
   await chat.waitForConnection();
   await expect.poll(() => chat.responses.count()).toBe(1);
+  const titles = (): Promise<string[]> => chat.page.locator('.conversations a').allInnerTexts();
+  await expect.poll(titles).toEqual(['My name is Zorban.', 'Branch: My name is Zorban.']);
   expect(await chat.sendAndWait('What is my name?')).toContain('Zorban');
+  expect(await titles()).toEqual(['My name is Zorban.', 'What is my name?']);
   await chat.page.locator('.conversations a').first().click();
   await chat.waitForConnection();
   await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual([
@@ -121,6 +124,8 @@ it('branches, and switches between branches', async () => {
     'My name is Zorban.',
     'What is my name?',
   ]);
+  await chat.page.reload();
+  await chat.page.locator('h1', { hasText: 'What is my name?' }).waitFor();
 });
 
 it('undoes a deletion, with the keyboard alone', async () => {

@@ -23,7 +23,7 @@ function statOf(chat: ChatPage, name: string): Locator {
 }
 
 /** Caption of a turn whose KV was recomputed, before its request or after. */
-const RECOMPUTED = /^Turn \d: [\d,]+ prefilled, [\d,]+ reused; lost KV was recomputed$/;
+const RECOMPUTED = /^Turn \d: [\d,]+ prefilled, ([\d,]+ ready at the request, after some|after the) KV had been lost$/;
 const TOKENS = /^[1-9][\d,]* tokens$/;
 
 async function expectNoTokens(chat: ChatPage, place: string): Promise<void> {

@@ -20,11 +20,28 @@ it('shows the latency and tokens of each turn, KV usage, and server status', asy
     const prefilled = (usage?.input_tokens ?? 0) - cached;
     const caption = `Turn ${n + 1}: ${prefilled} prefilled, ${cached} reused`;
     await tokens.getByText(caption, { exact: true }).waitFor();
-    const times = new RegExp(`^Turn ${n + 1}: first token \\d.* m?s, then \\d.* m?s per token$`);
+    const times = new RegExp(`^Turn ${n + 1}: first token \\d.* m?s, (then \\d.* m?s per token|the others together)$`);
     await latency.getByText(times).waitFor();
   }
   await expect.poll(() => latency.locator('.legend').innerText()).toMatch(/first token\s*per output token/);
   await expect.poll(() => tokens.locator('.legend').innerText()).toMatch(/reused from the KV cache\s*prefilled/);
+  const meanings = await page.locator('.panel').evaluate((panel) => {
+    const colorOf = ({ backgroundColor, backgroundImage }: CSSStyleDeclaration) => backgroundColor + backgroundImage;
+    const keys = [...panel.querySelectorAll('.key')].map((key): [string, string] => [
+      colorOf(getComputedStyle(key, '::before')),
+      key.textContent,
+    ]);
+    const segments = [...panel.querySelectorAll('.bar span')].map((segment) => colorOf(getComputedStyle(segment)));
+    return { keys, segments };
+  });
+  const labels = meanings.keys.map(([, label]) => label);
+  expect(labels.slice(0, 4)).toEqual(['first token', 'per output token', 'reused from the KV cache', 'prefilled']);
+  expect(labels.slice(4, 7)).toEqual(['On the device', 'In host memory', 'To be recomputed']);
+  expect(labels.slice(7)).toEqual(['Leased by sessions', 'Cached for sharing']);
+  const keyColors = meanings.keys.map(([color]) => color);
+  expect(new Set(keyColors).size).toBe(9); // one meaning each
+  expect(meanings.segments).toHaveLength(5);
+  for (const color of meanings.segments) expect(keyColors).toContain(color);
   for (const chart of [latency, tokens]) {
     const colors = await chart.locator('canvas').evaluate((canvas: HTMLCanvasElement) => {
       const pixels = canvas.getContext('2d')?.getImageData(0, 0, canvas.width, canvas.height).data;
@@ -33,7 +50,7 @@ it('shows the latency and tokens of each turn, KV usage, and server status', asy
     expect(colors).toBeGreaterThan(2);
   }
   const usage = page.locator('.message.assistant .usage').last();
-  await expect.poll(() => usage.getAttribute('title')).toMatch(/20 tokens; \d+ prefilled, \d+ reused from the KV cache/);
+  await expect.poll(() => usage.getAttribute('title')).toMatch(/^20 tokens; first token \d.* (per token|together)\. Read: \d+ prefilled, \d+ reused\.$/);
 
   expect(wire.receivedOf('response.done').at(-1)?.response.usage?.residency).toBe('hot');
   await statOf('At the last turn').getByText('already on device').waitFor();

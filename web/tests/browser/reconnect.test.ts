@@ -52,13 +52,13 @@ it('resumes after a reload during a response', async () => {
   await chat.page.locator('.message.assistant .usage').first().waitFor({ state: 'attached' });
   await expect
     .poll(() => chat.page.locator('.message.assistant .usage').first().getAttribute('title'))
-    .toMatch(/^\d+ tokens; \d+ prefilled, \d+ reused from the KV cache\.$/);
+    .toMatch(/^\d+ tokens\. Read: \d+ prefilled, \d+ reused\.$/);
 });
 
 it('resumes after the connection was dropped during a response', async () => {
   await chat.send(STORY);
   await chat.waitForCharacters(20);
-  await chat.page.getByLabel(/Drop the connection/).click();
+  await chat.dropConnection();
   await chat.banner.getByText('Nothing was lost.').waitFor();
   await expectResumed();
 });
@@ -80,7 +80,7 @@ it('resumes after a time offline, and keeps the draft', async () => {
 it('sends queued messages once online, also after a reload', async () => {
   await chat.sendAndWait('What is 3 plus 4?');
   await chat.page.route('**/v1/**', (route) => route.abort());
-  await chat.page.getByLabel(/Drop the connection/).click();
+  await chat.dropConnection();
   await chat.send('What is 2 plus 2?');
   await chat.page.locator('.unsent').waitFor();
   await chat.page.reload();

@@ -147,6 +147,9 @@ describe.each(['large', 'phone'] as const)('on a %s screen', (screen) => {
 
     await openSidebar(chat);
     await picture(chat, 'sidebar');
+    await page.getByRole('button', { name: 'Developer' }).click();
+    await picture(chat, 'developer');
+    await page.keyboard.press('Escape');
     const options = page.getByRole('button', { name: /^Options of/ });
     await options.first().click();
     await picture(chat, 'options');

@@ -139,7 +139,7 @@ it('renames, finds, exports and imports a conversation', async () => {
   };
   const markdown = await save('Export as Markdown');
   expect(markdown.name).toBe('names.md');
-  expect(markdown.text).toMatch(/^# Names\n[^]*## You\n\nMy name is Quill\.\n\n## Model\n\n[^]*## You\n\nWhat is 3 plus 4\?/);
+  expect(markdown.text).toMatch(/^# Names\n[^]*## You\n\nMy name is Quill\.\n\n## demo\n\n[^]*## You\n\nWhat is 3 plus 4\?/);
   const json = await save('Export as JSON');
   expect(json.name).toBe('names.json');
   await chat.chooseOption('Names', 'Delete');

@@ -25,15 +25,15 @@ const output: Item = { id: 'o1', type: 'function_call_output', call_id: 'k', out
 
 it('exports Markdown that a reader and a parser both understand', () => {
   const items = [user('u1', 'The weather?'), call, output, assistant('a1', '**18 °C**\n\n- dry')];
-  expect(toMarkdown(stored(items), 'demo')).toBe(
-    '# Weather in Paris\n\nA conversation with the model `demo`.\n\n' +
+  expect(toMarkdown(stored(items), 'org/demo')).toBe(
+    '# Weather in Paris\n\nA conversation with the model `org/demo`.\n\n' +
       '## You\n\nThe weather?\n\n' +
-      '## Model\n\nCalled `get_weather`:\n\n```json\n{"city":"Paris"}\n```\n\n' +
+      '## demo\n\nCalled `get_weather`:\n\n```json\n{"city":"Paris"}\n```\n\n' +
       '## Tool\n\n````\na ``` fence\nand a line\n````\n\n' +
-      '## Model\n\n**18 °C**\n\n- dry\n',
+      '## demo\n\n**18 °C**\n\n- dry\n',
   );
   const cut = stored([{ ...assistant('a1', 'Once upon'), status: 'incomplete' }]);
-  expect(toMarkdown(cut, null)).toContain('Once upon\n\n*(incomplete)*');
+  expect(toMarkdown(cut, null)).toContain('## Model\n\nOnce upon\n\n*(incomplete)*');
 });
 
 it('imports what it exports: items, versions, settings, title', () => {
@@ -60,6 +60,16 @@ it('imports what it exports: items, versions, settings, title', () => {
 
   const [named] = fromJson(toJson(first, [first], 'demo'));
   expect(named).toMatchObject({ title: 'My name for it', renamed: true, settings: first.settings });
+});
+
+it('keeps the title of a branch, which is its own first message', () => {
+  const items = [user('u1', 'Hello'), assistant('a1', 'Hi.'), user('u2', 'And now?')];
+  const branch = stored(items, { branch: { shared: 2, of: 'Hello' }, title: 'And now?' });
+  const [imported] = fromJson(toJson(branch, [branch], 'demo'));
+  expect(imported).toMatchObject({ title: 'And now?', branch: { shared: 2, of: 'Hello' } });
+  const json = JSON.parse(toJson(branch, [branch], 'demo')) as object;
+  const damaged = { ...json, branch: { shared: '2' } };
+  expect(fromJson(JSON.stringify(damaged))[0]).toMatchObject({ title: 'Hello' });
 });
 
 it('exports a message that the server has not confirmed, and drops what it does not know', () => {

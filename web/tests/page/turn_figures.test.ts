@@ -3,18 +3,27 @@
 import { expect, it } from 'vitest';
 import { formatBytes } from '../../src/page/format.js';
 import type { TurnMetrics } from '../../src/page/storage.js';
-import { countTokens, describeTokens, describeTurn } from '../../src/page/turn_figures.js';
+import { countTokens, describeTimes, describeTokens, describeTurn } from '../../src/page/turn_figures.js';
 
 it.each([
   ['hot', 1, 946, '1 prefilled, 946 reused'],
   ['none', 46, 0, '46 prefilled, 0 reused'],
   [null, 1200, 30, '1,200 prefilled, 30 reused'],
   ['host', 2, 512, '2 prefilled, 512 reused, in part from host memory'],
-  ['recomputed', 1, 946, '1 prefilled, 946 reused; lost KV was recomputed'],
-  ['recomputed', 20, 90, '20 prefilled, 90 reused; lost KV was recomputed'],
-  ['recomputed', 947, 0, '947 prefilled, 0 reused; lost KV was recomputed'],
+  ['recomputed', 1, 946, '1 prefilled, 946 ready at the request, after some KV had been lost'],
+  ['recomputed', 20, 90, '20 prefilled, 90 ready at the request, after some KV had been lost'],
+  ['recomputed', 947, 0, '947 prefilled, after the KV had been lost'],
 ] as const)('describes the tokens of a turn whose KV was %s: %i and %i', (residency, prefilled, reused, text) => {
   expect(describeTokens({ residency, prefilled, reused })).toBe(text);
+});
+
+it.each([
+  [{ ttft: 32, itl: 4 }, 'first token 32 ms, then 4 ms per token'],
+  [{ ttft: 32, itl: null, together: true }, 'first token 32 ms, the others together'],
+  [{ ttft: 32, itl: null }, 'first token 32 ms'],
+  [{ ttft: null, itl: null }, 'not timed, because the page was reloaded or not connected'],
+])('describes the times of a turn, case %#', (times, text) => {
+  expect(describeTimes(times)).toBe(text);
 });
 
 it('describes a turn with its time, if it was timed', () => {

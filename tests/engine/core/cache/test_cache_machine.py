@@ -124,6 +124,23 @@ class CacheMachine(RuleBasedStateMachine):
         else:
             assert slot == -1
 
+    def _check_host_units(self, model: LeaseModel) -> None:
+        """Check what the host holds of a lease, at its end and at its marks."""
+        lease, size = model.lease, self.cache.page_size
+        if not lease.host_units:
+            return
+        for at in (lease.host_end, *lease.host_marks):
+            for component, memory in zip(
+                self.cache.components.windows, self.host_windows, strict=True
+            ):
+                slots = lease.host_units[component.index]
+                for position in range(max(at - component.window + 1, 0), at):
+                    past = (lease.scope, tuple(model.ids[: position + 1]))
+                    assert memory[slots[position // size]][position % size] == past
+            if self.cache.components.states:
+                slot = lease.host_units[-1][at]
+                assert self.host_states[slot] == [(lease.scope, tuple(model.ids[:at]))]
+
     def _mark_busy(self, model: LeaseModel) -> LeaseModel:
         self.cache.mark_busy(model.lease)
         model.is_idle = False
@@ -194,7 +211,8 @@ class CacheMachine(RuleBasedStateMachine):
     ) -> None:
         lease = self._mark_busy(model).lease
         known = lease.resident_tokens
-        if self.cache.recall(lease):
+        at = data.draw(st.none() | st.integers(0, known), "at") if data else None
+        if self.cache.recall(lease, at):
             assert lease.committed == known, "a recall must be complete"
         if (count := min(count, len(model.ids) - lease.committed)) <= 0:
             return
@@ -230,11 +248,14 @@ class CacheMachine(RuleBasedStateMachine):
         to = data.draw(st.integers(0, len(model.ids)))
         committed, known = model.lease.committed, model.lease.resident_tokens
         marks = [mark for mark in model.lease.marks if mark <= to]
+        if known <= to:
+            marks.append(known)
+        marks += [mark for mark in model.lease.host_marks if mark <= to]
         self.cache.rewind(model.lease, to)
         del model.ids[to:]
         if self.cache.components:
-            newest = committed if committed <= to else max(marks, default=0)
-            assert newest <= model.lease.committed <= to, "rewind lost a mark"
+            newest = max([0, *marks])
+            assert newest <= model.lease.resident_tokens <= to, "rewind lost a mark"
             return
         assert model.lease.committed == min(to, committed), "rewind lost committed tokens"
         assert model.lease.resident_tokens == min(to, known), "rewind lost spilled tokens"
@@ -326,9 +347,10 @@ class CacheMachine(RuleBasedStateMachine):
                 for component in self.cache.components.windows:
                     table = component.table(model.lease)
                     self._check_window(model, component, table, model.lease.committed)
-                if self.cache.components.states:
-                    live = self.cache.components.states.spillable(model.lease)[0]
-                    self._check_state(model, live, model.lease.committed)
+                if states := self.cache.components.states:
+                    for mark in (*model.lease.marks, model.lease.committed):
+                        self._check_state(model, states.unit_at(model.lease, mark), mark)
+            self._check_host_units(model)
             for index, slot in enumerate(model.lease.host_pages, len(model.lease.pages)):
                 start = index * self.cache.page_size
                 for position in range(

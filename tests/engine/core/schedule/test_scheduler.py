@@ -71,11 +71,12 @@ class SchedulerHarness:
             if work.turn is not None:
                 work.turn.launched_tokens += 1
                 work.sequence.promised += 1
-        return [(s, n, turn is not None) for s, n, turn, _ in self.last_plan.rows]
+        return [(row.sequence, row.tokens, row.turn is not None) for row in self.last_plan.rows]
 
     def collect(self) -> None:
-        for sequence, count, turn, _ in self.last_plan.rows:
-            self.cache.commit(sequence.lease, count)
+        for row in self.last_plan.rows:
+            sequence, turn = row.sequence, row.turn
+            self.cache.commit(sequence.lease, row.tokens)
             sequence.committed_high_water = max(sequence.committed_high_water, sequence.committed)
             if turn is not None:
                 sequence.promised -= 1
@@ -116,11 +117,8 @@ def test_plan_orders_decodes_short_turns_long_turns_appends() -> None:
         ("long", SHORT_TURN_TOKENS_MAX + 100),
         ("second append", 20),
     ]
-    assert [s for s, _, draws in ((w[0], w[1], w[2]) for w in harness.last_plan.rows) if draws] == [
-        decode,
-        short,
-        long,
-    ]
+    drawing = [row.sequence for row in harness.last_plan.rows if row.turn is not None]
+    assert drawing == [decode, short, long]
 
 
 def test_committed_appends_are_planned_before_provisional_ones() -> None:

@@ -8,8 +8,10 @@ type Typeset = typeof typeset;
 /** Null until the module is loaded; it is only when there is a formula. */
 let loaded: Typeset | null = null;
 
+/** Returns an inline formula, or a displayed one, which scrolls in itself where it is too wide. */
 export function mathElement(source: string, isDisplayed: boolean): HTMLElement {
-  const element = h('span', { class: isDisplayed ? 'math displayed' : 'math' });
+  const scrolling = { class: 'math displayed', tabindex: '0', role: 'group', 'aria-label': 'Formula' };
+  const element = h('span', isDisplayed ? scrolling : { class: 'math' });
   if (loaded) draw(element, source, isDisplayed, loaded);
   else {
     element.append(h('code', {}, source));

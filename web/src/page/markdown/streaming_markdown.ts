@@ -229,7 +229,7 @@ class PlainView implements BlockView {
 
 class MathBlockView implements BlockView {
   readonly kind = 'math';
-  readonly element = h('div', { class: 'math-block', tabindex: '0', role: 'region', 'aria-label': 'Formula' });
+  readonly element = h('div', { class: 'math-block' });
   #drawn = '';
 
   /** Show the formula, or its source until that is complete. */
