@@ -47,6 +47,11 @@ async def open_store(url: str, durability: Durability = "normal") -> Store:
         from continuo.realtime.store.redis.store import RedisStore  # noqa: PLC0415
 
         return await RedisStore.open(url, durability)
+    if url.startswith("rediss+sentinel://"):
+        raise StoreUnusable(
+            "TLS is not supported together with Sentinel: use redis+sentinel:// on a network where "
+            "nobody else reads, or rediss:// with one Redis"
+        )
     raise StoreUnusable(
         f"'{redact_password(url)}' is not the URL of a store: expected sqlite:///FILE, "
         "redis://HOST, rediss://HOST or redis+sentinel://HOST,HOST/SERVICE"

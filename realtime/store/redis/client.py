@@ -314,6 +314,11 @@ def _make_client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
         client = cast(Callable[..., Redis], Redis.from_url)  # pyright: ignore[reportUnknownMemberType]
         return client(url, **options), []
     parts = urlsplit(url)
+    if parts.query:
+        raise ValueError(
+            "redis+sentinel:// has no parameters: TLS, and passwords of sentinels, are not "
+            "supported together with Sentinel"
+        )
     login, _, hosts = parts.netloc.rpartition("@")
     service, _, db = parts.path.strip("/").partition("/")
     if not service:

@@ -33,6 +33,20 @@ async def test_url_of_no_store_is_refused(url: str) -> None:
         await open_store(url)
 
 
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("rediss+sentinel://host:26379/service", "TLS is not supported together with Sentinel"),
+        ("redis+sentinel://host:26379/service?ssl=true", "has no parameters"),
+        ("redis+sentinel://host:26379/service?sentinel_password=secret", "passwords of sentinels"),
+    ],
+)
+async def test_what_sentinel_cannot_have_is_refused_by_name(url: str, reason: str) -> None:
+    with pytest.raises(StoreUnusable, match=reason) as caught:
+        await open_store(url)
+    assert "secret" not in str(caught.value)
+
+
 async def test_error_message_does_not_repeat_the_password() -> None:
     with pytest.raises(StoreUnusable) as caught:
         await open_store("mysql://me:hunter2@host/db")
