@@ -20,6 +20,7 @@ from continuo.engine import EngineClient
 from continuo.engine.batch import Batch, BatchResult, Geometry
 from continuo.realtime.limits import Limits
 from continuo.realtime.server import replies
+from continuo.realtime.server.auth.access_policy import AccessPolicy
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.readiness import ReadinessGate
@@ -51,7 +52,7 @@ class SelfOpeningGate(ReadinessGate):
     """A readiness gate that opens after a number of refusals."""
 
     def __init__(self, app: Starlette, engine: EngineClient, store: Store, refusals: int) -> None:
-        super().__init__(wait_s_max=0.01)
+        super().__init__(AccessPolicy(), wait_s_max=0.01)
         self._app_when_ready = app
         self._engine = engine
         self._store_when_ready = store

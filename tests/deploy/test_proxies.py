@@ -12,6 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
+from continuo.realtime.server.auth.access_policy import AccessPolicy
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
 from continuo.realtime.server.http.page import ASSETS_DIR
@@ -101,7 +102,7 @@ async def port(
         tenants=TENANTS, served_model_name=("demo",), root_path=root_path, web=True
     )
     store = await shared_store(harness)
-    gate = ReadinessGate(root_path=root_path)
+    gate = ReadinessGate(AccessPolicy(), root_path=root_path)
     gate.set_app(build_app(harness.engine, settings, store), harness.engine.fleet, store)
     async with serve_app(gate, gate.state.registry, settings) as server:
         port = free_port()
