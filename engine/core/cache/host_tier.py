@@ -24,6 +24,14 @@ from continuo.engine.core.cache.page_pool import PagePool
 
 
 class HostTier:
+    """The host pages and slots of spilled leases, and which leases have them.
+
+    Owns the pool of host pages; each component owns the pool of its host units. Called by
+    SessionAwareCache alone, for idle leases, and for busy ones that are about to be recalled or
+    rewound. Always: a lease with host pages is continuable from them at `host_end` and at its
+    `host_marks`; without components its host pages continue where its device pages end.
+    """
+
     def __init__(
         self,
         pages: int,
