@@ -87,7 +87,9 @@ class Transitions:
         sequence.deferred_span = log.take_provisional()
         self._rewind_kv(sequence, log.length)
         end_reason = turn.begin(log, command.resumed)
-        self._cache.components.begin_turn(sequence.lease, turn.prompt_tokens)
+        self._cache.components.begin_turn(
+            sequence.lease, turn.prompt_tokens, keeps_answer=log.turn_tree is None
+        )
         turn.model_s_at_request = self._counters.model_s_at(turn.requested_s)
         sequence.turn = turn
         sequence.last_turn_ended = sequence.paused_turn = None
@@ -181,6 +183,7 @@ class Transitions:
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
+        self._cache.components.end_turn(sequence.lease)
         if drop_output:
             sequence.log.truncate(turn.prompt_tokens)
             sequence.committed_high_water = min(sequence.committed_high_water, turn.prompt_tokens)

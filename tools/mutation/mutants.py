@@ -295,7 +295,10 @@ MUTANTS = [
     _bug(
         "an idle session is never evicted",
         CACHE,
-        ("        if lease.pages:\n            self._idle[lease] = None", ""),
+        (
+            "        if lease.pages:\n            self._idle[lease]",
+            "        if False:\n            self._idle[lease]",
+        ),
     ),
     # ---- the host tier
     _bug(
@@ -639,12 +642,27 @@ MUTANTS = [
     _bug(
         "a mark does not keep its window",
         WINDOWS,
-        ("            if self._is_marked(lease, index):\n", "            if False:\n"),
+        ("            if self._is_needed(lease, index):\n", "            if False:\n"),
     ),
     _bug(
         "the window of a dropped mark is not freed",
         WINDOWS,
-        ("[n for n in part.retained if not self._is_marked(lease, n)]", "list[int]()"),
+        ("[n for n in passed if not self._is_needed(lease, n)]", "list[int]()"),
+    ),
+    _bug(
+        "the window pages of a running answer are not kept",
+        WINDOWS,
+        ("return index in self._answer_pages(lease) or any(", "return any("),
+    ),
+    _bug(
+        "ids that are appended after an answer count as part of it",
+        TRANSITIONS,
+        ("        self._cache.components.end_turn(sequence.lease)\n", ""),
+    ),
+    _bug(
+        "a very long answer keeps all its window pages",
+        COMPONENTS,
+        ("- answer.start > self._answer_tokens_max", "- answer.start > OPEN_END"),
     ),
     _bug(
         "a match accepts a node without its window page",
@@ -791,16 +809,13 @@ MUTANTS = [
     ),
     _bug(
         "an idle session loses the start of its answer with the marks inside it",
-        CACHE,
-        (
-            "self.components.set_marks(lease, lease.marks[:1])",
-            "self.components.set_marks(lease, [])",
-        ),
+        COMPONENTS,
+        ("self.set_marks(lease, lease.marks[:1])", "self.set_marks(lease, [])"),
     ),
     _bug(
         "a running turn loses the start of its answer with the marks inside it",
         COMPONENTS,
-        ("lease.marks[:1] if len(lease.marks) > 1 else []", "[]"),
+        ("        if inside is not None:\n", "        if False:\n"),
     ),
     _bug(
         "a session is recalled without its marks",

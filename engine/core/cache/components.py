@@ -10,15 +10,19 @@ always is at `committed` and at its marks (marks.py); a rewind or a fork goes to
 position.
 """
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from continuo.engine.batch import NO_STATE, PageMove, StateSlots, WindowGroup, WindowTable
 from continuo.engine.core.cache.component import Component
-from continuo.engine.core.cache.lease import PageLease
-from continuo.engine.core.cache.marks import add_mark, first_spacing
+from continuo.engine.core.cache.lease import NO_ANSWER, PageLease
+from continuo.engine.core.cache.marks import add_mark, answer_tokens_max, first_spacing
 from continuo.engine.core.cache.radix_tree import RadixNode, RadixTree
 from continuo.engine.core.cache.state_pool import StatePool
 from continuo.engine.core.cache.window_pages import WindowPages
+
+OPEN_END = sys.maxsize
+"""End of the answer of a running turn."""
 
 
 class Components:
@@ -51,8 +55,13 @@ class Components:
         self._all: list[Component] = [*self.windows]
         if self.states is not None:
             self._all.append(self.states)
+        self._answer_tokens_max = 0
+        """Tokens up to which an answer is kept whole; 0 with a recurrent state, which is known at
+        marks alone."""
+        if windows and self.states is None:
+            self._answer_tokens_max = answer_tokens_max(min(x.window for x in windows))
         self.marked: dict[PageLease, None] = {}
-        """Leases with marks."""
+        """Leases with marks, or with an answer that is kept whole."""
 
     def __iter__(self) -> Iterator[Component]:
         return iter(self._all)
@@ -125,9 +134,12 @@ class Components:
             spacing = lease.mark_spacing or first_spacing(self._page_size)
             lease.marks, lease.mark_spacing = add_mark(before, lease.anchor, spacing, mark)
             self.marked[lease] = None
+        answer = lease.answer
+        if min(lease.committed, answer.stop) - answer.start > self._answer_tokens_max:
+            self._drop_answer(lease)
         for component in self._all:
             component.commit(lease, start, is_kept=is_kept)
-            if len(lease.marks) <= len(before):
+            if lease.marks is not before and len(lease.marks) <= len(before):
                 component.settle(lease)
 
     def rewind(self, lease: PageLease, to: int) -> int:
@@ -158,16 +170,44 @@ class Components:
 
     # ---- marks ----------------------------------------------------------------------------
 
-    def begin_turn(self, lease: PageLease, prompt: int) -> None:
+    def begin_turn(self, lease: PageLease, prompt: int, *, keeps_answer: bool = True) -> None:
         """Keep the lease continuable at the last page boundary before the end of its prompt, and at
-        a few positions of the answer that follows; marks before that are dropped. (Without
-        components it is continuable everywhere.)"""
+        a few positions of the answer that follows; at all of them, if the model has windows only
+        and `keeps_answer`. Marks before that are dropped. (Without components it is continuable
+        everywhere.)"""
         if not self:
             return
         anchor = self.last_boundary(prompt)
         if anchor != lease.anchor or not lease.mark_spacing:
             lease.anchor, lease.mark_spacing = anchor, first_spacing(self._page_size)
-        self.set_marks(lease, [mark for mark in lease.marks if mark >= anchor])
+        lease.marks = [mark for mark in lease.marks if mark >= anchor]
+        is_kept = keeps_answer and self._answer_tokens_max > 0
+        lease.answer = range(anchor, OPEN_END) if is_kept else NO_ANSWER
+        self._settle(lease)
+
+    def end_turn(self, lease: PageLease) -> None:
+        """Follow the end of a turn: what is committed next is no part of its answer."""
+        if lease.answer:
+            lease.answer = range(lease.answer.start, OPEN_END - 1)
+            self.cut_answer(lease, lease.committed)
+
+    def cut_answer(self, lease: PageLease, to: int) -> None:
+        """Keep no position after `to` of an answer, unless its turn is running."""
+        answer = lease.answer
+        if answer and answer.stop < OPEN_END:
+            lease.answer = range(answer.start, max(min(answer.stop, to), answer.start))
+            if not lease.answer:
+                self._settle(lease)
+
+    def close(self, lease: PageLease) -> None:
+        """Keep nothing of a lease that is about to be closed."""
+        self._drop_answer(lease)
+
+    def _drop_answer(self, lease: PageLease) -> None:
+        """Keep of the newest answer no more than its marks."""
+        if lease.answer:
+            lease.answer = NO_ANSWER
+            self._settle(lease)
 
     def last_boundary(self, length: int) -> int:
         """Return the last page boundary before the last of `length` tokens."""
@@ -175,22 +215,40 @@ class Components:
 
     def set_marks(self, lease: PageLease, marks: list[int]) -> None:
         """Reduce the marks of a lease to `marks`."""
-        if len(marks) == len(lease.marks):
-            return
-        lease.marks = marks
-        if not marks:
+        if len(marks) != len(lease.marks):
+            lease.marks = marks
+            self._settle(lease)
+
+    def _settle(self, lease: PageLease) -> None:
+        if lease.marks or lease.answer:
+            self.marked[lease] = None
+        else:
             self.marked.pop(lease, None)
         for component in self._all:
             component.settle(lease)
 
+    def has_inside(self, lease: PageLease) -> bool:
+        """Return whether the lease is kept continuable inside an answer, not only at its start."""
+        return len(lease.marks) > 1 or bool(lease.answer)
+
+    def drop_inside(self, lease: PageLease) -> None:
+        """Keep a lease continuable at fewer positions inside its answer: at its marks, and at none
+        if it was at no others."""
+        if lease.answer:
+            self._drop_answer(lease)
+        else:
+            self.set_marks(lease, lease.marks[:1])
+
     def drop_marks(self) -> bool:
-        """Drop the marks of a lease: those inside an answer, if any lease has such marks. Returns
-        False if no lease has a mark."""
-        inside = (lease for lease in self.marked if len(lease.marks) > 1)
-        lease = next(inside, None) or next(iter(self.marked), None)
-        if lease is None:
+        """Drop what one lease keeps inside an answer, or, if none keeps such positions, its mark.
+        Returns False if no lease has a mark."""
+        inside = next(filter(self.has_inside, self.marked), None)
+        if inside is not None:
+            self.drop_inside(inside)
+        elif self.marked:
+            self.set_marks(next(iter(self.marked)), [])
+        else:
             return False
-        self.set_marks(lease, lease.marks[:1] if len(lease.marks) > 1 else [])
         return True
 
     def restore_marks(self, lease: PageLease, marks: list[int]) -> None:
@@ -222,7 +280,7 @@ class Components:
                 "a lease is not continuable"
             )
             assert all(x <= lease.committed and x % self._page_size == 0 for x in lease.marks)
-        assert self.marked.keys() == {lease for lease in leases if lease.marks}
+        assert self.marked.keys() == {x for x in leases if x.marks or x.answer}
         for component in self._all:
             component.audit(leases, nodes)
             in_tree = sum(node.units[component.index] >= 0 for node in nodes)

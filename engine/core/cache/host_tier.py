@@ -24,11 +24,12 @@ from continuo.engine.core.cache.page_pool import PagePool
 
 
 class HostTier:
-    """KV pages and units of components in host memory, each held by one idle lease.
+    """The host pages and slots of spilled leases, and which leases have them.
 
-    Owns the pages of its pool and the order in which leases lose them, the least recently spilled
-    first. Called by SessionAwareCache only. Always: a lease with host pages has them for the tokens
-    behind its last device page, in order; free + held == total in each host pool.
+    Owns the pool of host pages; each component owns the pool of its host units. Called by
+    SessionAwareCache alone, for idle leases, and for busy ones that are about to be recalled or
+    rewound. Always: a lease with host pages is continuable from them at `host_end` and at its
+    `host_marks`; without components its host pages continue where its device pages end.
     """
 
     def __init__(

@@ -19,10 +19,13 @@ from array import array
 
 from continuo.engine.core.cache.radix_tree import RadixNode
 
+NO_ANSWER = range(0)
+
 
 class PageLease:
     __slots__ = (
         "anchor",
+        "answer",
         "committed",
         "host_end",
         "host_marks",
@@ -56,6 +59,9 @@ class PageLease:
         """Marks up to `host_end` at which the lease is continuable by what the host holds."""
         self.marks: list[int] = []
         """Positions up to `committed`, ascending, at which the lease is continuable (marks.py)."""
+        self.answer = NO_ANSWER
+        """Positions of the newest answer at which a window keeps the lease continuable, as far as
+        they are committed; empty if it keeps none but the marks."""
         self.anchor = 0
         self.mark_spacing = 0
 

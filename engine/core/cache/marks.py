@@ -8,12 +8,25 @@ The anchor is the last page boundary before the running answer. So a rewind into
 most MARK_SPACING_TOKENS tokens or half the answer, and a rewind to its start less than a page. The
 newest mark is the last page boundary that was committed: what is published ends there. All marks
 are at page boundaries, where nodes of the tree end.
+
+A model that has windows, but no recurrent state, keeps all pages of the newest answer as well, so
+that a rewind into it owes nothing: unless the answer is longer than `answer_tokens_max`, or the
+pool needs the room. Then the marks remain.
 """
 
 MARKS_MAX = 4
 """Maximum number of marks inside an answer, besides its anchor and the newest mark."""
 MARK_SPACING_TOKENS = 64
 """Distance of marks inside an answer at first; doubled whenever there are too many."""
+
+ANSWER_TOKENS_MIN = 1024
+"""Tokens of an answer that all windows keep, however short they are."""
+
+
+def answer_tokens_max(window: int) -> int:
+    """Return the tokens up to which a window of `window` tokens keeps an answer whole: as many as
+    the windows of all marks have, so that the answer costs no more memory than its marks may."""
+    return max(ANSWER_TOKENS_MIN, (MARKS_MAX + 2) * window)
 
 
 def add_mark(marks: list[int], anchor: int, spacing: int, position: int) -> tuple[list[int], int]:

@@ -74,7 +74,7 @@ class SessionAwareCache:
         self._idle: OrderedDict[PageLease, None] = OrderedDict()
         """Idle leases with pages, least recently used first."""
         self._idle_inside: OrderedDict[PageLease, None] = OrderedDict()
-        """Idle leases that may have marks inside an answer, in the same order."""
+        """Idle leases that may be continuable inside an answer, in the same order."""
         self.usage = PageUsage(
             self.pool, self.tree, self.components, self._busy, has_full_layers=has_full_layers
         )
@@ -204,6 +204,7 @@ class SessionAwareCache:
         is."""
         assert lease.reserved == 0
         self.host_tier.trim(lease, to)
+        self.components.cut_answer(lease, to)
         if to < lease.committed:
             lease.committed = self.components.rewind(lease, to) if self.has_components else to
             self._trim(lease)
@@ -249,6 +250,7 @@ class SessionAwareCache:
         self.publish(lease, ids, limit)
         self.host_tier.discard(lease)
         self._release(lease, 0)
+        self.components.close(lease)
         self._busy.discard(lease)
         self._leases.remove(lease)
 
@@ -262,8 +264,8 @@ class SessionAwareCache:
         self._remove_idle(lease)
         if lease.pages:
             self._idle[lease] = None
-        if len(lease.marks) > 1:
-            self._idle_inside[lease] = None
+            if self.components.has_inside(lease):
+                self._idle_inside[lease] = None
 
     def mark_busy(self, lease: PageLease) -> None:
         self._remove_idle(lease)
@@ -422,7 +424,7 @@ class SessionAwareCache:
 
     def _make_room_in(self, component: Component, needed: int) -> bool:
         """Evict units of a component from the tree; then idle leases as a whole, as far as the host
-        can take them with all their marks; then the marks inside the answers of idle leases; then
+        can take them with all their marks; then what idle leases keep inside their answers; then
         these leases, and at last the marks of busy ones; until `needed` units are free. Returns
         False if that is impossible."""
         while component.pool.free_count < needed:
@@ -436,8 +438,10 @@ class SessionAwareCache:
             if self.host_tier.has_room_for(lease) or not self._idle_inside:
                 self._evict_whole(lease)
             else:
-                lease, _ = self._idle_inside.popitem(last=False)
-                self.components.set_marks(lease, lease.marks[:1])
+                lease = next(iter(self._idle_inside))
+                self.components.drop_inside(lease)
+                if not self.components.has_inside(lease):
+                    del self._idle_inside[lease]
         return True
 
     def _make_room_at(self, positions: Sequence[int]) -> bool:

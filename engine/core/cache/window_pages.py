@@ -5,9 +5,9 @@
                                        first
 
 A lease holds the pages from the window of its newest position on, and, for each mark, those of the
-window before the mark. A page that no later token can see is released when the tokens that slide
-it out of the window are committed. Page numbers are those of the lease's `pages`: the page at index
-i holds the positions [i * P, (i + 1) * P) in every group.
+window before the mark; of the newest answer, all (marks.py). A page that no later token can see is
+released when the tokens that slide it out of the window are committed. Page numbers are those of
+the lease's `pages`: the page at index i holds the positions [i * P, (i + 1) * P) in every group.
 """
 
 from array import array
@@ -44,7 +44,8 @@ class WindowPages:
 
     Owns the pages of its two pools; leases and tree nodes refer to them by number. Called as a
     Component, by the other parts of the cache only. Always, between steps: a lease holds the pages
-    of the window before `committed` and before each mark, and none that no later token can see;
+    of the window before `committed` and before each mark, and none that no later token can see
+    after a rewind to a mark or into the newest answer;
     `free + held == total` in the pool.
     """
 
@@ -126,8 +127,9 @@ class WindowPages:
             part.first = needed.start
 
     def settle(self, lease: PageLease) -> None:
-        part = self._part(lease)
-        for index in [n for n in part.retained if not self._is_marked(lease, n)]:
+        part, answer = self._part(lease), self._answer_pages(lease)
+        passed = [n for n in part.retained if n not in answer]
+        for index in [n for n in passed if not self._is_needed(lease, n)]:
             self.pool.release(part.retained.pop(index))
 
     def release(self, lease: PageLease) -> None:
@@ -195,7 +197,11 @@ class WindowPages:
             end = part.first + len(part.pages)
             assert end == self._pages_for(lease.launched), "the tail rule of a window is broken"
             needed = {index for mark in lease.marks for index in self.places(mark)}
-            assert part.retained.keys() == {n for n in needed if n < part.first}, "marks"
+            needed = {index for index in needed if index < part.first}
+            assert needed <= part.retained.keys(), "the windows of the marks"
+            answer = self._answer_pages(lease)
+            assert all(n < part.first for n in part.retained), "a page is held twice"
+            assert all(n in answer for n in part.retained.keys() - needed), "pages of no use"
             shared = {page for page in part.pages if self.pool.holders[page] > 1}
             private = part.pages[max(len(lease.path) - part.first, 0) :]
             assert not shared.intersection(private), "a writable page has two holders"
@@ -216,8 +222,17 @@ class WindowPages:
         to."""
         return max(position - self.window + 1, 0) // self._page_size
 
-    def _is_marked(self, lease: PageLease, index: int) -> bool:
-        return any(index in self.places(mark) for mark in lease.marks)
+    def _is_needed(self, lease: PageLease, index: int) -> bool:
+        """Return whether a token at a mark, or in the newest answer, attends to a page."""
+        return index in self._answer_pages(lease) or any(
+            index in self.places(mark) for mark in lease.marks
+        )
+
+    def _answer_pages(self, lease: PageLease) -> range:
+        answer = lease.answer
+        if not answer:
+            return range(0)
+        return range(self._first_needed(answer.start), self._pages_for(answer.stop))
 
     def _truncate(self, part: WindowPart, end: int) -> None:
         """Release the pages from index `end` on."""
@@ -233,7 +248,7 @@ class WindowPages:
         them."""
         passed = part.pages[: first - part.first]
         for index, page in enumerate(passed, part.first):
-            if self._is_marked(lease, index):
+            if self._is_needed(lease, index):
                 part.retained[index] = page
             else:
                 self.pool.release(page)

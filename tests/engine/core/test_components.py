@@ -90,18 +90,52 @@ def test_one_shot_turn_frees_the_pages_it_no_longer_sees() -> None:
     assert core.cache.usage.count_pages().leased == 0
 
 
-def test_barge_in_on_windows_owes_nothing_within_the_answer() -> None:
-    """Marks are 64 tokens apart, and a window of 96 is held before each."""
-    core = window_core(96)
+@pytest.mark.parametrize("window", [48, 96, 128])
+@pytest.mark.parametrize("spoken", [60, 300, 1000])
+def test_barge_in_on_windows_owes_nothing_within_the_answer(window: int, spoken: int) -> None:
+    """The pages of the newest answer are kept, also behind ids that were appended since, and given
+    back when the next turn begins."""
+    core = window_core(window, pages=128)
     core.open("s")
     core.append("s", words(500))
+    speak(core, "s", spoken)
+    core.append("s", words(40))
     core.run()
-    answer = speak(core, "s", 60)
-    assert len(answer) == 60
-    core.rewind("s", 531)
-    assert core.sequence("s").committed == 531
+    for cut in range(500 + spoken - 1, 500, -(spoken // 7)):
+        core.rewind("s", cut)
+        assert core.sequence("s").committed == cut
     core.append("s", words(20))
     assert computed_by(core, lambda: speak(core, "s", 5, "next")) <= 20 + 5
+    assert held_pages(core, "s") <= -(-window // PAGE) + 3
+
+
+def test_answer_on_windows_that_is_very_long_keeps_its_marks() -> None:
+    core = window_core(96, pages=256)
+    core.open("s")
+    core.append("s", words(500))
+    speak(core, "s", 1200)
+    assert held_pages(core, "s") <= 6 * 7, "the windows of six marks, not the answer"
+    core.rewind("s", 1100)
+    assert computed_by(core, lambda: speak(core, "s", 5, "next")) <= 600
+
+
+def test_answer_of_a_request_is_not_kept() -> None:
+    """A session that is not streaming is closed after its turn, as a rule."""
+    core = window_core(96, pages=256)
+    core.open("s", streaming=False)
+    core.append("s", words(500))
+    speak(core, "s", 600)
+    assert held_pages(core, "s") <= 6 * 7
+
+
+def test_ids_appended_to_windows_are_no_part_of_the_answer() -> None:
+    core = window_core(48, pages=256)
+    core.open("s")
+    core.append("s", words(500))
+    speak(core, "s", 60)
+    core.append("s", words(900))
+    core.run()
+    assert held_pages(core, "s") <= 4 + 60 // PAGE + 6 * 4
 
 
 @pytest.mark.parametrize("spoken", [40, 100, 400, 1000])

@@ -289,6 +289,10 @@ class CacheMachine(RuleBasedStateMachine):
     def begin_turn(self, model: LeaseModel) -> None:
         self.cache.components.begin_turn(model.lease, len(model.ids))
 
+    @rule(model=leases)
+    def end_turn(self, model: LeaseModel) -> None:
+        self.cache.components.end_turn(model.lease)
+
     @rule(model=leases, count=st.integers(1, 9))
     def decode(self, model: LeaseModel, count: int) -> None:
         """Compute ids one by one, so that marks are made at page boundaries."""
