@@ -196,16 +196,22 @@ it('says in words that the storage is full, and what was removed to make room', 
       }
     }
   }, size);
-  await chat.sendAndWait('What is 3 plus 4?');
-  await notice.getByText('Removed to make room: “My name is Zorban.”.').waitFor();
+  // A notice is hidden again after a while, so each is awaited from before it can appear.
+  await Promise.all([
+    notice.getByText('Removed to make room: “My name is Zorban.”.').waitFor(),
+    chat.sendAndWait('What is 3 plus 4?'),
+  ]);
   await openMenu();
   expect(await page.locator('.conversations a').allInnerTexts()).toEqual(['What is 3 plus 4?']);
   await page.locator('.scrim').click({ position: { x: 370, y: 300 } });
-  await chat.sendAndWait('Tell me a short story.');
-  for (let i = 0; i < 6 && !(await notice.getByText('no longer saved here').isVisible()); i += 1) {
-    await chat.sendAndWait('Tell me another story.');
-  }
-  await notice.getByText('this conversation is no longer saved here. Export it').waitFor();
+  let isSaved = true;
+  const isFull = notice.getByText('this conversation is no longer saved here. Export it').waitFor({ timeout: 60_000 }).then(() => {
+    isSaved = false;
+  });
+  const sendStories = async (): Promise<void> => {
+    for (let i = 0; i < 7 && isSaved; i += 1) await chat.sendAndWait('Tell me a short story.');
+  };
+  await Promise.all([isFull, sendStories()]);
   expect(await page.evaluate(() => document.documentElement.scrollWidth)).toBeLessThanOrEqual(390);
   expect(chat.consoleErrors).toEqual([]);
   await chat.close();
