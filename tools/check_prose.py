@@ -5,7 +5,8 @@ Usage: python tools/check_prose.py [FILE ...]
 A docstring begins with an imperative or a noun phrase: its first word is not a pronoun. Words that
 make persons of machines, or that have no meaning in the trade, are refused anywhere. Exceptions are
 lines `FILE: TEXT OF THE LINE` in tools/prose_exceptions.txt; an exception that matches no finding
-is an error too. Subjects of commits after BASE have at most 72 characters.
+is an error too. Subjects of commits after BASE have at most 72 characters, and those of merges
+after NAMED_MERGES say what they bring.
 """
 
 import ast
@@ -26,12 +27,17 @@ UNCHECKED = ("tools/check_prose.py", "tools/demo_model/")
 training recipe of the demo model."""
 BASE = "c807a00f5d84"
 """Last commit whose subject is not checked; later commits must have short subjects."""
+NAMED_MERGES = "bea53205a962"
+"""Last commit up to which a merge may have the subject that git gives it."""
 SUBJECT_CHARS_MAX = 72
 
 FIRST_WORDS = re.compile(
     r"(?:who|whose|whom|whoever|nobody|somebody|anybody|everybody|it|its|there|what|whatever|that"
     r"|those|these|this|they|he|we|of|as|so|not|nothing|none|all|one|where|until|up to)\b",
     re.IGNORECASE,
+)
+BRANCHES = re.compile(
+    r"Merge (?:remote-tracking )?(?:branch|commit|tag|pull request)\b|Merge \S+ into "
 )
 RIDDLES = re.compile(
     r"\b(?:nobody|somebody|whoever|anybody|everybody|farewell|goodbye|hears?|heard|tells?|told"
@@ -103,18 +109,25 @@ def checked_files() -> list[str]:
 
 
 def long_subjects() -> list[str]:
-    """List the subjects of commits since BASE that are too long.
+    """List the subjects of commits since BASE that are too long."""
+    return [line for line in subjects_since(BASE, "--no-merges") if len(line) > SUBJECT_CHARS_MAX]
 
-    Returns an empty list if BASE is not in the clone.
-    """
+
+def unnamed_merges() -> list[str]:
+    """List the subjects of merges since NAMED_MERGES that name only branches."""
+    return [line for line in subjects_since(NAMED_MERGES, "--merges") if BRANCHES.match(line)]
+
+
+def subjects_since(base: str, kind: str) -> list[str]:
+    """List the subjects of commits after `base`; none if it is not in the clone."""
     log = subprocess.run(
-        ("git", "log", "--no-merges", "--format=%s", f"{BASE}..HEAD"),
+        ("git", "log", kind, "--format=%s", f"{base}..HEAD"),
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    return [line for line in log.stdout.splitlines() if len(line) > SUBJECT_CHARS_MAX]
+    return log.stdout.splitlines()
 
 
 def main(files: list[str]) -> int:
@@ -135,6 +148,7 @@ def main(files: list[str]) -> int:
         unneeded = sorted(line for line in excepted - used if line and not line.startswith("#"))
         problems += [f"prose_exceptions.txt: not needed any more: {line}" for line in unneeded]
         problems += [f"commit subject over {SUBJECT_CHARS_MAX}: {line}" for line in long_subjects()]
+        problems += [f"the subject of a merge says what it brings: {x}" for x in unnamed_merges()]
     print("\n".join(problems) or "prose: nothing found")
     if problems:
         print(f"prose: {len(problems)} found")

@@ -43,6 +43,12 @@ SHOWN = {
     "load_generator.py": r"2 conversations of 1 turns .*\n[\d,]+ tokens a second\nfirst text after",
 }
 """Pattern of the output of each program; programs that are missing here have their own tests."""
+WITH_TESTS_OF_THEIR_OWN = {
+    "engine_alone.py",
+    "hello_browser.py",
+    "two_gateways.py",
+    "type_ahead.py",
+}
 OPTIONS = {"load_generator.py": ["--conversations", "2", "--turns", "1"]}
 
 
@@ -259,6 +265,7 @@ def test_examples_are_short_and_listed() -> None:
     table = (EXAMPLES / "README.md").read_text()
     programs = sorted(EXAMPLES.glob("*.py"))
     assert len(programs) == 10
+    assert {program.name for program in programs} == {*SHOWN, *WITH_TESTS_OF_THEIR_OWN}
     for program in programs:
         source = program.read_text()
         assert f"({program.name})" in table
