@@ -38,6 +38,15 @@ FAMILIES_WITH_TOOLS = [
     *(name for name in PUBLISHED if name != "gpt_oss"),
     "chatml",
 ]
+OTHER_FAMILIES_WITH_TOOLS = [
+    "lfm2",
+    "lfm2_5",
+    "phi4_mini",
+    "glm4_9b",
+    "glm4_0414",
+    "llama3_2_pythonic",
+    "llama4_pythonic",
+]
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"enum": ["Köln", "Rome"]}, "days": {"type": "integer", "maximum": 9}},
@@ -129,6 +138,17 @@ def test_second_call_is_allowed_if_calls_may_be_parallel(name: str, parallel: bo
     assert accepts(name, grammar, text.encode(write_calls(template.tool_format, calls[:1])))
     wrong = write_calls(template.tool_format, [("get_weather", {"city": "Bonn", "days": 3})])
     assert not accepts(name, grammar, text.encode(wrong))
+
+
+@pytest.mark.parametrize("name", OTHER_FAMILIES_WITH_TOOLS)
+def test_value_outside_the_schema_is_refused(name: str) -> None:
+    template, text = family_template(name), family_text(name)
+    grammar = template.build_tool_grammar([TOOLS[0]], ToolCallRules())
+    assert grammar is not None
+    assert template.tool_format is not None
+    for city in ("Köln", "Bonn"):
+        written = write_calls(template.tool_format, [("get_weather", {"city": city, "days": 3})])
+        assert accepts(name, grammar, text.encode(written)) == (city == "Köln")
 
 
 def accepts(name: str, grammar: Grammar, ids: Sequence[int]) -> bool:
