@@ -13,6 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from continuo.realtime import metrics
+from continuo.realtime.limits import Limits
 from continuo.realtime.request_context import RequestContext, begin_request
 from continuo.realtime.server.auth.wrong_keys import WRONG_KEYS_BURST, WrongKeys
 from continuo.realtime.server.hardening import guarded_http
@@ -188,7 +189,7 @@ async def test_malformed_frames_are_a_security_event(
     server: RunningServer, logged: JsonLines
 ) -> None:
     async with open_realtime_session(server.url) as client:
-        for _ in range(40):
+        for _ in range(Limits().bad_frames_max):
             await client.socket.send("{")
         assert await client.wait_close_code() == 1007
     line = await logged.wait_for("security event", event="malformed_frames")
