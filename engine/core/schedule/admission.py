@@ -64,7 +64,8 @@ class Admission:
         step: int,
     ) -> bool:
         """Return whether a turn can be admitted beside those `admitted`. The pages that `retracted`
-        turns still have are not available to it. `waiting` turns are neither."""
+        turns still have are not available to it. `waiting`: number of other turns that are not
+        admitted."""
         return self.has_room_now(sequence, admitted, retracted) and self._has_room_later(
             [*admitted, sequence], waiting, step, is_retracted=sequence in retracted
         )

@@ -491,7 +491,8 @@ class Scheduler:
         assert turn is not None
         if turn.refused_at == self._room_state():
             return False
-        if len(self._groups) > (sequence.group in self._groups) or self._max_group_share < 1:
+        has_other_groups = len(self._groups) > (sequence.group in self._groups)
+        if has_other_groups or self._max_group_share < 1:
             has_room = self._has_room_in_group(sequence)
         else:
             turns_max = TURNS_PER_ROW_MAX * self.max_rows
