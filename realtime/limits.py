@@ -163,8 +163,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bytes that the store holds for the tenant; above it, new sessions, items and responses are
     refused."""
     retention_s: Annotated[float, Meta(ge=0)] = 0
-    """How long a stored response of the tenant is kept, if that is shorter than
-    `stored_response_ttl_s`."""
+    """How long a stored response and a parked session of the tenant are kept, where that is shorter
+    than `stored_response_ttl_s` and `resume_window_s`."""
 
     @property
     def has_counts(self) -> bool:

@@ -5,6 +5,8 @@ Names and meanings are vLLM's where vLLM has the metric (`vllm:…`), and ours e
 registry), are collected when they are scraped: see `server.http.metrics_routes`.
 """
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY = CollectorRegistry()
@@ -13,6 +15,14 @@ REGISTRY = CollectorRegistry()
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
 _LONG_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 50_000, 200_000)
+
+
+def _start_at_zero(counter: Counter, values: Iterable[str]) -> None:
+    """Expose the series of each label value from the start: a rate, as Prometheus computes it, does
+    not see the first increment of a series that did not exist before."""
+    for value in values:
+        counter.labels(value)
+
 
 # ---------------------------------------------------------------- responses, by vLLM's names
 
@@ -32,6 +42,7 @@ request_success = Counter(
     ["finished_reason"],
     registry=REGISTRY,
 )
+_start_at_zero(request_success, ("stop", "length", "abort", "error"))
 time_to_first_token_seconds = Histogram(
     "vllm:time_to_first_token_seconds",
     "Time from the start of a response to its first token.",
@@ -83,6 +94,7 @@ turns_by_residency = Counter(
     ["residency"],
     registry=REGISTRY,
 )
+_start_at_zero(turns_by_residency, ("hot", "host", "recomputed", "none"))
 engine_interruptions = Counter(
     "continuo_engine_interruptions",
     "Turns whose engine was lost, and that were continued elsewhere.",
@@ -97,6 +109,7 @@ resumes = Counter(
     ["outcome"],
     registry=REGISTRY,
 )
+_start_at_zero(resumes, ("exact", "snapshot"))
 rewinds = Counter(
     "continuo_rewinds",
     "Edits of the history that discarded KV, and must prefill again.",
@@ -111,6 +124,14 @@ rewound_tokens = Counter(
 connections = Gauge(
     "continuo_connections", "Open WebSocket connections.", ["path"], registry=REGISTRY
 )
+loop_seconds = Counter(
+    "continuo_loop_seconds",
+    "Time that the event loop took to parse and handle what connections sent, by their class: http "
+    "or websocket.",
+    ["class"],
+    registry=REGISTRY,
+)
+_start_at_zero(loop_seconds, ("http", "websocket"))
 requests = Counter(
     "continuo_requests",
     "HTTP requests and WebSocket upgrades, by route and status.",

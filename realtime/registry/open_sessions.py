@@ -71,8 +71,10 @@ class OpenSession(msgspec.Struct):
 
 
 class OpenSessions:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, resume_window_of: Callable[[str], float]) -> None:
+        """`resume_window_of`: returns the seconds for which a session of a tenant stays parked."""
         self._limits = limits
+        self._resume_window_of = resume_window_of
         self._entries: dict[str, OpenSession] = {}
         self._parked: dict[str, None] = {}
         """Ids of parked sessions, the oldest first."""
@@ -139,7 +141,7 @@ class OpenSessions:
         entry.close_connection = None
         self._parked[session.id] = None
         log.debug("session %s parked", session.id)
-        window_s, grace_s = self._limits.resume_window_s, self._limits.detach_grace_s
+        window_s, grace_s = self._resume_window_of(entry.owner.tenant), self._limits.detach_grace_s
         loop = asyncio.get_running_loop()
         entry.timers = (
             loop.call_later(grace_s, lambda: self.spawn(session.pause_generation())),

@@ -8,6 +8,7 @@ takeover.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
@@ -31,9 +32,16 @@ DELETED = "the session was deleted"
 
 
 class OwnershipChecks:
-    def __init__(self, open_sessions: OpenSessions, limits: Limits, store: Store) -> None:
+    def __init__(
+        self,
+        open_sessions: OpenSessions,
+        limits: Limits,
+        store: Store,
+        resume_window_of: Callable[[str], float],
+    ) -> None:
         self._open_sessions = open_sessions
         self._limits = limits
+        self._resume_window_of = resume_window_of
         self._store = store
         self._unchecked: list[str] = []
         """Ids of sessions whose ownership is not yet checked in this round of sweeps."""
@@ -69,7 +77,7 @@ class OwnershipChecks:
             await entry.session.write_again()
             if entry.close_connection is None:
                 await entry.session.stored.extend_deadline(
-                    self._limits.resume_window_s, is_parked=True
+                    self._resume_window_of(entry.owner.tenant), is_parked=True
                 )
         except StoreError as error:
             log.debug("session %s is not written again yet: %s", entry.session.id, error)

@@ -132,8 +132,8 @@ class Registry:
         self._store = store
         self._gateway_id = generate_id("gate")
         self._secret = secret or secrets.token_bytes(32)
-        self.open_sessions = OpenSessions(limits)
-        self._ownership = OwnershipChecks(self.open_sessions, limits, store)
+        self.open_sessions = OpenSessions(limits, self._resume_window_of)
+        self._ownership = OwnershipChecks(self.open_sessions, limits, store, self._resume_window_of)
         self._takeovers = Takeovers(
             self._factory,
             self.open_sessions,
@@ -141,6 +141,7 @@ class Registry:
             self._gateway_id,
             lambda session_id: _Observer(self, session_id),
             self.group_of,
+            self._resume_window_of,
         )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -190,7 +191,7 @@ class Registry:
             state=encode_state(
                 StoredState(settings=initial.settings, model=self._factory.model_digest)
             ),
-            ttl_s=hold_s(self._limits),
+            ttl_s=hold_s(self._limits, self._resume_window_of(credentials.tenant)),
         )
         tenant = self.tenants.of(credentials.tenant)
         try:
@@ -210,7 +211,7 @@ class Registry:
         self.open_sessions.add(OpenSession(session, owner, observer, close_connection))
         metrics.sessions_opened.inc()
         log.debug("session opened", extra={"fields": {"fork_of": fork and fork.session_id}})
-        await session.start(listener, self._resume_of(session, token))
+        await session.start(listener, self._resume_of(session, owner, token))
         return session
 
     async def resume(
@@ -246,7 +247,7 @@ class Registry:
                     extra={"fields": {"replaces_connection": replaced is not None}},
                 )
                 try:
-                    await session.resume(listener, since, self._resume_of(session))
+                    await session.resume(listener, since, self._resume_of(session, entry.owner))
                 except BaseException:
                     await self.park(session, close_connection)
                     raise
@@ -288,11 +289,11 @@ class Registry:
                 kind="server_error",
             )
 
-    def _resume_of(self, session: Session, token: str | None = None) -> ResumeInfo:
+    def _resume_of(self, session: Session, owner: Owner, token: str | None = None) -> ResumeInfo:
         return ResumeInfo(
             session_id=session.id,
             epoch=session.epoch,
-            window_s=self._limits.resume_window_s,
+            window_s=self._resume_window_of(owner.tenant),
             expires_at=int(time.time() + self._limits.connection_lifetime_s),
             token=token,
         )
@@ -454,6 +455,10 @@ class Registry:
     async def aclose(self) -> None:
         """Unload all sessions; their copies in the store stay valid."""
         await self.open_sessions.unload_all()
+
+    def _resume_window_of(self, tenant: str) -> float:
+        """Return the seconds for which a session of a tenant stays parked; then it expires."""
+        return self.tenants.of(tenant).retained_s(self._limits.resume_window_s)
 
     def group_of(self, tenant: str) -> SessionGroup:
         """Return the group of a tenant, within which KV is shared, with the tenant's weight. Its id

@@ -39,10 +39,10 @@ from continuo.realtime.store import (
 log = logging.getLogger(__name__)
 
 
-def hold_s(limits: Limits) -> float:
+def hold_s(limits: Limits, resume_window_s: float) -> float:
     """Time from a claim to the session's deadline, in seconds: the lifetime of a connection, and
     the resume window after it, so that the session can still be resumed if this process dies."""
-    return limits.connection_lifetime_s + limits.resume_window_s
+    return limits.connection_lifetime_s + resume_window_s
 
 
 def _close_at_other_gateway(code: CloseCode, reason: str) -> None:
@@ -64,6 +64,7 @@ class Takeovers:
         gateway_id: str,
         observe: Callable[[str], SessionObserver],
         group_of: Callable[[str], SessionGroup],
+        resume_window_of: Callable[[str], float],
     ) -> None:
         """Args:
         factory: loads sessions from the store.
@@ -72,6 +73,7 @@ class Takeovers:
         gateway_id: owner of the leases.
         observe: makes the observer of a session, by its id.
         group_of: returns the group of a tenant.
+        resume_window_of: returns the seconds for which a session of a tenant stays parked.
         """
         self._factory = factory
         self._open_sessions = open_sessions
@@ -79,6 +81,7 @@ class Takeovers:
         self._gateway_id = gateway_id
         self._observe = observe
         self._group_of = group_of
+        self._resume_window_of = resume_window_of
         self._store = factory.store
         self._limits = factory.limits
 
@@ -115,7 +118,9 @@ class Takeovers:
         with self._refusing_store_errors(resume_request, credentials):
             if entry is None:
                 with contextlib.suppress(LeaseLost):
-                    return await self._load_from_store(resume_request.session_id, holder)
+                    return await self._load_from_store(
+                        resume_request.session_id, credentials.tenant, holder
+                    )
                 return None
             if entry.holder != holder:
                 return None
@@ -130,12 +135,14 @@ class Takeovers:
                 await self._ownership.check(entry)
         return entry if entry in self._open_sessions else None
 
-    async def _load_from_store(self, session_id: str, holder: Holder) -> OpenSession:
+    async def _load_from_store(self, session_id: str, tenant: str, holder: Holder) -> OpenSession:
         """Claim and load a session. Raises Refusal and StoreError; LeaseLost if `holder` does
         not hold the session any more."""
         await self._open_sessions.wait_until_unloaded(session_id)
+        window_s = self._resume_window_of(tenant)
+        ttl_s = hold_s(self._limits, window_s)
         lease = await self._store.claim(
-            session_id, self._gateway_id, ttl_s=hold_s(self._limits), expected_fence=holder.fence
+            session_id, self._gateway_id, ttl_s=ttl_s, expected_fence=holder.fence
         )
         snapshot = await self._store.load(session_id)
         if snapshot is None:
@@ -147,16 +154,14 @@ class Takeovers:
             tenant=metadata.tenant,
             secret=metadata.secret,
             state=snapshot.state,
-            ttl_s=hold_s(self._limits),
+            ttl_s=ttl_s,
         )
         try:
             observer, group = self._observe(session_id), self._group_of(metadata.tenant)
             session = await load(self._factory, lease, new, snapshot, group, observer)
         except Refusal:  # the session stays in the store, unchanged and parked
             with contextlib.suppress(StoreError):
-                await self._store.extend_deadline(
-                    lease, self._limits.resume_window_s, is_parked=True
-                )
+                await self._store.extend_deadline(lease, window_s, is_parked=True)
             raise
         entry = OpenSession(
             session,
@@ -189,7 +194,7 @@ class Takeovers:
             return session_not_found(resume_request)
         return Refusal(
             f"The session with id '{resume_request.session_id}' has expired: it was without a "
-            f"connection for longer than {self._limits.resume_window_s:,g} seconds.",
+            f"connection for longer than {self._resume_window_of(owner.tenant):,g} seconds.",
             code="session_expired",
             param="session_id",
         )

@@ -173,7 +173,7 @@ class ResponseService:
         return run
 
     def _stored_response_ttl_s(self, tenant: str) -> float:
-        return self._tenants.of(tenant).stored_response_ttl_s(self.limits.stored_response_ttl_s)
+        return self._tenants.of(tenant).retained_s(self.limits.stored_response_ttl_s)
 
     def find_run(self, response_id: str, requester: Requester) -> ResponseRun | None:
         """Find an active response. Returns None if it is not found, if it belongs to another

@@ -82,9 +82,10 @@ class Tenant:
         )
         self.turns.set_limits(limits)
 
-    def stored_response_ttl_s(self, ttl_s: float) -> float:
-        """Return how long a stored response is kept. `ttl_s`: how long at most."""
-        return min(ttl_s, self.limits.retention_s or ttl_s)
+    def retained_s(self, longest_s: float) -> float:
+        """Return how long a stored response or a parked session is kept. `longest_s`: for a tenant
+        without a limit on that."""
+        return min(longest_s, self.limits.retention_s or longest_s)
 
     @contextmanager
     def connected(self) -> Generator[None]:

@@ -53,10 +53,11 @@ class RedisProcess:
         )
 
     async def start(self) -> None:
-        self._spawn()
+        self.spawn()
         await self._wait_ready()
 
-    def _spawn(self) -> None:
+    def spawn(self) -> None:
+        """Start without waiting: Redis may not answer yet, or refuse access."""
         assert REDIS_SERVER is not None
         atexit.register(self.kill)  # in case the test does not stop the server
         options = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))

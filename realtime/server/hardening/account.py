@@ -9,7 +9,9 @@ closed.
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
+
+from continuo.realtime import metrics
 
 WINDOW_S = 5.0
 SHARE_MAX = 0.2
@@ -22,10 +24,16 @@ _Result = TypeVar("_Result")
 
 
 class LoopAccount:
-    """The time in seconds that one connection has used. `clock`: time in seconds."""
+    """The time in seconds that one connection has used, which also counts in the metric of its
+    class. `clock`: time in seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        connection_class: Literal["http", "websocket"],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._clock = clock
+        self._count_s = metrics.loop_seconds.labels(connection_class).inc
         self.is_exceeded = False
         """Whether the connection has used more than its share without an effect."""
         self._turn_used_s = 0.0
@@ -85,6 +93,7 @@ class LoopAccount:
                 thrown = error
 
     def _charge(self, seconds: float) -> None:
+        self._count_s(seconds)
         seconds = min(seconds, STEP_S_MAX)
         self._turn_used_s += seconds
         if not self._used_s:

@@ -104,7 +104,7 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.account = LoopAccount()
+        self.account = LoopAccount("http")
         self.flow = self._flow = _Flow(transport)
         self._arm(HEAD_TIMEOUT_S)
 

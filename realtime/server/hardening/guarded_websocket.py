@@ -105,7 +105,7 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._queued_message_bytes = deque()
-        self.account = LoopAccount()
+        self.account = LoopAccount("websocket")
         super().connection_made(transport)
 
     def handle_connect(self, event: Request) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from redis import exceptions as redis_errors
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.backoff import NoBackoff
 
 from continuo.realtime.store import keys
@@ -300,6 +300,23 @@ def _preserve_cancellation() -> Generator[None]:
             raise asyncio.CancelledError
 
 
+class _Sentinel(Sentinel):
+    """Sentinels without a password. The library reports one that requires a password as one that
+    does not answer, and the gateway would wait for it."""
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        try:
+            return await super().discover_master(service_name)
+        except MasterNotFoundError as error:
+            if "AuthenticationError" in str(error):
+                raise StoreUnusable(
+                    "a sentinel requires a password, which is not supported: let sentinels accept "
+                    "clients without one (no requirepass), on a network where that is safe"
+                ) from error
+            # the library's text has its whole configuration
+            raise MasterNotFoundError(f"no sentinel names a primary of {service_name!r}") from error
+
+
 def _make_client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
     """Make the client, and the clients of the sentinels that watch its Redis, all unconnected. A
     call whose connection was closed is retried once: every write may safely be repeated."""
@@ -327,8 +344,12 @@ def _make_client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
     if login:
         options |= {"username": unquote(user) or None, "password": unquote(password)}
     addresses = [_parse_address(host) for host in hosts.split(",")]
-    sentinel_options = {"socket_timeout": keys.CONNECT_TIMEOUT_S / 2, "protocol": 2}
-    sentinel = Sentinel(addresses, sentinel_kwargs=sentinel_options)
+    sentinel_options = {
+        "socket_timeout": keys.CONNECT_TIMEOUT_S / 2,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    sentinel = _Sentinel(addresses, sentinel_kwargs=sentinel_options)
     primary = cast(Callable[..., Redis], sentinel.master_for)  # pyright: ignore[reportUnknownMemberType]
     return primary(service, db=int(db or 0), **options), sentinel.sentinels
 

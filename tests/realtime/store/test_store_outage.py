@@ -20,6 +20,7 @@ from continuo.realtime.store import (
     SessionNotFound,
     Store,
     StoredEvents,
+    StoreError,
     StoreReplaced,
     StoreUnavailable,
     StoreUnusable,
@@ -29,7 +30,7 @@ from continuo.realtime.store import (
     keys,
     open_store,
 )
-from tests.support.ports import free_port
+from tests.support.ports import free_port, wait_until_open
 from tests.support.redis_process import RedisProcess, needs_redis
 from tests.support.store_records import append_entries, make_entry, new_session, response_checkpoint
 from tests.support.waiting import wait_until
@@ -532,6 +533,28 @@ async def test_redis_over_tls_needs_a_trusted_certificate(tmp_path: Path) -> Non
     with pytest.raises(StoreUnavailable):  # the certificate is not trusted
         await open_store(f"rediss://localhost:{port}/0")
     redis.kill()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ("requirepass secret", StoreUnusable, "a sentinel requires a password, which is not"),
+        ("user default on nopass ~* +ping", StoreUnusable, "Redis refuses access: "),
+        ("", StoreUnavailable, "no sentinel names a primary of 'talk'$"),
+    ],
+    ids=["password", "permissions", "service"],
+)
+async def test_sentinel_that_cannot_be_used_is_refused_by_name(
+    tmp_path: Path, settings: str, error: type[StoreError], message: str
+) -> None:
+    config = tmp_path / "sentinel.conf"
+    config.write_text(f"{settings}\nsentinel monitor other 127.0.0.1 {free_port()} 1\n")
+    sentinel = RedisProcess(tmp_path / "watch", "--sentinel", config=config)
+    sentinel.spawn()
+    await wait_until_open(sentinel.port)
+    with pytest.raises(error, match=message):
+        await open_store(f"redis+sentinel://127.0.0.1:{sentinel.port}/talk")
+    sentinel.kill()
 
 
 async def test_sentinel_failover_that_lost_a_write_is_data_loss(tmp_path: Path) -> None:

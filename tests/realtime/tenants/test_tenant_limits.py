@@ -277,6 +277,32 @@ async def test_stored_bytes_above_the_limit_refuse_what_would_add_to_them(
         assert (await store.tenants.read_usage("acme")).refused == 2, usage
 
 
+async def test_parked_sessions_and_stored_responses_are_deleted_after_the_retention(
+    harness: EngineHarness, tmp_path: Path
+) -> None:
+    store = await shared_store(harness)
+    async with serve(harness, tmp_path, store, retention_s=0.2) as server:
+        async with connect_realtime(server.url, UMBRELLA) as other:
+            created = await other.expect("session.created")
+            assert created["session"]["resume"]["window_s"] == Limits().resume_window_s
+        async with open_realtime_session(server.url) as client:
+            assert client.session["resume"]["window_s"] == 0.2
+            await client.add_message("hello")
+            held = await store.find(client.session_id)
+            assert held is not None
+            assert held.tenant == "acme"
+        while await store.find(client.session_id) is not None:
+            await asyncio.sleep(0.02)
+        assert await store.find(other.session_id) is not None
+        async with connect_realtime(f"{server.url}?{client.resume_query}") as late:
+            error = (await late.expect("error"))["error"]
+            assert error["code"] == "session_expired"
+            assert "longer than 0.2 seconds" in error["message"]
+        _, response = await server.request("POST", "/v1/responses", request_of(1))
+        while (await server.request("GET", f"/v1/responses/{response['id']}"))[0] != 404:
+            await asyncio.sleep(0.02)
+
+
 async def test_usage_is_recorded_by_tenant(harness: EngineHarness, tmp_path: Path) -> None:
     store = await shared_store(harness)
     async with serve(harness, tmp_path, store) as server:

@@ -33,7 +33,7 @@ def clock() -> Clock:
     ("share", "is_exceeded"), [(0.15, False), (0.3, True)], ids=["below", "above"]
 )
 def test_share_of_a_fifth_is_exceeded(clock: Clock, share: float, is_exceeded: bool) -> None:
-    loop_account = LoopAccount(clock)
+    loop_account = LoopAccount("websocket", clock)
     for _ in range(200):
         clock.now_s += 0.1
         loop_account.spend(0.1 * share)
@@ -41,7 +41,7 @@ def test_share_of_a_fifth_is_exceeded(clock: Clock, share: float, is_exceeded: b
 
 
 def test_effects_begin_the_window_anew(clock: Clock) -> None:
-    loop_account = LoopAccount(clock)
+    loop_account = LoopAccount("websocket", clock)
     for _ in range(200):
         clock.now_s += 0.1
         loop_account.spend(0.09)
@@ -50,7 +50,7 @@ def test_effects_begin_the_window_anew(clock: Clock) -> None:
 
 
 def test_pause_of_the_process_is_not_charged_to_a_connection(clock: Clock) -> None:
-    loop_account = LoopAccount(clock)
+    loop_account = LoopAccount("websocket", clock)
     for seconds in (0.01, 30.0, 0.01):
         clock.now_s += seconds
         loop_account.spend(seconds)
@@ -59,7 +59,7 @@ def test_pause_of_the_process_is_not_charged_to_a_connection(clock: Clock) -> No
 
 
 async def test_only_the_steps_of_a_timed_coroutine_are_charged(clock: Clock) -> None:
-    loop_account, resumed = LoopAccount(clock), asyncio.Event()
+    loop_account, resumed = LoopAccount("websocket", clock), asyncio.Event()
 
     async def work(result: str) -> str:
         clock.now_s += 0.025
@@ -77,7 +77,7 @@ async def test_only_the_steps_of_a_timed_coroutine_are_charged(clock: Clock) -> 
 
 async def test_turn_within_a_step_is_charged_once(clock: Clock) -> None:
     """Input that is parsed within a step is a part of the step, which counts while it lasts."""
-    loop_account, seen = LoopAccount(clock), list[float]()
+    loop_account, seen = LoopAccount("websocket", clock), list[float]()
 
     async def work() -> None:
         clock.now_s += 0.025
@@ -97,7 +97,7 @@ async def test_turn_within_a_step_is_charged_once(clock: Clock) -> None:
 
 
 async def test_timed_coroutine_passes_exceptions_both_ways() -> None:
-    loop_account, caught = LoopAccount(), list[str]()
+    loop_account, caught = LoopAccount("websocket"), list[str]()
 
     async def work() -> None:
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.support.digest_runner import oracle
 from tests.support.drafting import oracle_speculation
 from tests.support.engine_sessions import collect_ids, open_with, prompt_ids
 from tests.support.engines import digest_engine
+from tests.support.processes import ROOT
 from tests.support.web_servers import ACME, RunningServer, encode_request
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -64,6 +66,18 @@ async def test_metrics_need_a_key(server: RunningServer) -> None:
     ephemeral = {"Authorization": f"Bearer {secret['value']}"}
     status, body = await server.request("GET", "/metrics", headers=ephemeral)
     assert (status, body["error"]["code"]) == (403, "ephemeral_key")
+
+
+async def test_every_metric_is_documented(server: RunningServer) -> None:
+    page = (ROOT / "docs/metrics.md").read_text()
+    documented = set(re.findall(r"`((?:vllm:|continuo_)\w+)(?:\{[\w,]+\})?`", page))
+    wrong = {"Authorization": "Bearer wrong"}
+    assert (await server.request("GET", "/metrics", headers=wrong))[0] == 401
+    async with open_realtime_session(server.url):
+        series = await scrape(server.port)
+    names = {name for name, _ in series if not name.startswith("process_")}
+    names = {name for name in names if not name.endswith("_created")}  # of the library
+    assert documented == {re.sub("_(?:bucket|sum|count)$", "", name) for name in names}
 
 
 async def test_metrics_of_speculation_have_the_names_of_vllm(letters: Path) -> None:
