@@ -306,7 +306,7 @@ class _Sentinel(Sentinel):
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         try:
-            return await super().discover_master(service_name)
+            address: Any = await super().discover_master(service_name)
         except MasterNotFoundError as error:
             if "AuthenticationError" in str(error):
                 raise StoreUnusable(
@@ -315,6 +315,7 @@ class _Sentinel(Sentinel):
                 ) from error
             # the library's text has its whole configuration
             raise MasterNotFoundError(f"no sentinel names a primary of {service_name!r}") from error
+        return address
 
 
 def _make_client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
