@@ -95,7 +95,7 @@ def build_runner(
         dtype=str(dtype).removeprefix("torch."),
         load_s=time.perf_counter() - start_s,
     )
-    parts = (model, pool, _choose_backend(device), geometry, device, checkpoint.parameter_count)
+    parts = (model, pool, choose_backend(device), geometry, device, checkpoint.parameter_count)
     runner = _try_build_native(*parts) or TorchRunner(*parts)
     if device.type == "cpu":
         _keep_freed_memory_from_now_on()
@@ -168,7 +168,7 @@ def _load_model(
         limit = rope.context_limit(text_config)
         length = min(config.max_model_len or limit, limit)
         _check_quantizable(config, shape)
-        model = Decoder(shape, text_config, length, like, _choose_operations(like.device))
+        model = Decoder(shape, text_config, length, like, choose_operations(like.device))
         weights.load_weights(
             folder,
             model.weight_targets(tensors),
@@ -263,7 +263,7 @@ def _has_triton(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-def _choose_backend(device: torch.device) -> AttentionBackend:
+def choose_backend(device: torch.device) -> AttentionBackend:
     """Choose the Triton kernels where they are compiled, else the reference backend."""
     if not _has_triton(device):
         return ReferenceBackend()
@@ -274,7 +274,7 @@ def _choose_backend(device: torch.device) -> AttentionBackend:
     return triton_backend.TritonBackend(programs, triton_backend.measure_on_cuda)
 
 
-def _choose_operations(device: torch.device) -> Operations:
+def choose_operations(device: torch.device) -> Operations:
     """Choose the fused operations of our decoder: Triton kernels where they are compiled, else
     torch."""
     if not _has_triton(device):
