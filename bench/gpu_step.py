@@ -2,9 +2,10 @@
 a GPU: decode of 1 to 256 rows, appends to a long context, prefill.
 
 `ms` is the wall clock of a step, when each is launched while the one before it runs, as the engine
-does; `launch_ms` is the host's part of it: inputs, plan and launches. `floor_ms` is the time in
-which the device copies as many bytes as the step must read, weights and KV, and `floor` that time
-in percent of `ms`. On a CPU, with --layers and --narrow, the same code runs to be tested.
+does; `launch_ms` is the host's part of it: inputs, plan and launches. `unreplayed_ms` is the wall
+clock without CUDA graphs. `floor_ms` is the time in which the device moves as many bytes as the
+step must read, weights and KV, at the rate at which it copies, and `floor` that time in percent of
+`ms`. On a CPU, with --layers and --narrow, the same code runs to be tested.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from continuo.bench.random_decoder import (
 )
 from continuo.bench.report import Report, ReportRow, median
 from continuo.engine.batch import Batch, SampleParams
-from continuo.engine.device.build import choose_backend, choose_operations
+from continuo.engine.device.build import capture_graphs, choose_backend, choose_operations
 from continuo.engine.device.runner import TorchRunner
 from continuo.engine.device.warm_up import warm_up
 from continuo.engine.sampling import Sampling
@@ -96,11 +97,15 @@ def run(options: argparse.Namespace) -> Report:
         warm_up_start_s = time.perf_counter()
         warm_up(runner, lambda *_: None)
         warm_up_s = time.perf_counter() - warm_up_start_s
+        unreplayed = [_measure(runner, step, options) for step in steps]
+        capture_start_s = time.perf_counter()
+        runner.graphs = capture_graphs(runner, lambda *_: None)
+        capture_s = time.perf_counter() - capture_start_s
         times = [_measure(runner, step, options) for step in steps]
     bandwidths.append(_measure_copies(device))
     rows = [
-        _describe(step, measured, widths, max(bandwidths))
-        for step, measured in zip(steps, times, strict=True)
+        _describe(*each, widths, max(bandwidths))
+        for each in zip(steps, times, unreplayed, strict=True)
     ]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
     return Report(
@@ -109,9 +114,14 @@ def run(options: argparse.Namespace) -> Report:
         notes=[
             "Copies within the device before and after: "
             f"{', '.join(f'{each / 1e9:,.0f}' for each in bandwidths)} GB/s, read and written.",
-            f"Kernels compiled and measured in {warm_up_s:.1f} s, but for those cached on disk.",
+            f"Kernels compiled and measured in {warm_up_s:.1f} s, but for those cached on disk; "
+            f"graphs captured in {capture_s:.1f} s.",
         ],
-        facts={"copied_bytes_per_s": bandwidths, "warm_up_s": warm_up_s},
+        facts={
+            "copied_bytes_per_s": bandwidths,
+            "warm_up_s": warm_up_s,
+            "capture_s": capture_s,
+        },
     )
 
 
@@ -144,13 +154,16 @@ def _run_round(runner: TorchRunner, batch: Batch, steps: int) -> Times:
     return Times(step_s, median(launch_s))
 
 
-def _describe(step: Step, times: Times, widths: Widths, bandwidth: float) -> ReportRow:
-    floor_s = _count_bytes(step, widths) / (bandwidth / 2)
+def _describe(
+    step: Step, times: Times, unreplayed: Times, widths: Widths, bandwidth: float
+) -> ReportRow:
+    floor_s = _count_bytes(step, widths) / bandwidth
     tokens = sum(count for _, count in step.lengths)
     return {
         "step": step.name,
         "ms": times.step_s * 1000,
         "launch_ms": times.launch_s * 1000,
+        "unreplayed_ms": unreplayed.step_s * 1000,
         "floor_ms": floor_s * 1000,
         "floor": 100 * floor_s / times.step_s,
         "tokens_per_s": tokens / times.step_s,

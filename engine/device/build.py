@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -42,6 +42,9 @@ from continuo.engine.device.warm_up import warm_up
 from continuo.engine.device.weights import ProgressCallback
 from continuo.engine.errors import ModelError
 from continuo.engine.memory_plan import plan_memory
+
+if TYPE_CHECKING:
+    from continuo.engine.device.step_graphs import StepGraphs
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +104,20 @@ def build_runner(
         _keep_freed_memory_from_now_on()
     else:
         warm_up(runner, progress)
+        runner.graphs = capture_graphs(runner, progress)
     return runner, loaded
+
+
+def _capture_graphs(runner: TorchRunner, progress: ProgressCallback) -> StepGraphs | None:
+    if not _has_triton(runner.device):
+        return None
+    # triton is installed only where torch supports CUDA.
+    from continuo.engine.device import step_graphs  # noqa: PLC0415
+
+    batched_tokens = runner.geometry.batched_tokens
+    return step_graphs.capture_graphs(
+        runner.model, runner.pool, runner.attention, batched_tokens, progress
+    )
 
 
 def _try_build_native(model: CausalLM, pool: KVPool, *others: Any) -> TorchRunner | None:
