@@ -108,7 +108,8 @@ def build_runner(
     return runner, loaded
 
 
-def _capture_graphs(runner: TorchRunner, progress: ProgressCallback) -> StepGraphs | None:
+def capture_graphs(runner: TorchRunner, progress: ProgressCallback) -> StepGraphs | None:
+    """Capture the graphs of a model on CUDA. Returns None if there are none."""
     if not _has_triton(runner.device):
         return None
     # triton is installed only where torch supports CUDA.
