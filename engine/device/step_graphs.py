@@ -47,7 +47,7 @@ from continuo.engine.device.step_states import PooledStates
 
 log = logging.getLogger(__name__)
 
-TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Numbers of tokens for which graphs are captured. With more, launching takes less time than the
 computation."""
 TABLE_ENTRIES_MAX = 1 << 18
