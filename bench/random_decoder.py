@@ -38,7 +38,7 @@ class Widths(NamedTuple):
 NARROW = Widths(32, 16, 64, 512)
 """Nearly all of a step is the work of the host."""
 EIGHT_BILLION = Widths(32, 4096, 14_336, 128_256)
-"""Those of Llama 3 8B."""
+"""The sizes of Llama 3 8B."""
 
 
 def build_runner(

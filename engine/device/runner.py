@@ -75,7 +75,7 @@ class TorchRunner(Runner[Any]):
         self._geometry = geometry
         self._previous = PreviousOutput(None, {})
         self.graphs: StepGraphs | None = None
-        """None: every step launches its kernels one by one."""
+        """Graphs of the layers. None: every step launches its kernels one by one."""
 
     @property
     def geometry(self) -> Geometry:

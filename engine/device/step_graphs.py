@@ -47,9 +47,9 @@ from continuo.engine.device.step_states import PooledStates
 
 log = logging.getLogger(__name__)
 
-TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 """Numbers of tokens for which graphs are captured. With more, launching takes less time than the
-computation."""
+computation, to which padding adds."""
 TABLE_ENTRIES_MAX = 1 << 18
 """Maximum entries of all page tables of a group: 4 Mi tokens of context in pages of 16."""
 CELL_FIELD = 6
