@@ -12,7 +12,6 @@ time of a step without Triton's launcher and CUDA's, with the arithmetic of the 
 import argparse
 import sys
 import time
-from array import array
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,30 +21,21 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaConfig
 from triton.runtime.jit import JITFunction
 
 from continuo.bench.kernel_launches import LaunchRecorder
+from continuo.bench.random_decoder import NARROW, PAGE_SIZE, build_runner, make_batch
 from continuo.bench.report import Report, ReportRow, median
-from continuo.engine.architectures.shapes import (
-    AttentionShape,
-    DecoderShape,
-    LayerShape,
-    MlpShape,
-)
-from continuo.engine.batch import Batch, BatchRow, Geometry, SampleParams, TokenMask
+from continuo.engine.batch import Batch, SampleParams, TokenMask
 from continuo.engine.device import sampling, step_inputs
 from continuo.engine.device.attention import triton_backend
 from continuo.engine.device.attention.triton_backend import TritonBackend
 from continuo.engine.device.kernels import sampling_kernels
 from continuo.engine.device.kernels.layer_kernels import TritonOperations
-from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.models.decoder import Decoder, empty_tensor
 from continuo.engine.device.models.operations import PLAIN, Operations
 from continuo.engine.device.runner import TorchRunner
 from continuo.engine.sampling import Sampling
 
-HIDDEN, INTERMEDIATE, VOCAB_SIZE, PAGE_SIZE = 16, 64, 512, 16
 PROGRAMS = 528
 """Kernel programs that saturate the device: four for each of 132 multiprocessors."""
 
@@ -54,7 +44,7 @@ class AllowAll(TokenMask):
     """A token mask that allows every id."""
 
     def compute_bitmask(self) -> bytes:
-        return b"\xff" * (VOCAB_SIZE // 8)
+        return b"\xff" * (NARROW.vocab_size // 8)
 
 
 GREEDY = SampleParams()
@@ -90,10 +80,10 @@ def run(options: argparse.Namespace) -> Report:
         ("fused", TritonOperations(), sampling_kernels),
     ):
         with sampling_with(kernels), torch.inference_mode():
-            runner = build_runner(options.layers, operations)
-            shallow = build_runner(options.layers - 1, operations)
+            runner = build_narrow_runner(options.layers, operations)
+            shallow = build_narrow_runner(options.layers - 1, operations)
             for name, (lengths, sample) in STEPS.items():
-                batch = make_batch(lengths, sample)
+                batch = make_batch(lengths, sample, runner.geometry.pages)
                 counts = count_step(runner, batch)
                 fewer = count_step(shallow, batch)
                 rows.append(
@@ -121,36 +111,9 @@ def sampling_with(kernels: ModuleType | None) -> Iterator[None]:
         sampling.find_kernels = find_kernels
 
 
-def build_runner(layers: int, operations: Operations) -> TorchRunner:
-    attention = AttentionShape(heads=32, kv_heads=8, head_dim=128, scale=128**-0.5)
-    layer = LayerShape(attention, MlpShape(INTERMEDIATE, "silu"))
-    shape = DecoderShape(VOCAB_SIZE, HIDDEN, 1e-5, (layer,) * layers)
-    like = empty_tensor(torch.bfloat16, torch.device("cpu"))
-    config = LlamaConfig()
-    config.standardize_rope_params()
-    length = 33_000
-    decoder = Decoder(shape, config, length, like, operations)
-    for target in decoder.weight_targets(set()).values():
-        target.tensor.normal_(0.0, 0.1)
-    pages = -(-length // PAGE_SIZE)
-    pool = KVPool(decoder.memory, pages, PAGE_SIZE, like)
-    geometry = Geometry(pages, PAGE_SIZE, length, VOCAB_SIZE, 8192, steps_ahead=1)
-    return TorchRunner(decoder, pool, TritonBackend(PROGRAMS), geometry, like.device)
-
-
-def make_batch(lengths: list[tuple[int, int]], sample: SampleParams) -> Batch:
-    """Make a batch whose rows share their pages, since no kernel reads them."""
-    rows = [
-        BatchRow(
-            ids=array("i", [7] * count),
-            feed_row=-1,
-            start=start,
-            pages=array("i", range(-(-(start + count) // PAGE_SIZE))),
-            sample=sample,
-        )
-        for start, count in lengths
-    ]
-    return Batch(0, rows)
+def build_narrow_runner(layers: int, operations: Operations) -> TorchRunner:
+    widths = NARROW._replace(layers=layers)
+    return build_runner(widths, operations, TritonBackend(PROGRAMS), torch.device("cpu"))
 
 
 SINGLE_KERNELS = {torch.ops.aten.rms_norm.default}
@@ -245,7 +208,7 @@ def _time_plan(runner: TorchRunner, batch: Batch, steps: int) -> float:
     spent: list[float] = []
     for _ in range(steps):
         start_s = time.perf_counter()
-        step = step_inputs.build_inputs(batch, PAGE_SIZE, runner.device, VOCAB_SIZE)
+        step = step_inputs.build_inputs(batch, PAGE_SIZE, runner.device, NARROW.vocab_size)
         triton_backend.plan(step, 0, None, 4, 8, triton_backend.BLOCK, PROGRAMS)
         spent.append(time.perf_counter() - start_s)
     return median(spent) * 1e6

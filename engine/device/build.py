@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -42,6 +42,9 @@ from continuo.engine.device.warm_up import warm_up
 from continuo.engine.device.weights import ProgressCallback
 from continuo.engine.errors import ModelError
 from continuo.engine.memory_plan import plan_memory
+
+if TYPE_CHECKING:
+    from continuo.engine.device.step_graphs import StepGraphs
 
 log = logging.getLogger(__name__)
 
@@ -95,13 +98,27 @@ def build_runner(
         dtype=str(dtype).removeprefix("torch."),
         load_s=time.perf_counter() - start_s,
     )
-    parts = (model, pool, _choose_backend(device), geometry, device, checkpoint.parameter_count)
+    parts = (model, pool, choose_backend(device), geometry, device, checkpoint.parameter_count)
     runner = _try_build_native(*parts) or TorchRunner(*parts)
     if device.type == "cpu":
         _keep_freed_memory_from_now_on()
     else:
         warm_up(runner, progress)
+        runner.graphs = capture_graphs(runner, progress)
     return runner, loaded
+
+
+def capture_graphs(runner: TorchRunner, progress: ProgressCallback) -> StepGraphs | None:
+    """Capture the graphs of a model on CUDA. Returns None if there are none."""
+    if not _has_triton(runner.device):
+        return None
+    # triton is installed only where torch supports CUDA.
+    from continuo.engine.device import step_graphs  # noqa: PLC0415
+
+    batched_tokens = runner.geometry.batched_tokens
+    return step_graphs.capture_graphs(
+        runner.model, runner.pool, runner.attention, batched_tokens, progress
+    )
 
 
 def _try_build_native(model: CausalLM, pool: KVPool, *others: Any) -> TorchRunner | None:
@@ -168,7 +185,7 @@ def _load_model(
         limit = rope.context_limit(text_config)
         length = min(config.max_model_len or limit, limit)
         _check_quantizable(config, shape)
-        model = Decoder(shape, text_config, length, like, _choose_operations(like.device))
+        model = Decoder(shape, text_config, length, like, choose_operations(like.device))
         weights.load_weights(
             folder,
             model.weight_targets(tensors),
@@ -263,7 +280,7 @@ def _has_triton(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-def _choose_backend(device: torch.device) -> AttentionBackend:
+def choose_backend(device: torch.device) -> AttentionBackend:
     """Choose the Triton kernels where they are compiled, else the reference backend."""
     if not _has_triton(device):
         return ReferenceBackend()
@@ -274,7 +291,7 @@ def _choose_backend(device: torch.device) -> AttentionBackend:
     return triton_backend.TritonBackend(programs, triton_backend.measure_on_cuda)
 
 
-def _choose_operations(device: torch.device) -> Operations:
+def choose_operations(device: torch.device) -> Operations:
     """Choose the fused operations of our decoder: Triton kernels where they are compiled, else
     torch."""
     if not _has_triton(device):

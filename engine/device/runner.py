@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,10 @@ from continuo.engine.device.model import CausalLM
 from continuo.engine.device.sampling import SamplerOutput, assign_to_rows, draw
 from continuo.engine.device.step_inputs import StepInputs
 from continuo.engine.device.step_states import PooledStates
+
+if TYPE_CHECKING:
+    # It needs triton.
+    from continuo.engine.device.step_graphs import StepGraphs
 
 SINGLE_THREAD_WORK_MAX, WEIGHT_READ_COST = 300_000_000, 8
 """Maximum work of a step that runs on a single CPU thread, in multiply-adds plus bytes of KV: about
@@ -70,6 +74,8 @@ class TorchRunner(Runner[Any]):
         self.token_bytes = bytes_per_token(pool.shapes, pool.keys[0].dtype)
         self._geometry = geometry
         self._previous = PreviousOutput(None, {})
+        self.graphs: StepGraphs | None = None
+        """Graphs of the layers. None: every step launches its kernels one by one."""
 
     @property
     def geometry(self) -> Geometry:
@@ -87,13 +93,18 @@ class TorchRunner(Runner[Any]):
         events = self._create_events()
         if batch.moves:
             self.pool.move(batch.moves)
+        graph = None if self.graphs is None else self.graphs.find(batch)
         step = step_inputs.build_inputs(
-            batch, self.pool.page_size, self.device, self.model.vocab_size
+            batch,
+            self.pool.page_size,
+            self.device,
+            self.model.vocab_size,
+            None if graph is None else graph.inputs,
         )
         self._feed(step)
         if events is None:
             torch.set_num_threads(1 if self._is_light(step) else self.threads)
-        logits = self.forward(step)
+        logits = self.forward(step) if graph is None else graph.run(step)
         samples = [sample for row in batch.rows for sample in row.samples]
         output = None
         self._previous = PreviousOutput(None, {})

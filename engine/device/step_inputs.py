@@ -28,7 +28,8 @@ class StepInputs:
     """
 
     tokens: Tensor
-    """[T] int64 ids on the device; 0 for fed tokens until the runner copies the drawn ids there."""
+    """[T] int64 ids on the device; 0 for fed tokens until the runner copies the drawn ids there.
+    With `into`, the T tokens are followed by padding, here and in the next three fields."""
     positions: Tensor
     """[T] int64 on the device: the index of each token in its sequence."""
     pages: list[Tensor]
@@ -59,9 +60,14 @@ class StepInputs:
 
 
 def build_inputs(
-    batch: Batch, page_size: int, device: torch.device, vocab: int | None = None
+    batch: Batch,
+    page_size: int,
+    device: torch.device,
+    vocab: int | None = None,
+    into: Tensor | None = None,
 ) -> StepInputs:
-    """Build the inputs of a batch.
+    """Build the inputs of a batch. `into` [3 + groups, at least T] int64: where tokens, positions,
+    slots and pages are put on the device; tokens of padding have page -1, which is never written.
 
     Raises IndexError for an id outside [0, vocab), which would make a GPU unusable for all
     sessions; `vocab` None: the ids are known to be valid. The rest of the batch is trusted, because
@@ -76,9 +82,11 @@ def build_inputs(
     groups = [[np.array(row.pages, dtype=np.int64) for row in rows]]
     for group in range(len(rows[0].windows)):
         groups.append([_dense_table(row.windows[group]) for row in rows])
-    packed = np.zeros((3 + len(groups), total), dtype=np.int64)  # tokens, positions, slots, pages…
-    packed[1] = np.arange(total) - np.repeat(offsets[:-1] - starts, counts)
+    width = total if into is None else into.shape[1]
+    packed = np.zeros((3 + len(groups), width), dtype=np.int64)  # tokens, positions, slots, pages…
+    packed[1, :total] = np.arange(total) - np.repeat(offsets[:-1] - starts, counts)
     packed[2] = packed[1] % page_size
+    packed[3:, total:] = -1
     fed: list[tuple[int, int]] = []
     for number, row in enumerate(rows):
         span = slice(int(offsets[number]), int(offsets[number + 1]))
@@ -99,7 +107,7 @@ def build_inputs(
     logit_indices = None
     if len(sampled) != total:
         logit_indices = upload(np.array(sampled_tokens, dtype=np.int64), device)
-    tokens, positions, slots, *pages = upload(packed, device).unbind(0)
+    tokens, positions, slots, *pages = upload(packed, device, into).unbind(0)
     state_slots = None
     if rows[0].slots is not NO_STATE:
         slot_pairs = np.array([row.slots for row in rows], dtype=np.int64).T
@@ -135,13 +143,15 @@ def _check_ids(tokens: Ints, row_offsets: Ints, vocab: int) -> None:
     raise IndexError(f"row {row} of the step: id {tokens[at]} is outside the vocabulary of {vocab}")
 
 
-def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Copy a host array to the device.
+def upload(array: NDArray[np.generic], device: torch.device, into: Tensor | None = None) -> Tensor:
+    """Copy a host array to the device: into the tensor `into`, or a new one. Returns it.
 
     On CUDA the copy is asynchronous, through pinned memory; torch keeps the pinned block until the
     copy has run.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor
+        tensor = tensor.pin_memory()
+    if into is not None:
+        return into.copy_(tensor, non_blocking=True)
+    return tensor.to(device, non_blocking=True)

@@ -144,6 +144,7 @@ def test_plot_that_cannot_be_drawn_is_refused_before_the_run(
 OTHER_WORKLOADS = {
     "gateway": "--streams 2 --idle 0 --seconds 0.3",
     "gpu-counts": "--layers 2 --steps 1",
+    "gpu-step": "--narrow --layers 1 --steps 2 --rounds 1 --only append",
     "idle-sessions": f"--model {DEMO} --sessions 4 --wakes 8 --times 2 --host-gib 0.01",
     "masked-step": "--ids 20 --vocabulary 4000",
     "sampled-step": "--sizes S:512:2 --steps 2 --rounds 1",

@@ -118,6 +118,8 @@ def test_masked_draws_equal_those_of_the_cpu() -> None:
 def test_greedy_ids_in_mixed_batches_on_cuda_equal_transformers(
     name: str, page_size: int, tmp_path: Path
 ) -> None:
+    from continuo.engine.device import step_graphs
+
     model = oracle.FAMILIES[name]()
     model.save_pretrained(tmp_path)
     prompts = oracle.random_prompts(2, [3, 37, 70, 1, 40])
@@ -125,8 +127,22 @@ def test_greedy_ids_in_mixed_batches_on_cuda_equal_transformers(
         tmp_path, device="cuda", block_size=page_size, kv_cache_memory_bytes=8 << 20
     )
     assert runner.geometry.steps_ahead == 1
+    assert (runner.graphs is not None) == step_graphs.is_capturable(runner.model, runner.attention)
     actual = oracle.serve_mixed_batches(runner, prompts, count=8)
     assert actual == [oracle.greedy_continuation(model, ids, 8) for ids in prompts]
+
+
+def test_replayed_steps_have_the_logits_of_launched_ones(tmp_path: Path) -> None:
+    """Steps of one size after another: what one leaves in the buffers is not read by the next."""
+    oracle.FAMILIES["qwen3"]().save_pretrained(tmp_path)
+    runner = oracle.build_cpu_runner(tmp_path, device="cuda", kv_cache_memory_bytes=8 << 20)
+    graphs = runner.graphs
+    assert graphs is not None
+    prompts = oracle.random_prompts(3, [5, 90, 17, 1, 64, 33])
+    replayed = oracle.serve_mixed_batches(runner, prompts, count=12)
+    again = oracle.serve_mixed_batches(runner, prompts[::-1], count=12)[::-1]
+    runner.graphs = None
+    assert replayed == again == oracle.serve_mixed_batches(runner, prompts, count=12)
 
 
 PAGES, SLOTS = 24, 16

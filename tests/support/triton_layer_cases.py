@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from continuo.engine.device import step_inputs
+from continuo.engine.device import step_graphs, step_inputs
 from continuo.engine.device.attention.backend import PagedAttention, StepAttention
 from continuo.engine.device.attention.triton_backend import TritonBackend
 from continuo.engine.device.kernels.layer_kernels import TritonOperations
@@ -136,12 +136,55 @@ def check_decoder(name: str) -> None:
     assert error < 1e-4
 
 
+def check_graphs(name: str) -> None:
+    """Serve mixed batches with the layers of graphs that are called in place of captured, and
+    compare the ids with those of steps without graphs."""
+    makers = {row.models: row.make for row in ARCHITECTURES} | transformers_oracle.FAMILIES
+    with tempfile.TemporaryDirectory() as folder:
+        makers[name]().save_pretrained(folder)
+        runner = transformers_oracle.build_cpu_runner(
+            Path(folder), kv_cache_memory_bytes=8 << 20, steps_ahead=1
+        )
+    assert isinstance(runner.model, Decoder)
+    prompts = transformers_oracle.random_prompts(2, [3, 1, 18])
+    expected = transformers_oracle.serve_mixed_batches(runner, prompts, count=4)
+    runner.model.operations = TritonOperations()
+    runner.attention = backend = TritonBackend(8)
+    assert step_graphs.is_capturable(runner.model, backend)
+    captured = replayed = 0
+
+    def call(layers: step_graphs.Layers) -> step_graphs.Layers:
+        nonlocal captured
+        captured += 1
+
+        def replay() -> tuple[Tensor, Tensor | None]:
+            nonlocal replayed
+            replayed += 1
+            return layers()
+
+        return replay
+
+    runner.graphs = step_graphs.StepGraphs(runner.pool)
+    runner.graphs.capture(
+        *(runner.model, runner.pool, backend, (1, 3, 20), call, lambda fraction: None)
+    )
+    assert captured == 5
+    found = transformers_oracle.serve_mixed_batches(runner, prompts, count=4)
+    print(name, replayed, "steps replayed")
+    assert found == expected
+    assert replayed > 3
+
+
 def main(case: str, names: list[str]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if case == "decoder":
         for name in names:
             check_decoder(name)
+        return
+    if case == "graphs":
+        for name in names:
+            check_graphs(name)
         return
     for dtype in TOLERANCE:
         like = torch.empty(0, dtype=dtype)

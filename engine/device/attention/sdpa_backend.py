@@ -184,7 +184,10 @@ def _attend(
     `sinks`: those of `params` for each query row, in a shape that broadcasts to [n, H, Q, 1].
     `is_causal`: Q and L are equal, and a query attends to the positions up to its own.
     """
-    if params.softcap is None and sinks is None:
+    # On CUDA, with torch 2.11, scaled_dot_product_attention takes a mask in fp32 whose rows are not
+    # a multiple of some bytes, and computes nonsense.
+    is_masked_on_cuda = mask is not None and query.is_cuda
+    if params.softcap is None and sinks is None and not is_masked_on_cuda:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=is_causal, scale=params.scale
         )

@@ -290,7 +290,8 @@ def _combine(
         mixed = mixed * rescale + tl.sum(parts * share[:, None], 0)
         best = new_best
     target = out + (token * H + head) * VALUE_DIM + value_dim
-    tl.store(target, (mixed / total).to(out.dtype.element_ty), mask=is_value)
+    stored = value_dim < VALUE_DIM * tl.minimum(splits, 1)  # an entry without splits is padding
+    tl.store(target, (mixed / total).to(out.dtype.element_ty), mask=stored)
 
 
 class LaunchOptions(NamedTuple):
@@ -401,8 +402,8 @@ class Plan(NamedTuple):
     """The work of the kernels for the rows of a step, on the host."""
 
     items: list[tuple[int, Ints]]
-    """For each launch of `_attend`, the maximum number of tokens of a tile, and items [N,
-    ITEM_FIELDS]: one launch for all single-token rows, one for all longer rows."""
+    """For each of the two launches of `_attend`, the maximum number of tokens of a tile, and items
+    [N, ITEM_FIELDS]: first all single-token rows, then all longer rows. N may be 0."""
     sums: Ints
     """[M, SUM_FIELDS]"""
     cells: int
@@ -441,6 +442,8 @@ class TritonAttention:
         out = query.new_empty(tokens, heads, value_dim)
         key_pad, value_pad = (max(16, triton.next_power_of_2(x)) for x in (key_dim, value_dim))
         for tile_tokens, items in plan.items:
+            if not len(items):
+                continue
             rows = max(16, triton.next_power_of_2(tile_tokens * group_size))
 
             def launch(options: LaunchOptions, items: Tensor = items, rows: int = rows) -> None:
@@ -547,16 +550,20 @@ def plan(
     items, sums, cells = [], [], 0
     for rows, tile_tokens in (
         (np.flatnonzero(is_single), 1),
-        (np.flatnonzero(~is_single), max(1, TILE_ROWS_MAX // group_size)),
+        (np.flatnonzero(~is_single), longest_tile(group_size)),
     ):
-        if len(rows):
-            tiles = _cut_tiles(step, rows, tile_tokens, window, block)
-            parts = _split_tiles(tiles, block, max(1, programs // kv_heads), cells)
-            row_tables = tables[parts.rows]
-            items.append((tile_tokens, np.column_stack((row_tables, parts.items))))
-            sums.append(parts.sums)
-            cells += parts.cells
+        tiles = _cut_tiles(step, rows, tile_tokens, window, block)
+        parts = _split_tiles(tiles, block, max(1, programs // kv_heads), cells)
+        row_tables = tables[parts.rows]
+        items.append((tile_tokens, np.column_stack((row_tables, parts.items))))
+        sums.append(parts.sums)
+        cells += parts.cells
     return Plan(items, np.concatenate(sums), cells)
+
+
+def longest_tile(group_size: int) -> int:
+    """Return the maximum number of tokens of a tile. `group_size`: query heads of a KV head."""
+    return max(1, TILE_ROWS_MAX // group_size)
 
 
 class Tiles(NamedTuple):

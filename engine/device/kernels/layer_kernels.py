@@ -67,7 +67,7 @@ def _place_heads(  # noqa: PLR0913 - a kernel takes sizes and strides apart from
     query,  # [T, QUERIES, DIM]: receives the queries
     keys,  # [page, KEYS, PAGE, DIM]: receives the keys, as `values` the values
     values,
-    pages,  # [T] int64
+    pages,  # [T] int64; -1 for a token of padding, whose keys and values are not written
     slots,  # [T] int64
     eps,
     QUERIES: tl.constexpr,
@@ -119,7 +119,7 @@ def _place_heads(  # noqa: PLR0913 - a kernel takes sizes and strides apart from
         page, slot = tl.load(pages + token), tl.load(slots + token)
         vector = (page * KEYS + head - QUERIES) * PAGE + slot
         target = keys + vector[:, None] * DIM + at[None, :]
-        tl.store(target, placed.to(dtype), mask=inside & is_key[:, None])
+        tl.store(target, placed.to(dtype), mask=inside & (is_key & (vector >= 0))[:, None])
         value = raw
         if NORMALIZES_VALUES:
             value = raw * factor[:, None]
@@ -128,7 +128,7 @@ def _place_heads(  # noqa: PLR0913 - a kernel takes sizes and strides apart from
             vector = (page * KEYS + head - QUERIES - KEYS) * PAGE + slot
             has_value = is_value
         target = values + vector[:, None] * DIM + at[None, :]
-        tl.store(target, value.to(dtype), mask=inside & has_value[:, None])
+        tl.store(target, value.to(dtype), mask=inside & (has_value & (vector >= 0))[:, None])
 
 
 @triton.jit

@@ -13,8 +13,9 @@ cut among the candidates that have the same logit, in the order of their ids.
     cut     (key, ties): the candidates with a smaller key, and the first `ties` of those that have
             the same
 
-One program draws for one row, with as many passes as its limits need. Weights are added in fp32
-within a block of ids, and in fp64 from block to block.
+One program draws for one row, with as many passes as its limits need. Each thread adds the weights
+of its ids in fp32 for a stretch of blocks; the sums of threads and stretches are added in fp32 and
+in fp64.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from continuo.engine.device.step_inputs import upload
 
 BLOCK = 1024
 """Ids that a program reads at once."""
+STRETCH = 8
+"""Blocks after which the threads of a program add their sums: they wait for one another then."""
 KEY_BITS = {torch.float32: 32, torch.float16: 20, torch.bfloat16: 16}
 """Leading bits of a key, by dtype of the logits, after which no two logits differ: a multiple of
 four."""
@@ -67,6 +70,7 @@ def _search(  # noqa: PLR0913 - constants of compilation are arguments, too
     IS_INCLUSIVE: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STRETCH: tl.constexpr,
 ):
     """Find the key of the first candidate at which the cumulative weight (the number of candidates,
     if IS_COUNT) exceeds `target` (or reaches it, if IS_INCLUSIVE), or that of the last candidate
@@ -77,14 +81,16 @@ def _search(  # noqa: PLR0913 - constants of compilation are arguments, too
     for step in range(BITS // 4):
         shift = BITS - 4 - 4 * step
         sums = tl.zeros([16], tl.float64)
-        for begin in range(0, vocab, BLOCK):
-            key, weight = _read_block(logits, begin, vocab, high, temperature, BLOCK, 32 - BITS)
-            is_member = (weight >= 0) & ((key >> shift >> 4) == prefix)
-            if IS_COUNT:
-                weight = is_member.to(tl.float32)
-            weight = tl.where(is_member, weight, 0.0)
-            digit = ((key >> shift) & 15).to(tl.int32)
-            part = tl.where(digit[:, None] == number[None, :], weight[:, None], 0.0)
+        for stretch in range(0, vocab, BLOCK * STRETCH):
+            part = tl.zeros([BLOCK, 16], tl.float32)
+            for begin in range(stretch, tl.minimum(stretch + BLOCK * STRETCH, vocab), BLOCK):
+                key, weight = _read_block(logits, begin, vocab, high, temperature, BLOCK, 32 - BITS)
+                is_member = (weight >= 0) & ((key >> shift >> 4) == prefix)
+                if IS_COUNT:
+                    weight = is_member.to(tl.float32)
+                weight = tl.where(is_member, weight, 0.0)
+                digit = ((key >> shift) & 15).to(tl.int32)
+                part += tl.where(digit[:, None] == number[None, :], weight[:, None], 0.0)
             sums += tl.sum(part, 0).to(tl.float64)
         cumulative = reached + tl.cumsum(sums, 0)
         if IS_INCLUSIVE:
@@ -99,23 +105,36 @@ def _search(  # noqa: PLR0913 - constants of compilation are arguments, too
 
 
 @triton.jit
-def _weigh(logits, vocab, high, temperature, limit, BITS: tl.constexpr, BLOCK: tl.constexpr):
+def _weigh(
+    logits,
+    vocab,
+    high,
+    temperature,
+    limit,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRETCH: tl.constexpr,
+):
     """Return the weight of the candidates with a key below `limit`, the number of those with this
     key, and the weight of each of the latter (1 if they have none)."""
     before = tl.full([], 0.0, tl.float64)
-    ties = tl.full([], 0, tl.int32)
-    each = tl.full([], 0.0, tl.float32)
-    for begin in range(0, vocab, BLOCK):
-        key, weight = _read_block(logits, begin, vocab, high, temperature, BLOCK, 32 - BITS)
-        is_before, is_tied = (weight > 0) & (key < limit), (weight >= 0) & (key == limit)
-        before += tl.sum(tl.where(is_before, weight, 0.0), 0).to(tl.float64)
-        ties += tl.sum(is_tied.to(tl.int32), 0)
-        each = tl.maximum(each, tl.max(tl.where(is_tied, weight, 0.0), 0))
-    return before, ties, tl.where(each > 0, each, 1.0)
+    ties = tl.zeros([BLOCK], tl.int32)
+    each = tl.zeros([BLOCK], tl.float32)
+    for stretch in range(0, vocab, BLOCK * STRETCH):
+        part = tl.zeros([BLOCK], tl.float32)
+        for begin in range(stretch, tl.minimum(stretch + BLOCK * STRETCH, vocab), BLOCK):
+            key, weight = _read_block(logits, begin, vocab, high, temperature, BLOCK, 32 - BITS)
+            is_before, is_tied = (weight > 0) & (key < limit), (weight >= 0) & (key == limit)
+            part += tl.where(is_before, weight, 0.0)
+            ties += is_tied.to(tl.int32)
+            each = tl.maximum(each, tl.where(is_tied, weight, 0.0))
+        before += tl.sum(part, 0).to(tl.float64)
+    weight = tl.max(each, 0)
+    return before, tl.sum(ties, 0), tl.where(weight > 0, weight, 1.0)
 
 
 @triton.jit
-def _draw(
+def _draw(  # noqa: PLR0913 - constants of compilation are arguments, too
     logits,  # [S, vocab]
     high,  # [S] the largest logit of each row
     draws,  # [M, DRAW_FIELDS] fp64
@@ -123,6 +142,7 @@ def _draw(
     VOCAB: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STRETCH: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
     draw = draws + tl.program_id(0) * FIELDS
@@ -138,34 +158,39 @@ def _draw(
     last_key = tl.full([], 0xFFFFFFFF, tl.uint32) >> (32 - BITS)
     cut, cut_ties = last_key, tl.full([], 1000000000, tl.int32)
     if top_k > 0:
-        found, count = _search(logits, vocab, largest, temperature, top_k, True, True, BITS, BLOCK)
+        found, count = _search(
+            logits, vocab, largest, temperature, top_k, True, True, BITS, BLOCK, STRETCH
+        )
         cut, cut_ties = found, tl.minimum(top_k - count, 1e9).to(tl.int32)
-    before, ties, each = _weigh(logits, vocab, largest, temperature, cut, BITS, BLOCK)
+    before, ties, each = _weigh(logits, vocab, largest, temperature, cut, BITS, BLOCK, STRETCH)
     kept = before + tl.minimum(cut_ties, ties).to(tl.float64) * each.to(tl.float64)
     if min_p > 0:
-        likely = tl.full([], 0, tl.uint32)
+        keys = tl.zeros([BLOCK], tl.uint32)
         for begin in range(0, vocab, BLOCK):
             key, weight = _read_block(logits, begin, vocab, largest, temperature, BLOCK, 32 - BITS)
             is_likely = (weight >= min_p) | (weight == 1.0)
-            likely = tl.maximum(likely, tl.max(tl.where(is_likely, key, 0), 0))
+            keys = tl.maximum(keys, tl.where(is_likely, key, 0))
+        likely = tl.max(keys, 0)
         if likely < cut:
             cut, cut_ties = likely, tl.full([], 1000000000, tl.int32)
     if top_p < 1:
         target = top_p * kept
         found, reached = _search(
-            logits, vocab, largest, temperature, target, False, True, BITS, BLOCK
+            logits, vocab, largest, temperature, target, False, True, BITS, BLOCK, STRETCH
         )
-        _, ties, each = _weigh(logits, vocab, largest, temperature, found, BITS, BLOCK)
+        _, ties, each = _weigh(logits, vocab, largest, temperature, found, BITS, BLOCK, STRETCH)
         needed = tl.ceil((target - reached) / each.to(tl.float64))
         needed = tl.minimum(tl.maximum(needed, 1.0), ties.to(tl.float64)).to(tl.int32)
         if (found < cut) | ((found == cut) & (needed < cut_ties)):
             cut, cut_ties = found, needed
-    before, ties, each = _weigh(logits, vocab, largest, temperature, cut, BITS, BLOCK)
+    before, ties, each = _weigh(logits, vocab, largest, temperature, cut, BITS, BLOCK, STRETCH)
     kept = before + tl.minimum(cut_ties, ties).to(tl.float64) * each.to(tl.float64)
 
     target = uniform * kept
-    drawn, reached = _search(logits, vocab, largest, temperature, target, False, False, BITS, BLOCK)
-    _, ties, each = _weigh(logits, vocab, largest, temperature, drawn, BITS, BLOCK)
+    drawn, reached = _search(
+        logits, vocab, largest, temperature, target, False, False, BITS, BLOCK, STRETCH
+    )
+    _, ties, each = _weigh(logits, vocab, largest, temperature, drawn, BITS, BLOCK, STRETCH)
     skipped = tl.floor((target - reached) / each.to(tl.float64))
     place = tl.minimum(tl.maximum(skipped, 0.0), (ties - 1).to(tl.float64)).to(tl.int32)
     if drawn > cut:  # by rounding
@@ -223,6 +248,7 @@ def draw_at_random(
         VOCAB=logits.shape[1],
         BITS=KEY_BITS[logits.dtype],
         BLOCK=BLOCK,
+        STRETCH=STRETCH,
         FIELDS=DRAW_FIELDS,
         **LAUNCH_OPTIONS,
     )

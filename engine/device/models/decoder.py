@@ -195,6 +195,13 @@ class Decoder:
 
         `logit_indices` [S]: indices of the tokens whose logits are computed; None: all T, in order.
         """
+        x, addend = self.run_layers(tokens, positions, attend, states)
+        return self.compute_logits(x, addend, logit_indices)
+
+    def run_layers(
+        self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn, states: StepStates
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run all layers. Returns the output of the last in the form of a layer's."""
         x = F.embedding(tokens, self.embedding)
         if self.shape.embedding_scale != 1.0:
             x = x * self.embedding_scale
@@ -209,6 +216,13 @@ class Decoder:
         addend = None
         for layer, layer_input in zip(self.layers, layer_inputs, strict=True):
             x, addend = layer(x, addend, step, layer_input)
+        return x, addend
+
+    def compute_logits(
+        self, x: Tensor, addend: Tensor | None, logit_indices: Tensor | None
+    ) -> Tensor:
+        """Compute the logits [S, vocab] from the output of the last layer, which may be
+        overwritten."""
         if logit_indices is not None:
             x = x.index_select(0, logit_indices)
             addend = None if addend is None else addend.index_select(0, logit_indices)

@@ -32,12 +32,12 @@ def runner() -> Iterator[TorchRunner]:
     from continuo.engine.device.kernels.layer_kernels import TritonOperations
 
     with gpu_counts.sampling_with(sampling_kernels), torch.inference_mode():
-        yield gpu_counts.build_runner(1, TritonOperations())
+        yield gpu_counts.build_narrow_runner(1, TritonOperations())
 
 
 def test_warm_up_compiles_every_variant_that_any_batch_launches(runner: TorchRunner) -> None:
     """Variants depend on the alignment of tensors and on integers that Triton specializes, too."""
-    from continuo.bench import gpu_counts
+    from continuo.bench import gpu_counts, random_decoder
     from continuo.bench.kernel_launches import LaunchRecorder
 
     with LaunchRecorder() as compiled:
@@ -54,7 +54,7 @@ def test_warm_up_compiles_every_variant_that_any_batch_launches(runner: TorchRun
                 (source.choice([0, 3, 16, 700, 5000]), source.choice([1, 1, 2, 15, 16, 80]))
                 for _ in range(source.choice([1, 2, 3, 16]))
             ]
-            made = gpu_counts.make_batch(lengths, SampleParams())
+            made = random_decoder.make_batch(lengths, SampleParams(), runner.geometry.pages)
             rows = [
                 type(row)(row.ids, -1, row.start, row.pages, source.choice(samples))
                 for row in made.rows

@@ -31,3 +31,9 @@ def test_fused_operation_equals_the_plain_one(operation: str) -> None:
 def test_decoder_on_fused_operations_has_the_logits_of_the_plain_one(models: list[str]) -> None:
     """A prompt in chunks, and decode steps; windows, soft caps, sinks, gates, output norms."""
     run_interpreted("tests.support.triton_layer_cases", "decoder", *models)
+
+
+@pytest.mark.parametrize("model", ["qwen3", "Gemma 2"])
+def test_padded_steps_of_graphs_have_the_ids_of_steps_without_graphs(model: str) -> None:
+    """Graphs are called in place of captured: plans and pages at fixed addresses, padding."""
+    run_interpreted("tests.support.triton_layer_cases", "graphs", model)
