@@ -54,7 +54,7 @@ ANSWER = "It is sunny there."
 
 PUBLISHED_LOOPS = (
     *("qwen3_coder", "glm4_6", "deepseek_v3_1", "kimi_k2", "kimi_k2_thinking", "gemma4", "lfm2"),
-    *("llama4_pythonic", "llama3_2_pythonic", "glm4_0414", "phi4_mini"),
+    *("llama4_pythonic", "llama3_2_pythonic", "glm4_0414", "phi4_mini", "granite3_3"),
 )
 """Families whose calls are written by their derived formats."""
 NAMES = (*CALLS, *PUBLISHED_LOOPS)
