@@ -117,7 +117,7 @@ def flows(server: Server) -> dict[str, FlowResult]:
 
 @pytest.fixture(scope="session")
 def middleware() -> Path:
-    """Return the Python that has LiteLLM, LangChain and Anthropic's SDK."""
+    """Return the Python that has the packages of middleware-requirements.txt."""
     if not (ROOT / ".venv-middleware/ready").exists():
         pytest.skip("`make test` could not install tests/clients/middleware-requirements.txt")
     return ROOT / ".venv-middleware/bin/python"

@@ -15,7 +15,9 @@ from tests.support.fenced_blocks import Block, blocks_in
 OTHER_RUNNERS = ("docs/recipes.md", "docs/models.md")
 """Pages with snippets that continue from one another (`test_recipes`), and with quoted source."""
 NAMED_SERVER = "127.0.0.1:8000"
-MIDDLEWARE = re.compile(r"^(?:from|import) (?:langchain|litellm|anthropic)", re.MULTILINE)
+MIDDLEWARE = re.compile(
+    r"^(?:from|import) (?:langchain|litellm|anthropic|agents|pydantic_ai)", re.MULTILINE
+)
 OPENAI_CLIENT = """\
 from openai import AsyncOpenAI
 
@@ -57,7 +59,7 @@ def test_program_runs_as_a_file(
         env={**os.environ, "CONTINUO_API_KEY": KEY},
         capture_output=True,
         text=True,
-        timeout=110,  # LiteLLM alone takes long to import
+        timeout=110,  # LiteLLM and openai-agents take long to import
     )
     assert run.returncode == 0, run.stderr
     assert not run.stderr or MIDDLEWARE.search(program), run.stderr

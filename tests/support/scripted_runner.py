@@ -45,13 +45,16 @@ class ScriptedRunner(DigestRunner):
         text, or where the mask does not allow the text, a stop id, or any id if none may stop."""
         bits = mask.compute_bitmask()
         ids = [id for id in range(8 * len(bits)) if bits[id >> 3] >> (id & 7) & 1]
-        if self._decode(drawn) == output:
+        target, written = output.encode(), self._spell(output, drawn)
+        if written == target:
             return next(id for id in ids if id in self._text.stop_ids)
-        texts = {id: self._decode([*drawn, id]) for id in ids}
-        candidates = [id for id in ids if output.startswith(texts[id])]
+        spelled = {id: self._spell(output, [*drawn, id]) for id in ids}
+        candidates = [id for id in ids if target.startswith(spelled[id])]
         stops = [id for id in ids if id in self._text.stop_ids]
-        return max(candidates or stops or ids, key=lambda id: len(texts[id]))
+        return max(candidates or stops or ids, key=lambda id: len(spelled[id]))
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        detokenizer = self._text.create_detokenizer()
-        return detokenizer.push(ids) + detokenizer.flush()
+    def _spell(self, output: str, ids: Sequence[int]) -> bytes:
+        """Return the bytes of `ids`, without the space that SentencePiece puts before a text: they
+        may end within a character, as decoded text may not."""
+        spelled = b"".join(map(self._text.token_bytes.of, ids))
+        return spelled if output.startswith(" ") else spelled.removeprefix(b" ")

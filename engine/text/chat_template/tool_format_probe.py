@@ -157,15 +157,15 @@ class _Rendered:
         marker, begin = found[0], pre[found.end() :]
         id_mark, head, syntax, rest = arguments
         next_begin, close, separator = "", "", ""
+        end = rest.rstrip()
         if self._two is not None:
             length = len(one) - len(rest)
             between = self._two[length:].partition(_SECOND.name)[0]
             end = _cut_to_tag(_common_prefix(rest, between))
             if marker in between:
-                separator = _space_before(between, marker)
+                separator, end = _space_before(between, marker), end.rstrip()
             else:
                 next_begin, close = between[len(end) :], _first_tag(rest[len(end) :])
-            rest = end
         return ToolFormat(
             marker=marker,
             close_marker=close,
@@ -175,7 +175,7 @@ class _Rendered:
                 next_begin=next_begin,
                 id_mark=id_mark,
                 name_end=head,
-                end=rest.rstrip(),
+                end=end,
                 separator=separator,
             ),
         )

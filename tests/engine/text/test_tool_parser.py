@@ -31,6 +31,7 @@ from continuo.engine.text.tool_format import (
     PHI4,
     PYTHONIC,
 )
+from continuo.engine.text.tool_writer import write_calls
 from tests.support.checkpoints import PUBLISHED, family_template, family_text
 
 FORMATS = {
@@ -378,6 +379,23 @@ def test_published_templates_round_trip_calls(
     parsed = join_deltas([*events, *parser.finish()])
     found = [(part[0], json.loads(part[1]), part[2]) for part in parsed if isinstance(part, tuple)]
     assert found == [(tool, arguments, True) for tool, arguments in calls]
+
+
+WRITES_OTHERWISE = {
+    *("gpt_oss", "lfm2_5"),
+    *("kimi_k2", "kimi_k2_thinking", "mistral_nemo", "mistral_small_3_2"),
+}
+"""Harmony, a template with quotes of Python's, and those that write the ids of calls."""
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in WRITES_OTHERWISE])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_calls_are_written_as_the_template_renders_them(name: str, count: int) -> None:
+    calls = [("get_weather", {"city": city, "days": 3}) for city in ("Rome", "Oslo", "Bonn")]
+    tool_format = family_template(name).tool_format
+    assert tool_format is not None
+    written = write_calls(tool_format, calls[:count])
+    assert render_calls(name, calls[:count])[: len(written)] == written
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "gpt_oss"])
