@@ -305,8 +305,9 @@ class _Sentinel(Sentinel):
     does not answer, and the gateway would wait for it."""
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
+        discover = cast(Callable[[str], Awaitable[tuple[str, int]]], super().discover_master)
         try:
-            address: Any = await super().discover_master(service_name)
+            return await discover(service_name)
         except MasterNotFoundError as error:
             if "AuthenticationError" in str(error):
                 raise StoreUnusable(
@@ -315,7 +316,6 @@ class _Sentinel(Sentinel):
                 ) from error
             # the library's text has its whole configuration
             raise MasterNotFoundError(f"no sentinel names a primary of {service_name!r}") from error
-        return address
 
 
 def _make_client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
