@@ -130,7 +130,8 @@ class Soak:
     async def _list_keys(self) -> tuple[frozenset[str], int]:
         """Return the names of all keys but tombstones, and the number of these."""
         async with self.cluster.redis.client() as client:
-            names = sorted(name.decode() for name in await client.keys("*"))
+            listed: Any = await client.keys("*")
+            names = sorted(name.decode() for name in listed)
             metas = [name for name in names if name.endswith("}:meta")]
             async with client.pipeline(transaction=False) as pipeline:
                 for name in metas:
