@@ -1,7 +1,7 @@
 # To start:   make demo   ·   make test
 # Everything is installed in .venv, and again whenever pyproject.toml changes.
 
-.PHONY: help setup web demo test quick fuzz attack faults frozen check format docs release clean
+.PHONY: help setup web demo test quick fuzz attack faults soak frozen check format docs release clean
 .PHONY: environments system check-format check-lint check-types check-imports check-prose check-web
 .DEFAULT_GOAL := help
 
@@ -27,6 +27,7 @@ help:
 	@echo "make fuzz     send a million malformed frames to a server  (make fuzz ARGS='--frames 20000 --seed 7')"
 	@echo "make attack   attack a server for half an hour, with other clients connected  (make attack ARGS='--minutes 5')"
 	@echo "make faults   inject each fault often enough to prove recovery  (make faults ROW=F3 ARGS='--minutes 5')"
+	@echo "make soak     run mixed clients for an hour; memory, files and keys stay flat   (make soak ARGS='--minutes 5')"
 	@echo "make frozen   compare 10,000 simulated lives with the frozen ones  (make frozen ARGS='--jobs 4')"
 	@echo "make check    check format, lint, types, imports, prose, docs and web/"
 	@echo "make docs     build the site of the documentation into build/docs; a broken link is an error"
@@ -71,6 +72,10 @@ attack: $(VENV)/ready-dev
 faults: $(VENV)/ready-dev
 	@sh tools/setup_system.sh
 	$(BIN)/python -m tests.faults $(ROW) $(ARGS)
+
+soak: $(VENV)/ready-dev
+	@sh tools/setup_system.sh
+	$(BIN)/python -m tests.faults.soaking $(ARGS)
 
 frozen: $(VENV)/ready-dev
 	$(BIN)/python -m tests.frozen --lives 10000 $(ARGS)

@@ -16,6 +16,7 @@ from tests.faults import (
     resuming,
     simulated,
     slow_readers,
+    soaking,
     stores,
     upgrading,
 )
@@ -36,6 +37,7 @@ _ALL = (
     *resuming.ROWS,
     *simulated.ROWS,
     *slow_readers.ROWS,
+    *soaking.ROWS,
     *stores.ROWS,
     *upgrading.ROWS,
 )
