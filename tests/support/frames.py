@@ -132,8 +132,9 @@ class RawWebSocket:
         return 1006
 
     def reset(self) -> None:
-        """Close the connection with an RST instead of a FIN."""
-        sock = self.writer.get_extra_info("socket")
+        """Close the connection with an RST instead of a FIN, unless it has ended."""
+        if (sock := self.writer.get_extra_info("socket")) is None:
+            return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
