@@ -233,7 +233,7 @@ async def test_session_of_an_embedded_store_is_unknown_at_once(
 async def test_session_resumes_at_another_gateway_after_a_flush(
     harness: EngineHarness, redis: RedisProcess
 ) -> None:
-    """Until its owner has written it again, the session is refused for now, not as unknown."""
+    """The session is refused for now, not as unknown, until its owner has written it again."""
     stores = [await open_store(redis.url) for _ in range(2)]
     async with (
         gateway(harness, stores[0], sweep_interval_s=3600) as owner,
