@@ -53,16 +53,20 @@ class ContinuationPoint:
         *,
         tenant: str,
         connection: str | None = None,
-        is_stored: bool = False,
+        store_epoch: str | None = None,
     ) -> None:
-        """`is_stored`: whether the response archive has the response too."""
+        """`store_epoch`: epoch of the store that has the response too; None: no store has it."""
         self.response_id = response_id
         self.tenant = tenant
         self.connection = connection
-        self.is_stored = is_stored
+        self.store_epoch = store_epoch
         self.conversation = conversation
         self.branch = branch
         self.last_used_s = 0.0
+
+    @property
+    def is_stored(self) -> bool:
+        return self.store_epoch is not None
 
 
 class Continuations:

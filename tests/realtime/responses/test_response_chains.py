@@ -378,6 +378,17 @@ async def test_response_that_is_not_stored_needs_no_store(
         assert not await is_unknown(responses, response.id)
 
 
+async def test_stored_response_is_continued_from_memory_while_the_store_is_down(
+    harness: EngineHarness, sqlite: Store, store_file: Path
+) -> None:
+    async with response_service(harness, store=sqlite) as responses:
+        first = await turn(responses, request("hello", store=True))
+        async with locked(store_file, sqlite):
+            assert not await is_unknown(responses, first.id)
+            response = await turn(responses, request("on", first.id))
+            assert response.status in ("completed", "incomplete")
+
+
 async def test_response_waits_for_a_store_that_is_lost_while_it_is_generated(
     harness: EngineHarness, sqlite: Store, store_file: Path
 ) -> None:
