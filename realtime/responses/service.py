@@ -498,7 +498,7 @@ class ResponseService:
             )
             self.continuations.add(point)
         else:
-            self.continuations.abandon(branch)
+            self.continuations.abandon(branch, conversation, requester.tenant)
         del self._runs[response.id]
         run.event_stream.append(ResponseEnded(response))
         run.ended.set()
