@@ -150,7 +150,7 @@ async def serve(id_scheme: str, fd: int, folder: str, rate: float, trace: TextIO
 def assemble_engine(
     runner: Runner[TicketT], folder: str
 ) -> tuple[EngineCore[TicketT], EngineReady]:
-    """Return an engine on a device without a model, and what it tells its clients of itself."""
+    """Return an engine on a device without a model, and its first message to clients."""
     parts = assemble(runner, ModelText(folder), EngineConfig(max_num_seqs=ROWS_MAX))
     geometry = runner.geometry
     ready = EngineReady(
