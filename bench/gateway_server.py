@@ -28,7 +28,11 @@ from continuo.realtime.server.process.web_server import WebServer, bind
 from continuo.realtime.store import Durability, Store, open_store
 
 API_KEY = "bench"
-SESSIONS_MAX = 20_000
+SETTINGS = GatewaySettings(
+    tenants={API_KEY: "default"},
+    served_model_name=("bench",),
+    limits=Limits(connected_sessions_max=20_000),
+)
 
 
 async def main(
@@ -59,13 +63,10 @@ async def main(
 
 
 @contextlib.asynccontextmanager
-async def serving(engine: EngineClient, store: Store) -> AsyncIterator[int]:
+async def serving(
+    engine: EngineClient, store: Store, settings: GatewaySettings = SETTINGS
+) -> AsyncIterator[int]:
     """Serve the API on a port of the loopback interface, which is yielded."""
-    settings = GatewaySettings(
-        tenants={API_KEY: "default"},
-        served_model_name=("bench",),
-        limits=Limits(connected_sessions_max=SESSIONS_MAX),
-    )
     with bind("127.0.0.1", 0) as sock:
         app, listening = build_app(engine, settings, store), asyncio.Event()
         server = WebServer(app, settings, listening.set)

@@ -28,6 +28,7 @@ GROUPS = {
         "append-acknowledged": "appends until acknowledged, durability normal and strict",
         "idle-sessions": "ten times more open sessions than fit",
         "parked-sessions": "parked sessions in Redis: bytes each, lateness of their removal",
+        "page": "a long answer on the page in Chromium: its longest task while it streams",
         "recovery": "an engine, a gateway or Redis killed: time to recovery",
         "resume-storm": "a gateway killed under 2,000 responses: time until all are resumed",
         "journey": "files of the program that an append and a response enter",

@@ -27,10 +27,18 @@ from typing import NamedTuple, TextIO
 import msgspec
 import uvloop
 
-from continuo.engine.batch import Batch, BatchResult, BatchRow, Geometry, RowResult, Runner
+from continuo.engine.batch import (
+    Batch,
+    BatchResult,
+    BatchRow,
+    Geometry,
+    RowResult,
+    Runner,
+    TicketT,
+)
 from continuo.engine.config import EngineConfig, ListenerConfig
 from continuo.engine.fingerprint import compute_fingerprint
-from continuo.engine.server.assembly import assemble
+from continuo.engine.server.assembly import EngineCore, assemble
 from continuo.engine.server.clients import Clients
 from continuo.engine.server.listener import listen
 from continuo.engine.text import ModelText
@@ -79,10 +87,8 @@ class TimedRunner(Runner[TimedStep]):
     def launch(self, batch: Batch) -> TimedStep:
         if self._rate:
             self._tick = max(self._tick + 1, math.ceil(time.monotonic() * self._rate))
-        numbers = self._number_rows(batch)
-        drawn = (RowResult(FIRST_TICK_ID + number % TICK_ID_COUNT) for number in numbers)
-        rows = zip(batch.rows, drawn, strict=True)
-        result = BatchResult([drawn if row.sample else None for row, drawn in rows], 0.0)
+        rows = zip(batch.rows, self._draw_ids(batch), strict=True)
+        result = BatchResult([RowResult(id) if row.sample else None for row, id in rows], 0.0)
         return TimedStep(result, self._tick)
 
     def collect(self, ticket: TimedStep) -> BatchResult:
@@ -90,9 +96,9 @@ class TimedRunner(Runner[TimedStep]):
             time.sleep(max(ticket.tick / self._rate - time.monotonic(), 0))
         return ticket.result
 
-    def _number_rows(self, batch: Batch) -> Iterable[int]:
-        """Return a number for each row of the batch, which determines the id that the row draws."""
-        return itertools.repeat(self._tick, len(batch.rows))
+    def _draw_ids(self, batch: Batch) -> Iterable[int]:
+        """Return an id for each row of the batch, which counts for the rows that draw one."""
+        return itertools.repeat(FIRST_TICK_ID + self._tick % TICK_ID_COUNT, len(batch.rows))
 
 
 class TimedDigestRunner(TimedRunner):
@@ -105,11 +111,11 @@ class TimedDigestRunner(TimedRunner):
         super().__init__(rate)
         self._digests = array("q", bytes(8 * PAGE_COUNT * PAGE_SIZE))
 
-    def _number_rows(self, batch: Batch) -> Iterable[int]:
+    def _draw_ids(self, batch: Batch) -> Iterable[int]:
         for _, source, target, _ in batch.moves:
             page = self._digests[source * PAGE_SIZE : (source + 1) * PAGE_SIZE]
             self._digests[target * PAGE_SIZE : (target + 1) * PAGE_SIZE] = page
-        return map(self._digest, batch.rows)
+        return (FIRST_TICK_ID + self._digest(row) % TICK_ID_COUNT for row in batch.rows)
 
     def _digest(self, row: BatchRow) -> int:
         past = self._digests[self._slot_index(row, row.start - 1)] if row.start else 0
@@ -133,31 +139,42 @@ def lateness_s(tick: int, rate: float, now_s: float) -> float:
 
 async def serve(id_scheme: str, fd: int, folder: str, rate: float, trace: TextIO) -> None:
     runner = TimedDigestRunner(rate) if id_scheme == "context" else TimedRunner(rate)
+    parts, ready = assemble_engine(runner, folder)
+    if id_scheme == "context":
+        await listen(ListenerConfig(fd=fd), parts.clients, ready)
+    else:
+        await serve_client(parts.clients, ready, fd, trace, parts.loop.stop)
+    await parts.run()
+
+
+def assemble_engine(
+    runner: Runner[TicketT], folder: str
+) -> tuple[EngineCore[TicketT], EngineReady]:
+    """Return an engine on a device without a model, and its first message to clients."""
     parts = assemble(runner, ModelText(folder), EngineConfig(max_num_seqs=ROWS_MAX))
+    geometry = runner.geometry
     ready = EngineReady(
         folder=folder,
         model="bench",
         architecture="-",
-        max_model_len=CONTEXT,
-        vocab_size=runner.geometry.vocab_size,
-        pages=PAGE_COUNT,
-        page_size=PAGE_SIZE,
+        max_model_len=geometry.max_model_len,
+        vocab_size=geometry.vocab_size,
+        pages=geometry.pages,
+        page_size=geometry.page_size,
         device="none",
         dtype="-",
         load_s=0.0,
         incarnation=secrets.token_hex(8),
         digest=compute_fingerprint(folder),
     )
-    if id_scheme == "context":
-        await listen(ListenerConfig(fd=fd), parts.clients, ready)
-    else:
-        await _serve_client(parts.clients, ready, fd, trace, parts.loop.stop)
-    await parts.run()
+    return parts, ready
 
 
-async def _serve_client(
+async def serve_client(
     clients: Clients, ready: EngineReady, fd: int, trace: TextIO, on_disconnect: Callable[[], None]
 ) -> None:
+    """Serve the client at the other end of the socket `fd`. `trace`: see the module."""
+
     def receive(commands: list[EngineCommand]) -> None:
         now_s = time.monotonic()
         for command in commands:

@@ -40,6 +40,7 @@ from continuo.engine.event_loop import run_event_loop
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.local_checkpoint import find_local_checkpoint
 from continuo.engine.log_format import JsonFormatter
+from continuo.engine.resident_cache import ResidentCache
 from continuo.engine.sampling import Grammar, Sampling, SamplingSettings, StopString
 from continuo.engine.text import (
     CallableTool,
@@ -111,6 +112,7 @@ __all__ = [
     "ParsedCallEnded",
     "ParsedCallStarted",
     "ParsedText",
+    "ResidentCache",
     "Sampling",
     "SamplingSettings",
     "SessionDetached",

@@ -7,19 +7,18 @@ An entry belongs to a group (a tenant). Any group may fill the cache while the o
 Once the cache is full, the group that holds most loses entries first if it holds more than its
 share; otherwise the least recently used entry of all is evicted. Among the entries next in line,
 the most costly goes first.
+
+What several entries of a group share belongs to none of them: it is charged to the group.
 """
 
 import itertools
 import threading
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-
-_CANDIDATES = 8
-"""Least recently used entries of which the most costly is evicted."""
 
 
 class _Entry(Generic[V]):
@@ -35,16 +34,29 @@ class _Entry(Generic[V]):
 class ResidentCache(Generic[K, V]):
     """A cache of at most `bytes_max` resident bytes. Any thread may call it."""
 
-    def __init__(self, bytes_max: int, share: float = 0.25) -> None:
+    def __init__(
+        self,
+        bytes_max: int,
+        share: float = 0.25,
+        *,
+        entries_max: int | None = None,
+        candidates: int = 8,
+        on_removed: Callable[[K, V], None] | None = None,
+    ) -> None:
         """`share`: part of `bytes_max` that a group keeps while others need room. Also the largest
-        entry; larger ones are not kept."""
+        entry; larger ones are not kept. `candidates`: number of least recently used entries of
+        which the most costly is evicted. `on_removed`: called with each entry that is evicted,
+        removed or replaced, and may call `charge`."""
         self.bytes_max = bytes_max
-        self._share_bytes = int(bytes_max * share)
-        self._lock = threading.Lock()
+        self.share_bytes = int(bytes_max * share)
+        self._entries_max = entries_max
+        self._candidates = candidates
+        self._on_removed = on_removed
+        self._lock = threading.RLock()
         self._entries: dict[K, _Entry[V]] = {}
         self._groups: dict[str, OrderedDict[K, None]] = {}
         """The keys of each group, least recently used first."""
-        self._group_bytes: dict[str, int] = {}
+        self._group_bytes: Counter[str] = Counter()
         self._uses = itertools.count()
         self.held_bytes = 0
         self.evicted_bytes = 0
@@ -73,7 +85,7 @@ class ResidentCache(Generic[K, V]):
             if key in self._entries:
                 self.evicted_bytes -= self._entries[key].cost_bytes
                 self._remove(key)
-            if cost_bytes > self._share_bytes:
+            if cost_bytes > self.share_bytes:
                 return False
             self._entries[key] = _Entry(value, cost_bytes, group, next(self._uses))
             self._groups.setdefault(group, OrderedDict())[key] = None
@@ -87,6 +99,13 @@ class ResidentCache(Generic[K, V]):
             if key in self._entries:
                 self._remove(key)
 
+    def charge(self, group: str, cost_bytes: int) -> None:
+        """Add the bytes that entries of a group have begun to share; negative: they share less."""
+        with self._lock:
+            self._charge(group, cost_bytes)
+            if cost_bytes > 0:
+                self._evict()
+
     def clear(self) -> None:
         with self._lock:
             for key in list(self._entries):
@@ -94,24 +113,34 @@ class ResidentCache(Generic[K, V]):
 
     def _charge(self, group: str, cost_bytes: int) -> None:
         self.held_bytes += cost_bytes
-        self._group_bytes[group] = self._group_bytes.get(group, 0) + cost_bytes
+        self._group_bytes[group] += cost_bytes
+        if not self._group_bytes[group]:
+            del self._group_bytes[group]
+
+    def _is_over(self) -> bool:
+        return self.held_bytes > self.bytes_max or (
+            self._entries_max is not None and len(self._entries) > self._entries_max
+        )
 
     def _evict(self) -> None:
-        while self.held_bytes > self.bytes_max:
-            largest = max(self._group_bytes, key=self._group_bytes.__getitem__)
-            if self._group_bytes[largest] <= self._share_bytes:
+        while self._entries and self._is_over():
+            largest = max(self._groups, key=lambda group: self._group_bytes.get(group, 0))
+            if self._group_bytes.get(largest, 0) <= self.share_bytes:
                 firsts = {group: next(iter(keys)) for group, keys in self._groups.items()}
                 largest = min(firsts, key=lambda group: self._entries[firsts[group]].used_at)
             keys = self._groups[largest]
             # The newest entry of a group was used last: it goes only if it is the only one.
-            candidates = list(itertools.islice(keys, min(_CANDIDATES, max(1, len(keys) - 1))))
+            count = min(self._candidates, max(1, len(keys) - 1))
+            candidates = list(itertools.islice(keys, count))
             self._remove(max(candidates, key=lambda key: self._entries[key].cost_bytes))
 
     def _remove(self, key: K) -> None:
         entry = self._entries.pop(key)
         keys = self._groups[entry.group]
         del keys[key]
+        if not keys:
+            del self._groups[entry.group]
         self._charge(entry.group, -entry.cost_bytes)
         self.evicted_bytes += entry.cost_bytes
-        if not keys:
-            del self._groups[entry.group], self._group_bytes[entry.group]
+        if self._on_removed is not None:
+            self._on_removed(key, entry.value)

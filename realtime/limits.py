@@ -104,10 +104,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     connection_continuation_points_max: int = 256
     """Continuation points of one connection that no other may use (`store: false`); the least
     recently used are evicted first."""
-    continuation_tokens_max: int = 8_000_000
-    """Tokens of the conversations of all continuation points, where a branch is counted once; a
-    token takes about 40 bytes. Above this the least recently used continuation points are
-    evicted."""
+    continuation_bytes_max: int = 320 * 1024 * 1024
+    """Resident bytes of all continuation points, where what several share counts once. Above this
+    the least recently used are evicted, first those of the tenant that holds most, if it holds more
+    than a quarter. One that takes more than a quarter alone is not kept."""
     continuation_point_ttl_s: float = 3600.0
     """How long an unused continuation point stays in memory."""
     stored_response_ttl_s: float = 30 * 86400.0

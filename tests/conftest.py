@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any, cast
@@ -167,12 +168,24 @@ def _is_slow(item: pytest.Item) -> bool:
     return not item.nodeid.startswith(WHOLE_PATHS)
 
 
-def _is_drawn(item: pytest.Item, share: int, seed: str) -> bool:
+def _draw(items: list[pytest.Item], share: int, seed: str) -> set[pytest.Item]:
     """Draw one file in two, and of its tests one in `share / 2`: a file costs its imports and
-    servers, however few of its tests are run."""
-    file = item.nodeid.partition("::")[0]
-    of_file, of_test = (random.Random(f"{seed} {name}") for name in (file, item.nodeid))
-    return of_file.random() < 0.5 and of_test.random() < 2 / share
+    servers, however few of its tests are run. The file is one of a pair that takes about as long,
+    the next two of LONGEST_FILES or with as many tests, so that every seed draws as much work."""
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        tests[item.nodeid.partition("::")[0]].append(item)
+    ranks = {file: rank for rank, file in enumerate(LONGEST_FILES)}
+    files = sorted(tests, key=lambda file: (ranks.get(file, len(ranks)), -len(tests[file]), file))
+    drawn: set[pytest.Item] = set()
+    for pair in (files[begin : begin + 2] for begin in range(0, len(files), 2)):
+        file = random.Random(f"{seed} {pair}").choice(pair)
+        drawn.update(
+            item
+            for item in tests[file]
+            if random.Random(f"{seed} {item.nodeid}").random() < 2 / share
+        )
+    return drawn
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -195,9 +208,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     share = cast("int", config.getoption("share"))
     seed = cast("str", config.getoption("share_seed"))
     if share > 1:  # at least 2, as one file in two is drawn
-        left_out = [item for item in items if _is_slow(item) and not _is_drawn(item, share, seed)]
-        config.hook.pytest_deselected(items=left_out)
-        unselected = set(left_out)
+        candidates = list(filter(_is_slow, items))
+        unselected = set(candidates) - _draw(candidates, share, seed)
+        config.hook.pytest_deselected(items=[item for item in candidates if item in unselected])
         items[:] = [item for item in items if item not in unselected]
     if hasattr(config, "workerinput"):
         ranks = {file: rank for rank, file in enumerate(LONGEST_FILES)}

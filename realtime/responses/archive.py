@@ -15,7 +15,7 @@ from continuo.realtime.protocol.events import ResponseEvent
 from continuo.realtime.protocol.items import Item
 from continuo.realtime.protocol.response import Response
 from continuo.realtime.responses.event_stream import EventStream
-from continuo.realtime.store import Store, StoredResponse
+from continuo.realtime.store import Store, StoredResponse, StoreError
 from continuo.realtime.store.codec import decode, encode
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,22 @@ class ResponseArchive:
         """Whether responses can be stored now, as far as is known. True without a store."""
         return self._store is None or self._store.is_available
 
+    @property
+    def epoch(self) -> str:
+        """Epoch of the store; empty without one."""
+        return "" if self._store is None else self._store.epoch
+
+    async def exists(self, response_id: str, epoch: str) -> bool:
+        """Whether a response still exists that was put into the store of this `epoch`: it has not
+        expired, and no gateway has deleted it. True if the store cannot know, because it is
+        unavailable, or has been emptied or replaced since."""
+        if self._store is None or not self._store.is_available or self._store.epoch != epoch:
+            return True
+        try:
+            return await self._store.has_response(response_id)
+        except StoreError:
+            return True
+
     async def put(
         self,
         tenant: str,
@@ -82,9 +98,7 @@ class ResponseArchive:
         """Delete a response. Returns False if it is not found. Raises StoreError."""
         if self._store is None or await self._find(response_id, tenant) is None:
             return False
-        await self._store.put_response(
-            StoredResponse(id=response_id, tenant=tenant), 0.0
-        )  # overwrites the response by one that expires at once
+        await self._store.put_response(StoredResponse(id=response_id, tenant=tenant), 0.0)
         return True
 
     async def load_event_stream(self, response_id: str, tenant: str) -> EventStream | None:

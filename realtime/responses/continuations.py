@@ -5,7 +5,8 @@
 
 Continuing the tip appends to the engine session; continuing an older response forks it. Either way
 the common history is not computed again. Points that are not used expire. Above a limit, the least
-recently used points are evicted; their KV may still be found in the engine's radix tree.
+recently used points are evicted; their KV may still be found in the engine's radix tree. The limit
+is of resident bytes, where what several points share counts once, and each tenant has a share.
 """
 
 import asyncio
@@ -15,19 +16,28 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from continuo.engine import EngineClient, EngineError, SessionGroup
+from continuo.engine import EngineClient, EngineError, ResidentCache, SessionGroup
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.generation.engine_session import EngineSession
 from continuo.realtime.limits import Limits
+from continuo.realtime.responses.conversation_memory import ConversationMemory
 
 log = logging.getLogger(__name__)
+_POINT_BYTES = 1024
+"""Resident bytes of a point without its conversation."""
+_BRANCH_BYTES = 4096
+"""Resident bytes of a branch, in the gateway and in the engine, without its token ids."""
+_BRANCH_TOKEN_BYTES = 8
+"""Resident bytes of a token in the logs of a branch: the engine's, and the gateway's for the newest
+response."""
 
 
 class Branch:
     """An engine session in which responses continue one another.
 
     `tip`: id of the last response of the branch; `is_busy`: whether that response is being
-    generated.
+    generated. `newest`: the conversation with the last response that has ended, which the engine
+    session has; None if the branch has no points.
     """
 
     def __init__(self, engine_session: EngineSession, tip: str) -> None:
@@ -35,7 +45,7 @@ class Branch:
         self.tip = tip
         self.is_busy = True
         self.point_count = 0
-        self.token_count = 0
+        self.newest: Conversation | None = None
 
 
 class ContinuationPoint:
@@ -53,16 +63,20 @@ class ContinuationPoint:
         *,
         tenant: str,
         connection: str | None = None,
-        is_stored: bool = False,
+        store_epoch: str | None = None,
     ) -> None:
-        """`is_stored`: whether the response archive has the response too."""
+        """`store_epoch`: epoch of the store that has the response too; None: no store has it."""
         self.response_id = response_id
         self.tenant = tenant
         self.connection = connection
-        self.is_stored = is_stored
+        self.store_epoch = store_epoch
         self.conversation = conversation
         self.branch = branch
         self.last_used_s = 0.0
+
+    @property
+    def is_stored(self) -> bool:
+        return self.store_epoch is not None
 
 
 class Continuations:
@@ -79,7 +93,14 @@ class Continuations:
         self._points_by_connection: dict[str, OrderedDict[str, ContinuationPoint]] = {}
         """By connection: the points that only this connection may continue, least recently used
         first."""
-        self._token_count = 0
+        self._memory = ConversationMemory()
+        self._cache: ResidentCache[str, None] = ResidentCache(
+            limits.continuation_bytes_max,
+            entries_max=limits.continuation_points_max,
+            candidates=1,
+            on_removed=lambda response_id, _: self._on_removed(response_id),
+        )
+        """Decides which points are evicted."""
         self._close_tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -87,10 +108,9 @@ class Continuations:
         return len(self._points)
 
     @property
-    def token_count(self) -> int:
-        """Number of tokens of the conversations in memory; a branch is counted once, however many
-        points it has."""
-        return self._token_count
+    def held_bytes(self) -> int:
+        """Resident bytes of all points, with their conversations and branches."""
+        return self._cache.held_bytes
 
     def find(
         self, response_id: str, tenant: str, connection: str | None
@@ -123,36 +143,46 @@ class Continuations:
         )
 
     def add(self, continuation: ContinuationPoint) -> None:
-        """Add the point of a finished response and mark its branch idle. May evict other points."""
-        branch = continuation.branch
+        """Add the point of a finished response and mark its branch idle. May evict other points. A
+        point that takes more than the share of a tenant is not kept."""
+        branch, conversation = continuation.branch, continuation.conversation
+        new_bytes = self._memory.hold(conversation)
+        held_bytes = self._memory.measure(conversation) + _POINT_BYTES + _measure_log(conversation)
+        if held_bytes > self._cache.share_bytes:
+            log.warning(
+                "response %s cannot be continued from memory: it takes %d MiB",
+                continuation.response_id,
+                held_bytes >> 20,
+            )
+            self._memory.release(conversation)
+            self.abandon(branch, conversation, continuation.tenant)
+            return
         self._points[continuation.response_id] = continuation
         if continuation.connection is not None:
             self._points_by_connection.setdefault(continuation.connection, OrderedDict())[
                 continuation.response_id
             ] = continuation
         branch.point_count += 1
-        self._token_count += continuation.conversation.length - branch.token_count
-        branch.token_count, branch.is_busy = continuation.conversation.length, False
-        self._touch(continuation)
-        self._evict(continuation)
-
-    def abandon(self, branch: Branch) -> None:
-        """Release the branch of a finished response that cannot be continued."""
         branch.is_busy = False
-        self._release(branch)
+        new_bytes += self._set_newest(branch, conversation)
+        self._cache.charge(continuation.tenant, new_bytes)
+        self._cache.add(continuation.response_id, None, _POINT_BYTES, continuation.tenant)
+        self._touch(continuation)
+        self._evict_of_connection(continuation)
+        self._expire()
+
+    def abandon(self, branch: Branch, conversation: Conversation, tenant: str) -> None:
+        """Release the branch of a finished response that cannot be continued. `conversation`: the
+        one with that response."""
+        branch.is_busy = False
+        if branch.point_count:
+            self._cache.charge(tenant, self._set_newest(branch, conversation))
+        else:
+            self._release(branch)
 
     def remove(self, response_id: str) -> None:
         """Remove the point of a response; harmless if it is not found."""
-        point = self._points.pop(response_id, None)
-        if point is None:
-            return
-        if point.connection is not None:
-            owned = self._points_by_connection[point.connection]
-            del owned[response_id]
-            if not owned:
-                del self._points_by_connection[point.connection]
-        point.branch.point_count -= 1
-        self._release(point.branch)
+        self._cache.remove(response_id)
 
     def close_connection(self, connection: str) -> None:
         """Remove the points that only this connection could continue."""
@@ -178,24 +208,19 @@ class Continuations:
 
     def _touch(self, continuation: ContinuationPoint) -> None:
         continuation.last_used_s = self._clock()
+        self._cache.get(continuation.response_id)
         self._points.move_to_end(continuation.response_id)
         if continuation.connection is not None:
             self._points_by_connection[continuation.connection].move_to_end(
                 continuation.response_id
             )
 
-    def _evict(self, newest: ContinuationPoint) -> None:
-        limits = self._limits
-        if newest.connection is not None:
-            owned = self._points_by_connection[newest.connection]
-            while len(owned) > limits.connection_continuation_points_max:
-                self.remove(next(iter(owned)))
-        while len(self._points) > 1 and (
-            len(self._points) > limits.continuation_points_max
-            or self._token_count > limits.continuation_tokens_max
-        ):
-            self.remove(next(iter(self._points)))
-        self._expire()
+    def _evict_of_connection(self, newest: ContinuationPoint) -> None:
+        if newest.connection is None:
+            return
+        owned = self._points_by_connection[newest.connection]
+        while len(owned) > self._limits.connection_continuation_points_max:
+            self.remove(next(iter(owned)))
 
     def _expire(self) -> None:
         """Remove the points whose TTL has passed, and schedule the next call of this function."""
@@ -211,17 +236,48 @@ class Continuations:
                 return
             self.remove(oldest.response_id)
 
-    def _release(self, branch: Branch) -> None:
-        if branch.point_count or branch.is_busy:
-            return
-        self._token_count -= branch.token_count
-        branch.token_count = 0
-        task = asyncio.create_task(
-            _close_engine_session(branch.engine_session),
-            name=f"close {branch.engine_session.session_id}",
-        )
-        self._close_tasks.add(task)
-        task.add_done_callback(self._close_tasks.discard)
+    def _on_removed(self, response_id: str) -> None:
+        point = self._points.pop(response_id)
+        if point.connection is not None:
+            owned = self._points_by_connection[point.connection]
+            del owned[response_id]
+            if not owned:
+                del self._points_by_connection[point.connection]
+        branch = point.branch
+        branch.point_count -= 1
+        freed_bytes = self._memory.release(point.conversation)
+        if not branch.point_count:
+            freed_bytes += self._release(branch)
+        self._cache.charge(point.tenant, -freed_bytes)
+
+    def _set_newest(self, branch: Branch, conversation: Conversation) -> int:
+        """Set the newest conversation of a branch. Returns how many more bytes it takes."""
+        new_bytes = self._memory.hold(conversation) + _measure_log(conversation)
+        if branch.newest is not None:
+            new_bytes -= self._memory.release(branch.newest) + _measure_log(branch.newest)
+        branch.newest = conversation
+        return new_bytes
+
+    def _release(self, branch: Branch) -> int:
+        """Release a branch without points: close its engine session, unless a response is being
+        generated there. Returns the bytes that are freed."""
+        freed_bytes = 0
+        if branch.newest is not None:
+            freed_bytes = self._memory.release(branch.newest) + _measure_log(branch.newest)
+            branch.newest = None
+        if not branch.is_busy:
+            task = asyncio.create_task(
+                _close_engine_session(branch.engine_session),
+                name=f"close {branch.engine_session.session_id}",
+            )
+            self._close_tasks.add(task)
+            task.add_done_callback(self._close_tasks.discard)
+        return freed_bytes
+
+
+def _measure_log(conversation: Conversation) -> int:
+    """Return the bytes of a branch whose newest conversation this is, without the conversation."""
+    return _BRANCH_BYTES + _BRANCH_TOKEN_BYTES * conversation.length
 
 
 async def _close_engine_session(engine_session: EngineSession) -> None:

@@ -215,9 +215,7 @@ class ResponseService:
         if run is not None:
             await run.cancel()
             await run.ended.wait()
-        was_in_memory = (
-            self.continuations.find(response_id, requester.tenant, requester.connection) is not None
-        )
+        was_in_memory = await self._find_point(response_id, requester) is not None
         try:
             was_stored = await self._archive.delete(response_id, requester.tenant)
         except StoreError as error:
@@ -269,7 +267,7 @@ class ResponseService:
         run = self.find_run(previous, requester)
         if run is not None:
             await run.ended.wait()
-        point = self.continuations.find(previous, requester.tenant, requester.connection)
+        point = await self._find_point(previous, requester)
         if point is not None:
             parent = previous if point.is_stored else None
             return _PromptSource(
@@ -292,6 +290,18 @@ class ResponseService:
             parent=previous,
         )
 
+    async def _find_point(self, response_id: str, requester: Requester) -> ContinuationPoint | None:
+        """Find the continuation point of a response. A stored response that no longer exists in the
+        store, because it has expired or was deleted at another gateway, is removed from memory and
+        not found."""
+        point = self.continuations.find(response_id, requester.tenant, requester.connection)
+        if point is None or point.store_epoch is None:
+            return point
+        if await self._archive.exists(response_id, point.store_epoch):
+            return point
+        self.continuations.remove(response_id)
+        return None
+
     async def _find_conversation(
         self, command: CreateResponse, conversation_id: str, requester: Requester
     ) -> _PromptSource:
@@ -304,8 +314,8 @@ class ResponseService:
         conversation = stored.without_open_responses()
         check_new_items(conversation, drop_known_items(conversation, inline_items(command.input)))
         last = last_response_id(conversation)
-        point = last and self.continuations.find(last, requester.tenant, requester.connection)
-        if not point:
+        point = None if last is None else await self._find_point(last, requester)
+        if point is None:
             return _PromptSource(conversation.with_settings, parent=conversation_id)
         if has_same_items(point.conversation, conversation):
             conversation = point.conversation
@@ -484,11 +494,11 @@ class ResponseService:
                 branch,
                 tenant=requester.tenant,
                 connection=connection,
-                is_stored=response.is_stored,
+                store_epoch=self._archive.epoch if response.is_stored else None,
             )
             self.continuations.add(point)
         else:
-            self.continuations.abandon(branch)
+            self.continuations.abandon(branch, conversation, requester.tenant)
         del self._runs[response.id]
         run.event_stream.append(ResponseEnded(response))
         run.ended.set()

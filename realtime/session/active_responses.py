@@ -14,7 +14,7 @@ import msgspec
 
 from continuo.engine import EngineClient, EngineError, StaleEngineFence
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.conversation.rendering import count_chars, count_head_chars
+from continuo.realtime.conversation.rendering import count_chars, count_head_chars, role_of
 from continuo.realtime.conversation.text_limits import TextLimits, refuse_if_too_long
 from continuo.realtime.errors import Refusal
 from continuo.realtime.generation.error_mapping import require_engine
@@ -352,14 +352,13 @@ class ActiveResponses:
             sampled,
             self._engine.text,
             partial(self._unit_of_work.event_log.append_output, checkpoint.id),
-            starts_in_reasoning=self._starts_in_reasoning(settings, now),
+            starts_in_reasoning=(
+                prompt.sampling.starts_in_reasoning
+                if prompt is not None
+                else _starts_in_reasoning(settings, inputs.context, now)
+            ),
         )
         await self._finish(generation)
-
-    def _starts_in_reasoning(self, settings: GenerationSettings, now: Conversation) -> bool:
-        """Whether a response with these settings begins within reasoning."""
-        template = now.template.for_effort(settings.reasoning.effort)
-        return template.opens_reasoning(template.encode_header("user"))
 
     async def _restart(
         self,
@@ -442,3 +441,14 @@ class ActiveResponses:
 
 def _no_placement(_items: tuple[Item, ...]) -> str | None:
     return None
+
+
+def _starts_in_reasoning(
+    settings: GenerationSettings, context: Sequence[Item] | None, now: Conversation
+) -> bool:
+    """Whether a response begins within reasoning whose prompt, from the items `context` or else
+    from the conversation `now`, cannot be built."""
+    items = [*now.items()] if context is None else context
+    template = now.template.for_effort(settings.reasoning.effort)
+    header = template.encode_header(role_of(items[-1]) if items else None)
+    return template.opens_reasoning(header)

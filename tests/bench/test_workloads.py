@@ -19,6 +19,7 @@ from continuo import engine
 from continuo.bench import main, plot
 from continuo.bench.processes import start_continuo
 from continuo.engine.config import BUNDLED_MODEL
+from tests.browser.vitest import CHROMIUM, needs_chromium, needs_page
 
 DEMO = Path(engine.__file__).parent / "bundled" / BUNDLED_MODEL
 pytestmark = pytest.mark.timeout(200)
@@ -159,6 +160,16 @@ def test_workload_of_this_server_or_engine(name: str, tmp_path: Path) -> None:
     run(tmp_path, name, *OTHER_WORKLOADS[name].split())
 
 
+@needs_chromium
+@needs_page
+def test_longest_task_of_the_page(tmp_path: Path) -> None:
+    """Each answer is shown to its end, and each of its tasks is in the trace."""
+    arguments = ("--length", "300", "--rate", "0", "--only", "prose", "all")
+    rows = run(tmp_path, "page", "--chromium", CHROMIUM, *arguments)["rows"]
+    assert [row["answer"] for row in rows] == ["prose", "all"]
+    assert all(row["longest_ms"] > row["p99_ms"] > 0 for row in rows)
+
+
 def test_journey_lists_the_files_that_each_request_enters(tmp_path: Path) -> None:
     figures = run(tmp_path, "journey", "--files")
     append, response = figures["rows"]
@@ -192,7 +203,7 @@ def test_help_lists_every_workload_and_the_options_of_all(
 
 
 def test_every_workload_has_a_smoke_run() -> None:
-    with_processes = {"append-acknowledged", "parked-sessions", "recovery", "resume-storm"}
+    with_processes = {"append-acknowledged", "page", "parked-sessions", "recovery", "resume-storm"}
     smoked = {*CLIENT_WORKLOADS, *OTHER_WORKLOADS, "agent-loop", "journey", *with_processes}
     assert smoked == set(main.BENCHES)
 

@@ -81,3 +81,64 @@ def test_threads_keep_the_account() -> None:
     for thread in threads:
         thread.join()
     assert cache.held_bytes == sum(key * 7 for key in range(31) if key in cache) <= BYTES_MAX
+
+
+def test_shared_bytes_are_charged_to_their_group() -> None:
+    cache: ResidentCache[str, None] = ResidentCache(BYTES_MAX)
+    cache.add("theirs", None, 100, "small")
+    for n in range(4):
+        cache.add(f"mine {n}", None, 100, "large")
+    cache.charge("large", 500)
+    assert cache.held_bytes == BYTES_MAX
+    cache.charge("large", 1)
+    assert cache.held_bytes == BYTES_MAX - 99
+    assert "theirs" in cache, "the other group is over its share"
+    cache.charge("large", -501)
+    assert cache.held_bytes == 400
+
+
+def test_number_of_entries_is_bounded() -> None:
+    cache: ResidentCache[int, None] = ResidentCache(BYTES_MAX, entries_max=3)
+    for n in range(5):
+        cache.add(n, None, 0)
+    assert [n for n in range(5) if n in cache] == [2, 3, 4]
+
+
+def test_one_candidate_is_the_least_recently_used() -> None:
+    cache: ResidentCache[str, None] = ResidentCache(BYTES_MAX, candidates=1)
+    cache.add("cheap", None, 10)
+    cache.add("costly", None, 240)
+    for n in range(4):
+        cache.add(f"{n}", None, 190)
+    assert "cheap" not in cache
+    assert "costly" in cache
+
+
+def test_what_leaves_the_cache_is_reported_once() -> None:
+    """The bytes that entries share are given back as they leave, also where many do at once."""
+    removed: list[int] = []
+
+    def on_removed(key: int, value: str) -> None:
+        assert value == f"value {key}"
+        assert key not in cache
+        removed.append(key)
+        cache.charge("a", -5)
+
+    cache: ResidentCache[int, str] = ResidentCache(100_000, candidates=1, on_removed=on_removed)
+    for n in range(5_000):
+        cache.charge("a", 5)
+        assert cache.add(n, f"value {n}", 10, "a")
+    assert cache.held_bytes == 75_000
+    cache.remove(0)
+    assert removed == [0]
+    cache.charge("a", 5)
+    cache.add(1, "value 1", 10, "a")
+    assert removed == [0, 1], "the value before was replaced"
+    cache.charge("a", 90_000)
+    assert removed == [0, 1, *range(2, len(removed))], "the least recently used first"
+    assert 5_000 > len(removed) > 4_000
+    assert cache.held_bytes <= 100_000
+    cache.charge("a", -90_000)
+    cache.clear()
+    assert sorted(removed) == sorted([*range(5_000), 1])
+    assert cache.held_bytes == 0

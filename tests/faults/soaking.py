@@ -116,9 +116,10 @@ class Soak:
         """Return the footprint once no session is left."""
         await self.cluster.assert_balanced()
         names, tombstones = await self._list_keys()
-        async with asyncio.timeout(SETTLE_S):
-            while self.baseline is not None and not names <= self.baseline.keys:
-                names, tombstones = await self._list_keys()
+        until_s = time.monotonic() + SETTLE_S
+        while self.baseline is not None and (left := names - self.baseline.keys):
+            assert time.monotonic() < until_s, f"keys that no session should leave: {sorted(left)}"
+            names, tombstones = await self._list_keys()
         pids = self.processes
         return Footprint(
             {name: resident_bytes(pid) for name, pid in pids.items()},

@@ -184,8 +184,8 @@ def _attend(
     `sinks`: those of `params` for each query row, in a shape that broadcasts to [n, H, Q, 1].
     `is_causal`: Q and L are equal, and a query attends to the positions up to its own.
     """
-    # On CUDA, with torch 2.11, scaled_dot_product_attention takes a mask in fp32 whose rows are not
-    # a multiple of some bytes, and computes nonsense.
+    # On an H200, torch 2.11's scaled_dot_product_attention gave wrong results in fp32 for a row of
+    # 65 tokens with a mask; with its MATH backend they were right.
     is_masked_on_cuda = mask is not None and query.is_cuda
     if params.softcap is None and sinks is None and not is_masked_on_cuda:
         return F.scaled_dot_product_attention(

@@ -323,9 +323,11 @@ class RedisStore:
             await self._reexamine_after_outage()
             for_ms = max(1, int(ttl_s * 1000))
             await self._tenants.index_response(response.tenant, response.id, for_ms)
-            await self._client.execute(
-                "SET", response_key(response.id), msgspec.msgpack.encode(response), "PX", for_ms
-            )
+            key = response_key(response.id)
+            if ttl_s <= 0:  # a key that expires could still be read for a millisecond
+                await self._client.execute("DEL", key)
+                return
+            await self._client.execute("SET", key, msgspec.msgpack.encode(response), "PX", for_ms)
 
     async def find_response(self, response_id: str) -> StoredResponse | None:
         async with self._client.bounded():
@@ -335,6 +337,14 @@ class RedisStore:
                 await self._verify_epoch()
                 return None
             return decode_response(response_id, stored)
+
+    async def has_response(self, response_id: str) -> bool:
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            if await self._client.execute("EXISTS", response_key(response_id)):
+                return True
+            await self._verify_epoch()
+            return False
 
     # ------------------------------------------------------------ internals
 

@@ -99,6 +99,7 @@ class SqliteStore:
     sweep = _on_worker(Tables.sweep)
     put_response = _on_worker(Tables.put_response)
     find_response = _on_worker(Tables.find_response)
+    has_response = _on_worker(Tables.has_response)
 
     async def aclose(self) -> None:
         await self._health_probe.aclose()

@@ -502,3 +502,10 @@ class Tables:
             self.verify()
             return None
         return msgspec.msgpack.decode(row[0], type=StoredResponse)
+
+    def has_response(self, response_id: str) -> bool:
+        sql = "SELECT 1 FROM stored_responses WHERE id = ? AND deadline_ms > ?"
+        if self._fetch_one(sql, response_id, self._ms_from_now(0)) is not None:
+            return True
+        self.verify()
+        return False

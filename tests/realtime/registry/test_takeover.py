@@ -18,7 +18,9 @@ from continuo.realtime.registry.access import ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import Store, WriteBatch, open_store
 from tests.engine.server.test_several_gateways import front
-from tests.support.digest_runner import oracle
+from tests.support.checkpoints import family_folder, family_text
+from tests.support.clients import JsonEvent
+from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.in_process_client import (
     InProcessClient,
@@ -118,16 +120,23 @@ async def test_open_response_moves_between_gateways_with_its_whole_text(
 class RestartableGateway:
     """A gateway with an engine of its own and a store in a file, which alone survives `kill`."""
 
-    def __init__(self, file: Path, chat_model: Path) -> None:
+    def __init__(self, file: Path, chat_model: Path, vocabulary: int = VOCABULARY) -> None:
         self._url = f"sqlite:///{file}"
         self._chatty = chat_model
+        self._vocabulary = vocabulary
+        self.max_model_len = 400
         self.store: Store
         self.registry: Registry
         self.harness: EngineHarness
 
     async def start(self) -> None:
         self._engine = digest_engine(
-            self._chatty, pages=256, max_model_len=400, batched_tokens=64, step_s=0.002
+            self._chatty,
+            pages=256,
+            max_model_len=self.max_model_len,
+            batched_tokens=64,
+            step_s=0.002,
+            vocabulary=self._vocabulary,
         )
         self.harness = await self._engine.__aenter__()
         self.store = await open_store(self._url)
@@ -186,6 +195,17 @@ async def test_open_response_whose_prompt_cannot_be_built_again_ends_as_lost(
     client.send_message("hello", "u1")
     client.start_response(100)
     await client.socket.wait_for("response.output_text.delta", 10)
+    response = await resume_lost(client, gateway, "sunny")
+    assert response["status"] == "failed"
+    assert response["status_details"]["error"]["code"] == "response_lost"
+    await client.disconnect()
+
+
+async def resume_lost(
+    client: InProcessClient, gateway: RestartableGateway, output: str
+) -> JsonEvent:
+    """Kill the gateway during a response, journal `output` as its output so far and another length
+    of its prompt, and resume the session. Returns the response as it ends."""
     # No output: what a client has seen and the journal lacks could not be sent alike again.
     client.receive([event["type"] for event in client.socket.sent].index("response.created") + 1)
     await gateway.kill()
@@ -196,13 +216,39 @@ async def test_open_response_whose_prompt_cannot_be_built_again_ends_as_lost(
     [running] = snapshot.running_responses
     checkpoint = msgspec.structs.replace(running.checkpoint, prompt=running.checkpoint.prompt + 1)
     await gateway.store.write(lease, WriteBatch(started_responses=(checkpoint,)))
-    await gateway.store.journal(lease, checkpoint.id, 0, running.ids)
+    ids = gateway.harness.engine.text.encode(output)
+    await gateway.store.journal(lease, checkpoint.id, 0, tuple(ids))
     client.registry = gateway.registry
     client.resume()
-    response = (await client.socket.wait_for("response.done"))["response"]
-    assert response["status"] == "failed"
+    return (await client.socket.wait_for("response.done"))["response"]
+
+
+@pytest.mark.parametrize("prompt_fits", [True, False])
+async def test_output_of_a_lost_response_after_a_tool_result_is_not_reasoning(
+    tmp_path: Path, prompt_fits: bool
+) -> None:
+    """The header of DeepSeek V3 opens the reasoning after a message of the user alone."""
+    text = family_text("deepseek_v3")
+    folder = family_folder("deepseek_v3")
+    gateway = RestartableGateway(tmp_path / "store.db", folder, text.vocab_size)
+    await gateway.start()
+    client = await connect_client(gateway.registry)
+    client.send_message("hello", "u1")
+    call = {"type": "function_call", "id": "c1", "call_id": "c1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "id": "o1", "call_id": "c1", "output": "1"}
+    for item in (call, result):
+        client.socket.push_event(type="conversation.item.create", item=item)
+    client.start_response(100)
+    await client.socket.wait_for("response.output_text.delta", 10)
+    if not prompt_fits:
+        gateway.max_model_len = 16
+    response = await resume_lost(client, gateway, "It is sunny.")
     assert response["status_details"]["error"]["code"] == "response_lost"
+    (message,) = response["output"]
+    assert message["content"] == [{"type": "output_text", "text": "It is sunny."}]
     await client.disconnect()
+    await gateway.registry.aclose()
+    await gateway.kill()
 
 
 async def test_settings_items_and_text_buffer_survive_a_kill(gateway: RestartableGateway) -> None:

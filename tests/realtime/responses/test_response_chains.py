@@ -140,17 +140,20 @@ async def test_fork_shares_kv_while_the_other_branch_is_generated(harness: Engin
             assert response.usage.cached_tokens >= length - 1
 
 
-async def test_continuation_points_are_limited_in_number_and_tokens(harness: EngineHarness) -> None:
+async def test_continuation_points_are_limited_in_number_and_bytes(harness: EngineHarness) -> None:
     limits = Limits(
-        continuation_points_max=3, connection_continuation_points_max=2, continuation_tokens_max=150
+        continuation_points_max=3,
+        connection_continuation_points_max=2,
+        continuation_bytes_max=100_000,
     )
     async with response_service(harness, limits) as responses:
         unstored = [(await turn(responses, request("hello"))).id for _ in range(3)]
         assert await is_unknown(responses, unstored[0])
         assert not await is_unknown(responses, unstored[1])
-        for text in ("x" * 60, "y" * 60, "z" * 60):
-            await turn(responses, request(text, store=True))
-        assert responses.continuations.token_count <= 150
+        for text in ("x" * 150, "y" * 150, "z" * 150):
+            last = await turn(responses, request(text, store=True))
+            assert not await is_unknown(responses, last.id)
+        assert responses.continuations.held_bytes <= 100_000
         assert len(responses.continuations) <= 3
         async with asyncio.timeout(20):
             while len(await harness.engine.fleet.list_sessions()) > len(responses.continuations):
@@ -376,6 +379,17 @@ async def test_response_that_is_not_stored_needs_no_store(
         response = await turn(responses, request("hello"))
         assert response.status in ("completed", "incomplete")
         assert not await is_unknown(responses, response.id)
+
+
+async def test_stored_response_is_continued_from_memory_while_the_store_is_down(
+    harness: EngineHarness, sqlite: Store, store_file: Path
+) -> None:
+    async with response_service(harness, store=sqlite) as responses:
+        first = await turn(responses, request("hello", store=True))
+        async with locked(store_file, sqlite):
+            assert not await is_unknown(responses, first.id)
+            response = await turn(responses, request("on", first.id))
+            assert response.status in ("completed", "incomplete")
 
 
 async def test_response_waits_for_a_store_that_is_lost_while_it_is_generated(

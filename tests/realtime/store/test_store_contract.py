@@ -847,15 +847,22 @@ async def test_archived_response_outlives_its_session(store: Store) -> None:
     await store.put_response(response, 3600)
     await store.delete(lease)
     assert await store.find_response(response.id) == response
+    assert await store.has_response(response.id)
     assert await store.find_response("resp_none") is None
+    assert not await store.has_response("resp_none")
 
 
 async def test_archived_response_expires(store: Store) -> None:
     response = StoredResponse(id="resp_" + new_session().id, tenant="acme")
-    await store.put_response(response, 0)
+    await store.put_response(response, 0.05)
     async with asyncio.timeout(30):
         while await store.find_response(response.id) is not None:
             await asyncio.sleep(0.005)
+    assert not await store.has_response(response.id)
+    await store.put_response(response, 60)
+    await store.put_response(response, 0)
+    assert await store.find_response(response.id) is None, "it is deleted at once"
+    assert not await store.has_response(response.id)
 
 
 async def test_check_keeps_the_store_epoch(store: Store) -> None:

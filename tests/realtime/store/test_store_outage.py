@@ -85,6 +85,7 @@ def every_call(store: Store, lease: SessionLease) -> list[Awaitable[Any]]:
         store.confirm(lease),
         store.sweep(10),
         store.find_response("resp_1"),
+        store.has_response("resp_1"),
         store.delete(lease),
         store.force_delete(lease.session),
     ]
@@ -324,11 +325,12 @@ async def test_check_detects_a_flush(redis: RedisProcess, store: Store) -> None:
     await store.check()
 
 
-async def test_find_response_detects_a_flush(redis: RedisProcess, store: Store) -> None:
-    async with redis.client() as client:
-        await client.flushall()
-    with pytest.raises(StoreReplaced):
-        await store.find_response("resp_1")
+async def test_lookup_of_a_response_detects_a_flush(redis: RedisProcess, store: Store) -> None:
+    for lookup in (store.find_response, store.has_response):
+        async with redis.client() as client:
+            await client.flushall()
+        with pytest.raises(StoreReplaced):
+            await lookup("resp_1")
 
 
 # ---------------------------------------------------------------- full
