@@ -840,8 +840,8 @@ MUTANTS = [
         "pages of a step in flight are changed",
         CACHE,
         (
-            'lease.pages = lease.pages + array("i", [self',
-            'lease.pages += array("i", [self',
+            'lease.pages = lease.pages + array("i", self',
+            'lease.pages += array("i", self',
         ),
     ),
     _bug(
