@@ -439,7 +439,7 @@ MUTANTS = [
         "the longest waiting sequence is not recorded",
         SCHEDULER,
         (
-            "self._overdue = min(missed, key=_arrival, default=None)",
+            "self._overdue = min(missed, key=_arrival) if missed else None",
             "self._overdue = None",
         ),
     ),
@@ -545,7 +545,7 @@ MUTANTS = [
     _bug(
         "a turn waits for admission behind others though it is admitted",
         SCHEDULER,
-        ("in list(self._admitted) if queue else ():", "in ():"),
+        ("in list(self._admitted) if queue.turns else ():", "in ():"),
     ),
     _bug(
         "more turns than rows do not rotate",

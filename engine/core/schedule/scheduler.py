@@ -21,7 +21,6 @@ After a failed step, the sequences that may share the next one are limited: see 
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -87,7 +86,7 @@ class ScheduledRow(msgspec.Struct, frozen=True):
         return self.turn is None or self.turn is self.sequence.turn
 
 
-class StepPlan(NamedTuple):
+class StepPlan(msgspec.Struct, frozen=True):
     """The rows of a step, and its load."""
 
     rows: list[ScheduledRow]
@@ -141,7 +140,7 @@ class Scheduler:
         """Sequences with a turn, oldest turn first."""
         self._admitted: dict[Sequence, None] = {}
         """Sequences with an admitted turn: they are queued for prefill, or decode."""
-        self._groups: Counter[str] = Counter()
+        self._groups: dict[str, int] = {}
         """Number of admitted turns of each group that has any."""
         self._retracted: dict[Sequence, None] = {}
         """Sequences with a turn that was retracted and not admitted again."""
@@ -149,9 +148,9 @@ class Scheduler:
         """Turns that owe at most SHORT_TURN_TOKENS_MAX tokens of their prompt."""
         self._long = TurnQueue()
         """Turns that owe more."""
-        self._full_short: dict[str, tuple[int, ...]] = {}
-        """Groups whose first short turns were refused admission, and the state at that time."""
-        self._full_long: dict[str, tuple[int, ...]] = {}
+        self._refused_short = Refusals(self._queue_state)
+        """Groups whose first short turns were refused admission."""
+        self._refused_long = Refusals(self._queue_state)
         """The same for long turns."""
         self._appends: dict[Sequence, None] = {}
         """Sequences without a turn whose log has ids to prefill."""
@@ -173,7 +172,8 @@ class Scheduler:
         self._turns[sequence] = None
         self._arrivals += 1
         turn.arrival, turn.last_step = self._arrivals, self._steps
-        self._match_shared(sequence)
+        if sequence.turn_count == 1:
+            self._match_shared(sequence)
         tokens = _tokens_to_prefill(sequence)
         turn.due_step = self._steps + self._patience_steps(turn, tokens)
         self._push(sequence, tokens)
@@ -193,12 +193,13 @@ class Scheduler:
         self._appends[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
-        self._turns.pop(sequence, None)
-        self._pop_admitted(sequence)
-        self._retracted.pop(sequence, None)
-        self._short.remove(sequence)
-        self._long.remove(sequence)
         self._appends.pop(sequence, None)
+        if sequence in self._turns:
+            del self._turns[sequence]
+            self._pop_admitted(sequence)
+            self._retracted.pop(sequence, None)
+            self._short.remove(sequence)
+            self._long.remove(sequence)
 
     @property
     def turns(self) -> int:
@@ -216,8 +217,8 @@ class Scheduler:
         if not self._fault_isolation:
             plan = self._plan(None)
             if not plan.rows and self._turns and not self.cache.has_in_flight():
-                self._full_short.clear()
-                self._full_long.clear()
+                self._refused_short.full.clear()
+                self._refused_long.full.clear()
                 plan = self._plan(None)
         else:
             plan = StepPlan([], StepLoad())
@@ -229,7 +230,8 @@ class Scheduler:
                 if plan.rows:
                     self._fault_isolation.record_selection(selection)
                     break
-        self._steps += bool(plan.rows)
+        if plan.rows:
+            self._steps += 1
         return plan
 
     def _plan(self, sequence_filter: SequenceFilter | None) -> StepPlan:
@@ -240,10 +242,10 @@ class Scheduler:
                 return StepPlan(rows, budget.load)
             self._overdue, self._claimant = self._claimant, None
         decoding = self._decoding_turns(sequence_filter)
-        if self._short or self._long or self._appends:
+        if self._short.turns or self._long.turns or self._appends:
             popped = PoppedTurns(self._steps, sequence_filter)
             self._plan_with_prefill(decoding, popped, budget, rows)
-            for sequence in popped:
+            for sequence in popped.turns:
                 if sequence.turn is not None and (
                     sequence.owed > 1 or not sequence.turn.is_admitted
                 ):
@@ -273,17 +275,16 @@ class Scheduler:
         ):
             load = budget.load
             self._live_load = load if load.rows else self._live_load
-            limit_s = self._step_time_limit(load) if self._long or self._appends else 0.0
-            if self._schedule_chunks(long, popped, blocked_groups, limit_s, budget, rows):
-                self._schedule_appends(popped, limit_s, budget, rows)
+            if self._long.turns or self._appends:
+                limit_s = self._step_time_limit(load)
+                if self._schedule_chunks(long, popped, blocked_groups, limit_s, budget, rows):
+                    self._schedule_appends(popped, limit_s, budget, rows)
         if not budget and not long:
             first = popped.pop(self._long)
             long += [first] if first is not None and self._try_admit(first) else []
-        self._overdue = None
-        if waiting or long:
-            scheduled = {row.sequence for row in rows}
-            missed = [s for s in waiting + long if s.turn is not None and s not in scheduled]
-            self._overdue = min(missed, key=_arrival, default=None)
+        number = self._steps + 1
+        missed = [s for s in (*waiting, *long) if s.turn is not None and s.turn.last_step != number]
+        self._overdue = min(missed, key=_arrival) if missed else None
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Record the seconds that a planned step took on the device."""
@@ -332,7 +333,7 @@ class Scheduler:
 
     def _queue(self, sequence: Sequence) -> None:
         """Queue a turn for the rest of its prefill, unless it is queued."""
-        if sequence not in self._short and sequence not in self._long:
+        if sequence not in self._short.turns and sequence not in self._long.turns:
             self._push(sequence, _tokens_to_prefill(sequence))
 
     def _push(self, sequence: Sequence, tokens: int) -> None:
@@ -349,9 +350,9 @@ class Scheduler:
     def _pop_admitted(self, sequence: Sequence) -> None:
         if sequence in self._admitted:
             del self._admitted[sequence]
-            self._groups[sequence.group] -= 1
-            if not self._groups[sequence.group]:
-                del self._groups[sequence.group]
+            group, turns = sequence.group, self._groups.pop(sequence.group)
+            if turns > 1:
+                self._groups[group] = turns - 1
 
     def _decoding_turns(self, sequence_filter: SequenceFilter | None) -> list[Sequence]:
         """List the admitted turns that owe only the id drawn last and can launch it now. If
@@ -407,7 +408,7 @@ class Scheduler:
         if sequence is None or not popped.accepts(sequence):
             return []
         for queue in (self._short, self._long):
-            if sequence in queue:
+            if sequence in queue.turns:
                 popped.take(sequence, queue)
                 return [sequence] if self._try_admit(sequence) and sequence.owed else []
         return []
@@ -418,10 +419,12 @@ class Scheduler:
         """Take the short turns that have room in the step, and admit them."""
         short: list[Sequence] = []
         tokens = budget.remaining_tokens
-        refusals = Refusals(self._full_short, self._queue_state())
-        blocked_groups |= refusals.groups
-        for sequence in self._candidates(self._short, popped, refusals.groups):
-            self._match_shared(sequence)
+        refusals = self._refused_short
+        refusals.begin_search()
+        blocked_groups |= refusals.full
+        for sequence in self._candidates(self._short, popped, refusals.full):
+            if sequence.turn_count == 1:
+                self._match_shared(sequence)
             if self._prefixes.are_computed_for(sequence):
                 continue
             if not self._try_admit(sequence):
@@ -445,8 +448,8 @@ class Scheduler:
             if sequence is None:
                 break
             yield sequence
-        for sequence in list(self._admitted) if queue else ():
-            if sequence in queue and popped.accepts(sequence):
+        for sequence in list(self._admitted) if queue.turns else ():
+            if sequence in queue.turns and popped.accepts(sequence):
                 popped.take(sequence, queue)
                 yield sequence
 
@@ -474,7 +477,7 @@ class Scheduler:
         cache.rewind(lease, prompt - 1)
         turn.is_admitted = True
         self._admitted[sequence] = None
-        self._groups[sequence.group] += 1
+        self._groups[sequence.group] = self._groups.get(sequence.group, 0) + 1
         if sequence in self._retracted:
             del self._retracted[sequence]
         else:
@@ -507,7 +510,7 @@ class Scheduler:
         return self.cache.room_version, self._steps // RETRY_STEPS
 
     def _queue_state(self) -> tuple[int, ...]:
-        return (*self._room_state(), self._arrivals)
+        return self.cache.room_version, self._steps // RETRY_STEPS, self._arrivals
 
     def _has_room_beside(self, sequence: Sequence, retracted: Collection[Sequence]) -> bool:
         waiting = len(self._turns) - len(self._admitted) - 1
@@ -579,7 +582,7 @@ class Scheduler:
         it meanwhile."""
         turn, cache, lease = sequence.turn, self.cache, sequence.lease
         assert turn is not None
-        if sequence.in_flight or sequence.turn_count != 1:
+        if sequence.in_flight:
             return
         known = lease.committed
         cache.match(lease, sequence.ids, cache.match_end(len(sequence.ids)))
@@ -620,14 +623,15 @@ class Scheduler:
         reserve, number = self.cache.reserve, self._steps + 1
         has_drafts = self._speculation is not None
         for sequence in sequences:
-            if not budget:
+            if budget.remaining_tokens <= 0 or budget.remaining_rows <= 0:
                 return False
             turn, lease, owed = sequence.turn, sequence.lease, sequence.owed
             assert turn is not None
             if owed == 1 and turn.is_admitted and not has_drafts and reserve(lease, 1):
                 budget.spend(lease.committed + lease.reserved - 1, 1)
                 turn.last_step = number
-                rows.append(ScheduledRow(sequence, 1, turn if sequence.can_draw else None))
+                can_draw = turn.launched_tokens < turn.max_output_tokens
+                rows.append(ScheduledRow(sequence, 1, turn if can_draw else None))
                 continue
             count = min(owed, SHORT_TURN_TOKENS_MAX, budget.remaining_tokens)
             if not count or not self._schedule_turn(sequence, count, budget, rows):
@@ -653,7 +657,7 @@ class Scheduler:
             live = self._rotate(live + short, budget.remaining_rows)
             if not self._schedule_all(live, budget, rows):
                 return False
-            if not short or not budget or not (self._short or self._full_short):
+            if not short or not budget or not (self._short.turns or self._refused_short.full):
                 return True
             live = []
 
@@ -668,16 +672,20 @@ class Scheduler:
     ) -> bool:
         """Schedule chunks of long turns within `limit_s`, and list in `long` those that were next.
         Returns False if nothing more can be planned in this step."""
-        if not self._long:
+        if not self._long.turns:
             return bool(budget)
-        refusals = Refusals(self._full_long, self._queue_state(), blocked_groups)
-        for sequence in self._candidates(self._long, popped, refusals.groups) if budget else ():
-            self._match_shared(sequence)
+        refusals = self._refused_long
+        refusals.begin_search()
+        blocked_groups |= refusals.full
+        for sequence in self._candidates(self._long, popped, blocked_groups) if budget else ():
+            if sequence.turn_count == 1:
+                self._match_shared(sequence)
             if self._prefixes.are_computed_for(sequence):
                 continue
             if not self._try_admit(sequence):
                 refusals.add(sequence)
-                self._block_group(sequence, refusals.groups)
+                blocked_groups |= refusals.full
+                self._block_group(sequence, blocked_groups)
                 continue
             if not sequence.owed:
                 continue
