@@ -22,6 +22,7 @@ ADMISSION = "engine/core/schedule/admission.py"
 GROWTH = "engine/core/schedule/growth.py"
 PREFIXES = "engine/core/schedule/prefixes_in_flight.py"
 SHARES = "engine/core/schedule/group_shares.py"
+GROUP_ADMISSION = "engine/core/schedule/group_admission.py"
 QUEUE = "engine/core/schedule/turn_queue.py"
 SESSIONS = "engine/core/sessions.py"
 TRANSITIONS = "engine/core/transitions.py"
@@ -373,12 +374,12 @@ MUTANTS = [
     # ---- the scheduler
     _bug(
         "older turns are retracted for younger ones",
-        SCHEDULER,
+        GROUP_ADMISSION,
         ("_rank(other) > _rank(sequence)\n", "_rank(other) < _rank(sequence)\n"),
     ),
     _bug(
         "the oldest of the younger turns is retracted first",
-        SCHEDULER,
+        GROUP_ADMISSION,
         ("sorted(found, key=_rank, reverse=True)", "sorted(found, key=_rank)"),
     ),
     _bug(
@@ -439,7 +440,7 @@ MUTANTS = [
         "the longest waiting sequence is not recorded",
         SCHEDULER,
         (
-            "self._overdue = min(missed, key=_arrival) if missed else None",
+            "self._overdue = min(missed, key=arrival) if missed else None",
             "self._overdue = None",
         ),
     ),
@@ -539,8 +540,8 @@ MUTANTS = [
     ),
     _bug(
         "a group does not claim its share of the pages",
-        SCHEDULER,
-        (" or self._claim_share(sequence, share)", ""),
+        GROUP_ADMISSION,
+        ("            or self._claim_share(sequence, share)\n", ""),
     ),
     _bug(
         "a turn waits for admission behind others though it is admitted",

@@ -29,7 +29,8 @@ from continuo.engine.core.schedule.admission import Admission
 from continuo.engine.core.schedule.budget import StepBudget, StepLoad
 from continuo.engine.core.schedule.candidates import REFUSED_TURNS_MAX, PoppedTurns, Refusals
 from continuo.engine.core.schedule.fault_isolation import FaultIsolation, SequenceFilter
-from continuo.engine.core.schedule.group_shares import GroupShares, interleave_groups
+from continuo.engine.core.schedule.group_admission import GroupAdmission, arrival
+from continuo.engine.core.schedule.group_shares import interleave_groups
 from continuo.engine.core.schedule.prefixes_in_flight import PrefixesInFlight
 from continuo.engine.core.schedule.step_time_model import StepTimeModel
 from continuo.engine.core.schedule.turn_queue import AGING, TurnQueue
@@ -156,11 +157,17 @@ class Scheduler:
         """Sequences without a turn whose log has ids to prefill."""
         self._overdue: Sequence | None = None
         """The first admitted turn for which the last step had no room."""
-        self._claimant: Sequence | None = None
-        """A turn that is to take pages from turns of other groups as soon as these are not in
-        flight."""
         self._prefixes = PrefixesInFlight(cache.page_size, is_used=cache.shares_pages_in_flight)
         self._admission = Admission(cache)
+        self._group_admission = GroupAdmission(
+            cache,
+            self._admission,
+            self._admitted,
+            self._retracted,
+            self.retract,
+            turns_max=TURNS_PER_ROW_MAX * max_rows,
+            max_group_share=max_group_share,
+        )
         self._fault_isolation = FaultIsolation()
 
     # ---- work -----------------------------------------------------------------------------
@@ -237,10 +244,11 @@ class Scheduler:
     def _plan(self, sequence_filter: SequenceFilter | None) -> StepPlan:
         budget = StepBudget(self.max_batched_tokens, self.max_rows)
         rows: list[ScheduledRow] = []
-        if self._claimant is not None:
+        claimant = self._group_admission.claimant
+        if claimant is not None:
             if self.cache.has_in_flight():
                 return StepPlan(rows, budget.load)
-            self._overdue, self._claimant = self._claimant, None
+            self._overdue, self._group_admission.claimant = claimant, None
         decoding = self._decoding_turns(sequence_filter)
         if self._short.turns or self._long.turns or self._appends:
             popped = PoppedTurns(self._steps, sequence_filter)
@@ -284,7 +292,7 @@ class Scheduler:
             long += [first] if first is not None and self._try_admit(first) else []
         number = self._steps + 1
         missed = [s for s in (*waiting, *long) if s.turn is not None and s.turn.last_step != number]
-        self._overdue = min(missed, key=_arrival) if missed else None
+        self._overdue = min(missed, key=arrival) if missed else None
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Record the seconds that a planned step took on the device."""
@@ -495,14 +503,15 @@ class Scheduler:
         if turn.refused_at == self._room_state():
             return False
         has_other_groups = len(self._groups) > (sequence.group in self._groups)
+        waiting = len(self._turns) - len(self._admitted) - 1
         if has_other_groups or self._max_group_share < 1:
-            has_room = self._has_room_in_group(sequence)
+            has_room = self._group_admission.has_room(sequence, waiting, self._steps)
         else:
             turns_max = TURNS_PER_ROW_MAX * self.max_rows
-            has_room = len(self._admitted) < turns_max and self._has_room_beside(
-                sequence, self._retracted
+            has_room = len(self._admitted) < turns_max and self._admission.has_room(
+                sequence, self._admitted, self._retracted, waiting=waiting, step=self._steps
             )
-        is_refused = not has_room and sequence is not self._claimant
+        is_refused = not has_room and sequence is not self._group_admission.claimant
         turn.refused_at = self._room_state() if is_refused else None
         return has_room
 
@@ -511,58 +520,6 @@ class Scheduler:
 
     def _queue_state(self) -> tuple[int, ...]:
         return self.cache.room_version, self._steps // RETRY_STEPS, self._arrivals
-
-    def _has_room_beside(self, sequence: Sequence, retracted: Collection[Sequence]) -> bool:
-        waiting = len(self._turns) - len(self._admitted) - 1
-        return self._admission.has_room(
-            sequence, self._admitted, retracted, waiting=waiting, step=self._steps
-        )
-
-    def _has_room_in_group(self, sequence: Sequence) -> bool:
-        """Return whether a turn can be admitted within what its group is entitled to."""
-        shares = GroupShares(self.cache, self._admitted, self._retracted)
-        share = shares.share(sequence)
-        poorer = [s for s in self._retracted if not shares.is_richer(s, sequence, 0)]
-        return self._has_turns_left(sequence, shares, share) and (
-            self._has_room_beside(sequence, poorer) or self._claim_share(sequence, share)
-        )
-
-    def _has_turns_left(self, sequence: Sequence, shares: GroupShares, share: float) -> bool:
-        """Return whether the number of turns allows one more of its group, and the pages of the
-        group its prompt."""
-        turns_max = TURNS_PER_ROW_MAX * self.max_rows
-        if len(self._admitted) >= turns_max and shares.turns(sequence) >= turns_max * share:
-            return False
-        pages = shares.pages(sequence) + self._prompt_pages(sequence)
-        return shares.turns(sequence) == 0 or pages <= self._max_group_share * self.cache.pool.total
-
-    def _prompt_pages(self, sequence: Sequence) -> int:
-        return self.cache.usage.count_new_pages(sequence.lease, len(sequence.ids) + 1)
-
-    def _claim_share(self, sequence: Sequence, share: float) -> bool:
-        """Retract turns of groups that have more pages than that of `sequence`, whose share of the
-        pool is `share`, until its prompt has room. Returns False if it has no claim, or if the
-        turns to retract are in flight: then the next step is planned when they are not."""
-        needed = self._prompt_pages(sequence)
-        while True:
-            shares = GroupShares(self.cache, self._admitted, self._retracted)
-            if shares.pages(sequence) + needed > share * self.cache.pool.total:
-                return False
-            if self._admission.has_room_now(sequence, self._admitted, []):
-                return True
-            oldest = self._oldest_admitted()
-            richer = [
-                s
-                for s in self._admitted
-                if s is not oldest
-                and s.group != sequence.group
-                and shares.is_richer(s, sequence, needed)
-            ]
-            victim = max((s for s in richer if not s.in_flight), key=_rank, default=None)
-            if victim is None:
-                self._claimant = sequence if richer else None
-                return False
-            self.retract(victim)
 
     def _restore_kv(self, sequence: Sequence, *, match_shared: bool = False) -> None:
         """Mark the lease busy and restore all available KV of the log: spilled pages are recalled;
@@ -730,13 +687,13 @@ class Scheduler:
                 self._add_row(sequence, count, budget, rows, drafts)
                 return True
         while not self.cache.reserve(sequence.lease, count):
-            later = self._later_holders(sequence)
+            later = self._group_admission.later_holders(sequence)
             victim = next((s for s in later if not s.in_flight), None)
             if victim is not None:
                 self.retract(victim)
             elif later:
                 return False
-            elif sequence is not self._oldest_admitted():
+            elif sequence is not self._group_admission.oldest_admitted():
                 return True
             elif self.cache.has_in_flight():
                 return False
@@ -792,32 +749,6 @@ class Scheduler:
     def _is_oldest(self, sequence: Sequence) -> bool:
         return next(iter(self._turns)) is sequence
 
-    def _oldest_admitted(self) -> Sequence:
-        return min(self._admitted, key=_arrival)
-
-    def _later_holders(self, sequence: Sequence) -> list[Sequence]:
-        """List the admitted turns that have pages and come after `sequence`, last first. In a
-        group, a higher priority number comes after a lower one, then a younger turn after an older
-        one. The turns of a group with more pages come after those of other groups. The oldest turn
-        comes before all."""
-        oldest = self._oldest_admitted()
-        shares = GroupShares(self.cache, self._admitted, self._retracted)
-        found = [
-            other
-            for other in self._admitted
-            if other.lease.pages
-            and other is not oldest
-            and (
-                sequence is oldest
-                or (
-                    _rank(other) > _rank(sequence)
-                    if other.group == sequence.group
-                    else shares.is_richer(other, sequence, 1)
-                )
-            )
-        ]
-        return sorted(found, key=_rank, reverse=True)
-
     def _schedule_appends(
         self,
         popped: PoppedTurns,
@@ -855,16 +786,6 @@ def _tokens_to_prefill(sequence: Sequence) -> int:
     """Return the tokens of the log whose KV is neither computed, nor on the host, nor in flight."""
     lease = sequence.lease
     return len(sequence.ids) - max(lease.resident_tokens, lease.launched)
-
-
-def _arrival(sequence: Sequence) -> int:
-    assert sequence.turn is not None
-    return sequence.turn.arrival
-
-
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    assert sequence.turn is not None
-    return sequence.turn.sampling.priority, sequence.turn.arrival
 
 
 def _last_step(sequence: Sequence) -> int:
