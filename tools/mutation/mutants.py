@@ -348,7 +348,7 @@ MUTANTS = [
     _bug(
         "rewind does not trim the host tier",
         CACHE,
-        ("        self.host_tier.trim(lease, to)\n", ""),
+        ("        if lease.host_pages:\n            self.host_tier.trim(lease, to)\n", ""),
     ),
     _bug(
         "host pages of a closed session are not discarded",
