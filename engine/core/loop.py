@@ -17,7 +17,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, NamedTuple, cast
+from typing import Any, Generic, cast
 
 import msgspec
 
@@ -48,7 +48,7 @@ AUDIT_EVERY_S = 60.0
 SendEvents = Callable[[list[EngineEvent]], None]
 
 
-class PreparedStep(NamedTuple):
+class PreparedStep(msgspec.Struct, frozen=True):
     """A batch for the device, and the scheduled rows it was built from, in the same order."""
 
     batch: Batch
@@ -65,7 +65,7 @@ class PreparedStep(NamedTuple):
         }
 
 
-class InFlightStep(NamedTuple):
+class InFlightStep(msgspec.Struct, frozen=True):
     """A step that was launched and is not collected yet."""
 
     step: PreparedStep
@@ -191,14 +191,15 @@ class EngineLoop(Generic[TicketT]):
 
     def prepare_step(self) -> PreparedStep | None:
         """Plan a step and build its batch. Returns None if no rows can be planned."""
-        scheduled_rows, load = self._scheduler.plan()
-        if not scheduled_rows:
+        plan = self._scheduler.plan()
+        if not plan.rows:
             return None
         number = self._counters.steps
         self._counters.steps += 1
-        self._recorder.begin_step(number, [row.sequence.session_hash for row in scheduled_rows])
-        rows = [self._build_row(row, number, index) for index, row in enumerate(scheduled_rows)]
-        return PreparedStep(Batch(number, rows, self._cache.take_moves()), scheduled_rows, load)
+        self._recorder.begin_step(number, [row.sequence.session_hash for row in plan.rows])
+        rows = [self._build_row(row, number, index) for index, row in enumerate(plan.rows)]
+        batch = Batch(number, rows, self._cache.take_moves())
+        return PreparedStep(batch, plan.rows, plan.load)
 
     def _build_row(self, scheduled: ScheduledRow, number: int, index: int) -> BatchRow:
         sequence, count, turn, drafts = (
@@ -236,7 +237,8 @@ class EngineLoop(Generic[TicketT]):
     async def _run_until_near_end(self, sessions: Sessions) -> None:
         """Compute the step in flight to its end, or until worker threads can finish it; then let
         the event loop receive commands before the next step is planned."""
-        step, ticket = self._steps_in_flight[0]
+        in_flight = self._steps_in_flight[0]
+        step, ticket = in_flight.step, in_flight.ticket
         is_near_end = False
         if not isinstance(ticket, Exception):
             try:
@@ -271,7 +273,7 @@ class EngineLoop(Generic[TicketT]):
         compute the step."""
         if self._has_device_thread or not self._steps_in_flight:
             return
-        step, ticket = self._steps_in_flight[0]
+        step, ticket = self._steps_in_flight[0].step, self._steps_in_flight[0].ticket
         if isinstance(ticket, Exception) or any(row.is_needed for row in step.rows):
             return
         self._steps_in_flight.popleft()
@@ -341,7 +343,7 @@ class EngineLoop(Generic[TicketT]):
             running.count_prefill(lease.committed, count)
         if turn is not None:
             sequence.promised -= len(drafts) or 1
-            if turn is sequence.turn:
+            if turn is running:
                 assert drawn is not None
                 kept += self._apply_drawn(sequence, turn, drawn, drafts, sessions)
         self._cache.commit(lease, count, kept)

@@ -73,8 +73,9 @@ class Transitions:
         for an invalid argument or an empty log, and TooLong if the log has no room for one more
         id."""
         log, sampling = sequence.log, command.sampling
-        check_resumed(command.resumed, log.length)
-        room = output_room(log.capacity, log.length, command.resumed)
+        length = log.length
+        check_resumed(command.resumed, length)
+        room = output_room(log.capacity, length, command.resumed)
         limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         stop_watch = (
@@ -85,7 +86,7 @@ class Transitions:
         turn = Turn(command.turn, sampling, seed, limit, stop_watch, matcher, requested_s)
         turn.traceparent = command.traceparent
         sequence.deferred_span = log.take_provisional()
-        self._rewind_kv(sequence, log.length)
+        self._rewind_kv(sequence, length)
         end_reason = turn.begin(log, command.resumed)
         self._cache.components.begin_turn(
             sequence.lease, turn.prompt_tokens, keeps_answer=log.turn_tree is None
@@ -95,9 +96,9 @@ class Transitions:
         sequence.last_turn_ended = sequence.paused_turn = None
         sequence.turn_count += 1
         if sequence.turn_count == 1:
-            sequence.publish_to = log.length
+            sequence.publish_to = length
         self._scheduler.add_turn(sequence)
-        self._emit(CommandDone(command.n, log.length))
+        self._emit(CommandDone(command.n, length))
         if end_reason is not None:
             self.end_turn(sequence, end_reason)
         return end_reason is not None
@@ -255,8 +256,10 @@ class Transitions:
 
     def _rewind_kv(self, sequence: Sequence, to: int) -> None:
         self._cache.rewind(sequence.lease, to)
-        sequence.committed_high_water = min(sequence.committed_high_water, to)
-        sequence.publish_to = min(sequence.publish_to, to)
+        if sequence.committed_high_water > to:
+            sequence.committed_high_water = to
+        if sequence.publish_to > to:
+            sequence.publish_to = to
 
     def schedule(self, sequence: Sequence) -> None:
         """Schedule an idle session's owed ids (see sequence.py) for prefill when there is time, or

@@ -22,6 +22,7 @@ ADMISSION = "engine/core/schedule/admission.py"
 GROWTH = "engine/core/schedule/growth.py"
 PREFIXES = "engine/core/schedule/prefixes_in_flight.py"
 SHARES = "engine/core/schedule/group_shares.py"
+GROUP_ADMISSION = "engine/core/schedule/group_admission.py"
 QUEUE = "engine/core/schedule/turn_queue.py"
 SESSIONS = "engine/core/sessions.py"
 TRANSITIONS = "engine/core/transitions.py"
@@ -347,7 +348,7 @@ MUTANTS = [
     _bug(
         "rewind does not trim the host tier",
         CACHE,
-        ("        self.host_tier.trim(lease, to)\n", ""),
+        ("        if lease.host_pages:\n            self.host_tier.trim(lease, to)\n", ""),
     ),
     _bug(
         "host pages of a closed session are not discarded",
@@ -373,12 +374,12 @@ MUTANTS = [
     # ---- the scheduler
     _bug(
         "older turns are retracted for younger ones",
-        SCHEDULER,
+        GROUP_ADMISSION,
         ("_rank(other) > _rank(sequence)\n", "_rank(other) < _rank(sequence)\n"),
     ),
     _bug(
         "the oldest of the younger turns is retracted first",
-        SCHEDULER,
+        GROUP_ADMISSION,
         ("sorted(found, key=_rank, reverse=True)", "sorted(found, key=_rank)"),
     ),
     _bug(
@@ -439,7 +440,7 @@ MUTANTS = [
         "the longest waiting sequence is not recorded",
         SCHEDULER,
         (
-            "self._overdue = min(missed, key=_arrival, default=None)",
+            "self._overdue = min(missed, key=arrival) if missed else None",
             "self._overdue = None",
         ),
     ),
@@ -539,13 +540,13 @@ MUTANTS = [
     ),
     _bug(
         "a group does not claim its share of the pages",
-        SCHEDULER,
-        (" or self._claim_share(sequence, share)", ""),
+        GROUP_ADMISSION,
+        ("            or self._claim_share(sequence, share)\n", ""),
     ),
     _bug(
         "a turn waits for admission behind others though it is admitted",
         SCHEDULER,
-        ("in list(self._admitted) if queue else ():", "in ():"),
+        ("in list(self._admitted) if queue.turns else ():", "in ():"),
     ),
     _bug(
         "more turns than rows do not rotate",
@@ -840,8 +841,8 @@ MUTANTS = [
         "pages of a step in flight are changed",
         CACHE,
         (
-            'lease.pages = lease.pages + array("i", [self',
-            'lease.pages += array("i", [self',
+            'lease.pages = lease.pages + array("i", self',
+            'lease.pages += array("i", self',
         ),
     ),
     _bug(
