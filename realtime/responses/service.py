@@ -86,8 +86,18 @@ class ResponseService:
         tokenizer_threads: TokenizerThreads | None = None,
         conversations: StoredConversations | None = None,
     ) -> None:
-        """`settings`: defaults of a response. `group_of` returns the group of a tenant.
-        `conversations` None: there are no stored conversations."""
+        """Args:
+        engine: all engines of the gateway, shared with the registry.
+        template: renders the conversations; that of the engine's model.
+        settings: defaults of a response.
+        limits: the same for all responses; those per tenant come from `tenants`.
+        group_of: returns the group of a tenant, the same as for its sessions.
+        store: where responses with `store` are kept. None: none outlives this process.
+        tenants: limits and usage by tenant, shared with the registry. None: tenants with the limits
+            of `limits`.
+        tokenizer_threads: those of the registry. None: threads of its own.
+        conversations: the stored conversations that requests may name. None: there are none.
+        """
         self.settings = settings
         self.limits = limits
         self._tenants = tenants or Tenants(limits)

@@ -80,6 +80,16 @@ class Session:
         idempotency_keys: IdempotencyKeys,
         tenant: Tenant,
     ) -> None:
+        """Args:
+        session_id: the same in the store, in the engine and on the wire.
+        engine: all engines of the gateway.
+        limits: timeouts of commands and of closing, in seconds; bounds of ActiveResponses.
+        journal_flusher: writes the journals of all sessions of the gateway periodically.
+        unit_of_work: of this session alone, with its lease, its engine session and its event log.
+        idempotency_keys: the keys that clients of this session have used, as far as they are
+            remembered.
+        tenant: the owner, whose limits the session shares with its other sessions.
+        """
         self.id = session_id
         self._engine = engine
         self._limits = limits
