@@ -17,7 +17,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, NamedTuple, cast
+from typing import Any, Generic, cast
 
 import msgspec
 
@@ -48,7 +48,7 @@ AUDIT_EVERY_S = 60.0
 SendEvents = Callable[[list[EngineEvent]], None]
 
 
-class PreparedStep(NamedTuple):
+class PreparedStep(msgspec.Struct, frozen=True):
     """A batch for the device, and the scheduled rows it was built from, in the same order."""
 
     batch: Batch
@@ -65,7 +65,7 @@ class PreparedStep(NamedTuple):
         }
 
 
-class InFlightStep(NamedTuple):
+class InFlightStep(msgspec.Struct, frozen=True):
     """A step that was launched and is not collected yet."""
 
     step: PreparedStep
@@ -133,7 +133,7 @@ class EngineLoop(Generic[TicketT]):
         self._is_stopping = True
         self._wakeup.set()
 
-    async def run(self, sessions: Sessions, send: SendEvents) -> None:
+    async def run(self, sessions: Sessions[Sequence], send: SendEvents) -> None:
         """Run until `stop`. Raises DeviceLost."""
         self._event_loop = asyncio.get_running_loop()
         while not self._is_stopping:
@@ -163,7 +163,7 @@ class EngineLoop(Generic[TicketT]):
 
     # ---- the phases of a step -------------------------------------------------------------
 
-    def _apply_commands(self, sessions: Sessions) -> None:
+    def _apply_commands(self, sessions: Sessions[Sequence]) -> None:
         while self._inbox:
             sessions.apply(self._inbox.popleft())
         sessions.resume_prepared()
@@ -191,14 +191,15 @@ class EngineLoop(Generic[TicketT]):
 
     def prepare_step(self) -> PreparedStep | None:
         """Plan a step and build its batch. Returns None if no rows can be planned."""
-        scheduled_rows, load = self._scheduler.plan()
-        if not scheduled_rows:
+        plan = self._scheduler.plan()
+        if not plan.rows:
             return None
         number = self._counters.steps
         self._counters.steps += 1
-        self._recorder.begin_step(number, [row.sequence.session_hash for row in scheduled_rows])
-        rows = [self._build_row(row, number, index) for index, row in enumerate(scheduled_rows)]
-        return PreparedStep(Batch(number, rows, self._cache.take_moves()), scheduled_rows, load)
+        self._recorder.begin_step(number, [row.sequence.session_hash for row in plan.rows])
+        rows = [self._build_row(row, number, index) for index, row in enumerate(plan.rows)]
+        batch = Batch(number, rows, self._cache.take_moves())
+        return PreparedStep(batch, plan.rows, plan.load)
 
     def _build_row(self, scheduled: ScheduledRow, number: int, index: int) -> BatchRow:
         sequence, count, turn, drafts = (
@@ -233,10 +234,11 @@ class EngineLoop(Generic[TicketT]):
             return row
         return msgspec.structs.replace(row, draft_samples=turn.draft_samples(drafts))
 
-    async def _run_until_near_end(self, sessions: Sessions) -> None:
+    async def _run_until_near_end(self, sessions: Sessions[Sequence]) -> None:
         """Compute the step in flight to its end, or until worker threads can finish it; then let
         the event loop receive commands before the next step is planned."""
-        step, ticket = self._steps_in_flight[0]
+        in_flight = self._steps_in_flight[0]
+        step, ticket = in_flight.step, in_flight.ticket
         is_near_end = False
         if not isinstance(ticket, Exception):
             try:
@@ -247,7 +249,7 @@ class EngineLoop(Generic[TicketT]):
             await self._collect(sessions)
         await asyncio.sleep(0)
 
-    async def _collect(self, sessions: Sessions) -> None:
+    async def _collect(self, sessions: Sessions[Sequence]) -> None:
         """Wait for the oldest step in flight and apply its effects. If the step failed, the later
         steps are lost too, because they build on KV that it has not written."""
         oldest = self._steps_in_flight.popleft()
@@ -265,13 +267,13 @@ class EngineLoop(Generic[TicketT]):
             self.apply_result(oldest.step, result, sessions)
             self._discard_unneeded_step(sessions)
 
-    def _discard_unneeded_step(self, sessions: Sessions) -> None:
+    def _discard_unneeded_step(self, sessions: Sessions[Sequence]) -> None:
         """Cancel the step in flight if none of its rows is needed any more, because their turns
         have just ended. Done only without a device thread, because this thread would have to
         compute the step."""
         if self._has_device_thread or not self._steps_in_flight:
             return
-        step, ticket = self._steps_in_flight[0]
+        step, ticket = self._steps_in_flight[0].step, self._steps_in_flight[0].ticket
         if isinstance(ticket, Exception) or any(row.is_needed for row in step.rows):
             return
         self._steps_in_flight.popleft()
@@ -309,7 +311,9 @@ class EngineLoop(Generic[TicketT]):
         if not is_usable:
             raise DeviceLost(f"the device is lost: {type(error).__name__}: {error}") from error
 
-    def apply_result(self, step: PreparedStep, result: BatchResult, sessions: Sessions) -> None:
+    def apply_result(
+        self, step: PreparedStep, result: BatchResult, sessions: Sessions[Sequence]
+    ) -> None:
         """Apply all effects of a completed step on its sequences."""
         self._counters.end_step(result.model_s, time.monotonic() if self._steps_in_flight else None)
         self._scheduler.observe(step.load, result.model_s)
@@ -322,7 +326,7 @@ class EngineLoop(Generic[TicketT]):
         return self._runner.collect(cast("Future[Any]", step.ticket).result())
 
     def _apply_row(
-        self, scheduled: ScheduledRow, drawn: RowResult | None, sessions: Sessions
+        self, scheduled: ScheduledRow, drawn: RowResult | None, sessions: Sessions[Sequence]
     ) -> None:
         """Apply the drawn ids of a computed row and commit its KV. If the log was cut since the
         launch, KV beyond its end is discarded; so are ids drawn for a turn that has ended, and the
@@ -341,7 +345,7 @@ class EngineLoop(Generic[TicketT]):
             running.count_prefill(lease.committed, count)
         if turn is not None:
             sequence.promised -= len(drafts) or 1
-            if turn is sequence.turn:
+            if turn is running:
                 assert drawn is not None
                 kept += self._apply_drawn(sequence, turn, drawn, drafts, sessions)
         self._cache.commit(lease, count, kept)
@@ -349,9 +353,16 @@ class EngineLoop(Generic[TicketT]):
         if lease.committed > sequence.committed_high_water:
             sequence.committed_high_water = min(lease.committed, len(sequence.ids))
         if sequence.publish_to:
-            sessions.transitions.publish_prompt(sequence)
+            self._publish_prompt(sequence)
         if sequence.turn is None and not lease.reserved:
             sessions.advance_if_idle(sequence)
+
+    def _publish_prompt(self, sequence: Sequence) -> None:
+        """Publish the computed pages of the session's first prompt in the radix tree, so that other
+        sessions need not compute them while the rest of it is prefilled."""
+        self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)
+        if sequence.committed >= sequence.publish_to:
+            sequence.publish_to = 0
 
     def _apply_drawn(
         self,
@@ -359,7 +370,7 @@ class EngineLoop(Generic[TicketT]):
         turn: Turn,
         drawn: RowResult,
         drafts: "array[int]",
-        sessions: Sessions,
+        sessions: Sessions[Sequence],
     ) -> int:
         """Apply the id drawn for a running turn, and those drawn after each draft up to the first
         wrong one; or the failure of its row. Returns the number of drafts that were drawn."""
@@ -402,7 +413,7 @@ class EngineLoop(Generic[TicketT]):
         speculation.observe(sequence, turn, drafts, ids, time.monotonic())
 
     def apply_failure(
-        self, steps: list[PreparedStep], error: Exception, sessions: Sessions
+        self, steps: list[PreparedStep], error: Exception, sessions: Sessions[Sequence]
     ) -> None:
         """Roll back `steps`, of which the first has failed on the device; the later ones are lost
         with it.
@@ -435,7 +446,7 @@ class EngineLoop(Generic[TicketT]):
                 row.sequence.promised -= len(row.drafts) or 1
                 row.turn.launched_tokens -= 1 + len(row.drafts)
 
-    def _advance_idle(self, rows: list[ScheduledRow], sessions: Sessions) -> None:
+    def _advance_idle(self, rows: list[ScheduledRow], sessions: Sessions[Sequence]) -> None:
         for sequence in dict.fromkeys(row.sequence for row in rows):
             sessions.advance_if_idle(sequence)
 

@@ -34,7 +34,8 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Raise BadRequest for an id outside the vocabulary, and for a turn with a grammar that could
     never end: only a stop id may follow a complete match."""
     check_token_ids(sampling.stop_ids, vocab_size, "stop_ids")
-    check_token_ids(list(sampling.logit_bias), vocab_size, "logit_bias")
+    if sampling.logit_bias:
+        check_token_ids(list(sampling.logit_bias), vocab_size, "logit_bias")
     if sampling.grammar is None:
         return
     if sampling.ignore_eos:

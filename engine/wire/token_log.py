@@ -206,10 +206,10 @@ class TokenLog:
 
 def regular_only_option(append: AppendIds) -> str | None:
     """Return the first option of an append that only regular sessions allow, or None."""
-    given = {
-        "after": append.after is not None,
-        "replace": append.replace,
-        "drop_previous_output": append.drop_previous_output,
-        "offset": append.offset != 0,
-    }
-    return next((name for name, is_given in given.items() if is_given), None)
+    if append.after is not None:
+        return "after"
+    if append.replace:
+        return "replace"
+    if append.drop_previous_output:
+        return "drop_previous_output"
+    return "offset" if append.offset else None

@@ -22,9 +22,11 @@ ADMISSION = "engine/core/schedule/admission.py"
 GROWTH = "engine/core/schedule/growth.py"
 PREFIXES = "engine/core/schedule/prefixes_in_flight.py"
 SHARES = "engine/core/schedule/group_shares.py"
+GROUP_ADMISSION = "engine/core/schedule/group_admission.py"
 QUEUE = "engine/core/schedule/turn_queue.py"
 SESSIONS = "engine/core/sessions.py"
 TRANSITIONS = "engine/core/transitions.py"
+BACKEND = "engine/core/paged_backend.py"
 HISTORY = "engine/wire/turn_tree.py"
 LOG = "engine/wire/token_log.py"
 LOOP = "engine/core/loop.py"
@@ -347,7 +349,7 @@ MUTANTS = [
     _bug(
         "rewind does not trim the host tier",
         CACHE,
-        ("        self.host_tier.trim(lease, to)\n", ""),
+        ("        if lease.host_pages:\n            self.host_tier.trim(lease, to)\n", ""),
     ),
     _bug(
         "host pages of a closed session are not discarded",
@@ -373,12 +375,12 @@ MUTANTS = [
     # ---- the scheduler
     _bug(
         "older turns are retracted for younger ones",
-        SCHEDULER,
+        GROUP_ADMISSION,
         ("_rank(other) > _rank(sequence)\n", "_rank(other) < _rank(sequence)\n"),
     ),
     _bug(
         "the oldest of the younger turns is retracted first",
-        SCHEDULER,
+        GROUP_ADMISSION,
         ("sorted(found, key=_rank, reverse=True)", "sorted(found, key=_rank)"),
     ),
     _bug(
@@ -439,7 +441,7 @@ MUTANTS = [
         "the longest waiting sequence is not recorded",
         SCHEDULER,
         (
-            "self._overdue = min(missed, key=_arrival, default=None)",
+            "self._overdue = min(missed, key=arrival) if missed else None",
             "self._overdue = None",
         ),
     ),
@@ -478,7 +480,7 @@ MUTANTS = [
     ),
     _bug(
         "a prompt is published only when it is complete",
-        TRANSITIONS,
+        LOOP,
         (
             "        self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)\n"
             "        if sequence.committed >= sequence.publish_to:\n",
@@ -539,13 +541,13 @@ MUTANTS = [
     ),
     _bug(
         "a group does not claim its share of the pages",
-        SCHEDULER,
-        (" or self._claim_share(sequence, share)", ""),
+        GROUP_ADMISSION,
+        ("            or self._claim_share(sequence, share)\n", ""),
     ),
     _bug(
         "a turn waits for admission behind others though it is admitted",
         SCHEDULER,
-        ("in list(self._admitted) if queue else ():", "in ():"),
+        ("in list(self._admitted) if queue.turns else ():", "in ():"),
     ),
     _bug(
         "more turns than rows do not rotate",
@@ -656,7 +658,7 @@ MUTANTS = [
     ),
     _bug(
         "ids that are appended after an answer count as part of it",
-        TRANSITIONS,
+        BACKEND,
         ("        self._cache.components.end_turn(sequence.lease)\n", ""),
     ),
     _bug(
@@ -840,8 +842,8 @@ MUTANTS = [
         "pages of a step in flight are changed",
         CACHE,
         (
-            'lease.pages = lease.pages + array("i", [self',
-            'lease.pages += array("i", [self',
+            'lease.pages = lease.pages + array("i", self',
+            'lease.pages += array("i", self',
         ),
     ),
     _bug(

@@ -184,7 +184,7 @@ class Components:
         a few positions of the answer that follows; at all of them, if the model has windows only
         and `keeps_answer`. Marks before that are dropped. (Without components it is continuable
         everywhere.)"""
-        if not self:
+        if not self._all:
             return
         anchor = self.last_boundary(prompt)
         if anchor != lease.anchor or not lease.mark_spacing:

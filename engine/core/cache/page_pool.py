@@ -15,6 +15,14 @@ class PagePool:
     def allocate(self) -> int:
         return self._free.pop()
 
+    def allocate_many(self, count: int) -> list[int]:
+        """Return the pages that as many calls of `allocate` would return."""
+        rest = len(self._free) - count
+        pages = self._free[rest:]
+        del self._free[rest:]
+        pages.reverse()
+        return pages
+
     def release(self, pages: Iterable[int]) -> None:
         self._free.extend(pages)
 

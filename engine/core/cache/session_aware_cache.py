@@ -150,7 +150,7 @@ class SessionAwareCache:
             self._copy_last_shared(lease)
         fresh = needed - copy
         if fresh:
-            lease.pages = lease.pages + array("i", [self.pool.allocate() for _ in range(fresh)])
+            lease.pages = lease.pages + array("i", self.pool.allocate_many(fresh))
             self.usage.leased_pages += fresh
         lease.reserved += count
         return True
@@ -203,8 +203,10 @@ class SessionAwareCache:
         lease is not continuable at `to`, it is rewound to the newest position before at which it
         is."""
         assert lease.reserved == 0
-        self.host_tier.trim(lease, to)
-        self.components.cut_answer(lease, to)
+        if lease.host_pages:
+            self.host_tier.trim(lease, to)
+        if self.has_components:
+            self.components.cut_answer(lease, to)
         if to < lease.committed:
             lease.committed = self.components.rewind(lease, to) if self.has_components else to
             self._trim(lease)
@@ -264,7 +266,7 @@ class SessionAwareCache:
         self._remove_idle(lease)
         if lease.pages:
             self._idle[lease] = None
-            if self.components.has_inside(lease):
+            if self.has_components and self.components.has_inside(lease):
                 self._idle_inside[lease] = None
 
     def mark_busy(self, lease: PageLease) -> None:
@@ -287,7 +289,7 @@ class SessionAwareCache:
             return False
         if self.has_components:
             self.components.restore_marks(lease, marks)
-        pages = array("i", [self.pool.allocate() for _ in lease.host_pages])
+        pages = array("i", self.pool.allocate_many(len(lease.host_pages)))
         self.usage.leased_pages += len(pages)
         self.host_tier.recall(lease, pages)
         lease.pages = lease.pages + pages
@@ -305,6 +307,8 @@ class SessionAwareCache:
 
     def take_moves(self) -> list[PageMove]:
         """Return the page moves for the next batch, and clear them."""
+        if not self._moves:
+            return []
         moves = self._moves.copy()
         self._moves.clear()
         return moves

@@ -6,10 +6,10 @@ token's work. The model of that time (step_time_model.py):
     seconds ≈ a + b · rows + c · tokens + d · Σ tokens · context
 """
 
-from typing import NamedTuple
+import msgspec
 
 
-class StepLoad(NamedTuple):
+class StepLoad(msgspec.Struct, frozen=True, gc=False):
     """Work of a step: the features that its duration depends on."""
 
     rows: int = 0
@@ -26,24 +26,24 @@ class StepLoad(NamedTuple):
 class StepBudget:
     """Tokens and rows left in a step, and the load planned so far."""
 
-    __slots__ = ("_attention", "_spent_rows", "_spent_tokens", "remaining_rows", "remaining_tokens")
+    __slots__ = ("_attention", "_rows", "_tokens", "remaining_rows", "remaining_tokens")
 
     def __init__(self, tokens: int, rows: int) -> None:
-        self.remaining_tokens = tokens
-        self.remaining_rows = rows
-        self._spent_rows = 0
-        self._spent_tokens = 0
+        self._tokens = self.remaining_tokens = tokens
+        self._rows = self.remaining_rows = rows
         self._attention = 0
 
     @property
     def load(self) -> StepLoad:
-        return StepLoad(self._spent_rows, self._spent_tokens, self._attention)
+        return StepLoad(
+            self._rows - self.remaining_rows,
+            self._tokens - self.remaining_tokens,
+            self._attention,
+        )
 
     def spend(self, start: int, tokens: int) -> None:
         self.remaining_tokens -= tokens
         self.remaining_rows -= 1
-        self._spent_rows += 1
-        self._spent_tokens += tokens
         self._attention += tokens * start + tokens * tokens // 2
 
     def __bool__(self) -> bool:

@@ -10,7 +10,7 @@ Turns grow at the same rate, so the sum has its peaks where turns end. The peak 
 that will end one after the other is far below the sum of their final pages.
 """
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
@@ -29,26 +29,24 @@ class OutputEstimate:
         self._recent: deque[int] = deque(maxlen=OUTPUTS_REMEMBERED)
         self._sorted: list[int] = []
         self._sums: list[int] | None = None
-        """Sums of the longest 0, 1, 2, … of `_sorted`; None if they changed."""
+        """Sums of the longest 0, 1, 2, … of `_sorted`; None if an output was recorded since."""
 
     def observe(self, output_tokens: int) -> None:
         """Record the output of a turn that has ended."""
-        if len(self._recent) == OUTPUTS_REMEMBERED:
-            del self._sorted[bisect_right(self._sorted, self._recent[0]) - 1]
         self._recent.append(output_tokens)
-        insort(self._sorted, output_tokens)
         self._sums = None
 
     def remaining_tokens(self, output_tokens: int, limit: int) -> int:
         """Return the expected further output of a turn that has `output_tokens` and may have
         `limit`: the mean of the longer ones among the last outputs; if there is none, as much
         again."""
+        if self._sums is None:
+            self._sorted = sorted(self._recent)
+            self._sums = list(accumulate(reversed(self._sorted), initial=0))
         longer = len(self._sorted) - bisect_right(self._sorted, output_tokens)
         if not self._sorted:
             expected = max(OUTPUT_TOKENS_AT_FIRST, 2 * output_tokens)
         elif longer:
-            if self._sums is None:
-                self._sums = list(accumulate(reversed(self._sorted), initial=0))
             expected = -(-self._sums[longer] // longer)
         else:
             expected = 2 * output_tokens + 1

@@ -28,20 +28,23 @@ class PrefixesInFlight:
     def begin_step(self) -> None:
         """Remove the sequences of which nothing is in flight any more, and look up the next pages
         of the others, which may have published some since."""
-        computing, self._computing = self._computing, {}
-        for sequence in computing.values():
-            if sequence.in_flight:
-                self.add(sequence)
+        if self._computing:
+            computing, self._computing = self._computing, {}
+            for sequence in computing.values():
+                if sequence.in_flight:
+                    self.add(sequence)
 
     def add(self, sequence: Sequence) -> None:
         """Record that a row of the sequence is launched."""
-        page = self._next_page(sequence)
-        if page is not None and self._is_used:
+        page = self._next_page(sequence) if sequence.publish_to and self._is_used else None
+        if page is not None:
             self._computing[page] = sequence
 
     def are_computed_for(self, sequence: Sequence) -> bool:
         """Return whether another sequence is computing the next tokens of `sequence`."""
-        page = self._next_page(sequence) if self._computing else None
+        if not self._computing:
+            return False
+        page = self._next_page(sequence)
         other = self._computing.get(page) if page is not None else None
         if other is None or other is sequence or self._next_page(other) != page:
             return False

@@ -21,7 +21,6 @@ After a failed step, the sequences that may share the next one are limited: see 
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +29,8 @@ from continuo.engine.core.schedule.admission import Admission
 from continuo.engine.core.schedule.budget import StepBudget, StepLoad
 from continuo.engine.core.schedule.candidates import REFUSED_TURNS_MAX, PoppedTurns, Refusals
 from continuo.engine.core.schedule.fault_isolation import FaultIsolation, SequenceFilter
-from continuo.engine.core.schedule.group_shares import GroupShares, interleave_groups
+from continuo.engine.core.schedule.group_admission import GroupAdmission, arrival
+from continuo.engine.core.schedule.group_shares import interleave_groups
 from continuo.engine.core.schedule.prefixes_in_flight import PrefixesInFlight
 from continuo.engine.core.schedule.step_time_model import StepTimeModel
 from continuo.engine.core.schedule.turn_queue import AGING, TurnQueue
@@ -87,7 +87,7 @@ class ScheduledRow(msgspec.Struct, frozen=True):
         return self.turn is None or self.turn is self.sequence.turn
 
 
-class StepPlan(NamedTuple):
+class StepPlan(msgspec.Struct, frozen=True):
     """The rows of a step, and its load."""
 
     rows: list[ScheduledRow]
@@ -149,7 +149,7 @@ class Scheduler:
         """Sequences with a turn, oldest turn first."""
         self._admitted: dict[Sequence, None] = {}
         """Sequences with an admitted turn: they are queued for prefill, or decode."""
-        self._groups: Counter[str] = Counter()
+        self._groups: dict[str, int] = {}
         """Number of admitted turns of each group that has any."""
         self._retracted: dict[Sequence, None] = {}
         """Sequences with a turn that was retracted and not admitted again."""
@@ -157,19 +157,25 @@ class Scheduler:
         """Turns that owe at most SHORT_TURN_TOKENS_MAX tokens of their prompt."""
         self._long = TurnQueue()
         """Turns that owe more."""
-        self._full_short: dict[str, tuple[int, ...]] = {}
-        """Groups whose first short turns were refused admission, and the state at that time."""
-        self._full_long: dict[str, tuple[int, ...]] = {}
+        self._refused_short = Refusals(self._queue_state)
+        """Groups whose first short turns were refused admission."""
+        self._refused_long = Refusals(self._queue_state)
         """The same for long turns."""
         self._appends: dict[Sequence, None] = {}
         """Sequences without a turn whose log has ids to prefill."""
         self._overdue: Sequence | None = None
         """The first admitted turn for which the last step had no room."""
-        self._claimant: Sequence | None = None
-        """A turn that is to take pages from turns of other groups as soon as these are not in
-        flight."""
         self._prefixes = PrefixesInFlight(cache.page_size, is_used=cache.shares_pages_in_flight)
         self._admission = Admission(cache)
+        self._group_admission = GroupAdmission(
+            cache,
+            self._admission,
+            self._admitted,
+            self._retracted,
+            self.retract,
+            turns_max=TURNS_PER_ROW_MAX * max_rows,
+            max_group_share=max_group_share,
+        )
         self._fault_isolation = FaultIsolation()
 
     # ---- work -----------------------------------------------------------------------------
@@ -181,7 +187,8 @@ class Scheduler:
         self._turns[sequence] = None
         self._arrivals += 1
         turn.arrival, turn.last_step = self._arrivals, self._steps
-        self._match_shared(sequence)
+        if sequence.turn_count == 1:
+            self._match_shared(sequence)
         tokens = _tokens_to_prefill(sequence)
         turn.due_step = self._steps + self._patience_steps(turn, tokens)
         self._push(sequence, tokens)
@@ -201,12 +208,13 @@ class Scheduler:
         self._appends[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
-        self._turns.pop(sequence, None)
-        self._pop_admitted(sequence)
-        self._retracted.pop(sequence, None)
-        self._short.remove(sequence)
-        self._long.remove(sequence)
         self._appends.pop(sequence, None)
+        if sequence in self._turns:
+            del self._turns[sequence]
+            self._pop_admitted(sequence)
+            self._retracted.pop(sequence, None)
+            self._short.remove(sequence)
+            self._long.remove(sequence)
 
     @property
     def turns(self) -> int:
@@ -224,8 +232,8 @@ class Scheduler:
         if not self._fault_isolation:
             plan = self._plan(None)
             if not plan.rows and self._turns and not self.cache.has_in_flight():
-                self._full_short.clear()
-                self._full_long.clear()
+                self._refused_short.full.clear()
+                self._refused_long.full.clear()
                 plan = self._plan(None)
         else:
             plan = StepPlan([], StepLoad())
@@ -237,21 +245,23 @@ class Scheduler:
                 if plan.rows:
                     self._fault_isolation.record_selection(selection)
                     break
-        self._steps += bool(plan.rows)
+        if plan.rows:
+            self._steps += 1
         return plan
 
     def _plan(self, sequence_filter: SequenceFilter | None) -> StepPlan:
         budget = StepBudget(self.max_batched_tokens, self.max_rows)
         rows: list[ScheduledRow] = []
-        if self._claimant is not None:
+        claimant = self._group_admission.claimant
+        if claimant is not None:
             if self.cache.has_in_flight():
                 return StepPlan(rows, budget.load)
-            self._overdue, self._claimant = self._claimant, None
+            self._overdue, self._group_admission.claimant = claimant, None
         decoding = self._decoding_turns(sequence_filter)
-        if self._short or self._long or self._appends:
+        if self._short.turns or self._long.turns or self._appends:
             popped = PoppedTurns(self._steps, sequence_filter)
             self._plan_with_prefill(decoding, popped, budget, rows)
-            for sequence in popped:
+            for sequence in popped.turns:
                 if sequence.turn is not None and (
                     sequence.owed > 1 or not sequence.turn.is_admitted
                 ):
@@ -281,17 +291,16 @@ class Scheduler:
         ):
             load = budget.load
             self._live_load = load if load.rows else self._live_load
-            limit_s = self._step_time_limit(load) if self._long or self._appends else 0.0
-            if self._schedule_chunks(long, popped, blocked_groups, limit_s, budget, rows):
-                self._schedule_appends(popped, limit_s, budget, rows)
+            if self._long.turns or self._appends:
+                limit_s = self._step_time_limit(load)
+                if self._schedule_chunks(long, popped, blocked_groups, limit_s, budget, rows):
+                    self._schedule_appends(popped, limit_s, budget, rows)
         if not budget and not long:
             first = popped.pop(self._long)
             long += [first] if first is not None and self._try_admit(first) else []
-        self._overdue = None
-        if waiting or long:
-            scheduled = {row.sequence for row in rows}
-            missed = [s for s in waiting + long if s.turn is not None and s not in scheduled]
-            self._overdue = min(missed, key=_arrival, default=None)
+        number = self._steps + 1
+        missed = [s for s in (*waiting, *long) if s.turn is not None and s.turn.last_step != number]
+        self._overdue = min(missed, key=arrival) if missed else None
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Record the seconds that a planned step took on the device."""
@@ -340,7 +349,7 @@ class Scheduler:
 
     def _queue(self, sequence: Sequence) -> None:
         """Queue a turn for the rest of its prefill, unless it is queued."""
-        if sequence not in self._short and sequence not in self._long:
+        if sequence not in self._short.turns and sequence not in self._long.turns:
             self._push(sequence, _tokens_to_prefill(sequence))
 
     def _push(self, sequence: Sequence, tokens: int) -> None:
@@ -357,9 +366,9 @@ class Scheduler:
     def _pop_admitted(self, sequence: Sequence) -> None:
         if sequence in self._admitted:
             del self._admitted[sequence]
-            self._groups[sequence.group] -= 1
-            if not self._groups[sequence.group]:
-                del self._groups[sequence.group]
+            group, turns = sequence.group, self._groups.pop(sequence.group)
+            if turns > 1:
+                self._groups[group] = turns - 1
 
     def _decoding_turns(self, sequence_filter: SequenceFilter | None) -> list[Sequence]:
         """List the admitted turns that owe only the id drawn last and can launch it now. If
@@ -415,7 +424,7 @@ class Scheduler:
         if sequence is None or not popped.accepts(sequence):
             return []
         for queue in (self._short, self._long):
-            if sequence in queue:
+            if sequence in queue.turns:
                 popped.take(sequence, queue)
                 return [sequence] if self._try_admit(sequence) and sequence.owed else []
         return []
@@ -426,10 +435,12 @@ class Scheduler:
         """Take the short turns that have room in the step, and admit them."""
         short: list[Sequence] = []
         tokens = budget.remaining_tokens
-        refusals = Refusals(self._full_short, self._queue_state())
-        blocked_groups |= refusals.groups
-        for sequence in self._candidates(self._short, popped, refusals.groups):
-            self._match_shared(sequence)
+        refusals = self._refused_short
+        refusals.begin_search()
+        blocked_groups |= refusals.full
+        for sequence in self._candidates(self._short, popped, refusals.full):
+            if sequence.turn_count == 1:
+                self._match_shared(sequence)
             if self._prefixes.are_computed_for(sequence):
                 continue
             if not self._try_admit(sequence):
@@ -453,8 +464,8 @@ class Scheduler:
             if sequence is None:
                 break
             yield sequence
-        for sequence in list(self._admitted) if queue else ():
-            if sequence in queue and popped.accepts(sequence):
+        for sequence in list(self._admitted) if queue.turns else ():
+            if sequence in queue.turns and popped.accepts(sequence):
                 popped.take(sequence, queue)
                 yield sequence
 
@@ -482,7 +493,7 @@ class Scheduler:
         cache.rewind(lease, prompt - 1)
         turn.is_admitted = True
         self._admitted[sequence] = None
-        self._groups[sequence.group] += 1
+        self._groups[sequence.group] = self._groups.get(sequence.group, 0) + 1
         if sequence in self._retracted:
             del self._retracted[sequence]
         else:
@@ -500,14 +511,15 @@ class Scheduler:
         if turn.refused_at == self._room_state():
             return False
         has_other_groups = len(self._groups) > (sequence.group in self._groups)
+        waiting = len(self._turns) - len(self._admitted) - 1
         if has_other_groups or self._max_group_share < 1:
-            has_room = self._has_room_in_group(sequence)
+            has_room = self._group_admission.has_room(sequence, waiting, self._steps)
         else:
             turns_max = TURNS_PER_ROW_MAX * self.max_rows
-            has_room = len(self._admitted) < turns_max and self._has_room_beside(
-                sequence, self._retracted
+            has_room = len(self._admitted) < turns_max and self._admission.has_room(
+                sequence, self._admitted, self._retracted, waiting=waiting, step=self._steps
             )
-        is_refused = not has_room and sequence is not self._claimant
+        is_refused = not has_room and sequence is not self._group_admission.claimant
         turn.refused_at = self._room_state() if is_refused else None
         return has_room
 
@@ -515,59 +527,7 @@ class Scheduler:
         return self.cache.room_version, self._steps // RETRY_STEPS
 
     def _queue_state(self) -> tuple[int, ...]:
-        return (*self._room_state(), self._arrivals)
-
-    def _has_room_beside(self, sequence: Sequence, retracted: Collection[Sequence]) -> bool:
-        waiting = len(self._turns) - len(self._admitted) - 1
-        return self._admission.has_room(
-            sequence, self._admitted, retracted, waiting=waiting, step=self._steps
-        )
-
-    def _has_room_in_group(self, sequence: Sequence) -> bool:
-        """Return whether a turn can be admitted within what its group is entitled to."""
-        shares = GroupShares(self.cache, self._admitted, self._retracted)
-        share = shares.share(sequence)
-        poorer = [s for s in self._retracted if not shares.is_richer(s, sequence, 0)]
-        return self._has_turns_left(sequence, shares, share) and (
-            self._has_room_beside(sequence, poorer) or self._claim_share(sequence, share)
-        )
-
-    def _has_turns_left(self, sequence: Sequence, shares: GroupShares, share: float) -> bool:
-        """Return whether the number of turns allows one more of its group, and the pages of the
-        group its prompt."""
-        turns_max = TURNS_PER_ROW_MAX * self.max_rows
-        if len(self._admitted) >= turns_max and shares.turns(sequence) >= turns_max * share:
-            return False
-        pages = shares.pages(sequence) + self._prompt_pages(sequence)
-        return shares.turns(sequence) == 0 or pages <= self._max_group_share * self.cache.pool.total
-
-    def _prompt_pages(self, sequence: Sequence) -> int:
-        return self.cache.usage.count_new_pages(sequence.lease, len(sequence.ids) + 1)
-
-    def _claim_share(self, sequence: Sequence, share: float) -> bool:
-        """Retract turns of groups that have more pages than that of `sequence`, whose share of the
-        pool is `share`, until its prompt has room. Returns False if it has no claim, or if the
-        turns to retract are in flight: then the next step is planned when they are not."""
-        needed = self._prompt_pages(sequence)
-        while True:
-            shares = GroupShares(self.cache, self._admitted, self._retracted)
-            if shares.pages(sequence) + needed > share * self.cache.pool.total:
-                return False
-            if self._admission.has_room_now(sequence, self._admitted, []):
-                return True
-            oldest = self._oldest_admitted()
-            richer = [
-                s
-                for s in self._admitted
-                if s is not oldest
-                and s.group != sequence.group
-                and shares.is_richer(s, sequence, needed)
-            ]
-            victim = max((s for s in richer if not s.in_flight), key=_rank, default=None)
-            if victim is None:
-                self._claimant = sequence if richer else None
-                return False
-            self.retract(victim)
+        return self.cache.room_version, self._steps // RETRY_STEPS, self._arrivals
 
     def _restore_kv(self, sequence: Sequence, *, match_shared: bool = False) -> None:
         """Mark the lease busy and restore all available KV of the log: spilled pages are recalled;
@@ -587,7 +547,7 @@ class Scheduler:
         it meanwhile."""
         turn, cache, lease = sequence.turn, self.cache, sequence.lease
         assert turn is not None
-        if sequence.in_flight or sequence.turn_count != 1:
+        if sequence.in_flight:
             return
         known = lease.committed
         cache.match(lease, sequence.ids, cache.match_end(len(sequence.ids)))
@@ -628,14 +588,15 @@ class Scheduler:
         reserve, number = self.cache.reserve, self._steps + 1
         has_drafts = self._speculation is not None
         for sequence in sequences:
-            if not budget:
+            if budget.remaining_tokens <= 0 or budget.remaining_rows <= 0:
                 return False
             turn, lease, owed = sequence.turn, sequence.lease, sequence.owed
             assert turn is not None
             if owed == 1 and turn.is_admitted and not has_drafts and reserve(lease, 1):
                 budget.spend(lease.committed + lease.reserved - 1, 1)
                 turn.last_step = number
-                rows.append(ScheduledRow(sequence, 1, turn if sequence.can_draw else None))
+                can_draw = turn.launched_tokens < turn.max_output_tokens
+                rows.append(ScheduledRow(sequence, 1, turn if can_draw else None))
                 continue
             count = min(owed, SHORT_TURN_TOKENS_MAX, budget.remaining_tokens)
             if not count or not self._schedule_turn(sequence, count, budget, rows):
@@ -661,7 +622,7 @@ class Scheduler:
             live = self._rotate(live + short, budget.remaining_rows)
             if not self._schedule_all(live, budget, rows):
                 return False
-            if not short or not budget or not (self._short or self._full_short):
+            if not short or not budget or not (self._short.turns or self._refused_short.full):
                 return True
             live = []
 
@@ -676,16 +637,20 @@ class Scheduler:
     ) -> bool:
         """Schedule chunks of long turns within `limit_s`, and list in `long` those that were next.
         Returns False if nothing more can be planned in this step."""
-        if not self._long:
+        if not self._long.turns:
             return bool(budget)
-        refusals = Refusals(self._full_long, self._queue_state(), blocked_groups)
-        for sequence in self._candidates(self._long, popped, refusals.groups) if budget else ():
-            self._match_shared(sequence)
+        refusals = self._refused_long
+        refusals.begin_search()
+        blocked_groups |= refusals.full
+        for sequence in self._candidates(self._long, popped, blocked_groups) if budget else ():
+            if sequence.turn_count == 1:
+                self._match_shared(sequence)
             if self._prefixes.are_computed_for(sequence):
                 continue
             if not self._try_admit(sequence):
                 refusals.add(sequence)
-                self._block_group(sequence, refusals.groups)
+                blocked_groups |= refusals.full
+                self._block_group(sequence, blocked_groups)
                 continue
             if not sequence.owed:
                 continue
@@ -730,13 +695,13 @@ class Scheduler:
                 self._add_row(sequence, count, budget, rows, drafts)
                 return True
         while not self.cache.reserve(sequence.lease, count):
-            later = self._later_holders(sequence)
+            later = self._group_admission.later_holders(sequence)
             victim = next((s for s in later if not s.in_flight), None)
             if victim is not None:
                 self.retract(victim)
             elif later:
                 return False
-            elif sequence is not self._oldest_admitted():
+            elif sequence is not self._group_admission.oldest_admitted():
                 return True
             elif self.cache.has_in_flight():
                 return False
@@ -792,32 +757,6 @@ class Scheduler:
     def _is_oldest(self, sequence: Sequence) -> bool:
         return next(iter(self._turns)) is sequence
 
-    def _oldest_admitted(self) -> Sequence:
-        return min(self._admitted, key=_arrival)
-
-    def _later_holders(self, sequence: Sequence) -> list[Sequence]:
-        """List the admitted turns that have pages and come after `sequence`, last first. In a
-        group, a higher priority number comes after a lower one, then a younger turn after an older
-        one. The turns of a group with more pages come after those of other groups. The oldest turn
-        comes before all."""
-        oldest = self._oldest_admitted()
-        shares = GroupShares(self.cache, self._admitted, self._retracted)
-        found = [
-            other
-            for other in self._admitted
-            if other.lease.pages
-            and other is not oldest
-            and (
-                sequence is oldest
-                or (
-                    _rank(other) > _rank(sequence)
-                    if other.group == sequence.group
-                    else shares.is_richer(other, sequence, 1)
-                )
-            )
-        ]
-        return sorted(found, key=_rank, reverse=True)
-
     def _schedule_appends(
         self,
         popped: PoppedTurns,
@@ -855,16 +794,6 @@ def _tokens_to_prefill(sequence: Sequence) -> int:
     """Return the tokens of the log whose KV is neither computed, nor on the host, nor in flight."""
     lease = sequence.lease
     return len(sequence.ids) - max(lease.resident_tokens, lease.launched)
-
-
-def _arrival(sequence: Sequence) -> int:
-    assert sequence.turn is not None
-    return sequence.turn.arrival
-
-
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    assert sequence.turn is not None
-    return sequence.turn.sampling.priority, sequence.turn.arrival
 
 
 def _last_step(sequence: Sequence) -> int:

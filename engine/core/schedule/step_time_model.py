@@ -100,8 +100,11 @@ class StepTimeModel:
 
 
 def _scale(load: StepLoad) -> _Features:
-    rows, tokens, attention = load
-    return rows / ROWS_SCALE, tokens / TOKENS_SCALE, attention / ATTENTION_SCALE
+    return (
+        load.rows / ROWS_SCALE,
+        load.tokens / TOKENS_SCALE,
+        load.attention / ATTENTION_SCALE,
+    )
 
 
 def _solve(matrix: list[list[float]], right: Iterable[float]) -> list[float]:

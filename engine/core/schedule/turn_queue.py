@@ -42,11 +42,46 @@ _Entry = tuple[int, int, int, int, QueuedTurn]
 class _Group:
     """The queued turns of one group."""
 
+    __slots__ = ("_heaps", "_unsorted", "has_place", "size", "virtual_time")
+
     def __init__(self) -> None:
         self.virtual_time = 0.0
         self.size = 0
         self.has_place = False
         """Whether the heap of groups has an entry for this one."""
+        self._unsorted: dict[QueuedTurn, None] = {}
+        """Turns that are in no heap yet, because none was served since they were queued. A turn
+        that is served alone never is."""
+        self._heaps: _Heaps | None = None
+
+    def push(self, entry: QueuedTurn) -> None:
+        self.size += 1
+        self._unsorted[entry] = None
+
+    def remove(self, entry: QueuedTurn) -> None:
+        self.size -= 1
+        entry.is_queued = False
+        self._unsorted.pop(entry, None)
+        if not self.size:
+            self._heaps = None
+
+    def first(self, step: int) -> QueuedTurn:
+        """Return the turn to serve next at `step`. The group must have a turn."""
+        if len(self._unsorted) == self.size == 1:
+            return next(iter(self._unsorted))
+        if self._heaps is None:
+            self._heaps = _Heaps()
+        for entry in self._unsorted:
+            self._heaps.push(entry, self.size)
+        self._unsorted.clear()
+        return self._heaps.first(step, self.size)
+
+
+class _Heaps:
+    """The turns of a group that has had several, by the orders in which they are served."""
+
+    def __init__(self) -> None:
+        self._pushes = 0
         self._by_tokens: list[_Entry] = []
         """Heap of (priority, tokens, arrival, number, turn)."""
         self._by_due_step: list[_Entry] = []
@@ -54,27 +89,29 @@ class _Group:
         self._overdue: list[_Entry] = []
         """Heap of (priority, 0, arrival, number, turn)."""
 
-    def push(self, entry: QueuedTurn, number: int) -> None:
-        turn = entry.turn
-        self.size += 1
+    def push(self, entry: QueuedTurn, size: int) -> None:
+        """Add a turn; `size`: number of queued turns."""
+        self._pushes += 1
+        turn, number = entry.turn, self._pushes
         self._push(
-            self._by_tokens, (turn.sampling.priority, entry.tokens, turn.arrival, number, entry)
+            self._by_tokens,
+            (turn.sampling.priority, entry.tokens, turn.arrival, number, entry),
+            size,
         )
-        self._push(self._by_due_step, (turn.due_step, 0, turn.arrival, number, entry))
+        self._push(self._by_due_step, (turn.due_step, 0, turn.arrival, number, entry), size)
 
-    def first(self, step: int) -> QueuedTurn | None:
-        """Return the turn to serve next at `step`; None if there is none."""
+    def first(self, step: int, size: int) -> QueuedTurn:
         while (due := _top(self._by_due_step)) and due[0] <= step:
             _, _, arrival, number, entry = heapq.heappop(self._by_due_step)
-            self._push(self._overdue, (entry.turn.sampling.priority, 0, arrival, number, entry))
+            place = (entry.turn.sampling.priority, 0, arrival, number, entry)
+            self._push(self._overdue, place, size)
         overdue, shortest = _top(self._overdue), _top(self._by_tokens)
-        if overdue and shortest and overdue[0] <= shortest[0]:
-            return overdue[-1]
-        return shortest[-1] if shortest else None
+        assert shortest is not None
+        return overdue[-1] if overdue and overdue[0] <= shortest[0] else shortest[-1]
 
-    def _push(self, heap: list[_Entry], entry: _Entry) -> None:
+    def _push(self, heap: list[_Entry], entry: _Entry, size: int) -> None:
         heapq.heappush(heap, entry)
-        if len(heap) > 2 * self.size + STALE_ENTRIES_MIN:
+        if len(heap) > 2 * size + STALE_ENTRIES_MIN:
             heap[:] = [each for each in heap if each[-1].is_queued]
             heapq.heapify(heap)
 
@@ -88,7 +125,8 @@ def _top(heap: list[_Entry]) -> _Entry | None:
 
 class TurnQueue:
     def __init__(self) -> None:
-        self._entries: dict[Sequence, QueuedTurn] = {}
+        self.turns: dict[Sequence, QueuedTurn] = {}
+        """The queued turns, by sequence; to others, read-only."""
         self._groups: dict[str, _Group] = {}
         """Groups with queued turns, and those whose virtual time is ahead."""
         self._order: list[tuple[float, str]] = []
@@ -96,22 +134,16 @@ class TurnQueue:
         that has grown meanwhile is corrected when it reaches the top."""
         self._virtual_time = 0.0
         """Virtual time of the group served last."""
-        self._pushes = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._entries
 
     def push(self, sequence: Sequence, tokens: int) -> None:
         """Queue a sequence with a turn, of which `tokens` are to be computed."""
         assert sequence.turn is not None
-        assert sequence not in self._entries
-        entry = self._entries[sequence] = QueuedTurn(sequence, sequence.turn, tokens)
-        group = self._groups.setdefault(sequence.group, _Group())
-        self._pushes += 1
-        group.push(entry, self._pushes)
+        assert sequence not in self.turns
+        entry = self.turns[sequence] = QueuedTurn(sequence, sequence.turn, tokens)
+        group = self._groups.get(sequence.group)
+        if group is None:
+            group = self._groups[sequence.group] = _Group()
+        group.push(entry)
         if not group.has_place:
             group.has_place = True
             group.virtual_time = max(group.virtual_time, self._virtual_time)
@@ -119,10 +151,8 @@ class TurnQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, if it is queued."""
-        entry = self._entries.pop(sequence, None)
-        if entry is not None:
-            entry.is_queued = False
-            self._groups[sequence.group].size -= 1
+        if sequence in self.turns:
+            self._groups[sequence.group].remove(self.turns.pop(sequence))
 
     def pop(self, step: int, skipped_groups: Collection[str] = ()) -> Sequence | None:
         """Remove and return the sequence to serve next at `step`, of a group that is not skipped.
@@ -141,13 +171,12 @@ class TurnQueue:
                 skipped.append(heapq.heappop(self._order))
             else:
                 entry = group.first(step)
-                assert entry is not None
                 sequence = entry.sequence
+                del self.turns[sequence]
+                group.remove(entry)
                 self._virtual_time = max(self._virtual_time, virtual_time)
         for place in skipped:
             heapq.heappush(self._order, place)
-        if sequence is not None:
-            self.remove(sequence)
         return sequence
 
     def charge(self, sequence: Sequence, tokens: int) -> None:

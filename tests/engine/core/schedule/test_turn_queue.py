@@ -93,20 +93,24 @@ def test_skipped_groups_keep_their_place() -> None:
     a, b = harness.push("a", 5, group="a"), harness.push("b", 5, group="b")
     assert harness.queue.pop(0, {"a"}) is b
     assert harness.queue.pop(0, {"a"}) is None
-    assert a in harness.queue
+    assert list(harness.queue.turns) == [a]
     assert harness.queue.pop(0) is a
-    assert len(harness.queue) == 0
+    assert not harness.queue.turns
 
 
 def test_removed_turn_is_not_popped_and_its_entries_do_not_pile_up() -> None:
     harness = QueueHarness()
     kept = harness.push("kept", 1_000_000)
     for n in range(5_000):
-        harness.queue.remove(harness.push(f"s{n}", n + 1))
+        removed, served = harness.push(f"r{n}", 2_000_000), harness.push(f"s{n}", 1)
+        assert harness.queue.pop(0) is served
+        harness.queue.remove(removed)
     [group] = harness.queue._groups.values()
-    assert len(group._by_tokens) < 100
-    assert len(group._by_due_step) < 100
+    assert group._heaps is not None
+    assert len(group._heaps._by_tokens) < 100
+    assert len(group._heaps._by_due_step) < 100
     assert harness.queue.pop(0) is kept
+    assert group._heaps is None, "a group without turns refers to sequences that have left"
 
 
 def test_turn_that_is_queued_again_keeps_its_place() -> None:
