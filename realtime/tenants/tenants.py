@@ -24,7 +24,6 @@ from contextlib import asynccontextmanager, contextmanager
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits, TenantLimits
 from continuo.realtime.protocol.events import RateLimitKind
-from continuo.realtime.rate_limit import MonotonicClock, TenantRateLimits, TokenBucket
 from continuo.realtime.store import (
     BucketCharge,
     CountsElsewhere,
@@ -34,6 +33,7 @@ from continuo.realtime.store import (
     TenantUsage,
     keys,
 )
+from continuo.realtime.tenants.rate_limits import MonotonicClock, TenantRateLimits, TokenBucket
 from continuo.realtime.tenants.turn_slots import TurnSlots
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from continuo.realtime.conversation.text_limits import TextLimits
 from continuo.realtime.errors import ErrorType, Refusal
 from continuo.realtime.limits import REQUEST_CHARS_MAX, Limits
 from continuo.realtime.protocol.settings import GenerationSettings, Truncation
-from continuo.realtime.rate_limit import TenantRateLimits
 from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.tenants.rate_limits import TenantRateLimits
 from tests.support.clients import (
     JsonEvent,
     RealtimeClient,

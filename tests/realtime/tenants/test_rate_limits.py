@@ -5,8 +5,8 @@ import pytest
 from continuo.realtime.errors import Refusal, SetupError
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.response import Usage
-from continuo.realtime.rate_limit import TenantRateLimits
 from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
+from continuo.realtime.tenants.rate_limits import TenantRateLimits
 from tests.support.clients import JsonEvent, RealtimeClient, open_realtime_session
 from tests.support.web_servers import TENANTS, UMBRELLA, RunningServer
 
