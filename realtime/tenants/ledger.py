@@ -1,0 +1,122 @@
+"""The ledger of one tenant: what it uses at this gateway now, against its limits.
+
+Whoever holds something for a tenant charges it here and releases it at its end. The ledger alone
+refuses: it names the limit, its amount, what is used of it and, where that is known, when to try
+again, and it counts what it has refused, for `GET /v1/stats` and the usage of the tenant.
+
+    limit                                  charged or measured by         refused
+    connections_max                        OpenConnections                a connection
+    sessions_max                           the store; TokenSessions       a session
+    running_, waiting_responses_max        TurnSlots                      a response that would wait
+    requests_, tokens_per_minute           TenantRateLimits               a response, a long text
+    stored_bytes_max                       Tenants, every few seconds     a response, a text
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import TenantLimits
+from continuo.realtime.protocol.events import RateLimitKind
+from continuo.realtime.store import CountsElsewhere
+
+RETRY_AFTER_S = 5.0
+"""Suggested wait before a retry, when a connection or session may end at any time."""
+TURN_RETRY_AFTER_S = 1.0
+"""Suggested wait before a retry, when a turn may end at any time."""
+
+
+class TenantLedger:
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.limits = TenantLimits()
+        self.connections = 0
+        """WebSockets and streamed HTTP responses at this gateway."""
+        self.elsewhere = CountsElsewhere()
+        """Connections and turns at the other gateways, as of the last exchange."""
+        self.stored_bytes = 0
+        """Bytes that the store holds for the tenant, as measured last; measured only with a limit
+        on them."""
+        self.refused: dict[str, int] = {}
+        """Refusals since the start of the process, by the limit that was reached."""
+        self._unrecorded_refusals = 0
+
+    def take_refusals(self) -> int:
+        """Return the number of refusals since the last call."""
+        count, self._unrecorded_refusals = self._unrecorded_refusals, 0
+        return count
+
+    # ------------------------------------------------------------ admission
+
+    @contextmanager
+    def connected(self) -> Generator[None]:
+        """Context manager of one connection. Raises Refusal if the tenant has too many."""
+        limit = self.limits.connections_max
+        count = self.connections + self.elsewhere.connections
+        if limit and count >= limit:
+            raise self._refuse(
+                "connections_max",
+                f"{count:,} connections of tenant '{self.tenant}' are open; the limit is "
+                f"{limit:,}. Close one, or try again in {RETRY_AFTER_S:g} s.",
+                RETRY_AFTER_S,
+            )
+        self.connections += 1
+        try:
+            yield
+        finally:
+            self.connections -= 1
+
+    def check_session_count(self, count: int) -> None:
+        """Raise Refusal if `count` sessions are as many as the tenant may have."""
+        limit = self.limits.sessions_max
+        if limit and count >= limit:
+            raise self._refuse(
+                "sessions_max",
+                f"Tenant '{self.tenant}' has {count:,} sessions; the limit is {limit:,}. Close or "
+                "delete one, or try again when one has expired.",
+                RETRY_AFTER_S,
+            )
+
+    def check_storage(self) -> None:
+        """Raise Refusal if the store holds more of the tenant than it may."""
+        limit = self.limits.stored_bytes_max
+        if limit and self.stored_bytes > limit:
+            raise self._refuse(
+                "stored_bytes_max",
+                f"The store holds {self.stored_bytes:,} bytes of this tenant; the limit is "
+                f"{limit:,}. Delete sessions or responses, or wait until some have expired.",
+                code="insufficient_quota",
+            )
+
+    # ------------------------------------------------------------ refusals of other parts
+
+    def refuse_turn(self, running: int, waiting: int) -> Refusal:
+        """Refuse a response while `running` are generated and `waiting` wait, everywhere."""
+        limits = self.limits
+        return self._refuse(
+            "waiting_responses_max",
+            f"Tenant '{self.tenant}' has {running} responses in generation and {waiting} waiting; "
+            f"the limits are {limits.running_responses_max} and {limits.waiting_responses_max}. "
+            "Try again when one of them has ended.",
+            TURN_RETRY_AFTER_S,
+        )
+
+    def refuse_rate(self, kind: RateLimitKind, amount: int, wait_s: float) -> Refusal:
+        """Refuse what a bucket of `amount` a minute holds nothing for, for `wait_s`."""
+        return self._refuse(
+            f"{kind}_per_minute",
+            f"The limit of {amount:,} {kind} a minute is reached. Try again in {wait_s:.1f} s.",
+            wait_s,
+        )
+
+    def _refuse(
+        self,
+        limit: str,
+        message: str,
+        retry_after_s: float | None = None,
+        code: str = "rate_limit_exceeded",
+    ) -> Refusal:
+        """Build the refusal of what would exceed a limit, and count it."""
+        self.refused[limit] = self.refused.get(limit, 0) + 1
+        self._unrecorded_refusals += 1
+        return Refusal(message, code=code, retry_after_s=retry_after_s)

@@ -1,0 +1,133 @@
+"""The ledger of a tenant: what is charged to it, what it refuses, and who sees it."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import TenantLimits
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.store import CountsElsewhere
+from continuo.realtime.tenants.ledger import TenantLedger
+from tests.support.clients import connect_realtime, open_realtime_session
+from tests.support.engines import EngineHarness
+from tests.support.waiting import wait_until
+from tests.support.web_servers import ACME, UMBRELLA, RunningServer, serve_harness
+
+KEYS = """
+[tenants.acme]
+{limits}
+[[keys]]
+key = "key-one"
+tenant = "acme"
+[[keys]]
+key = "key-two"
+tenant = "umbrella"
+[[keys]]
+key = "key-of-the-operator"
+tenant = "operations"
+scopes = ["admin"]
+"""
+OPERATOR = {"Authorization": "Bearer key-of-the-operator"}
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    harness: EngineHarness, folder: Path, **limits: float
+) -> AsyncIterator[RunningServer]:
+    """Serve with `limits` of the tenant acme."""
+    file = folder / "keys.toml"
+    file.write_text(
+        KEYS.format(limits="\n".join(f"{name} = {value}" for name, value in limits.items()))
+    )
+    settings = GatewaySettings(api_keys_file=str(file), served_model_name=("demo",))
+    async with serve_harness(harness, settings) as server:
+        yield server
+
+
+# ---------------------------------------------------------------- the ledger
+
+
+def ledger_of(**limits: int) -> TenantLedger:
+    ledger = TenantLedger("acme")
+    ledger.limits = TenantLimits(**limits)
+    return ledger
+
+
+def test_connections_here_and_elsewhere_count_until_they_end() -> None:
+    ledger = ledger_of(connections_max=3)
+    ledger.elsewhere = CountsElsewhere(connections=1)
+    with ledger.connected():
+        with pytest.raises(KeyError), ledger.connected():
+            raise KeyError
+        with ledger.connected():
+            with pytest.raises(Refusal, match=r"3 connections of .* 3\..*5 s") as refused:
+                ledger.connected().__enter__()
+            assert (refused.value.code, refused.value.retry_after_s) == ("rate_limit_exceeded", 5)
+            assert refused.value.http_status == 429
+            assert ledger.connections == 2
+    assert ledger.connections == 0
+    assert ledger.refused == {"connections_max": 1}
+    assert (ledger.take_refusals(), ledger.take_refusals()) == (1, 0)
+
+
+def test_no_limit_refuses_nothing() -> None:
+    ledger = ledger_of()
+    ledger.stored_bytes = 1 << 50
+    ledger.check_session_count(1 << 30)
+    ledger.check_storage()
+    assert ledger.refused == {}
+
+
+def test_each_refusal_names_its_limit_and_is_counted_under_it() -> None:
+    ledger = ledger_of(sessions_max=2, stored_bytes_max=10, running_responses_max=1)
+    ledger.stored_bytes = 11
+    with pytest.raises(Refusal, match="has 2 sessions; the limit is 2"):
+        ledger.check_session_count(2)
+    with pytest.raises(Refusal, match=r"11 bytes .* the limit is 10") as refused:
+        ledger.check_storage()
+    assert refused.value.code == "insufficient_quota"
+    assert "1 responses in generation and 256 waiting" in str(ledger.refuse_turn(1, 256))
+    assert "60 tokens a minute" in str(ledger.refuse_rate("tokens", 60, 3.0))
+    assert ledger.refused == {
+        "sessions_max": 1,
+        "stored_bytes_max": 1,
+        "waiting_responses_max": 1,
+        "tokens_per_minute": 1,
+    }
+
+
+# ---------------------------------------------------------------- GET /v1/stats
+
+
+async def test_stats_show_all_tenants_to_an_operator_and_to_a_tenant_itself_alone(
+    harness: EngineHarness, tmp_path: Path
+) -> None:
+    async with serve(harness, tmp_path, connections_max=1) as server:
+        async with (
+            open_realtime_session(server.url),
+            open_realtime_session(server.url, UMBRELLA),
+            connect_realtime(server.url) as refused,
+        ):
+            assert (await refused.expect("error"))["error"]["code"] == "rate_limit_exceeded"
+            status, own = await server.request("GET", "/v1/stats", headers=ACME)
+            assert (status, set(own)) == (200, {"object", "tenants"})
+            assert own["object"] == "tenant.stats"
+            (acme,) = own["tenants"]
+            assert acme["tenant"] == "acme"
+            assert (acme["connections"], acme["sessions"]) == (1, 1)
+            assert acme["refused"] == {"connections_max": 1}
+            assert acme["limits"]["connections_max"] == 1
+            await server.request("POST", "/open_session", {}, UMBRELLA)
+            _, everything = await server.request("GET", "/v1/stats", headers=OPERATOR)
+            assert everything["object"] == "server.stats"
+            shown = {each["tenant"]: each for each in everything["tenants"]}
+            assert shown["acme"] == acme
+            assert shown["umbrella"]["token_sessions"] == 1
+            assert shown["umbrella"]["limits"]["connections_max"] == 0
+        ledger = server.registry.tenants.of("acme").ledger
+        await wait_until(lambda: ledger.connections == 0)
+        _, own = await server.request("GET", "/v1/stats", headers=ACME)
+        assert (own["tenants"][0]["connections"], own["tenants"][0]["sessions"]) == (0, 1), "parked"
