@@ -1,17 +1,19 @@
 """The ledger of one tenant: what it uses at this gateway now, against its limits.
 
-Whoever holds something for a tenant charges it here and releases it at its end. The ledger alone
-refuses: it names the limit, its amount, what is used of it and, where that is known, when to try
-again, and it counts what it has refused, for `GET /v1/stats` and the usage of the tenant.
+The owner of whatever is held for a tenant charges it here and releases it at its end. The ledger
+alone refuses: it names the limit, its amount, what is used of it and, where that is known, when to
+try again. It counts what it has refused, for `GET /v1/stats` and the usage of the tenant.
 
     limit                                  charged or measured by         refused
     connections_max                        OpenConnections                a connection
     sessions_max                           the store; TokenSessions       a session
+    operations_per_second                  connections, HTTP routes       a client event, a request
     running_, waiting_responses_max        TurnSlots                      a response that would wait
     requests_, tokens_per_minute           TenantRateLimits               a response, a long text
     stored_bytes_max                       Tenants, every few seconds     a response, a text
 """
 
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -19,17 +21,25 @@ from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import TenantLimits
 from continuo.realtime.protocol.events import RateLimitKind
 from continuo.realtime.store import CountsElsewhere
+from continuo.realtime.tenants.token_bucket import MonotonicClock, TokenBucket
 
 RETRY_AFTER_S = 5.0
 """Suggested wait before a retry, when a connection or session may end at any time."""
 TURN_RETRY_AFTER_S = 1.0
 """Suggested wait before a retry, when a turn may end at any time."""
+OPERATIONS_BURST_S = 10
+"""Operations of so many seconds may arrive at once."""
 
 
 class TenantLedger:
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str, clock: MonotonicClock = time.monotonic) -> None:
         self.tenant = tenant
         self.limits = TenantLimits()
+        self._clock = clock
+        self.operations = 0
+        """Operations since the start of the process, without those that were refused."""
+        self._bucket: TokenBucket | None = None
+        """Operations that may arrive now; None without a limit."""
         self.connections = 0
         """WebSockets and streamed HTTP responses at this gateway."""
         self.elsewhere = CountsElsewhere()
@@ -41,12 +51,37 @@ class TenantLedger:
         """Refusals since the start of the process, by the limit that was reached."""
         self._unrecorded_refusals = 0
 
+    def set_limits(self, limits: TenantLimits) -> None:
+        """Change the limits; what is charged stays charged."""
+        self.limits, capacity = limits, limits.operations_per_second * OPERATIONS_BURST_S
+        if not capacity:
+            self._bucket = None
+        elif self._bucket is None:
+            self._bucket = TokenBucket(capacity, self._clock, OPERATIONS_BURST_S)
+        else:
+            self._bucket.resize(capacity)
+
     def take_refusals(self) -> int:
         """Return the number of refusals since the last call."""
         count, self._unrecorded_refusals = self._unrecorded_refusals, 0
         return count
 
     # ------------------------------------------------------------ admission
+
+    def admit_operation(self) -> None:
+        """Charge an operation: a client event, an HTTP request, or the opening of a session. Raises
+        Refusal."""
+        bucket = self._bucket
+        if bucket is not None and not bucket.take_one():
+            wait_s = bucket.wait_s(1)
+            raise self._refuse(
+                "operations_per_second",
+                f"Tenant '{self.tenant}' has used its operations of {OPERATIONS_BURST_S} seconds; "
+                f"the limit is {self.limits.operations_per_second:,} a second. Try again in "
+                f"{wait_s:.1f} s.",
+                wait_s,
+            )
+        self.operations += 1
 
     @contextmanager
     def connected(self) -> Generator[None]:

@@ -16,63 +16,11 @@ from continuo.realtime.protocol.events import RateLimitKind, RateLimitStatus
 from continuo.realtime.protocol.response import Usage
 from continuo.realtime.store import TenantUsage
 from continuo.realtime.tenants.ledger import TenantLedger
+from continuo.realtime.tenants.token_bucket import MonotonicClock, TokenBucket
 
-MonotonicClock = Callable[[], float]
-"""Returns the time in seconds."""
 FaultPredicate = Callable[[BaseException], bool]
 CHARS_PER_TOKEN = 4
 """Estimated characters per token, for text whose tokens were not counted."""
-
-
-class TokenBucket:
-    def __init__(self, capacity: int, clock: MonotonicClock) -> None:
-        self.capacity = capacity
-        self._clock = clock
-        self._available = float(capacity)
-        self._updated_s = clock()
-        self._unexchanged = 0.0
-        """Amount taken here since the last exchange with the bucket that all gateways share."""
-
-    @property
-    def available(self) -> float:
-        """Amount in the bucket now; negative if it is in debt."""
-        now_s = self._clock()
-        refill = (now_s - self._updated_s) * self.capacity / 60
-        self._available = min(float(self.capacity), self._available + refill)
-        self._updated_s = now_s
-        return self._available
-
-    def take(self, amount: float) -> None:
-        self._available = self.available - amount
-        self._unexchanged += amount
-
-    def resize(self, capacity: int) -> None:
-        """Change the capacity; what was taken stays taken."""
-        self._available = self.available + capacity - self.capacity
-        self.capacity = capacity
-
-    @property
-    def is_active(self) -> bool:
-        """Whether an amount was taken that is not refilled or not exchanged yet."""
-        return self._unexchanged != 0 or self.available < self.capacity
-
-    def begin_exchange(self) -> float:
-        """Return the amount to take from the shared bucket."""
-        amount, self._unexchanged = self._unexchanged, 0.0
-        return amount
-
-    def restore_exchange(self, amount: float) -> None:
-        """Undo `begin_exchange`, because the exchange has failed."""
-        self._unexchanged += amount
-
-    def end_exchange(self, level: float) -> None:
-        """Adopt the level of the shared bucket, less what was taken here meanwhile."""
-        self._available = min(float(self.capacity), level - self._unexchanged)
-        self._updated_s = self._clock()
-
-    def wait_s(self, amount: float) -> float:
-        """Seconds until the bucket holds `amount`."""
-        return max(0.0, (amount - self.available) * 60 / self.capacity)
 
 
 class TenantRateLimits:

@@ -33,7 +33,8 @@ from continuo.realtime.store import (
     keys,
 )
 from continuo.realtime.tenants.ledger import TenantLedger
-from continuo.realtime.tenants.rate_limits import MonotonicClock, TenantRateLimits, TokenBucket
+from continuo.realtime.tenants.rate_limits import TenantRateLimits
+from continuo.realtime.tenants.token_bucket import MonotonicClock, TokenBucket
 from continuo.realtime.tenants.turn_slots import TurnSlots
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Tenant:
 
     def __init__(self, name: str, limits: Limits, clock: MonotonicClock) -> None:
         self.name = name
-        self.ledger = TenantLedger(name)
+        self.ledger = TenantLedger(name, clock)
         self.rate_limits = TenantRateLimits(self.ledger, limits, clock)
         self.turns = TurnSlots(self.ledger)
         self.following = asyncio.Lock()
@@ -155,6 +156,7 @@ class Tenants:
         return TenantLimits(
             requests_per_minute=self._limits.requests_per_minute,
             tokens_per_minute=self._limits.tokens_per_minute,
+            operations_per_second=self._limits.operations_per_second,
         )
 
     # ------------------------------------------------------------ exchange with the store

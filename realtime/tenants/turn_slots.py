@@ -73,7 +73,7 @@ class TurnSlots:
 
     def set_limits(self, limits: TenantLimits) -> None:
         """Set the limits of the ledger, and start what waits if they permit it."""
-        self._ledger.limits = limits
+        self._ledger.set_limits(limits)
         self._grant()
 
     def set_elsewhere(self, counts: CountsElsewhere) -> None:

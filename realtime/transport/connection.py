@@ -77,8 +77,9 @@ class Connection:
         self._credentials = credentials or Credentials()
         context = current_request()
         context.tenant, context.session = self._credentials.tenant, self._id
-        rate_limits = registry.tenants.of(self._credentials.tenant).rate_limits
-        self._encoder = Encoder(self._id, model, rate_limits.levels)
+        tenant = registry.tenants.of(self._credentials.tenant)
+        self._ledger = tenant.ledger
+        self._encoder = Encoder(self._id, model, tenant.rate_limits.levels)
         self._session_request = session_request
         self._bad_frames = 0
         loop = asyncio.get_running_loop()
@@ -94,6 +95,7 @@ class Connection:
         """Serve the connection until it is closed, beginning with `session.created` or missed
         events."""
         try:
+            self._ledger.admit_operation()
             session = await self._open_session()
         except Refusal as refusal:
             await self.refuse(refusal)
@@ -238,6 +240,7 @@ class Connection:
             )
         event_id: str | None = None
         try:
+            self._admit(frame)
             self._check_size(frame)
             event = self._dialect.decode(frame)
             event_id = event.event_id
@@ -277,6 +280,14 @@ class Connection:
         self._outbox.put(
             self._encoder.encode_refusal(refusal, event_id, session.make_unlogged_event_id())
         )
+
+    def _admit(self, frame: str) -> None:
+        """Charge a frame to the tenant. Raises Refusal."""
+        try:
+            self._ledger.admit_operation()
+        except Refusal as refusal:
+            refusal.event_id = extract_event_id(frame)
+            raise
 
     def _check_size(self, frame: str) -> None:
         limit = self._limits.frame_bytes_max

@@ -76,6 +76,7 @@ class ResponsesConnection:
         self._limits = responses.limits
         self._id = responses.open_connection()
         self._requester = Requester(tenant, self._id)
+        self._ledger = responses.ledger_of(tenant)
         self._resolve_model = resolve_model
         self._queues = StreamQueues(self._limits)
         self._runs: dict[str, ResponseRun] = {}
@@ -167,6 +168,7 @@ class ResponsesConnection:
                     CloseCode.UNSUPPORTED_DATA, "binary frames are not used by this protocol"
                 )
             try:
+                self._ledger.admit_operation()
                 await self._handle_frame(frame)
                 self._socket.account.credit()
             except Refusal as refusal:

@@ -40,7 +40,7 @@ LISTED_TENANTS_MAX = 200
 
 
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant uses of this gateway, from its ledger, and its limits."""
+    """The use of this gateway by a tenant, from its ledger, and the limits of the tenant."""
 
     tenant: str
     sessions: int
@@ -50,6 +50,9 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     connections: int
     connections_elsewhere: int
     """Connections at the other gateways; 0 unless `connections_max` is set."""
+    operations: int
+    """Client events and HTTP requests since the start of the process, without those that were
+    refused."""
     running_responses: int
     waiting_responses: int
     stored_bytes: int
@@ -160,6 +163,7 @@ class StatsRoutes:
                 token_sessions=token_sessions[tenant.name],
                 connections=tenant.ledger.connections,
                 connections_elsewhere=tenant.ledger.elsewhere.connections,
+                operations=tenant.ledger.operations,
                 running_responses=tenant.turns.running_count,
                 waiting_responses=tenant.turns.waiting_count,
                 stored_bytes=tenant.ledger.stored_bytes,

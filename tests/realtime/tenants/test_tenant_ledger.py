@@ -11,7 +11,7 @@ from continuo.realtime.limits import TenantLimits
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import CountsElsewhere
 from continuo.realtime.tenants.ledger import TenantLedger
-from tests.support.clients import connect_realtime, open_realtime_session
+from tests.support.clients import connect_realtime, connect_responses, open_realtime_session
 from tests.support.engines import EngineHarness
 from tests.support.waiting import wait_until
 from tests.support.web_servers import ACME, UMBRELLA, RunningServer, serve_harness
@@ -52,7 +52,7 @@ async def serve(
 
 def ledger_of(**limits: int) -> TenantLedger:
     ledger = TenantLedger("acme")
-    ledger.limits = TenantLimits(**limits)
+    ledger.set_limits(TenantLimits(**limits))
     return ledger
 
 
@@ -97,6 +97,100 @@ def test_each_refusal_names_its_limit_and_is_counted_under_it() -> None:
         "waiting_responses_max": 1,
         "tokens_per_minute": 1,
     }
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def admit(ledger: TenantLedger, count: int) -> None:
+    for _ in range(count):
+        ledger.admit_operation()
+
+
+def test_operations_of_ten_seconds_may_come_at_once_and_refill_at_their_rate() -> None:
+    clock = Clock()
+    ledger = TenantLedger("acme", clock)
+    ledger.set_limits(TenantLimits(operations_per_second=2))
+    admit(ledger, 20)
+    with pytest.raises(Refusal, match=r"the limit is 2 a second\. Try again in 0\.5 s") as refused:
+        admit(ledger, 1)
+    assert (refused.value.code, refused.value.retry_after_s) == ("rate_limit_exceeded", 0.5)
+    clock.now_s = 1.0
+    admit(ledger, 2)
+    with pytest.raises(Refusal):
+        admit(ledger, 1)
+    ledger.set_limits(TenantLimits(operations_per_second=3))
+    admit(ledger, 10)
+    with pytest.raises(Refusal):
+        admit(ledger, 1)
+    ledger.set_limits(TenantLimits())
+    admit(ledger, 1000)
+    assert (ledger.operations, ledger.refused) == (1032, {"operations_per_second": 3})
+
+
+# ---------------------------------------------------------------- operations on the wire
+
+
+def stop_clock(ledger: TenantLedger) -> None:
+    """Fill the bucket of operations, which does not refill from now on."""
+    limits = ledger.limits
+    ledger._clock = Clock()
+    ledger.set_limits(TenantLimits())
+    ledger.set_limits(limits)
+
+
+async def test_events_above_the_limit_are_refused_and_the_session_goes_on(
+    harness: EngineHarness, tmp_path: Path
+) -> None:
+    async with serve(harness, tmp_path, operations_per_second=1) as server:
+        ledger = server.registry.tenants.of("acme").ledger
+        stop_clock(ledger)
+        async with open_realtime_session(server.url) as client:
+            for _ in range(9):
+                await client.send("input_audio_buffer.clear")
+            await client.send("conversation.item.retrieve", event_id="mine", item_id="none")
+            error = (await client.wait_for("error"))["error"]
+            assert (error["code"], error["event_id"]) == ("rate_limit_exceeded", "mine")
+            assert "the limit is 1 a second" in error["message"]
+            async with open_realtime_session(server.url, UMBRELLA) as other:
+                await other.add_message("not of that tenant")
+            async with connect_realtime(server.url) as late:
+                assert (await late.expect("error"))["error"]["code"] == "rate_limit_exceeded"
+                assert await late.wait_close_code() == 1013
+            ledger.set_limits(TenantLimits())
+            await client.add_message("the session is as it was")
+        assert ledger.refused == {"operations_per_second": 2}
+
+
+async def test_http_requests_above_the_limit_are_refused_with_429(
+    harness: EngineHarness, tmp_path: Path
+) -> None:
+    body = {"model": "demo", "input": "hi", "max_output_tokens": 2}
+    async with serve(harness, tmp_path, operations_per_second=1) as server:
+        stop_clock(server.registry.tenants.of("acme").ledger)
+        statuses = [(await server.request("GET", "/v1/responses/x"))[0] for _ in range(11)]
+        assert statuses == [*[404] * 10, 429]
+        for method, path, sent in (
+            ("POST", "/v1/responses", body),
+            ("POST", "/v1/messages", {"model": "demo", "max_tokens": 2, "messages": []}),
+            ("POST", "/v1/chat/completions", {"model": "demo", "messages": []}),
+            ("POST", "/generate", {"text": "hi"}),
+            ("POST", "/v1/conversations", {}),
+            ("GET", "/v1/realtime/sessions", None),
+            ("GET", "/v1/stats", None),
+        ):
+            status, headers, reply = await server.exchange(method, path, sent)
+            assert status == 429, (path, reply)
+            assert int(headers["retry-after"]) > 0, path
+        async with connect_responses(server) as client:
+            await client.send("response.create", **body)
+            assert (await client.expect("error"))["error"]["code"] == "rate_limit_exceeded"
+        assert (await server.request("POST", "/v1/responses", body, UMBRELLA))[0] == 200
+        assert (await server.request("GET", "/v1/stats", headers=OPERATOR))[0] == 200
 
 
 # ---------------------------------------------------------------- GET /v1/stats
