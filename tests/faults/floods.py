@@ -18,7 +18,7 @@ from unittest.mock import patch
 import msgspec
 
 from continuo.realtime.limits import Limits, TenantLimits
-from continuo.realtime.server.hardening.incoming_budget import IncomingShare
+from continuo.realtime.server.incoming_budget import IncomingShare
 from continuo.realtime.tenants.tenants import EXCHANGE_INTERVAL_S, Tenant
 from tests.faults.cluster import TIMEOUT_FACTOR
 from tests.faults.deployment import Deployment, running_deployment

@@ -26,7 +26,7 @@ from continuo.realtime.server.hardening.guards import (
     UnreadInput,
     encode_last_response,
 )
-from continuo.realtime.server.hardening.incoming_budget import (
+from continuo.realtime.server.incoming_budget import (
     SHARE_EXTENSION,
     IncomingBudget,
     IncomingShare,

@@ -33,7 +33,7 @@ from continuo.realtime.server.hardening.guards import (
     UnreadInput,
     encode_last_response,
 )
-from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
+from continuo.realtime.server.incoming_budget import IncomingBudget, IncomingShare
 from continuo.realtime.server.security_log import security_log
 from continuo.realtime.transport.socket import (
     ACCOUNT_EXTENSION,

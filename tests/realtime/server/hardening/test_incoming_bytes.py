@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.hardening import guarded_http, guarded_websocket
-from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
+from continuo.realtime.server.incoming_budget import IncomingBudget, IncomingShare
 from continuo.realtime.server.process.web_server import WebServer, bind
 from tests.support.clients import open_realtime_session
 from tests.support.engines import EngineHarness
