@@ -19,6 +19,7 @@ from continuo.realtime.server.auth.gate import (
     Authenticator,
     Denied,
 )
+from continuo.realtime.server.incoming_budget import charge_input
 from continuo.realtime.server.security_log import security_log
 from continuo.realtime.tenants.ledger import TenantLedger
 from continuo.realtime.tenants.tenants import Tenants
@@ -151,18 +152,21 @@ def authenticate(
         return denial_response(credentials)
     connection.state.credentials = credentials
     current_request().tenant = credentials.tenant
+    ledger = charge_input_of(connection, credentials)
     if scope != "admin" and isinstance(connection, Request):
         try:
-            ledger_of(connection, credentials).admit_operation()
+            ledger.admit_operation()
         except Refusal as refusal:
             return refusal_response(refusal)
     return credentials
 
 
-def ledger_of(connection: HTTPConnection, credentials: Credentials) -> TenantLedger:
-    """Return the ledger of the tenant of a request."""
+def charge_input_of(connection: HTTPConnection, credentials: Credentials) -> TenantLedger:
+    """Charge to its tenant what arrives with a request or over a WebSocket. Returns the ledger."""
     tenants: Tenants = connection.app.state.tenants
-    return tenants.of(credentials.tenant).ledger
+    ledger = tenants.of(credentials.tenant).ledger
+    charge_input(connection.scope, ledger)
+    return ledger
 
 
 def authenticate_full_key(

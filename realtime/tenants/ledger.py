@@ -11,11 +11,13 @@ try again. It counts what it has refused, for `GET /v1/stats` and the usage of t
     running_, waiting_responses_max        TurnSlots                      a response that would wait
     requests_, tokens_per_minute           TenantRateLimits               a response, a long text
     stored_bytes_max                       Tenants, every few seconds     a response, a text
+    held_bytes_max                         see `HeldBytes`                a connection, and these
 """
 
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Literal, get_args
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import TenantLimits
@@ -29,6 +31,14 @@ TURN_RETRY_AFTER_S = 1.0
 """Suggested wait before a retry, when a turn may end at any time."""
 OPERATIONS_BURST_S = 10
 """Operations of so many seconds may arrive at once."""
+
+HeldBytes = Literal["input", "output", "idempotency_keys"]
+"""Kinds of bytes that a gateway holds for a tenant:
+
+input               received, and not processed: messages over 4 KiB, bodies, queued frames
+output              Realtime events that wait for a client to read
+idempotency_keys    the recorded requests of the sessions in memory
+"""
 
 
 class TenantLedger:
@@ -44,6 +54,8 @@ class TenantLedger:
         """WebSockets and streamed HTTP responses at this gateway."""
         self.elsewhere = CountsElsewhere()
         """Connections and turns at the other gateways, as of the last exchange."""
+        self.held_bytes: dict[HeldBytes, int] = dict.fromkeys(get_args(HeldBytes), 0)
+        """Bytes at this gateway."""
         self.stored_bytes = 0
         """Bytes that the store holds for the tenant, as measured last; measured only with a limit
         on them."""
@@ -60,6 +72,10 @@ class TenantLedger:
             self._bucket = TokenBucket(capacity, self._clock, OPERATIONS_BURST_S)
         else:
             self._bucket.resize(capacity)
+
+    def hold(self, kind: HeldBytes, size_bytes: int) -> None:
+        """Charge bytes; a negative size releases them."""
+        self.held_bytes[kind] += size_bytes
 
     def take_refusals(self) -> int:
         """Return the number of refusals since the last call."""
@@ -85,7 +101,9 @@ class TenantLedger:
 
     @contextmanager
     def connected(self) -> Generator[None]:
-        """Context manager of one connection. Raises Refusal if the tenant has too many."""
+        """Context manager of one connection. Raises Refusal if the tenant has too many, or holds as
+        many bytes as it may."""
+        self._check_held()
         limit = self.limits.connections_max
         count = self.connections + self.elsewhere.connections
         if limit and count >= limit:
@@ -112,8 +130,9 @@ class TenantLedger:
                 RETRY_AFTER_S,
             )
 
-    def check_storage(self) -> None:
-        """Raise Refusal if the store holds more of the tenant than it may."""
+    def check_room(self) -> None:
+        """Raise Refusal if this gateway or the store holds as much of the tenant as it may."""
+        self._check_held()
         limit = self.limits.stored_bytes_max
         if limit and self.stored_bytes > limit:
             raise self._refuse(
@@ -121,6 +140,17 @@ class TenantLedger:
                 f"The store holds {self.stored_bytes:,} bytes of this tenant; the limit is "
                 f"{limit:,}. Delete sessions or responses, or wait until some have expired.",
                 code="insufficient_quota",
+            )
+
+    def _check_held(self) -> None:
+        limit = self.limits.held_bytes_max
+        if limit and (held := sum(self.held_bytes.values())) > limit:
+            raise self._refuse(
+                "held_bytes_max",
+                f"This gateway holds {held:,} bytes of tenant '{self.tenant}' that wait to be "
+                f"processed or sent, or are of its sessions; the limit is {limit:,}. Read what was "
+                f"sent, close sessions, or try again in {RETRY_AFTER_S:g} s.",
+                RETRY_AFTER_S,
             )
 
     # ------------------------------------------------------------ refusals of other parts

@@ -65,7 +65,7 @@ class TenantRateLimits:
         """Charge one request, and refund it if the enclosed block, which begins a response, fails
         because of a fault of the server. `is_fault` returns whether an exception is such a fault
         (default: `is_server_fault`). Raises Refusal if a bucket holds less than 1."""
-        self._ledger.check_storage()
+        self._ledger.check_room()
         for name in self._buckets:
             self._require_available(name)
         self._take("requests", 1)
@@ -87,7 +87,7 @@ class TenantRateLimits:
         the server (`is_fault`, as in `charge_request`). Raises Refusal if the text is too long for
         the event loop (as in TokenizerThreads) and the tokens bucket holds less than 1."""
         if chars:
-            self._ledger.check_storage()
+            self._ledger.check_room()
         if chars > self._off_loop_chars and "tokens" in self._buckets:
             self._require_available("tokens")
         try:

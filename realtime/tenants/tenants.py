@@ -157,6 +157,7 @@ class Tenants:
             requests_per_minute=self._limits.requests_per_minute,
             tokens_per_minute=self._limits.tokens_per_minute,
             operations_per_second=self._limits.operations_per_second,
+            held_bytes_max=self._limits.held_bytes_max,
         )
 
     # ------------------------------------------------------------ exchange with the store

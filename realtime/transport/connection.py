@@ -10,6 +10,7 @@ session is parked, to be resumed by another connection, unless the session ends 
 import asyncio
 import contextlib
 import logging
+from functools import partial
 
 import msgspec
 
@@ -68,7 +69,6 @@ class Connection:
         self._socket = socket
         self._registry = registry
         self._limits = limits
-        self._outbox = Outbox(socket, limits, self._dialect.encode)
         self._id = (
             session_request.session_id
             if isinstance(session_request, ResumeRequest)
@@ -79,6 +79,8 @@ class Connection:
         context.tenant, context.session = self._credentials.tenant, self._id
         tenant = registry.tenants.of(self._credentials.tenant)
         self._ledger = tenant.ledger
+        hold = partial(self._ledger.hold, "output")
+        self._outbox = Outbox(socket, limits, self._dialect.encode, hold)
         self._encoder = Encoder(self._id, model, tenant.rate_limits.levels)
         self._session_request = session_request
         self._bad_frames = 0
@@ -94,6 +96,10 @@ class Connection:
     async def run(self) -> None:
         """Serve the connection until it is closed, beginning with `session.created` or missed
         events."""
+        with contextlib.closing(self._outbox):
+            await self._serve()
+
+    async def _serve(self) -> None:
         try:
             self._ledger.admit_operation()
             session = await self._open_session()

@@ -78,7 +78,7 @@ class ResponsesConnection:
         self._requester = Requester(tenant, self._id)
         self._ledger = responses.ledger_of(tenant)
         self._resolve_model = resolve_model
-        self._queues = StreamQueues(self._limits)
+        self._queues = StreamQueues(self._limits, self._ledger)
         self._runs: dict[str, ResponseRun] = {}
         self._send = EventSender(socket, self._limits.send_timeout_s).send
         self._steering = Steering(responses, self._requester, self._runs, self._send)

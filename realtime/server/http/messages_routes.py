@@ -107,7 +107,7 @@ class MessagesRoutes:
             raise Refusal("A client secret is not valid for this request.", code="ephemeral_key")
         request.state.credentials = credentials
         current_request().tenant = credentials.tenant
-        replies.ledger_of(request, credentials).admit_operation()
+        replies.charge_input_of(request, credentials).admit_operation()
         return Requester(credentials.tenant)
 
     async def _read_body(self, request: Request) -> bytes:

@@ -29,6 +29,7 @@ from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Authenticator
 from continuo.realtime.server.http.session_routes import access_of
 from continuo.realtime.server.logging_setup import LoggedWarning, RecentWarnings
+from continuo.realtime.tenants.ledger import HeldBytes
 from continuo.realtime.tenants.tenants import Tenant
 
 ENGINE_TIMEOUT_S = 2.0
@@ -55,6 +56,8 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     refused."""
     running_responses: int
     waiting_responses: int
+    held_bytes: dict[HeldBytes, int]
+    """Bytes that this gateway holds, by their kind."""
     stored_bytes: int
     """Bytes in the store; 0 unless `stored_bytes_max` is set."""
     refused: dict[str, int]
@@ -166,6 +169,7 @@ class StatsRoutes:
                 operations=tenant.ledger.operations,
                 running_responses=tenant.turns.running_count,
                 waiting_responses=tenant.turns.waiting_count,
+                held_bytes=tenant.ledger.held_bytes,
                 stored_bytes=tenant.ledger.stored_bytes,
                 refused=tenant.ledger.refused,
                 limits=tenant.limits,

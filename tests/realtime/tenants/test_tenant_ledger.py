@@ -1,5 +1,6 @@
 """The ledger of a tenant: what is charged to it, what it refuses, and who sees it."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_no_limit_refuses_nothing() -> None:
     ledger = ledger_of()
     ledger.stored_bytes = 1 << 50
     ledger.check_session_count(1 << 30)
-    ledger.check_storage()
+    ledger.check_room()
     assert ledger.refused == {}
 
 
@@ -87,7 +88,7 @@ def test_each_refusal_names_its_limit_and_is_counted_under_it() -> None:
     with pytest.raises(Refusal, match="has 2 sessions; the limit is 2"):
         ledger.check_session_count(2)
     with pytest.raises(Refusal, match=r"11 bytes .* the limit is 10") as refused:
-        ledger.check_storage()
+        ledger.check_room()
     assert refused.value.code == "insufficient_quota"
     assert "1 responses in generation and 256 waiting" in str(ledger.refuse_turn(1, 256))
     assert "60 tokens a minute" in str(ledger.refuse_rate("tokens", 60, 3.0))
@@ -97,6 +98,21 @@ def test_each_refusal_names_its_limit_and_is_counted_under_it() -> None:
         "waiting_responses_max": 1,
         "tokens_per_minute": 1,
     }
+
+
+def test_bytes_above_the_limit_refuse_what_would_add_to_them_until_they_are_released() -> None:
+    ledger = ledger_of(held_bytes_max=100)
+    ledger.hold("input", 60)
+    ledger.hold("output", 40)
+    ledger.check_room()
+    ledger.hold("idempotency_keys", 1)
+    for admit_one in (ledger.check_room, ledger.connected().__enter__):
+        with pytest.raises(Refusal, match=r"holds 101 bytes .* the limit is 100") as refused:
+            admit_one()
+        assert (refused.value.code, refused.value.retry_after_s) == ("rate_limit_exceeded", 5)
+    assert (ledger.connections, ledger.refused) == (0, {"held_bytes_max": 2})
+    ledger.hold("input", -60)
+    ledger.check_room()
 
 
 class Clock:
@@ -191,6 +207,74 @@ async def test_http_requests_above_the_limit_are_refused_with_429(
             assert (await client.expect("error"))["error"]["code"] == "rate_limit_exceeded"
         assert (await server.request("POST", "/v1/responses", body, UMBRELLA))[0] == 200
         assert (await server.request("GET", "/v1/stats", headers=OPERATOR))[0] == 200
+
+
+# ---------------------------------------------------------------- bytes on the wire
+
+
+async def test_bytes_of_input_are_held_until_it_is_processed_or_its_connection_is_killed(
+    harness: EngineHarness, tmp_path: Path
+) -> None:
+    async with serve(harness, tmp_path, held_bytes_max=20_000) as server:
+        ledger = server.registry.tenants.of("acme").ledger
+        async with open_realtime_session(server.url) as client:
+            await client.add_message("before")
+            assert ledger.held_bytes["input"] == 0
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            head = "POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key-one\r\n"
+            writer.write(f"{head}Content-Length: 100000\r\n\r\n".encode() + b"x" * 30_000)
+            await wait_until(lambda: ledger.held_bytes["input"] == 30_000)
+            async with connect_realtime(server.url) as late:
+                error = (await late.expect("error"))["error"]
+                assert "holds 30,000 bytes of tenant 'acme'" in error["message"]
+                assert await late.wait_close_code() == 1013
+            body = {"model": "demo", "input": "hi", "max_output_tokens": 2}
+            status, headers, reply = await server.exchange("POST", "/v1/responses", body)
+            assert (status, reply["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert int(headers["retry-after"]) == 5
+            await client.send_message("one more")
+            error = (await client.wait_for("error"))["error"]
+            assert "the limit is 20,000" in error["message"]
+            assert (await server.request("POST", "/v1/responses", body, UMBRELLA))[0] == 200
+            _, own = await server.request("GET", "/v1/stats")
+            assert own["tenants"][0]["held_bytes"]["input"] == 30_000
+            assert own["tenants"][0]["refused"] == {"held_bytes_max": 3}
+            writer.transport.abort()
+            await wait_until(lambda: ledger.held_bytes["input"] == 0)
+            await client.add_message("after")
+
+
+async def test_bytes_of_a_message_in_pieces_are_released_when_its_connection_is_killed(
+    harness: EngineHarness, tmp_path: Path
+) -> None:
+    async with serve(harness, tmp_path) as server:
+        ledger = server.registry.tenants.of("acme").ledger
+        async with open_realtime_session(server.url) as client:
+            transport = client.socket.transport
+            transport.write(b"\x01\xfe\x27\x10" + bytes(4) + b"x" * 10_000)  # FIN is not set
+            await wait_until(lambda: ledger.held_bytes["input"] >= 10_000)
+            transport.abort()
+            await wait_until(lambda: ledger.held_bytes["input"] == 0)
+
+
+async def test_idempotency_keys_are_held_until_the_session_is_unloaded(
+    harness: EngineHarness, tmp_path: Path
+) -> None:
+    async with serve(harness, tmp_path) as server:
+        ledger = server.registry.tenants.of("acme").ledger
+        sessions = []
+        for _ in range(2):
+            async with open_realtime_session(server.url) as client:
+                await client.send_message("hello", event_id="mine")
+                await client.wait_for("conversation.item.done")
+                sessions.append(client.session_id)
+        held = ledger.held_bytes["idempotency_keys"]
+        assert held > 100, "parked sessions keep them"
+        await server.request("DELETE", f"/v1/realtime/sessions/{sessions[0]}")
+        assert ledger.held_bytes["idempotency_keys"] == held / 2
+        path = f"/v1/admin/sessions/{sessions[1]}/evict"
+        assert (await server.request("POST", path, {}, OPERATOR))[0] == 200
+        assert ledger.held_bytes == {"input": 0, "output": 0, "idempotency_keys": 0}
 
 
 # ---------------------------------------------------------------- GET /v1/stats
