@@ -157,8 +157,11 @@ class FixedPlan:
             self.programs,
         )
         packed = np.concatenate([self._padding, *step.page_tables[self.group]], dtype=np.int32)
-        for offset, part in zip(self._offsets, self._list_parts(made), strict=False):
-            packed[offset : offset + part.size] = part.ravel()
+        for part, begin, end in zip(
+            self._list_parts(made), self._offsets, self._offsets[1:], strict=False
+        ):
+            assert part.size <= end - begin, "the plan has no more items than were captured"
+            packed[begin : begin + part.size] = part.ravel()
         upload(packed, self._memory.device, self._memory[: len(packed)])
 
     def _list_parts(self, made: Plan) -> Iterator[Ints]:

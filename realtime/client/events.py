@@ -150,6 +150,12 @@ class SessionClosed(_Event, tag="session.closed"):
     reason: str = ""
 
 
+class SessionContinuity(_Event, tag="session.continuity"):
+    """The store has lost its data: the session was written again, or could not be."""
+
+    status: str
+
+
 class ItemAdded(_Event, tag="conversation.item.added"):
     item: Item
     previous_item_id: str | None = None
@@ -268,6 +274,7 @@ TypedEvent = (
     SessionCreated
     | SessionUpdated
     | SessionClosed
+    | SessionContinuity
     | ItemAdded
     | ItemDone
     | ItemRetrieved

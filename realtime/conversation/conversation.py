@@ -108,6 +108,13 @@ class Conversation(msgspec.Struct, frozen=True, eq=False, dict=True):
             raise KeyError(item_id)
         return next((item.id for item in newest_first if not _is_reasoning(item)), None)
 
+    @property
+    def last_item_id(self) -> str | None:
+        """The id of the last item, without those of open responses, or None if there is none."""
+        closed = (span.items for span in reversed(self.spans) if span.items and not span.is_open)
+        items = next(closed, self.out_of_window)
+        return items[-1].id if items else None
+
     def _items_newest_first(self) -> Iterator[Item]:
         for span in reversed(self.spans):
             yield from reversed(span.items)

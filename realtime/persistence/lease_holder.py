@@ -12,10 +12,14 @@ from typing import TypeVar
 
 from continuo.realtime.store import (
     LeaseLost,
+    NewSession,
+    SessionExists,
     SessionLease,
     SessionNotFound,
     Store,
+    StoreReplaced,
     StoreUnavailable,
+    WriteBatch,
 )
 
 T = TypeVar("T")
@@ -37,6 +41,11 @@ class LeaseHolder:
         """Whether the store has lost a fence that it granted, and so perhaps other data too."""
         self._is_stopped = False
         self._claim_lock = asyncio.Lock()
+
+    @property
+    def is_of_other_store(self) -> bool:
+        """Whether the lease is of a store that another one, or an empty one, has replaced."""
+        return self.lease.store_epoch != self._store.epoch
 
     async def run(
         self, call: Callable[[SessionLease], Awaitable[T]], *, harmless_when_late: bool = False
@@ -72,7 +81,8 @@ class LeaseHolder:
 
     async def claim(self) -> None:
         """Claim the session under a new fence. Raises StoreError: LeaseLost if another gateway
-        owns the session, SessionNotFound if it is not in the store."""
+        owns the session, SessionNotFound if it is not in the store, StoreReplaced if the lease is
+        of another store: what this one has of the session may be older."""
         async with self._claim_lock:
             await self._claim()
 
@@ -81,11 +91,13 @@ class LeaseHolder:
         while True:
             if self._is_stopped:
                 raise LeaseLost(lease.session, "another gateway")
+            if self.is_of_other_store:
+                raise StoreReplaced(f"the lease of session {lease.session} is of another store")
             try:
                 lease = await self._store.claim(
                     lease.session, lease.owner, ttl_s=self._ttl_s, expected_fence=expected_fence
                 )
-                self.replace_lease(lease)
+                self._replace_lease(lease)
                 return
             except LeaseLost:
                 found = await self._store.find(lease.session)
@@ -97,7 +109,29 @@ class LeaseHolder:
                 expected_fence = found.fence
                 self.has_store_lost_fence |= expected_fence < lease.fence
 
-    def replace_lease(self, lease: SessionLease) -> None:
+    async def recreate(self, new: NewSession, batch: WriteBatch) -> None:
+        """Write the whole session again, under a new lease, to a store that has lost it. A copy
+        that another gateway has written again is replaced if this gateway was the later owner, and
+        so is one of an earlier call that got no reply. Raises StoreError; LeaseLost if the session
+        in the store is another gateway's."""
+        async with self._claim_lock:
+            expected_fence = 0
+            while True:
+                if self._is_stopped:
+                    raise LeaseLost(self.lease.session, "another gateway")
+                try:
+                    lease = await self._store.recreate(
+                        self.lease, new, batch, expected_fence=expected_fence
+                    )
+                except (SessionExists, SessionNotFound):
+                    found = await self._store.find(self.lease.session)
+                    expected_fence = 0 if found is None else found.fence
+                else:
+                    self._replace_lease(lease)
+                    self.has_store_lost_fence = False
+                    return
+
+    def _replace_lease(self, lease: SessionLease) -> None:
         """Replace the lease by a new one, under which no call was made yet."""
         self.lease, self._has_unconfirmed_call = lease, False
 

@@ -215,6 +215,9 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     metadata: dict[str, str] | None = None
     context: tuple[Item, ...] | None = None
     """Input items that replace the conversation. None: the conversation is the input."""
+    last_item_id: str | None = None
+    """The last item of the conversation when a response out of band began, of which it is the
+    input: later items are not. None: there was no item, or the response is not of that kind."""
     number: int = 0
     """Offset of the event that started the response."""
     model: str = ""

@@ -119,6 +119,8 @@ class SessionWriter:
         """Whether a write without a reply may have taken effect."""
         self._needs_full_write = False
         """Whether the store has lost data, so that the next write contains the whole session."""
+        self._is_absent = False
+        """Whether the store has lost the whole session, so that the next write creates it again."""
         self._is_stopped = False
         self._completed_requests: Mapping[str, IdempotentRequest] = (
             {} if completed_requests is None else completed_requests
@@ -154,6 +156,7 @@ class SessionWriter:
         if (
             self._needs_full_write
             or self._lease_holder.has_store_lost_fence
+            or self._lease_holder.is_of_other_store
             or self._written_offset < desired.first_offset
         ):
             await self._recover(desired)
@@ -223,7 +226,12 @@ class SessionWriter:
             first_event,
         )
         self._possibly_written_offset = max(self._possibly_written_offset, desired.next_offset)
-        written = await self._lease_holder.run(lambda lease: self._store.write(lease, batch))
+        is_recreated = self._is_absent
+        if is_recreated:
+            await self._lease_holder.recreate(self._new_session, batch)
+            self._is_absent, written = False, None
+        else:
+            written = await self._lease_holder.run(lambda lease: self._store.write(lease, batch))
         if self._lease_holder.has_store_lost_fence:
             raise SessionDataLost(self.lease.session, "its fence was older than the lease")
         if isinstance(written, DuplicateWrite):
@@ -233,7 +241,7 @@ class SessionWriter:
             self._revoked_keys.discard(changes.request.key)
             await self._write(desired, msgspec.structs.replace(changes, request=None))
             return
-        if overwrites:
+        if overwrites and not is_recreated:
             # The new data may be as long as the data it replaced: if the store loses this write and
             # returns to the old data, only a missing fence reveals that. Therefore a new fence is
             # claimed. If it is not granted, the write counts as one without a reply.
@@ -250,15 +258,17 @@ class SessionWriter:
         del self._unwritten_ends[: len(batch.ended_responses)]
 
     async def _recover(self, desired: DesiredSession) -> None:
-        """Recover from data loss in the store: take the lease again and schedule a full rewrite,
-        applied atomically, so that no other gateway reads a partial session."""
+        """Recover from data loss in the store: take the lease again, unless the store has lost the
+        whole session, and schedule a full rewrite, applied atomically, so that no other gateway
+        reads a partial session."""
         self._needs_full_write = True
-        try:
-            await self._lease_holder.claim()
-            found = await self._store.load(self.lease.session)
-        except (SessionNotFound, StoreReplaced):
-            self._lease_holder.replace_lease(await self._store.create(self._new_session))
-            found = None
+        found = None
+        if not self._is_absent:
+            try:
+                await self._lease_holder.claim()
+                found = await self._store.load(self.lease.session)
+            except (SessionNotFound, StoreReplaced):
+                self._is_absent = True
         self._lease_holder.has_store_lost_fence = False
         stored = () if found is None else found.running_responses
         started = {checkpoint.id for checkpoint in desired.started_responses}
@@ -324,9 +334,6 @@ class SessionWriter:
             await self._lease_holder.run(self._store.confirm, harmless_when_late=True)
         except SessionDataLost:
             await self._lease_holder.claim()
-        except StoreReplaced:
-            self._needs_full_write = True
-            raise
 
     async def check_ownership(self) -> None:
         """Check that no other gateway has taken the session over or deleted it. Without a shared
@@ -341,9 +348,10 @@ class SessionWriter:
             log.debug("session %s: the owner is unknown: %s", self.lease.session, error)
 
     @property
-    def needs_full_write(self) -> bool:
-        """Whether the store has lost data, so that the next write contains the whole session."""
-        return self._needs_full_write
+    def is_of_other_store(self) -> bool:
+        """Whether the store was replaced by another one, or an empty one, since this session was
+        written to it; the next write creates the session again."""
+        return self._lease_holder.is_of_other_store
 
     def stop(self) -> None:
         """Stop writing and claiming."""

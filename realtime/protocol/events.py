@@ -165,6 +165,14 @@ class ResponseInterrupted(msgspec.Struct, frozen=True):
     """Characters (code points) of the item `item_id` that were emitted before the interruption."""
 
 
+class ContinuityReported(msgspec.Struct, frozen=True):
+    """The store was replaced by another one, or an empty one. `restored`: the session is in the
+    store again, as its client knows it. `lost`: it is not, because another gateway has the session,
+    or it was deleted."""
+
+    status: Literal["restored", "lost"]
+
+
 class ResponseSteered(msgspec.Struct, frozen=True, array_like=True, tag="response_steered"):
     """Steering input of a response was accepted; the successor of the response will contain it."""
 
@@ -204,4 +212,5 @@ ConversationEvent = (
     | OutputItemEnded
     | ResponseEnded
     | ResponseInterrupted
+    | ContinuityReported
 )

@@ -7,10 +7,7 @@ takeover.
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Callable
 
-from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.registry.open_sessions import CloseConnection, OpenSession, OpenSessions
 from continuo.realtime.store import (
@@ -18,13 +15,9 @@ from continuo.realtime.store import (
     SessionDataLost,
     SessionEnded,
     SessionNotFound,
-    Store,
     StoreError,
     StoreReplaced,
-    sweep_overdue,
 )
-
-log = logging.getLogger(__name__)
 
 OWNERSHIP_CHECKS_MAX = 32
 """Sessions whose ownership is checked in one sweep."""
@@ -32,55 +25,18 @@ DELETED = "the session was deleted"
 
 
 class OwnershipChecks:
-    def __init__(
-        self,
-        open_sessions: OpenSessions,
-        limits: Limits,
-        store: Store,
-        resume_window_of: Callable[[str], float],
-    ) -> None:
+    def __init__(self, open_sessions: OpenSessions) -> None:
         self._open_sessions = open_sessions
-        self._limits = limits
-        self._resume_window_of = resume_window_of
-        self._store = store
         self._unchecked: list[str] = []
         """Ids of sessions whose ownership is not yet checked in this round of sweeps."""
 
-    async def run(self) -> None:
-        """Sweep periodically: remove overdue sessions from the store, and check the ownership of
-        our own."""
-        while True:
-            await asyncio.sleep(self._limits.sweep_interval_s)
-            try:
-                async for _ in sweep_overdue(self._store):
-                    pass
-                await self._check_some()
-            except StoreError as error:
-                log.debug("the sweep failed: %s", error)
-
-    async def _check_some(self) -> None:
+    async def check_some(self) -> None:
         """Check the next `OWNERSHIP_CHECKS_MAX` sessions. Raises StoreError."""
         for session_id in self._unchecked[:OWNERSHIP_CHECKS_MAX]:
             entry = self._open_sessions.get(session_id)
-            if entry is not None and await self.check(entry):
-                await self._rewrite_lost(entry)
+            if entry is not None:
+                await self.check(entry)
         self._unchecked = self._unchecked[OWNERSHIP_CHECKS_MAX:] or self._open_sessions.ids
-
-    async def _rewrite_lost(self, entry: OpenSession) -> None:
-        """Write a session again to a local store that has lost it. The write does not wait for the
-        next change of the session, because the process may end before it. Does nothing for a shared
-        store: another gateway may hold a newer copy of the session, whose writes would then be
-        refused."""
-        if self._store.is_shared or not entry.session.stored.needs_full_write:
-            return
-        try:
-            await entry.session.write_again()
-            if entry.close_connection is None:
-                await entry.session.stored.extend_deadline(
-                    self._resume_window_of(entry.owner.tenant), is_parked=True
-                )
-        except StoreError as error:
-            log.debug("session %s is not written again yet: %s", entry.session.id, error)
 
     async def check(self, entry: OpenSession) -> bool:
         """Return whether this gateway still owns the session. A session that another gateway has
@@ -91,7 +47,7 @@ class OwnershipChecks:
             self.unload_lost(entry, error)
             return False
         except (SessionNotFound, StoreReplaced, SessionDataLost):
-            pass  # lost in the store; the next change writes it again
+            pass  # lost in the store: the next change writes it again, or Recovery
         return entry in self._open_sessions
 
     async def recheck(self, entry: OpenSession) -> None:

@@ -50,6 +50,7 @@ from continuo.realtime.registry.open_sessions import (
     SessionObserver,
 )
 from continuo.realtime.registry.ownership import DELETED, OwnershipChecks, close_replaced
+from continuo.realtime.registry.recovery import Recovery
 from continuo.realtime.registry.remote_sessions import RemoteSessions
 from continuo.realtime.registry.takeover import Takeovers, hold_s
 from continuo.realtime.session.session import Session
@@ -127,17 +128,21 @@ class Registry:
             self.tenants,
             self.tokenizer_threads,
         )
-        self._remote_sessions = RemoteSessions(self._factory)
         self._limits = limits
         self._store = store
         self._gateway_id = generate_id("gate")
         self._secret = secret or secrets.token_bytes(32)
         self.open_sessions = OpenSessions(limits, self._resume_window_of)
-        self._ownership = OwnershipChecks(self.open_sessions, limits, store, self._resume_window_of)
+        self._ownership = OwnershipChecks(self.open_sessions)
+        self.recovery = Recovery(
+            self.open_sessions, self._ownership, limits, store, self._resume_window_of
+        )
+        self._remote_sessions = RemoteSessions(self._factory, self.recovery)
         self._takeovers = Takeovers(
             self._factory,
             self.open_sessions,
             self._ownership,
+            self.recovery,
             self._gateway_id,
             lambda session_id: _Observer(self, session_id),
             self.group_of,
@@ -152,13 +157,14 @@ class Registry:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Context manager of the running registry. Removes expired sessions from the store
-        periodically, and checks that the sessions here still belong to this gateway; unloads all
-        sessions at the end."""
-        sweeping = asyncio.create_task(self._ownership.run(), name="sweep")
+        periodically, checks that the sessions here still belong to this gateway, and writes them
+        again to a store that has lost them; unloads all sessions at the end."""
+        sweeping = asyncio.create_task(self.recovery.run(), name="sweep")
         try:
             yield
         finally:
             sweeping.cancel()
+            await self.recovery.finish()
             await self.aclose()
 
     # ------------------------------------------------------------ opening and resuming
@@ -397,7 +403,9 @@ class Registry:
         CLOSED_BY_OPERATOR. Returns False if the session does not exist. Raises Refusal."""
         async with self._locks.setdefault(session_id, asyncio.Lock()):
             entry = self._find_accessible(session_id, tenant, access)
-            deleted = await self._remote_sessions.delete(session_id, tenant, access)
+            deleted = None
+            if entry is None or not entry.session.stored.is_of_other_store:
+                deleted = await self._remote_sessions.delete(session_id, tenant, access)
             if entry is not None:
                 await self.terminate(entry.session, CloseCode.CLOSED_BY_OPERATOR, DELETED)
             if (

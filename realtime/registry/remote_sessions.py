@@ -12,6 +12,7 @@ from continuo.realtime.errors import Refusal
 from continuo.realtime.generation.error_mapping import map_store_error
 from continuo.realtime.registry.access import Access, ForkRequest
 from continuo.realtime.registry.factory import SessionFactory, fork_origin, stored_status
+from continuo.realtime.registry.recovery import Recovery
 from continuo.realtime.session.status import SessionStatus
 from continuo.realtime.session.unit_of_work import SessionOrigin
 from continuo.realtime.store import (
@@ -33,8 +34,11 @@ class DeletedSession(msgspec.Struct, frozen=True):
 
 
 class RemoteSessions:
-    def __init__(self, factory: SessionFactory) -> None:
+    def __init__(self, factory: SessionFactory, recovery: Recovery) -> None:
+        """`recovery`: knows whether a session that the store does not have may be another
+        gateway's."""
         self._factory = factory
+        self._recovery = recovery
 
     async def status(self, session_id: str, tenant: str, access: Access) -> SessionStatus | None:
         """Return the status of a remote session, or None if the session does not exist. Raises
@@ -92,10 +96,11 @@ class RemoteSessions:
     async def _find(self, session_id: str, tenant: str, access: Access) -> SessionMetadata | None:
         """Find the metadata of a session. Returns None also for a session of another tenant, and
         for one that `access` does not permit. Raises StoreError."""
-        try:
+        metadata = None
+        with contextlib.suppress(StoreReplaced):
             metadata = await self._factory.store.find(session_id)
-        except StoreReplaced:
-            return None
+        if metadata is None and self._recovery.may_be_elsewhere:
+            raise SessionNotFound(session_id)
         if metadata is None or metadata.tenant != tenant or not access.permits(metadata.secret):
             return None
         return metadata

@@ -26,6 +26,7 @@ from continuo.realtime.registry.open_sessions import (
     SessionObserver,
 )
 from continuo.realtime.registry.ownership import OwnershipChecks
+from continuo.realtime.registry.recovery import Recovery
 from continuo.realtime.store import (
     LeaseLost,
     NewSession,
@@ -61,6 +62,7 @@ class Takeovers:
         factory: SessionFactory,
         open_sessions: OpenSessions,
         ownership: OwnershipChecks,
+        recovery: Recovery,
         gateway_id: str,
         observe: Callable[[str], SessionObserver],
         group_of: Callable[[str], SessionGroup],
@@ -70,6 +72,7 @@ class Takeovers:
         factory: loads sessions from the store.
         open_sessions: those of this gateway; a session that is loaded is added.
         ownership: checks whether a session here is still this gateway's.
+        recovery: knows whether a session that the store does not have may be another gateway's.
         gateway_id: owner of the leases.
         observe: makes the observer of a session, by its id.
         group_of: returns the group of a tenant.
@@ -78,6 +81,7 @@ class Takeovers:
         self._factory = factory
         self._open_sessions = open_sessions
         self._ownership = ownership
+        self._recovery = recovery
         self._gateway_id = gateway_id
         self._observe = observe
         self._group_of = group_of
@@ -182,15 +186,17 @@ class Takeovers:
         try:
             yield
         except (SessionNotFound, StoreReplaced) as error:
-            raise self._unknown_or_expired(resume_request, credentials) from error
+            raise self._unknown_or_expired(resume_request, credentials, error) from error
         except StoreUnavailable as error:
             raise map_store_error(error) from error
 
     def _unknown_or_expired(
-        self, resume_request: ResumeRequest, credentials: Credentials | None
+        self, resume_request: ResumeRequest, credentials: Credentials | None, error: StoreError
     ) -> Refusal:
         owner = self._open_sessions.owner_of_expired(resume_request.session_id)
         if owner is None or not may_resume(resume_request, credentials, owner):
+            if self._recovery.may_be_elsewhere:
+                return map_store_error(error)
             return session_not_found(resume_request)
         return Refusal(
             f"The session with id '{resume_request.session_id}' has expired: it was without a "

@@ -117,9 +117,10 @@ class ActiveResponses:
         context = None if command.context is None else tuple(map(self._resolve, command.context))
         if context is not None:
             self._text_limits.check_response(command.settings, context)
-        prompt = await self._build_prompt(
-            command.settings, context, self._unit_of_work.conversation
-        )
+        conversation = self._unit_of_work.conversation
+        is_followed = command.is_out_of_band and context is None
+        last_item_id = conversation.last_item_id if is_followed else None
+        prompt = await self._build_prompt(command.settings, context, conversation)
         response = Response(
             id=generate_id("resp"),
             conversation=None if command.is_out_of_band else self.conversation_id,
@@ -137,6 +138,7 @@ class ActiveResponses:
             settings=None if command.settings == self._unit_of_work.settings else command.settings,
             metadata=command.metadata,
             context=context,
+            last_item_id=last_item_id,
             model=self._engine.ready.digest,
         )
         if idempotent_request is not None:
@@ -335,9 +337,7 @@ class ActiveResponses:
         settings = generation.response.settings
         seeded = msgspec.structs.replace(settings.sampling, seed=checkpoint.seed)
         settings = msgspec.structs.replace(settings, sampling=seeded)
-        now = self._unit_of_work.conversation
-        if checkpoint.entry is not None:
-            now = now.before_response(checkpoint.id)
+        now = self._conversation_before(checkpoint, inputs)
         try:
             prompt = await self._build_prompt(settings, inputs.context, now)
         except Refusal:
@@ -359,6 +359,19 @@ class ActiveResponses:
             ),
         )
         await self._finish(generation)
+
+    def _conversation_before(
+        self, checkpoint: ResponseCheckpoint, inputs: StoredRequest
+    ) -> Conversation:
+        """Return the conversation as it was when a stored response began. It may have changed since
+        in other ways than by items at its end, and then the prompt has another length."""
+        now = self._unit_of_work.conversation
+        if checkpoint.entry is not None:
+            return now.before_response(checkpoint.id)
+        if inputs.last_item_id is not None:
+            with contextlib.suppress(KeyError):
+                return now.up_to_item(inputs.last_item_id)
+        return now
 
     async def _restart(
         self,

@@ -42,6 +42,7 @@ from continuo.realtime.persistence.session_writer import (
     SessionWriter,
 )
 from continuo.realtime.protocol.events import (
+    ContinuityReported,
     ConversationEvent,
     ResponseEnded,
     ResponseStarted,
@@ -315,10 +316,18 @@ class UnitOfWork:
             await self._write(desired, SessionChanges(request=idempotent_request))
 
     async def _write(self, desired: DesiredSession, changes: SessionChanges) -> None:
-        """Write to the store, and give the engine session the fence of the lease. Raises
-        StoreError."""
-        await self.session_writer.write(desired, changes)
+        """Write to the store, and give the engine session the fence of the lease. Reports what has
+        become of the session if the store was replaced since the last write. Raises StoreError."""
+        store_epoch = self.session_writer.lease.store_epoch
+        try:
+            await self.session_writer.write(desired, changes)
+        except LeaseLost:
+            if self.session_writer.is_of_other_store:
+                self.event_log.emit_unlogged(ContinuityReported("lost"))
+            raise
         self.engine_session.set_fence(self.session_writer.lease.fence)
+        if self.session_writer.lease.store_epoch != store_epoch:
+            self.event_log.emit_unlogged(ContinuityReported("restored"))
 
     async def _write_and_sync(
         self,

@@ -147,6 +147,11 @@ class WriteBatch(msgspec.Struct, frozen=True, kw_only=True):
     yet."""
     events: StoredEvents | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the batch may be the content of a whole session."""
+        return self.kept_entries == 0 and self.state is not None
+
 
 class WriteResult(msgspec.Struct, frozen=True):
     entry_count: int
@@ -246,6 +251,24 @@ class Store(Protocol):
         """Apply all changes of a batch, or none. Returns DuplicateWrite, without a change, if the
         batch's request was written before under the same idempotency key. Raises
         IdempotencyConflict if the key was used for another request."""
+        ...
+
+    async def recreate(
+        self, lease: SessionLease, new: NewSession, batch: WriteBatch, *, expected_fence: int
+    ) -> SessionLease:
+        """Write a whole session again, in one step, after the store has lost it. Grants a lease
+        under a fence higher than that of `lease`, the last one before the loss, of this store or
+        of the one that it has replaced.
+
+        `new`: as the session was created. `batch`: all of its content. `expected_fence`: that of
+        the session in the store, which is replaced; 0: there is none. So a call that takes effect
+        late does not replace what was written after it.
+
+        Raises SessionExists or SessionNotFound if the fence is another one by now; SessionEnded;
+        LeaseLost if another gateway owns the session, unless that was before `lease` was granted:
+        its fence is lower, or was so before the loss if that gateway has written the session again
+        as well.
+        """
         ...
 
     async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:

@@ -95,7 +95,8 @@ class SessionKeys(NamedTuple):
     meta: str
     """hash: owner, fence, epoch, tenant, secret, parked, created, deadline, layout, events (number
     of the next event), weight (bytes of the events kept), requests (number of the next idempotency
-    record), request_bytes. A tombstone has: owner (''), fence, deadline."""
+    record), request_bytes; recreated (the fence before the store had lost the session), if it was
+    written again. A tombstone has: owner (''), fence, deadline."""
     state: str
     """string: the state of the session."""
     log: str

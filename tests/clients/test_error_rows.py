@@ -62,7 +62,8 @@ class SelfOpeningGate(ReadinessGate):
         await super().__call__(scope, receive, send)
         self._refusals_left -= 1
         if self._refusals_left == 0:
-            self.set_app(self._app_when_ready, self._engine.fleet, self._store_when_ready)
+            recovery = self._app_when_ready.state.registry.recovery
+            self.set_app(self._app_when_ready, self._engine.fleet, self._store_when_ready, recovery)
 
 
 class WithoutWebSockets:

@@ -102,7 +102,8 @@ async def port(
     )
     store = await shared_store(harness)
     gate = ReadinessGate(load_access_policy(settings), root_path=root_path)
-    gate.set_app(build_app(harness.engine, settings, store), harness.engine.fleet, store)
+    app = build_app(harness.engine, settings, store)
+    gate.set_app(app, harness.engine.fleet, store, app.state.registry.recovery)
     async with serve_app(gate, gate.state.registry, settings) as server:
         port = free_port()
         assert LISTENS[block.language] in block.text

@@ -79,7 +79,8 @@ class SessionIn(GenerationSettingsIn, frozen=True, kw_only=True):
     model: object = None
     include: object = UNSET
     """Extension: a list of events to send as well: `response.interrupted`, when the engine is lost
-    during a response, and `response.reasoning_text`; other values are accepted and ignored."""
+    during a response, `session.continuity`, when the store has lost its data, and
+    `response.reasoning_text`; other values are accepted and ignored."""
     tracing: object = None
     truncation: Literal["auto", "disabled"] | RetentionIn | UnsetType | None = UNSET
 

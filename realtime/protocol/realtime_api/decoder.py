@@ -35,8 +35,7 @@ from continuo.realtime.protocol.items import (
 )
 from continuo.realtime.protocol.realtime_api import client_events
 from continuo.realtime.protocol.realtime_api.extras import (
-    INCLUDE_INTERRUPTED,
-    INCLUDE_REASONING,
+    INCLUDABLE,
     Extras,
 )
 from continuo.realtime.protocol.reasoning import merge_reasoning
@@ -256,7 +255,7 @@ def _merge_extras(
 def _known_includes(requested: object) -> tuple[str, ...]:
     """Keep the values of `include` that this server knows."""
     listed = cast(list[object], requested) if isinstance(requested, list) else []
-    return tuple(name for name in (INCLUDE_INTERRUPTED, INCLUDE_REASONING) if name in listed)
+    return tuple(name for name in INCLUDABLE if name in listed)
 
 
 class _OutputAudioIn(msgspec.Struct):

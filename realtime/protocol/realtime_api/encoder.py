@@ -11,6 +11,7 @@ from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import generate_id
 from continuo.realtime.protocol.events import (
     ArgumentsDelta,
+    ContinuityReported,
     ConversationEvent,
     ItemAdded,
     ItemDeleted,
@@ -43,6 +44,7 @@ from continuo.realtime.protocol.items import (
 )
 from continuo.realtime.protocol.realtime_api import server_events
 from continuo.realtime.protocol.realtime_api.extras import (
+    INCLUDE_CONTINUITY,
     INCLUDE_INTERRUPTED,
     INCLUDE_REASONING,
     Extras,
@@ -179,6 +181,11 @@ class Encoder:
                         response_id=response_id,
                         item_id=item_id,
                         upto=upto,
+                    )
+            case ContinuityReported(status=status):
+                if INCLUDE_CONTINUITY in self._include:
+                    yield server_events.SessionContinuity(
+                        event_id=self._next_event_id(), status=status
                     )
             case _:
                 assert_never(event)

@@ -5,7 +5,9 @@ import msgspec
 from continuo.realtime.protocol.settings import GenerationSettings
 
 INCLUDE_INTERRUPTED = "response.interrupted"
+INCLUDE_CONTINUITY = "session.continuity"
 INCLUDE_REASONING = "response.reasoning_text"
+INCLUDABLE = (INCLUDE_INTERRUPTED, INCLUDE_REASONING, INCLUDE_CONTINUITY)
 """Extensions: events that are sent only to sessions whose `include` lists them."""
 
 

@@ -410,6 +410,13 @@ class SessionClosed(ServerEventBase, frozen=True, kw_only=True, tag="session.clo
     reason: str
 
 
+class SessionContinuity(ServerEventBase, frozen=True, kw_only=True, tag="session.continuity"):
+    """Extension, for sessions whose `include` lists it: the store has lost its data, and the
+    session was written again, or could not be."""
+
+    status: Literal["restored", "lost"]
+
+
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     type: ErrorType
     code: str
@@ -449,5 +456,6 @@ ServerEvent = (
     | TextCleared
     | TextCommitted
     | SessionClosed
+    | SessionContinuity
     | Error
 )

@@ -2,7 +2,8 @@
 
     GET /health/live     200 if this process runs its event loop
     GET /health/ready    200 if new sessions are accepted (engine and store are available, and the
-                         server is not draining), else 503; /ready is the same
+                         server is not draining, and the store has all sessions), else 503; /ready
+                         is the same
 
 The endpoints need no key and reveal nothing of the model or its sessions. Other requests wait until
 model and store are loaded, at most STARTUP_WAIT_S_MAX, and are refused while the server drains,
@@ -47,6 +48,11 @@ class StoreReadiness(Protocol):
     def is_available(self) -> bool: ...
 
 
+class RecoveryReadiness(Protocol):
+    @property
+    def is_recovering(self) -> bool: ...
+
+
 class ReadinessGate:
     """An ASGI application that holds requests until `set_app`, and refuses them while draining."""
 
@@ -66,25 +72,36 @@ class ReadinessGate:
         self._app: Starlette | None = None
         self._engines: EngineReadiness | None = None
         self._store: StoreReadiness | None = None
+        self._recovery: RecoveryReadiness | None = None
         self._app_set = asyncio.Event()
         self._wait_s_max = wait_s_max
 
-    def set_app(self, app: Starlette, engines: EngineReadiness, store: StoreReadiness) -> None:
-        """Forward requests to `app` from now on; report the readiness of `engines` and `store`."""
-        self._app, self._engines, self._store = app, engines, store
+    def set_app(
+        self,
+        app: Starlette,
+        engines: EngineReadiness,
+        store: StoreReadiness,
+        recovery: RecoveryReadiness,
+    ) -> None:
+        """Forward requests to `app` from now on; report the readiness of `engines` and `store`, and
+        of the sessions in it."""
+        self._app, self._engines, self._store, self._recovery = app, engines, store, recovery
         self.state = app.state
         self._app_set.set()
 
     @property
     def status(self) -> str:
-        """`ready`, or the reason why not: `draining`, `starting`, `no_engine` or `no_store`."""
+        """`ready`, or the reason why not: `draining`, `starting`, `no_engine`, `no_store` or
+        `recovering`."""
         if self.is_draining:
             return "draining"
-        if self._engines is None or self._store is None:
+        if self._engines is None or self._store is None or self._recovery is None:
             return "starting"
         if not self._engines.is_accepting_sessions:
             return "no_engine"
-        return "ready" if self._store.is_available else "no_store"
+        if not self._store.is_available:
+            return "no_store"
+        return "recovering" if self._recovery.is_recovering else "ready"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):

@@ -149,7 +149,8 @@ async def _run(settings_source: SettingsSource, source: EngineSource) -> int:
                     app.state.token_sessions.close_tenant(tenant)
 
                 await stack.enter_async_context(app.state.tenants.exchanging(store, close_tenant))
-                readiness_gate.set_app(app, engine.fleet, store)
+                recovery = app.state.registry.recovery
+                readiness_gate.set_app(app, engine.fleet, store, recovery)
                 print_welcome(engine, settings, sock, app.state.demo_token)
                 return await _wait_until_stopped(readiness_gate, engine, serving, signals, settings)
             finally:

@@ -26,6 +26,7 @@ _PLAIN_SCRIPTS = (
     "index_deadline",
     "list_due",
     "create",
+    "recreate",
     "find",
     "load",
     "claim",
@@ -37,6 +38,7 @@ _EXPIRING_SCRIPTS = (
     "claim",
     "extend_deadline",
     "write",
+    "recreate",
     "delete",
     "force_delete",
     "restore",
@@ -55,6 +57,8 @@ _ADMINISTRATION_SCRIPTS = ("export", "restore")
 _ENGINE_SCRIPTS = ("announce", "engines")
 _PROBE_SCRIPTS = ("probe",)
 _TOMBSTONE_SCRIPTS = ("delete", "force_delete")
+_CONTINUED_SCRIPTS = {"recreate": "write"}
+"""Scripts that another one continues, in the same step."""
 
 _ACCESS_ERRORS = (
     redis_errors.AuthenticationError,
@@ -125,7 +129,8 @@ def _load_scripts() -> dict[str, str]:
             f"local LAYOUT = '{keys.LAYOUT}'\n"
             f"local EXPIRY_NET_MS = {keys.SESSION_EXPIRY_NET_S * 1000:.0f}\n"
         )
-        return constants + "".join(map(read, (*prefixes, name)))
+        continued = [_CONTINUED_SCRIPTS[name]] if name in _CONTINUED_SCRIPTS else []
+        return constants + "".join(map(read, (*prefixes, name, *continued)))
 
     return {
         name: with_prefixes(name)

@@ -110,11 +110,7 @@ class RedisStore:
         async with self._client.bounded():
             await self._reexamine_after_outage()
             names = session_keys(new.id)
-            for_ms = int(new.ttl_s * 1000)
-            deadline = await self._client.run_script(
-                "index_deadline", (keys.DEADLINES_KEY,), (new.id, for_ms)
-            )
-            await self._tenants.index_session(new.tenant, new.id)
+            deadline = await self._index_session(new)
             args = (new.owner, new.tenant, new.secret, deadline, new.state)
             reply = await self._client.run_script("create", (names.meta, names.state), args)
             if reply[0] == b"ended":
@@ -122,6 +118,15 @@ class RedisStore:
             if reply[0] == b"exists":
                 raise SessionExists(new.id)
             return SessionLease(new.id, new.owner, int(reply[1]), self._epoch)
+
+    async def _index_session(self, new: NewSession) -> int:
+        """Add a session to the indexes before it is created. Returns its deadline in ms."""
+        for_ms = int(new.ttl_s * 1000)
+        deadline = await self._client.run_script(
+            "index_deadline", (keys.DEADLINES_KEY,), (new.id, for_ms)
+        )
+        await self._tenants.index_session(new.tenant, new.id)
+        return deadline
 
     async def find(self, session: str) -> SessionMetadata | None:
         async with self._client.bounded():
@@ -252,6 +257,29 @@ class RedisStore:
             assert batch.request is not None, "only a request conflicts"
             raise IdempotencyConflict(batch.request.key)
         return WriteResult(int(reply[1]), int(reply[2]))
+
+    async def recreate(
+        self, lease: SessionLease, new: NewSession, batch: WriteBatch, *, expected_fence: int
+    ) -> SessionLease:
+        assert batch.is_whole, "a part of a session"
+        session, encoded = lease.session, _encode_batch(batch)
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            deadline = await self._index_session(new)
+            args = (lease.owner, lease.fence, encoded, expected_fence)
+            reply = await self._client.run_script(
+                "recreate", session_keys(session), (*args, new.tenant, new.secret, deadline)
+            )
+        match reply[0]:
+            case b"ended":
+                raise SessionEnded(session)
+            case b"stale":
+                raise LeaseLost(session, reply[1].decode())
+            case b"changed":
+                is_there = reply[1] != b"0"
+                raise SessionExists(session) if is_there else SessionNotFound(session)
+            case _:
+                return SessionLease(session, lease.owner, int(reply[3]), self._epoch)
 
     async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
         names = session_keys(lease.session)

@@ -88,6 +88,7 @@ class SqliteStore:
     load = _on_worker(Tables.load)
     claim = _on_worker(Tables.claim)
     write = _on_worker(Tables.write)
+    recreate = _on_worker(Tables.recreate)
     find_result = _on_worker(Tables.find_result)
     journal = _on_worker(Tables.journal)
     journal_all = _on_worker(Tables.journal_all)

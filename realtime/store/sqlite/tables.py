@@ -138,20 +138,22 @@ class Tables:
         if row is not None and row[:2] == (new.owner, new.secret):
             return SessionLease(new.id, new.owner, row[2], self.epoch)
         self.verify()
-        now = self._ms_from_now(0)
-        values = (new.id, new.tenant, new.secret, new.owner, now, 0, 0, now)
         try:
-            self._execute(
-                "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)",
-                *values,
-                self._ms_from_now(new.ttl_s),
-                new.state,
-            )
+            return self._insert_session(new, self._ms_from_now(0))
         except sqlite3.IntegrityError as error:
             existing = self._fetch_one("SELECT owner FROM sessions WHERE id = ?", new.id)
             is_ended = existing == (_NO_OWNER,)
             raise (SessionEnded(new.id) if is_ended else SessionExists(new.id)) from error
-        return SessionLease(new.id, new.owner, now, self.epoch)
+
+    def _insert_session(self, new: NewSession, fence: int) -> SessionLease:
+        values = (new.id, new.tenant, new.secret, new.owner, fence, 0, 0, self._ms_from_now(0))
+        self._execute(
+            "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)",
+            *values,
+            self._ms_from_now(new.ttl_s),
+            new.state,
+        )
+        return SessionLease(new.id, new.owner, fence, self.epoch)
 
     def find(self, session: str) -> SessionMetadata | None:
         row = self._fetch_one(
@@ -326,6 +328,34 @@ class Tables:
             lease.session,
         )
         return WriteResult(entry_count, next_event)
+
+    def recreate(
+        self, lease: SessionLease, new: NewSession, batch: WriteBatch, *, expected_fence: int
+    ) -> SessionLease:
+        """Write a whole session again. Which fence another gateway had before the loss is not
+        stored, because one gateway alone has the file: no other can have written the session again.
+        One of an earlier process, in an older copy of the file, has a lower fence."""
+        assert batch.is_whole, "a part of a session"
+        self.verify()
+        row = self._fetch_one(
+            "SELECT owner, fence, deadline_ms FROM sessions WHERE id = ?", lease.session
+        )
+        fence = 0
+        if row is not None:
+            owner, stored_fence, deadline_ms = row
+            if owner == _NO_OWNER:
+                raise SessionEnded(lease.session)
+            if deadline_ms > self._ms_from_now(0):
+                if owner != lease.owner and stored_fence >= lease.fence:
+                    raise LeaseLost(lease.session, owner)
+                fence = stored_fence
+        if fence != expected_fence:
+            raise SessionExists(lease.session) if fence else SessionNotFound(lease.session)
+        self._execute("DELETE FROM sessions WHERE id = ?", lease.session)
+        now = self._ms_from_now(0)
+        granted = self._insert_session(new, max(now, lease.fence + 1, fence + 1))
+        self.write(granted, batch)
+        return granted
 
     def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
         self._check_lease(lease)

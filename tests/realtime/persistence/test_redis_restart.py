@@ -11,6 +11,7 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import encode_entry, to_entries
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.registry import recovery
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
 from continuo.realtime.store.keys import LAYOUT, session_keys
@@ -19,6 +20,7 @@ from tests.support.engines import EngineHarness
 from tests.support.in_process_client import connect_client, resume_result
 from tests.support.redis_process import RedisProcess, needs_redis, running_redis
 from tests.support.sessions import SLOW_STEP_S, unload
+from tests.support.waiting import wait_until
 
 pytestmark = [needs_redis, pytest.mark.redis]
 
@@ -103,8 +105,10 @@ async def test_queued_commands_are_refused_without_a_timeout_each(
 
 
 async def test_flushed_session_is_rewritten_if_loaded_and_else_not_found(
-    registry: Registry, redis: RedisProcess
+    registry: Registry, redis: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A session that no gateway has is unknown, once its owner would have written it again."""
+    monkeypatch.setattr(recovery, "GRACE_S", 0.0)
     loaded, unloaded = await connect_client(registry), await connect_client(registry)
     for client in (loaded, unloaded):
         client.send_message("hello", "u1")
@@ -120,6 +124,11 @@ async def test_flushed_session_is_rewritten_if_loaded_and_else_not_found(
     await loaded.socket.wait_for("conversation.item.done", 2)
     await loaded.disconnect()
     loaded.receive()
+    unloaded.resume()
+    await unloaded.wait_closed()
+    assert [event["error"]["code"] for event in unloaded.socket.sent] == ["store_unavailable"]
+    registry.recovery.check()
+    await wait_until(lambda: not registry.recovery.is_recovering)
     unloaded.resume()
     await unloaded.wait_closed()
     assert [event["error"]["code"] for event in unloaded.socket.sent] == ["session_not_found"]

@@ -62,6 +62,14 @@ def deltas(client: InProcessClient) -> str:
     return "".join(e["delta"] for e in client.received if e["type"] == "response.output_text.delta")
 
 
+def deltas_of(client: InProcessClient, response: str) -> str:
+    return "".join(
+        event["delta"]
+        for event in client.received
+        if event["type"] == "response.output_text.delta" and event["response_id"] == response
+    )
+
+
 def done(client: InProcessClient) -> str:
     (text,) = (e["text"] for e in client.received if e["type"] == "response.output_text.done")
     return text
@@ -115,6 +123,42 @@ async def test_open_response_moves_between_gateways_with_its_whole_text(
         assert deltas(client) == done(client), f"seed {seed}"
         ids = [event["event_id"] for event in client.received]
         assert len({*ids}) == len(ids)
+
+
+async def test_out_of_band_response_moves_with_the_conversation_that_it_began_with(
+    registries: tuple[Registry, Registry],
+) -> None:
+    """The conversation has grown since by a message and the beginning of an answer."""
+    for seed in range(8):
+        rng = random.Random(seed)
+        client = await connect_client(registries[0])
+        client.send_message("hello", "u1")
+        client.start_response(8)
+        await client.socket.wait_for("rate_limits.updated")
+        out_of_band = {"conversation": "none", "max_output_tokens": 60}
+        client.socket.push_event(type="response.create", response=out_of_band)
+        await client.socket.wait_for("response.created", 2)
+        client.send_message("and then", "u2")
+        client.start_response(60)
+        await client.socket.wait_for("response.created", 3)
+        await client.socket.wait_for("response.output_text.delta", rng.randrange(1, 60))
+        client.receive()
+        client.registry = registries[1]
+        client.resume()
+        await client.socket.wait_for("session.updated")
+        assert resume_result(client.socket)["resumed"] == "exact", f"seed {seed}"
+        ended = sum(event["type"] == "response.done" for event in client.received)
+        if ended < 3:
+            await client.socket.wait_for("response.done", 3 - ended)
+        await client.disconnect()
+        client.receive()
+        for event in client.received:
+            if event["type"] == "response.done":
+                response = event["response"]
+                assert response["status"] in ("completed", "incomplete"), response
+                (message,) = response["output"]
+                text = deltas_of(client, response["id"])
+                assert message["content"] == [{"type": "output_text", "text": text}]
 
 
 class RestartableGateway:

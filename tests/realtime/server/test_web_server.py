@@ -59,7 +59,7 @@ async def test_readiness_requires_no_key(harness: EngineHarness) -> None:
             (True, True, (503, {"status": "draining"})),
         ):
             if open:
-                gate.set_app(app, harness.engine.fleet, store)
+                gate.set_app(app, harness.engine.fleet, store, app.state.registry.recovery)
             gate.is_draining = draining
             for path in ("/ready", "/health/ready"):
                 assert await server.request("GET", path, headers={}) == expected

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from continuo.realtime.store import (
@@ -24,8 +25,10 @@ from continuo.realtime.store import (
     WriteBatch,
     WriteResult,
     keys,
+    open_store,
     sweep_overdue,
 )
+from tests.support.redis_process import RedisProcess
 from tests.support.store_records import append_entries, make_entry, new_session, response_checkpoint
 
 # ---------------------------------------------------------------- sessions
@@ -342,6 +345,146 @@ async def test_write_after_a_gap_is_refused_as_a_whole(store: Store) -> None:
 
 
 # ---------------------------------------------------------------- idempotency keys
+
+
+WHOLE_SESSION = WriteBatch(
+    kept_entries=0,
+    entries=(make_entry(1), make_entry(2)),
+    epoch=3,
+    state=b"settings",
+    restored_requests=(IdempotentRequest("event_1", b"content", b"item_1"),),
+    started_responses=(response_checkpoint(),),
+    events=StoredEvents(0, (b"e", b"f")),
+)
+
+
+def lease_of_lost_store(session: str, owner: str = "gate-1", fence: int = 5) -> SessionLease:
+    return SessionLease(session, owner, fence, "a lost store")
+
+
+async def test_recreated_session_has_all_that_it_had(store: Store) -> None:
+    new = new_session(secret=b"\0\xff")
+    lost = lease_of_lost_store(new.id)
+    lease = await store.recreate(lost, new, WHOLE_SESSION, expected_fence=0)
+    assert (lease.owner, lease.store_epoch) == (lost.owner, store.epoch)
+    assert lease.fence > lost.fence
+    found = await store.load(new.id)
+    assert found is not None
+    metadata = found.metadata
+    assert (metadata.tenant, metadata.secret) == (new.tenant, new.secret)
+    assert (metadata.owner, metadata.fence, metadata.epoch) == (lease.owner, lease.fence, 3)
+    assert (found.entries, found.state) == (WHOLE_SESSION.entries, b"settings")
+    assert found.running_responses == (RunningResponse(response_checkpoint()),)
+    assert found.events == WHOLE_SESSION.events
+    assert metadata.deadline_ms - metadata.created_ms == pytest.approx(3_600_000, abs=1000)
+    (request,) = WHOLE_SESSION.restored_requests
+    assert await store.find_result(lease, request) == b"item_1"
+    assert await append_entries(store, lease, 2, make_entry(3)) == WriteResult(3, 2)
+
+
+async def test_fence_of_a_recreated_session_is_higher_than_the_one_before(store: Store) -> None:
+    """Also if the clock of the store is behind that of the one before."""
+    new, fence = new_session(), 9_000_000_000_000
+    lost = lease_of_lost_store(new.id, fence=fence)
+    lease = await store.recreate(lost, new, WHOLE_SESSION, expected_fence=0)
+    assert lease.fence > fence
+
+
+async def test_late_call_does_not_recreate_a_session_again(store: Store) -> None:
+    new = new_session()
+    lost = lease_of_lost_store(new.id)
+    lease = await store.recreate(lost, new, WHOLE_SESSION, expected_fence=0)
+    await append_entries(store, lease, 2, make_entry(3))
+    for expected_fence in (0, lease.fence - 1):
+        with pytest.raises(SessionExists):
+            await store.recreate(lost, new, WHOLE_SESSION, expected_fence=expected_fence)
+    unknown = new_session()
+    unknown_lease = lease_of_lost_store(unknown.id)
+    with pytest.raises(SessionNotFound):
+        await store.recreate(unknown_lease, unknown, WHOLE_SESSION, expected_fence=1)
+    again = await store.recreate(lost, new, WHOLE_SESSION, expected_fence=lease.fence)
+    assert again.fence > lease.fence
+    with pytest.raises(LeaseLost):
+        await store.confirm(lease)
+    found = await store.load(new.id)
+    assert found is not None
+    assert (found.entries, found.events) == (WHOLE_SESSION.entries, WHOLE_SESSION.events)
+
+
+async def test_deleted_session_is_not_recreated(store: Store) -> None:
+    lease = await store.create(new_session())
+    await store.delete(lease)
+    for expected_fence in (0, lease.fence):
+        with pytest.raises(SessionEnded):
+            await store.recreate(
+                lease_of_lost_store(lease.session, fence=lease.fence + 1),
+                new_session(id=lease.session),
+                WHOLE_SESSION,
+                expected_fence=expected_fence,
+            )
+
+
+async def test_session_that_another_gateway_has_created_is_not_recreated(store: Store) -> None:
+    lease = await store.create(new_session(owner="gate-2"))
+    lost = lease_of_lost_store(lease.session, fence=lease.fence)
+    for expected_fence in (0, lease.fence):
+        with pytest.raises(LeaseLost, match="gate-2"):
+            await store.recreate(
+                lost,
+                new_session(id=lease.session),
+                WHOLE_SESSION,
+                expected_fence=expected_fence,
+            )
+    await store.confirm(lease)
+
+
+async def test_older_copy_of_another_gateway_is_replaced(store: Store) -> None:
+    """A file that was replaced by a backup has sessions of an earlier process."""
+    older = await store.create(new_session(owner="gate-2"))
+    new = new_session(id=older.session)
+    lost = lease_of_lost_store(new.id, fence=older.fence + 1)
+    with pytest.raises(SessionExists):
+        await store.recreate(lost, new, WHOLE_SESSION, expected_fence=0)
+    lease = await store.recreate(lost, new, WHOLE_SESSION, expected_fence=older.fence)
+    await store.confirm(lease)
+    with pytest.raises(LeaseLost):
+        await store.confirm(older)
+
+
+async def test_expired_session_is_recreated(store: Store) -> None:
+    lease = await store.create(new_session(owner="gate-2"))
+    await store.extend_deadline(lease, 0, is_parked=True)
+    new = new_session(id=lease.session)
+    lost = lease_of_lost_store(new.id, fence=lease.fence)
+    again = await store.recreate(lost, new, WHOLE_SESSION, expected_fence=0)
+    await store.confirm(again)
+
+
+async def test_last_owner_replaces_what_an_earlier_one_has_recreated(redis: RedisProcess) -> None:
+    """The gateway with the higher fence wins, in either order, even if the copy of the other one
+    was claimed meanwhile."""
+    store = await open_store(redis.url)
+    for is_earlier_first, is_claimed in ((True, False), (True, True), (False, False)):
+        new = new_session()
+        earlier = lease_of_lost_store(new.id, "gate-1", 5)
+        last = lease_of_lost_store(new.id, "gate-2", 6)
+        last_new = new_session(id=new.id, owner="gate-2")
+        entries = (make_entry(9),)
+        newest = msgspec.structs.replace(WHOLE_SESSION, entries=entries)
+        fence = 0
+        if is_earlier_first:
+            fence = (await store.recreate(earlier, new, WHOLE_SESSION, expected_fence=0)).fence
+            if is_claimed:
+                fence = (await store.claim(new.id, "gate-3", ttl_s=60)).fence
+        lease = await store.recreate(last, last_new, newest, expected_fence=fence)
+        for expected_fence in (0, lease.fence):
+            with pytest.raises(LeaseLost, match="gate-2"):
+                await store.recreate(earlier, new, WHOLE_SESSION, expected_fence=expected_fence)
+        await store.confirm(lease)
+        found = await store.load(new.id)
+        assert found is not None
+        assert found.entries == entries
+    await store.aclose()
 
 
 async def test_retry_under_an_idempotency_key_gets_the_recorded_result(store: Store) -> None:

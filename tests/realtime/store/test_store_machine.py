@@ -30,6 +30,7 @@ from continuo.realtime.store import (
     RunningResponse,
     SessionDataLost,
     SessionEnded,
+    SessionExists,
     SessionLease,
     SessionNotFound,
     Snapshot,
@@ -129,6 +130,13 @@ class SessionModel:
             self.running_responses[started.id] = RunningResponse(started)
         self.epoch = self.epoch if change.epoch is None else change.epoch
         self.state = self.state if change.state is None else change.state
+
+    def become(self, batch: WriteBatch, lease: SessionLease) -> None:
+        """Contain nothing but a batch, under a new lease."""
+        self.is_expired = self.is_removed = self.is_parked = False
+        self.log, self.requests, self.running_responses, self.events = [], {}, {}, []
+        self.leases.append(lease)
+        self._apply(batch)
 
     def journal(
         self, lease: SessionLease, response_id: str, first: int, new_ids: tuple[int, ...]
@@ -261,6 +269,49 @@ class StoreMachine(RuleBasedStateMachine):
             assert outcome == model.write(lease, change)
 
     @precondition(lambda self: self.sessions)
+    @rule(
+        data=st.data(),
+        expects_fence=st.booleans(),
+        entries=entries,
+        restored=st.lists(requests, max_size=3, unique_by=lambda each: each.key).map(tuple),
+        started_responses=checkpoints,
+        state=st.binary(max_size=9),
+        epoch=st.integers(0, 9),
+        events=st.lists(st.binary(max_size=9), max_size=2).map(tuple),
+    )
+    def recreate(
+        self,
+        data: st.DataObject,
+        expects_fence: bool,
+        restored: tuple[IdempotentRequest, ...],
+        events: tuple[bytes, ...],
+        **rest: Any,
+    ) -> None:
+        """Write a session of the present owner again, which the store has or has not."""
+        model, _ = self.draw_session(data)
+        lease = model.leases[-1]
+        is_absent = model.is_removed or model.is_expired
+        batch = WriteBatch(
+            kept_entries=0, restored_requests=restored, events=StoredEvents(0, events), **rest
+        )
+        outcome = self.outcome_of(
+            self.store.recreate(
+                lease,
+                _with_owner(model.new, lease.owner),
+                batch,
+                expected_fence=lease.fence if expects_fence else 0,
+            )
+        )
+        if model.has_tombstone:
+            assert outcome is SessionEnded
+        elif expects_fence is is_absent:
+            assert outcome is (SessionNotFound if is_absent else SessionExists)
+        else:
+            assert isinstance(outcome, SessionLease)
+            assert outcome.fence > lease.fence
+            model.become(batch, outcome)
+
+    @precondition(lambda self: self.sessions)
     @rule(data=st.data(), response_id=st.sampled_from(RESPONSE_IDS), new_ids=ids)
     def journal(self, data: st.DataObject, response_id: str, new_ids: tuple[int, ...]) -> None:
         model, lease = self.draw_session(data)
@@ -325,6 +376,10 @@ class StoreMachine(RuleBasedStateMachine):
     def store_equals_model(self) -> None:
         for model in self.sessions:
             model.check(self.runner.run(self.store.load(model.new.id)))
+
+
+def _with_owner(new: NewSession, owner: str) -> NewSession:
+    return msgspec.structs.replace(new, owner=owner)
 
 
 def _with(change: WriteBatch, **changes: Any) -> WriteBatch:

@@ -93,7 +93,7 @@ export interface SessionSettings extends SamplingParams {
   truncation?: 'auto' | 'disabled' | { type: 'retention_ratio'; retention_ratio: number };
   reasoning?: Reasoning | null;
   /** Optional events to receive. */
-  include?: ('response.interrupted' | 'response.reasoning_text')[] | null;
+  include?: ('response.interrupted' | 'response.reasoning_text' | 'session.continuity')[] | null;
 }
 
 export type KVResidency = 'hot' | 'host' | 'recomputed' | 'none';
@@ -204,6 +204,8 @@ interface ServerEvents {
   'session.created': { session: Session };
   'session.updated': { session: Session; rewind?: Rewind };
   'session.closed': { reason: string };
+  /** The store has lost its data: the session was written again, or could not be. */
+  'session.continuity': { status: 'restored' | 'lost' };
   'conversation.item.added': { item: Item; previous_item_id: string | null; rewind?: Rewind };
   'conversation.item.done': { item: Item; previous_item_id: string | null };
   'conversation.item.retrieved': { item: Item };

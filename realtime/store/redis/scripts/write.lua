@@ -1,7 +1,7 @@
 -- Apply one write batch.
 -- KEYS   1 meta  2 state  3 log  4 running  5 idempotency keys  6 events
 -- ARGV   1 owner  2 fence  3 the batch, a map in MessagePack: see `_encode_batch` in store.py
--- reply  {'ok', number of entries, next event} | {'repeated', result} | {'conflict'}
+-- reply  {'ok', number of entries, next event, fence} | {'repeated', result} | {'conflict'}
 --        | {'behind', what} | as in check_lease.lua
 local meta, state, log, running, idempotency_keys, events = unpack(KEYS)
 local batch = cmsgpack.unpack(ARGV[3])
@@ -146,5 +146,6 @@ end
 if batch.state then
   redis.call('SET', state, batch.state)
 end
-expire_keys(redis.call('HGET', meta, 'deadline'))
-return {'ok', entry_count, next_event}
+local held, until_ms = unpack(redis.call('HMGET', meta, 'fence', 'deadline'))
+expire_keys(until_ms)
+return {'ok', entry_count, next_event, held}

@@ -46,7 +46,13 @@ BETA_TYPES = {
     "session.updated",
 }
 """The server events of the beta that a text server can send."""
-EXTENSIONS = ("input_text_buffer.", "response.interrupted", "response.reasoning_", "session.closed")
+EXTENSIONS = (
+    "input_text_buffer.",
+    "response.interrupted",
+    "response.reasoning_",
+    "session.closed",
+    "session.continuity",
+)
 ANSWER = MessageOut(
     id="m",
     status="completed",

@@ -47,7 +47,8 @@ ENDPOINTS = [
 async def gate(harness: EngineHarness) -> ReadinessGate:
     store = await shared_store(harness)
     gate = ReadinessGate(load_access_policy(SETTINGS), root_path=SETTINGS.root_path)
-    gate.set_app(build_app(harness.engine, SETTINGS, store), harness.engine.fleet, store)
+    app = build_app(harness.engine, SETTINGS, store)
+    gate.set_app(app, harness.engine.fleet, store, app.state.registry.recovery)
     return gate
 
 

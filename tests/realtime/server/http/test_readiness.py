@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from continuo.realtime.registry import recovery
 from continuo.realtime.server.auth.access_policy import AccessPolicy
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.http.app import build_app
@@ -25,6 +26,7 @@ from tests.support.store_refusals import STORE_FAILURES, StoreFailure, create_ac
 from tests.support.web_servers import RunningServer, serve_app
 
 READY: tuple[int, dict[str, object]] = (200, {"status": "ready"})
+RECOVERING: tuple[int, dict[str, object]] = (503, {"status": "recovering"})
 NO_STORE: tuple[int, dict[str, object]] = (503, {"status": "no_store"})
 
 
@@ -45,7 +47,7 @@ async def served(harness: EngineHarness, url: str) -> AsyncIterator[RunningServe
     store = await open_store(url)
     app = build_app(harness.engine, GatewaySettings(), store)
     gate = ReadinessGate(AccessPolicy())
-    gate.set_app(app, harness.engine.fleet, store)
+    gate.set_app(app, harness.engine.fleet, store, app.state.registry.recovery)
     async with serve_app(gate, app.state.registry, GatewaySettings()) as server:
         yield server
     await store.aclose()
@@ -81,6 +83,20 @@ async def test_server_is_not_ready_while_its_store_is_down(
             await create_acl_user(redis)
         await until_health(server, READY)
         await client.wait_response(response)
+
+
+@needs_redis
+async def test_server_is_recovering_until_its_sessions_are_in_an_emptied_store_again(
+    server: RunningServer, redis: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "SESSIONS_PER_S", 5)
+    await until_health(server, READY)
+    async with open_realtime_session(server.url) as client:
+        async with redis.client() as admin:
+            await admin.flushall()
+        await until_health(server, RECOVERING)
+        await client.add_message("hello", "item_1")
+        await until_health(server, READY)
 
 
 @needs_redis
