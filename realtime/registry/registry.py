@@ -212,7 +212,7 @@ class Registry:
             if tenant.limits.sessions_max:
                 async with tenant.opening:
                     count = await self._store.tenants.count_sessions(tenant.name)
-                    tenant.check_session_count(count)
+                    tenant.ledger.check_session_count(count)
                     lease = await self._store.create(new)
             else:
                 lease = await self._store.create(new)

@@ -50,6 +50,7 @@ from continuo.realtime.responses.conversations import (
 from continuo.realtime.responses.event_stream import EventStream
 from continuo.realtime.responses.run import Requester, ResponseRun
 from continuo.realtime.store import Store, StoreError, StoreUnavailable
+from continuo.realtime.tenants.ledger import TenantLedger
 from continuo.realtime.tenants.tenants import Tenants
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,9 @@ class ResponseService:
         self._tokenization_lock = asyncio.Lock()
         self._tokenizer_threads = tokenizer_threads or TokenizerThreads(limits.off_loop_chars_min)
         self._text_limits = TextLimits.for_model(engine.ready, template)
+
+    def ledger_of(self, tenant: str) -> TenantLedger:
+        return self._tenants.of(tenant).ledger
 
     async def count_input_tokens(self, command: CreateResponse, requester: Requester) -> int:
         """Return the length of the prompt of a response, which is not started. Raises Refusal."""

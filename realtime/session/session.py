@@ -299,6 +299,7 @@ class Session:
         Never raises. If the engine is unreachable, its sessions are closed later; if the store is
         unreachable, the session expires there.
         """
+        self._parts.idempotency_keys.release()
         await self._release_engine_sessions()
         try:
             await self._unit_of_work.session_writer.delete()
@@ -312,6 +313,7 @@ class Session:
         the engine, because that gateway may not have attached there yet to continue them.
         """
         self._is_taken_over = is_taken_over
+        self._parts.idempotency_keys.release()
         await self._active_responses.flush_journals()
         self._unit_of_work.session_writer.stop()
         self.detach()

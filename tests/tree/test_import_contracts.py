@@ -45,7 +45,7 @@ VIOLATIONS = (
     ("realtime/session/session.py", "redis"),
     ("realtime/conversation/rendering.py", "sqlite3"),
     ("realtime/protocol/items.py", "starlette"),
-    ("realtime/rate_limit.py", "threading"),
+    ("realtime/tenants/rate_limits.py", "threading"),
     # Packages of realtime import only lower layers.
     ("realtime/conversation/conversation.py", "realtime.registry.registry"),
     ("realtime/store/base.py", "realtime.session.session"),

@@ -67,7 +67,9 @@ class RealtimeRoutes:
             replies.report_denial(authenticated, websocket)
             await websocket.send_denial_response(replies.denial_response(authenticated))
             return
-        if isinstance(authenticated, Refusal):
+        if isinstance(authenticated, Credentials):
+            replies.charge_input_of(websocket, authenticated)
+        else:
             security_log.report("resume_token", websocket.client)
         is_offered = SUBPROTOCOL in offered_subprotocols(websocket.headers)
         await websocket.accept(SUBPROTOCOL if is_offered else None)
