@@ -94,8 +94,16 @@ class EngineLoop(Generic[TicketT]):
         speculation: Speculation | None = None,
         audit_every_step: bool = False,
     ) -> None:
-        """`recorder` stores the rows in flight for the next engine process, in case this one
-        crashes; None: they are not kept for it. `speculation`: that of the scheduler."""
+        """Args:
+        runner: the device; only the loop calls it, on the device thread if it runs steps ahead.
+        cache: that of the scheduler, whose page moves go into each batch.
+        scheduler: plans each step.
+        counters: what the steps are counted in.
+        recorder: keeps the rows in flight for the next engine process, in case this one crashes;
+            None: they are not kept for it.
+        speculation: that of the scheduler; None: no drafts.
+        audit_every_step: whether the pages are audited after each step, and not only between turns.
+        """
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler

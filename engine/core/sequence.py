@@ -31,6 +31,13 @@ class Sequence(TokenSequence):
     def __init__(
         self, session_id: str, lease: PageLease, log: TokenLog, timeout_s: float | None, now: float
     ) -> None:
+        """Args:
+        session_id: id of the session.
+        lease: its pages, which the sequence has until it is closed.
+        log: its ids, without those in flight.
+        timeout_s: seconds of idleness after which the session ends; None: it does not end by that.
+        now: when it was last used, by the engine's clock.
+        """
         super().__init__(session_id, log, timeout_s, now)
         self.session_hash = hash_session_id(session_id)
         """Digest of the id for the flight recorder."""

@@ -91,9 +91,19 @@ class Sessions(Generic[SequenceT]):
         digest: str = "",
         record_turn: RecordTurn | None = None,
     ) -> None:
-        """`digest` is the fingerprint of the model, tokenizer and chat template. `record_turn` is
-        called with each turn that has a trace context when it ends or is paused, and the time;
-        None: traces are not exported."""
+        """Args:
+        backend: computes the ids of the sessions and draws the output of their turns.
+        max_model_len: tokens that a session has at most.
+        vocab_size: each id of a command is below it.
+        make_stop_watch: makes the matcher of the stop strings of a turn.
+        grammars: compiles the grammar of a turn; the turn is deferred meanwhile.
+        emit: sends an event to the client of the session.
+        clock: seconds of the monotonic clock.
+        digest: fingerprint of model, tokenizer and chat template; a session of another one is
+            refused. Empty: it is not compared.
+        record_turn: called with each turn that has a trace context when it ends or is paused, and
+            the time; None: traces are not exported.
+        """
         self._digest = digest
         self._backend = backend
         self._max_model_len = max_model_len

@@ -51,6 +51,7 @@ class Transitions(Generic[SequenceT]):
         record_turn: RecordTurn | None,
     ) -> None:
         """Args:
+        backend: that of `Sessions`.
         make_stop_watch: makes the matcher of the stop strings of a turn.
         grammars: those that are compiled; a turn with another one is not begun.
         emit: sends an event to the client of the session.

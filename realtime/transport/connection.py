@@ -63,8 +63,15 @@ class Connection:
         *,
         announces_beta: bool = False,
     ) -> None:
-        """`session_request`: the session to fork or to resume; None opens a new session.
-        `announces_beta`: whether the client announces the beta version of the API."""
+        """Args:
+        socket: to one client, accepted.
+        registry: opens, resumes and parks the session.
+        limits: on frames, on what is unsent and on the lifetime of the connection.
+        model: name of the model in events.
+        credentials: of the client; None: those of a server without keys.
+        session_request: the session to fork or to resume; None opens a new session.
+        announces_beta: whether the client announces the beta version of the API.
+        """
         self._dialect = Dialect(announces_beta=announces_beta)
         self._socket = socket
         self._registry = registry

@@ -17,24 +17,6 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("engine", "realtime")
 PARAMETERS_MAX = 4
 """Most parameters that a constructor may have without a list of them."""
-UNEXPLAINED = {
-    "engine/core/cache/session_aware_cache.py: SessionAwareCache",
-    "engine/core/loop.py: EngineLoop",
-    "engine/core/sequence.py: Sequence",
-    "engine/core/sessions.py: Sessions",
-    "engine/core/transitions.py: Transitions",
-    "engine/core/turn.py: Turn",
-    "engine/server/clients.py: Clients",
-    "realtime/server/auth/gate.py: Authenticator",
-    "realtime/server/auth/json_web_tokens.py: JsonWebTokens",
-    "realtime/server/http/admin_routes.py: AdminRoutes",
-    "realtime/server/http/completions_routes.py: CompletionsRoutes",
-    "realtime/server/http/realtime_routes.py: RealtimeRoutes",
-    "realtime/server/http/session_routes.py: SessionRoutes",
-    "realtime/server/http/stats_routes.py: StatsRoutes",
-    "realtime/transport/connection.py: Connection",
-}
-"""Constructors without a list, or with a list of some parameters only. The set only shrinks."""
 ENTRY = re.compile(r"(\w+): \S")
 
 
@@ -80,18 +62,9 @@ def test_every_constructor_of_many_parameters_explains_each_in_order() -> None:
     wrong = {
         place: constructor
         for place, constructor in all_constructors().items()
-        if place not in UNEXPLAINED and constructor.explained != constructor.parameters
-    }
-    assert not wrong
-
-
-def test_no_constructor_is_excepted_that_explains_its_parameters_or_no_longer_exists() -> None:
-    unexplained = {
-        place
-        for place, constructor in all_constructors().items()
         if constructor.explained != constructor.parameters
     }
-    assert unexplained >= UNEXPLAINED
+    assert not wrong
 
 
 @pytest.mark.parametrize(

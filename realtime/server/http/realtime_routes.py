@@ -44,6 +44,14 @@ class RealtimeRoutes:
         limits: Limits,
         is_engine_up: Callable[[], bool],
     ) -> None:
+        """Args:
+        registry: opens and resumes sessions.
+        authenticator: names the tenant of an upgrade.
+        open_connections: closes those of a key that is revoked.
+        served_models: the names that a client may give.
+        limits: on connections and frames.
+        is_engine_up: whether an engine is available, for the status.
+        """
         self._is_engine_up = is_engine_up
         self._registry = registry
         self._authenticator = authenticator

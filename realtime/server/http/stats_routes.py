@@ -107,6 +107,15 @@ class StatsRoutes:
         show_warnings: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Args:
+        engine: reports of all engines.
+        registry: sessions and tenants of this gateway.
+        token_sessions: the sessions of SGLang's API.
+        authenticator: decides what is shown to whom.
+        recent_warnings: last lines of the log.
+        show_warnings: whether the log is shown, which may name other tenants.
+        clock: seconds of the monotonic clock, for the time since the start.
+        """
         self._engine = engine
         self._registry = registry
         self._token_sessions = token_sessions
