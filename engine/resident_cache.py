@@ -43,10 +43,16 @@ class ResidentCache(Generic[K, V]):
         candidates: int = 8,
         on_removed: Callable[[K, V], None] | None = None,
     ) -> None:
-        """`share`: part of `bytes_max` that a group keeps while others need room. Also the largest
-        entry; larger ones are not kept. `candidates`: number of least recently used entries of
-        which the most costly is evicted. `on_removed`: called with each entry that is evicted,
-        removed or replaced, and may call `charge`."""
+        """Args:
+        bytes_max: bound of the costs of all entries and of what groups share, in bytes.
+        share: part of `bytes_max` that a group keeps while others need room. Also the largest
+            entry; larger ones are not kept.
+        entries_max: bound of the number of entries. None: only their bytes are bounded.
+        candidates: number of least recently used entries of which the most costly is evicted; 1:
+            the least recently used one, whatever its cost.
+        on_removed: called with each entry that is evicted, removed or replaced, under the lock of
+            the cache; may call `charge`.
+        """
         self.bytes_max = bytes_max
         self.share_bytes = int(bytes_max * share)
         self._entries_max = entries_max

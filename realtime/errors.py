@@ -17,11 +17,7 @@ class RealtimeError(Exception):
 
 
 class Refusal(RealtimeError):
-    """A request that changed nothing; sent as an `error` event, or as HTTP 4xx or 5xx.
-
-    `param`: path of the field at fault. `event_id`: id of the refused client event.
-    `retry_after_s`: seconds after which a retry would succeed.
-    """
+    """A request that changed nothing; sent as an `error` event, or as HTTP 4xx or 5xx."""
 
     def __init__(
         self,
@@ -33,6 +29,15 @@ class Refusal(RealtimeError):
         event_id: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
+        """Args:
+        message: a sentence for the developer of the client, without secrets: it is sent as it is.
+        code: what clients branch on; with `kind` and `retry_after_s`, determines `http_status`.
+        param: path of the field at fault. None: the fault is not in one field.
+        kind: category of the error in OpenAI's protocols.
+        event_id: id of the refused client event. None: the encoder fills it in if the event has
+            one.
+        retry_after_s: seconds after which a retry would succeed. None: unknown, or never.
+        """
         super().__init__(message)
         self.message = message
         self.code = code

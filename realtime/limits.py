@@ -134,6 +134,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int = 0
     """Tokens computed for a tenant: prompt tokens that were not in KV, and generated tokens. 0: no
     limit."""
+    operations_per_second: int = 10_000
+    """Client events and HTTP requests of a tenant at this gateway in a second, in the mean of ten;
+    more are refused. One for each of `connected_sessions_max`. 0: no limit."""
+    held_bytes_max: int = 4 * 1024**3
+    """Bytes that a gateway holds for a tenant: input that is not processed, events that wait for a
+    client to read, and idempotency keys. Above this, new connections, responses and texts are
+    refused. The idempotency keys of all sessions in memory take less. 0: no limit."""
     sweep_interval_s: float = 1.0
     """Interval between sweeps for expired sessions."""
 
@@ -159,6 +166,12 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Responses that the tenant may begin in a minute, at all gateways of the store together."""
     tokens_per_minute: Annotated[int, Meta(ge=0)] = 0
     """Tokens computed for the tenant in a minute, at all gateways of the store together."""
+    operations_per_second: Annotated[int, Meta(ge=0)] = 0
+    """Client events and HTTP requests of the tenant in a second, at each gateway, in the mean of
+    ten seconds."""
+    held_bytes_max: Annotated[int, Meta(ge=0)] = 0
+    """Bytes that each gateway holds for the tenant, in its memory; above it, new connections,
+    responses and texts are refused."""
     stored_bytes_max: Annotated[int, Meta(ge=0)] = 0
     """Bytes that the store holds for the tenant; above it, new sessions, items and responses are
     refused."""

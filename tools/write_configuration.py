@@ -30,7 +30,7 @@ allowed-origins = ["https://app.example.org"]
 
 `continuo config print serve` prints every option with its value and origin, and
 `continuo config check serve` what would keep a server from starting or from working well
-([operations](operations.md#one-process-or-several)). Keys, limits of tenants, limits per minute,
+([operations](operations.md#one-process-or-several)). Keys, limits of tenants and their defaults,
 allowed origins and certificates are [reloaded](keys.md#reload-and-rotate) while the server runs;
 other options take effect at the next start.
 

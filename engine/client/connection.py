@@ -119,8 +119,18 @@ class EngineConnection:
         security: LinkSecurity | None = None,
         on_loading: OnLoading = lambda _what, _fraction: None,
     ) -> None:
-        """`launch` returns a socket connected to the engine. `security` is set for a remote engine:
-        both ends then run the handshake."""
+        """Args:
+        name: for logs and reports; `HOST:PORT` of a remote engine, by which EngineFleet finds it
+            again.
+        launch: returns a socket connected to the engine, once for each link; for a child process,
+            also starts it.
+        observer: receives the events of all links, in the order in which the engine sent them.
+        backoff: yields the seconds to wait before each attempt to connect, from its beginning after
+            each link that is lost; once it is exhausted, no more attempts are made.
+        security: set for a remote engine: both ends then run the handshake. None: a child process.
+        on_loading: called with the name of a step of loading the model and its progress, from 0 to
+            1, until the engine is ready.
+        """
         self.name = name
         self.is_connected = False
         self.link_epoch = 0

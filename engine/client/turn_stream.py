@@ -59,8 +59,15 @@ class TurnStream:
         *,
         traceparent: str = "",
     ) -> None:
-        """`on_ended`: called once at the end of the turn, whether or not the output was read.
-        `traceparent`: as in `Generate`."""
+        """Args:
+        turn_id: id by which later appends can branch from the finished turn, in a regular session.
+        session: id of the engine session that runs the turn.
+        decoder: of this turn alone: it keeps ids that are not a whole character yet.
+        sampling: with the seed that is used. Its stop strings, and a stop id at the end, are left
+            out of the text, unless it has `ignore_eos`.
+        on_ended: called once at the end of the turn, whether or not the output was read.
+        traceparent: as in `Generate`; sent again when the turn continues on another engine.
+        """
         self.id = turn_id
         self.session = session
         self.sampling = sampling

@@ -8,21 +8,22 @@ the actual deadline is later.
 import heapq
 import itertools
 from collections.abc import Iterator
+from typing import Generic
 
-from continuo.engine.core.sequence import Sequence
+from continuo.engine.core.token_sequence import SequenceT
 
 
-class IdleTimeouts:
+class IdleTimeouts(Generic[SequenceT]):
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Sequence]] = []
+        self._heap: list[tuple[float, int, SequenceT]] = []
         """Entries (earliest deadline, tie-breaker, session), one per session with a timeout."""
         self._pushes = itertools.count()
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: SequenceT) -> None:
         if sequence.timeout_s is not None:
             self._push(sequence, sequence.last_used_s + sequence.timeout_s)
 
-    def pop_expired(self, now: float) -> Iterator[Sequence]:
+    def pop_expired(self, now: float) -> Iterator[SequenceT]:
         """Yield each session whose timeout has passed, once. The caller may close a session before
         it asks for the next one."""
         while self._heap and self._heap[0][0] <= now:
@@ -41,5 +42,5 @@ class IdleTimeouts:
         """Return the seconds until the next entry is due; None if there is none."""
         return self._heap[0][0] - now if self._heap else None
 
-    def _push(self, sequence: Sequence, deadline: float) -> None:
+    def _push(self, sequence: SequenceT, deadline: float) -> None:
         heapq.heappush(self._heap, (deadline, next(self._pushes), sequence))

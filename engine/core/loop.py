@@ -94,8 +94,16 @@ class EngineLoop(Generic[TicketT]):
         speculation: Speculation | None = None,
         audit_every_step: bool = False,
     ) -> None:
-        """`recorder` stores the rows in flight for the next engine process, in case this one
-        crashes; None: they are not kept for it. `speculation`: that of the scheduler."""
+        """Args:
+        runner: the device; only the loop calls it, on the device thread if it runs steps ahead.
+        cache: that of the scheduler, whose page moves go into each batch.
+        scheduler: plans each step.
+        counters: what the steps are counted in.
+        recorder: keeps the rows in flight for the next engine process, in case this one crashes;
+            None: they are not kept for it.
+        speculation: that of the scheduler; None: no drafts.
+        audit_every_step: whether the pages are audited after each step, and not only between turns.
+        """
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler
@@ -133,7 +141,7 @@ class EngineLoop(Generic[TicketT]):
         self._is_stopping = True
         self._wakeup.set()
 
-    async def run(self, sessions: Sessions, send: SendEvents) -> None:
+    async def run(self, sessions: Sessions[Sequence], send: SendEvents) -> None:
         """Run until `stop`. Raises DeviceLost."""
         self._event_loop = asyncio.get_running_loop()
         while not self._is_stopping:
@@ -163,7 +171,7 @@ class EngineLoop(Generic[TicketT]):
 
     # ---- the phases of a step -------------------------------------------------------------
 
-    def _apply_commands(self, sessions: Sessions) -> None:
+    def _apply_commands(self, sessions: Sessions[Sequence]) -> None:
         while self._inbox:
             sessions.apply(self._inbox.popleft())
         sessions.resume_prepared()
@@ -234,7 +242,7 @@ class EngineLoop(Generic[TicketT]):
             return row
         return msgspec.structs.replace(row, draft_samples=turn.draft_samples(drafts))
 
-    async def _run_until_near_end(self, sessions: Sessions) -> None:
+    async def _run_until_near_end(self, sessions: Sessions[Sequence]) -> None:
         """Compute the step in flight to its end, or until worker threads can finish it; then let
         the event loop receive commands before the next step is planned."""
         in_flight = self._steps_in_flight[0]
@@ -249,7 +257,7 @@ class EngineLoop(Generic[TicketT]):
             await self._collect(sessions)
         await asyncio.sleep(0)
 
-    async def _collect(self, sessions: Sessions) -> None:
+    async def _collect(self, sessions: Sessions[Sequence]) -> None:
         """Wait for the oldest step in flight and apply its effects. If the step failed, the later
         steps are lost too, because they build on KV that it has not written."""
         oldest = self._steps_in_flight.popleft()
@@ -267,7 +275,7 @@ class EngineLoop(Generic[TicketT]):
             self.apply_result(oldest.step, result, sessions)
             self._discard_unneeded_step(sessions)
 
-    def _discard_unneeded_step(self, sessions: Sessions) -> None:
+    def _discard_unneeded_step(self, sessions: Sessions[Sequence]) -> None:
         """Cancel the step in flight if none of its rows is needed any more, because their turns
         have just ended. Done only without a device thread, because this thread would have to
         compute the step."""
@@ -311,7 +319,9 @@ class EngineLoop(Generic[TicketT]):
         if not is_usable:
             raise DeviceLost(f"the device is lost: {type(error).__name__}: {error}") from error
 
-    def apply_result(self, step: PreparedStep, result: BatchResult, sessions: Sessions) -> None:
+    def apply_result(
+        self, step: PreparedStep, result: BatchResult, sessions: Sessions[Sequence]
+    ) -> None:
         """Apply all effects of a completed step on its sequences."""
         self._counters.end_step(result.model_s, time.monotonic() if self._steps_in_flight else None)
         self._scheduler.observe(step.load, result.model_s)
@@ -324,7 +334,7 @@ class EngineLoop(Generic[TicketT]):
         return self._runner.collect(cast("Future[Any]", step.ticket).result())
 
     def _apply_row(
-        self, scheduled: ScheduledRow, drawn: RowResult | None, sessions: Sessions
+        self, scheduled: ScheduledRow, drawn: RowResult | None, sessions: Sessions[Sequence]
     ) -> None:
         """Apply the drawn ids of a computed row and commit its KV. If the log was cut since the
         launch, KV beyond its end is discarded; so are ids drawn for a turn that has ended, and the
@@ -351,9 +361,16 @@ class EngineLoop(Generic[TicketT]):
         if lease.committed > sequence.committed_high_water:
             sequence.committed_high_water = min(lease.committed, len(sequence.ids))
         if sequence.publish_to:
-            sessions.transitions.publish_prompt(sequence)
+            self._publish_prompt(sequence)
         if sequence.turn is None and not lease.reserved:
             sessions.advance_if_idle(sequence)
+
+    def _publish_prompt(self, sequence: Sequence) -> None:
+        """Publish the computed pages of the session's first prompt in the radix tree, so that other
+        sessions need not compute them while the rest of it is prefilled."""
+        self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)
+        if sequence.committed >= sequence.publish_to:
+            sequence.publish_to = 0
 
     def _apply_drawn(
         self,
@@ -361,7 +378,7 @@ class EngineLoop(Generic[TicketT]):
         turn: Turn,
         drawn: RowResult,
         drafts: "array[int]",
-        sessions: Sessions,
+        sessions: Sessions[Sequence],
     ) -> int:
         """Apply the id drawn for a running turn, and those drawn after each draft up to the first
         wrong one; or the failure of its row. Returns the number of drafts that were drawn."""
@@ -404,7 +421,7 @@ class EngineLoop(Generic[TicketT]):
         speculation.observe(sequence, turn, drafts, ids, time.monotonic())
 
     def apply_failure(
-        self, steps: list[PreparedStep], error: Exception, sessions: Sessions
+        self, steps: list[PreparedStep], error: Exception, sessions: Sessions[Sequence]
     ) -> None:
         """Roll back `steps`, of which the first has failed on the device; the later ones are lost
         with it.
@@ -437,7 +454,7 @@ class EngineLoop(Generic[TicketT]):
                 row.sequence.promised -= len(row.drafts) or 1
                 row.turn.launched_tokens -= 1 + len(row.drafts)
 
-    def _advance_idle(self, rows: list[ScheduledRow], sessions: Sessions) -> None:
+    def _advance_idle(self, rows: list[ScheduledRow], sessions: Sessions[Sequence]) -> None:
         for sequence in dict.fromkeys(row.sequence for row in rows):
             sessions.advance_if_idle(sequence)
 

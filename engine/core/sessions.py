@@ -14,18 +14,14 @@ id, so that an id drawn for a turn that has ended meanwhile is discarded.
 import logging
 from array import array
 from collections.abc import Callable
-from typing import assert_never
+from typing import Generic, assert_never
 
 import msgspec
 
-from continuo.engine.batch import Geometry
-from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.core.counters import Counters
 from continuo.engine.core.deferred_commands import DeferrableCommand
 from continuo.engine.core.idle_timeouts import IdleTimeouts
-from continuo.engine.core.schedule import Scheduler
-from continuo.engine.core.sequence import Sequence
-from continuo.engine.core.stats import engine_load, engine_stats, session_info
+from continuo.engine.core.sequence_backend import SequenceBackend
+from continuo.engine.core.token_sequence import SequenceT, TokenSequence
 from continuo.engine.core.transitions import (
     RecordTurn,
     Transitions,
@@ -74,7 +70,7 @@ from continuo.engine.wire.token_log import TokenLog, regular_only_option
 log = logging.getLogger(__name__)
 
 
-class Sessions:
+class Sessions(Generic[SequenceT]):
     """The sessions of an engine by id, and what each command does to them.
 
     Owns the sequences, their timeouts and the deferred commands. Called by EngineLoop alone, on its
@@ -85,10 +81,9 @@ class Sessions:
 
     def __init__(  # noqa: PLR0913 - one argument per part of the core that commands act on
         self,
-        cache: SessionAwareCache,
-        scheduler: Scheduler,
-        geometry: Geometry,
-        counters: Counters,
+        backend: SequenceBackend[SequenceT],
+        max_model_len: int,
+        vocab_size: int,
         make_stop_watch: Callable[[Sampling], StopStringMatcher],
         grammars: GrammarCompiler,
         emit: Callable[[EngineEvent], None],
@@ -96,23 +91,30 @@ class Sessions:
         digest: str = "",
         record_turn: RecordTurn | None = None,
     ) -> None:
-        """`digest` is the fingerprint of the model, tokenizer and chat template. `record_turn` is
-        called with each turn that has a trace context when it ends or is paused, and the time;
-        None: traces are not exported."""
+        """Args:
+        backend: computes the ids of the sessions and draws the output of their turns.
+        max_model_len: tokens that a session has at most.
+        vocab_size: each id of a command is below it.
+        make_stop_watch: makes the matcher of the stop strings of a turn.
+        grammars: compiles the grammar of a turn; the turn is deferred meanwhile.
+        emit: sends an event to the client of the session.
+        clock: seconds of the monotonic clock.
+        digest: fingerprint of model, tokenizer and chat template; a session of another one is
+            refused. Empty: it is not compared.
+        record_turn: called with each turn that has a trace context when it ends or is paused, and
+            the time; None: traces are not exported.
+        """
         self._digest = digest
-        self._cache = cache
-        self._scheduler = scheduler
-        self._geometry = geometry
-        self._counters = counters
+        self._backend = backend
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
         self._grammars = grammars
         self._emit = emit
         self._clock = clock
-        self.transitions = Transitions(
-            cache, scheduler, counters, make_stop_watch, grammars, emit, clock, record_turn
-        )
-        self._sequences: dict[str, Sequence] = {}
-        self._timeouts = IdleTimeouts()
-        self._awaiting_grammar: dict[Sequence, None] = {}
+        self.transitions = Transitions(backend, make_stop_watch, grammars, emit, clock, record_turn)
+        self._sequences: dict[str, SequenceT] = {}
+        self._timeouts = IdleTimeouts[SequenceT]()
+        self._awaiting_grammar: dict[SequenceT, None] = {}
         """Idle sessions whose next command is deferred until its grammar is compiled."""
         self._is_draining = False
 
@@ -146,20 +148,14 @@ class Sessions:
             case CloseSession():
                 self._close(self._find(command.session), command)
             case GetSessionInfo():
-                info = session_info(self._cache, self._find(command.session), self._clock())
+                info = self._backend.info(self._find(command.session), self._clock())
                 self._emit(CommandDone(command.n, info.length, info))
             case ListSessions():
                 now = self._clock()
-                sessions = [session_info(self._cache, s, now) for s in self._sequences.values()]
+                sessions = [self._backend.info(s, now) for s in self._sequences.values()]
                 self._emit(CommandDone(command.n, sessions=sessions))
             case GetStats():
-                stats = engine_stats(
-                    self._cache,
-                    self._scheduler,
-                    self._counters,
-                    self._sequences.values(),
-                    self._geometry.state_bytes,
-                )
+                stats = self._backend.stats(self._sequences.values())
                 self._emit(CommandDone(command.n, stats=stats))
             case DrainEngine():
                 self._is_draining = True
@@ -188,13 +184,13 @@ class Sessions:
             if sequence is not None:
                 self._discard(sequence, message)
 
-    def _forked_child(self, command: LoopCommand) -> Sequence | None:
+    def _forked_child(self, command: LoopCommand) -> SequenceT | None:
         """Return the child session that a failed ForkSession has opened. Returns None for any other
         command, or if no child was opened."""
         child = self._sequences.get(command.child) if isinstance(command, ForkSession) else None
         return child if child is not None and child.opening_command is command else None
 
-    def _discard(self, sequence: Sequence, message: str) -> None:
+    def _discard(self, sequence: SequenceT, message: str) -> None:
         """Close a session whose state is unknown."""
         try:
             if sequence.turn is not None:
@@ -203,16 +199,16 @@ class Sessions:
         except Exception:
             log.exception("session %s could not be closed; its pages are leaked", sequence.id)
             self._sequences.pop(sequence.id, None)
-            self._scheduler.remove(sequence)
+            self._backend.stop_computing(sequence)
 
-    def _apply_or_defer(self, sequence: Sequence, command: DeferrableCommand) -> None:
+    def _apply_or_defer(self, sequence: SequenceT, command: DeferrableCommand) -> None:
         """Apply a command if the session is idle, has no deferred commands, and the command's
         grammar is compiled; else defer the command."""
         match command:
             case AppendIds():
-                sequence.log.check_append(command, self._geometry.vocab_size)
+                sequence.log.check_append(command, self._vocab_size)
             case Generate():
-                check_sampling(command.sampling, self._geometry.vocab_size)
+                check_sampling(command.sampling, self._vocab_size)
             case _:
                 pass
         deferred = sequence.deferred
@@ -236,7 +232,7 @@ class Sessions:
             self._defer_span(sequence, span)
         deferred.put(command, sequence.id)
 
-    def _defer_span(self, sequence: Sequence, span: AppendIds) -> None:
+    def _defer_span(self, sequence: SequenceT, span: AppendIds) -> None:
         """Acknowledge `span`, a deferred provisional append that a newer one has superseded while a
         turn runs, or refuse it as too long. If the newer one is refused when the turn ends, `span`
         takes effect; therefore its ids are kept in `deferred_span`."""
@@ -262,15 +258,12 @@ class Sessions:
             if sequence.closing_command is None:
                 self.advance_if_idle(sequence)
 
-    def _execute(self, sequence: Sequence, command: DeferrableCommand) -> None:
+    def _execute(self, sequence: SequenceT, command: DeferrableCommand) -> None:
         match command:
             case AppendIds():
-                self.transitions.follow_log_change(sequence, sequence.log.append(command))
-                if not sequence.turn_count:
-                    sequence.publish_to = sequence.log.length
+                self.transitions.append(sequence, command)
                 if regular_only_option(command):
-                    self._cache.match(sequence.lease, sequence.ids, len(sequence.ids))
-                    self.transitions.mark_idle(sequence)
+                    self._backend.find_cached(sequence)
                 self._emit(CommandDone(command.n, sequence.log.length))
             case Generate():
                 self._check_not_draining()
@@ -280,7 +273,7 @@ class Sessions:
             case ResumeTurn():
                 self._restart_paused(sequence, command)
             case RewindSession():
-                self.transitions.follow_log_change(sequence, sequence.log.rewind(command.to))
+                self.transitions.rewind(sequence, command.to)
                 self._emit(CommandDone(command.n, command.to))
             case ForkSession():
                 self._fork(sequence, command)
@@ -291,11 +284,12 @@ class Sessions:
                 assert_never(command)
         self.transitions.touch(sequence)
 
-    def _open(self, command: OpenSession) -> Sequence:
+    def _open(self, command: OpenSession) -> SequenceT:
         capacity = self._check_open(command)
-        lease = self._cache.open(command.scope)
         log = TokenLog(capacity, streaming=command.streaming)
-        sequence = Sequence(command.session, lease, log, command.timeout_s, self._clock())
+        sequence = self._backend.open(
+            command.session, command.scope, log, command.timeout_s, self._clock()
+        )
         sequence.group, sequence.weight = command.group, command.weight
         self._add(sequence)
         return sequence
@@ -305,7 +299,7 @@ class Sessions:
         BadRequest, ModelMismatch."""
         self._check_not_draining()
         self._check_digest(command)
-        limit = self._geometry.max_model_len
+        limit = self._max_model_len
         capacity = limit if command.capacity_tokens is None else command.capacity_tokens
         if command.session in self._sequences:
             raise BadRequest(f"session {command.session} is already open", field="session_id")
@@ -367,7 +361,7 @@ class Sessions:
     def _check_attach(self, command: AttachSession, capacity: int) -> None:
         """Validate an attach to a session of this capacity, independently of its state. Raises
         BadRequest, TooLong."""
-        vocab_size, length, generate = self._geometry.vocab_size, len(command.ids), command.generate
+        vocab_size, length, generate = self._vocab_size, len(command.ids), command.generate
         check_token_ids(command.ids, vocab_size)
         check_token_ids(command.provisional, vocab_size, "provisional")
         for field, count in (("ids", length), ("provisional", len(command.provisional))):
@@ -380,29 +374,23 @@ class Sessions:
             check_resumed(generate.resumed, length)
             output_room(capacity, length, generate.resumed)
 
-    def _fork(self, sequence: Sequence, command: ForkSession) -> None:
-        log, cache = sequence.log, self._cache
+    def _fork(self, sequence: SequenceT, command: ForkSession) -> None:
+        log = sequence.log
         at = log.length if command.at is None else command.at
         if command.child in self._sequences:
             raise BadRequest(f"session {command.child} is already open", field="child")
         if not 0 <= at <= log.length:
             raise BadRequest(f"at is {at}; it must be from 0 to {log.length}", field="at")
-        cache.mark_busy(sequence.lease)
-        cache.recall(sequence.lease, at)
-        lease = cache.fork(sequence.lease, sequence.ids, at, log.length)
-        if not sequence.lease.reserved and (sequence.turn is None or not sequence.turn.is_admitted):
-            cache.mark_idle(sequence.lease)
-        child = Sequence(command.child, lease, log.fork(at), sequence.timeout_s, self._clock())
+        child = self._backend.fork(sequence, command.child, log.fork(at), self._clock())
         child.group, child.weight = sequence.group, sequence.weight
         child.turn_count = sequence.turn_count
-        child.committed_high_water = min(sequence.committed_high_water, at)
         child.opening_command = command
         self._add(child)
-        self.transitions.schedule(child)
+        self._backend.compute_ahead(child)
         child.opening_command = None
         self._emit(CommandDone(command.n, at))
 
-    def _cancel(self, sequence: Sequence, command: CancelTurn) -> None:
+    def _cancel(self, sequence: SequenceT, command: CancelTurn) -> None:
         """Cancel a running, paused or queued turn. An unknown turn counts as ended, which is no
         error."""
         turn = sequence.turn
@@ -424,20 +412,20 @@ class Sessions:
                 self._emit(CommandRefused(queued.n, "cancelled", message, "turn"))
         self._emit(CommandDone(command.n, sequence.log.length))
 
-    def _pause(self, sequence: Sequence, command: PauseTurn) -> None:
+    def _pause(self, sequence: SequenceT, command: PauseTurn) -> None:
         if sequence.turn is not None:
             self.transitions.end_turn(sequence, "cancelled", is_paused=True)
             self.advance_if_idle(sequence)
         self._emit(CommandDone(command.n, sequence.log.length))
 
-    def _resume(self, sequence: Sequence, command: ResumeTurn) -> None:
+    def _resume(self, sequence: SequenceT, command: ResumeTurn) -> None:
         """Continue the paused turn as soon as no tokens of the session are in flight."""
         if sequence.is_paused:
             self._apply_or_defer(sequence, command)
         else:
             self._emit(CommandDone(command.n, sequence.log.length))
 
-    def _restart_paused(self, sequence: Sequence, command: ResumeTurn) -> None:
+    def _restart_paused(self, sequence: SequenceT, command: ResumeTurn) -> None:
         """Begin the paused turn again after its last id, unless it has ended meanwhile."""
         turn = sequence.paused_turn
         if turn is None:
@@ -451,7 +439,7 @@ class Sessions:
         if self.transitions.begin_turn(sequence, generate):
             self.advance_if_idle(sequence)
 
-    def _close(self, sequence: Sequence, command: CloseSession) -> None:
+    def _close(self, sequence: SequenceT, command: CloseSession) -> None:
         if sequence.turn is not None:
             self.transitions.end_turn(sequence, "cancelled")
         elif sequence.is_paused and sequence.last_turn_ended is not None:
@@ -461,32 +449,30 @@ class Sessions:
         )
         del self._sequences[sequence.id]
         sequence.closing_command = command
-        self._scheduler.remove(sequence)
+        self._backend.stop_computing(sequence)
         self.advance_if_idle(sequence)
 
-    def _refuse_deferred(self, sequence: Sequence, error: EngineError) -> None:
+    def _refuse_deferred(self, sequence: SequenceT, error: EngineError) -> None:
         for command in sequence.deferred:
             self._emit(CommandRefused(command.n, error.code, error.message, error.field))
         sequence.deferred.clear()
 
     # ---- between turns --------------------------------------------------------------------
 
-    def advance_if_idle(self, sequence: Sequence) -> None:
-        """Trim and publish the KV of a session if it is idle, mark its lease idle, and apply its
-        deferred commands. Called after each event that may have made the session idle."""
+    def advance_if_idle(self, sequence: SequenceT) -> None:
+        """Settle a session in the backend if it is idle, and apply its deferred commands. Called
+        after each event that may have made the session idle."""
         if sequence.is_busy:
             return
-        self._cache.rewind(sequence.lease, len(sequence.ids))
-        if sequence.log.turn_tree is not None:
-            self._cache.publish(sequence.lease, sequence.ids, sequence.log.length)
+        self._backend.settle(sequence)
         if sequence.closing_command is not None:
             self._finish_close(sequence, sequence.closing_command)
             return
         if sequence.deferred_span:
             span, sequence.deferred_span = sequence.deferred_span, array("i")
             sequence.log.put_provisional(span)
-            self.transitions.schedule(sequence)
-        self.transitions.mark_idle(sequence)
+            self._backend.compute_ahead(sequence)
+        self._backend.mark_idle(sequence)
         while sequence.deferred and not sequence.is_busy:
             command = sequence.deferred.popleft()
             try:
@@ -500,9 +486,9 @@ class Sessions:
             except Exception as error:  # noqa: BLE001 - a defect fails one command, not the engine
                 self._fail(command, error)
 
-    def _finish_close(self, sequence: Sequence, command: CloseSession) -> None:
+    def _finish_close(self, sequence: SequenceT, command: CloseSession) -> None:
         shared = sequence.log.length if command.keep_prefix else 0
-        self._cache.close(sequence.lease, sequence.ids, shared)
+        self._backend.close(sequence, shared)
         self._emit(CommandDone(command.n, sequence.log.length))
 
     def expire_idle(self) -> float | None:
@@ -516,29 +502,24 @@ class Sessions:
 
     # ---- inside ---------------------------------------------------------------------------
 
-    def _find(self, session: str) -> Sequence:
+    def _find(self, session: str) -> SequenceT:
         sequence = self._sequences.get(session)
         if sequence is None:
             raise UnknownEngineSession(f"there is no session {session}", field="session")
         return sequence
 
-    def _add(self, sequence: Sequence) -> None:
+    def _add(self, sequence: SequenceT) -> None:
         self._sequences[sequence.id] = sequence
-        self.transitions.mark_idle(sequence)
+        self._backend.mark_idle(sequence)
         self._timeouts.add(sequence)
 
     def measure_load(self) -> EngineLoad:
         """Return the load of the engine; O(1)."""
-        return engine_load(
-            self._cache,
-            self._scheduler,
-            sessions=len(self._sequences),
-            draining=self._is_draining,
-            step_s=self._counters.step_s(self._clock()),
-        )
+        sessions, now = len(self._sequences), self._clock()
+        return self._backend.load(sessions, now, draining=self._is_draining)
 
 
-def _is_fork_of_prompt(sequence: Sequence, command: ForkSession) -> bool:
+def _is_fork_of_prompt(sequence: TokenSequence, command: ForkSession) -> bool:
     """Return whether a fork is within the prompt of the running turn, which no longer changes."""
     turn = sequence.turn
     return turn is not None and command.at is not None and command.at <= turn.prompt_tokens

@@ -3,26 +3,26 @@
     begin_turn ──► end_turn(stop | length | cancelled | failed | paused)
     restore        the log becomes that of an attach, and its turn continues
 
-They act on the log, the lease and the turn of one sequence, and know neither the other sessions nor
-what is deferred. `Sessions` decides when a transition may happen.
+They act on the log and the turn of one sequence, and call its backend. They know neither the other
+sessions nor what is deferred. `Sessions` decides when a transition may happen.
 """
 
 import secrets
 from array import array
 from collections.abc import Callable
+from typing import Generic
 
 import msgspec
 
-from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.core.counters import Counters
-from continuo.engine.core.schedule import Scheduler
-from continuo.engine.core.sequence import Sequence
+from continuo.engine.core.sequence_backend import SequenceBackend
+from continuo.engine.core.token_sequence import SequenceT, TokenSequence
 from continuo.engine.core.turn import Turn
 from continuo.engine.errors import BadRequest, TooLong
 from continuo.engine.sampling import Sampling
 from continuo.engine.text import GrammarCompiler, GrammarMatcher, StopStringMatcher
 from continuo.engine.wire.messages import (
     NO_REPLY,
+    AppendIds,
     AttachSession,
     CommandDone,
     EngineEvent,
@@ -36,16 +36,14 @@ from continuo.engine.wire.turn_tree import common_prefix_length
 RecordTurn = Callable[[Turn, float], None]
 
 
-class Transitions:
+class Transitions(Generic[SequenceT]):
     """The transitions of one sequence. Called by Sessions, and by EngineLoop when a step is
     collected, on its thread. Always: each turn that begins ends by exactly one TurnEnded, or is
     paused."""
 
     def __init__(
         self,
-        cache: SessionAwareCache,
-        scheduler: Scheduler,
-        counters: Counters,
+        backend: SequenceBackend[SequenceT],
         make_stop_watch: Callable[[Sampling], StopStringMatcher],
         grammars: GrammarCompiler,
         emit: Callable[[EngineEvent], None],
@@ -53,22 +51,21 @@ class Transitions:
         record_turn: RecordTurn | None,
     ) -> None:
         """Args:
+        backend: that of `Sessions`.
         make_stop_watch: makes the matcher of the stop strings of a turn.
         grammars: those that are compiled; a turn with another one is not begun.
         emit: sends an event to the client of the session.
         clock: seconds of the monotonic clock.
         record_turn: see `Sessions`.
         """
-        self._cache = cache
-        self._scheduler = scheduler
-        self._counters = counters
+        self._backend = backend
         self._make_stop_watch = make_stop_watch
         self._grammars = grammars
         self._emit = emit
         self._clock = clock
         self._record_turn = record_turn
 
-    def begin_turn(self, sequence: Sequence, command: Generate) -> bool:
+    def begin_turn(self, sequence: SequenceT, command: Generate) -> bool:
         """Begin a turn on the whole log. Returns whether it has ended at once. Raises BadRequest
         for an invalid argument or an empty log, and TooLong if the log has no room for one more
         id."""
@@ -86,24 +83,17 @@ class Transitions:
         turn = Turn(command.turn, sampling, seed, limit, stop_watch, matcher, requested_s)
         turn.traceparent = command.traceparent
         sequence.deferred_span = log.take_provisional()
-        self._rewind_kv(sequence, length)
         end_reason = turn.begin(log, command.resumed)
-        self._cache.components.begin_turn(
-            sequence.lease, turn.prompt_tokens, keeps_answer=log.turn_tree is None
-        )
-        turn.model_s_at_request = self._counters.model_s_at(turn.requested_s)
         sequence.turn = turn
         sequence.last_turn_ended = sequence.paused_turn = None
         sequence.turn_count += 1
-        if sequence.turn_count == 1:
-            sequence.publish_to = length
-        self._scheduler.add_turn(sequence)
+        self._backend.begin_turn(sequence, turn)
         self._emit(CommandDone(command.n, length))
         if end_reason is not None:
             self.end_turn(sequence, end_reason)
         return end_reason is not None
 
-    def restore(self, sequence: Sequence, command: AttachSession) -> bool:
+    def restore(self, sequence: SequenceT, command: AttachSession) -> bool:
         """Change the log to the ids of an attach, and continue its turn after its last id. Returns
         whether that has ended at once, or is paused. Finished turns are cleared, because the client
         may not know that the last one has finished, and may start it again under the same id."""
@@ -117,20 +107,17 @@ class Transitions:
         sequence.deferred_span = array("i")
         was_empty = not log.ids
         if is_continued and sequence.last_turn_ended is not None:
-            self.follow_log_change(sequence, log.rewind(sequence.last_turn_ended.length))
+            self.rewind(sequence, sequence.last_turn_ended.length)
         else:
             kept = log.rewind(common_prefix_length(log.ids, ids))
             log.ids.extend(ids[kept:])
-            self.follow_log_change(sequence, kept)
-        if was_empty:
-            sequence.committed_high_water = log.length  # the KV was on another engine
-        if not sequence.turn_count:
-            sequence.publish_to = log.length
+            self._clear_cut_turn(sequence, kept)
+            self._backend.extend(sequence, kept, is_moved=was_empty)
         log.put_provisional(array("i", command.provisional))
-        self.schedule(sequence)
-        self.mark_idle(sequence)
+        self._backend.compute_ahead(sequence)
+        self._backend.mark_idle(sequence)
         if command.apart:
-            self._scheduler.isolate(sequence, command.apart)
+            self._backend.isolate(sequence, command.apart)
         self._emit(CommandDone(command.n, len(ids)))
         if is_continued:
             self.resend(sequence, command)
@@ -144,7 +131,7 @@ class Transitions:
             has_ended = True
         return has_ended
 
-    def resend(self, sequence: Sequence, command: AttachSession) -> None:
+    def resend(self, sequence: SequenceT, command: AttachSession) -> None:
         """Emit the output ids of an attached turn that are not in the ids of the command, and the
         turn's TurnEnded if it has ended."""
         assert command.generate is not None
@@ -169,7 +156,7 @@ class Transitions:
 
     def end_turn(
         self,
-        sequence: Sequence,
+        sequence: SequenceT,
         reason: TurnEndReason,
         *,
         drop_output: bool = False,
@@ -184,18 +171,12 @@ class Transitions:
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
-        self._cache.components.end_turn(sequence.lease)
         if drop_output:
             sequence.log.truncate(turn.prompt_tokens)
-            sequence.committed_high_water = min(sequence.committed_high_water, turn.prompt_tokens)
         elif not is_paused:
             sequence.log.record_turn(turn.id, turn.prompt_tokens)
-        sequence.worst_residency = "none"
-        self._scheduler.remove(sequence)
-        if turn.output_tokens and not is_paused:
-            self._scheduler.observe_output(turn.output_tokens)
-        self.touch(sequence)
-        now = sequence.last_used_s
+        now = sequence.last_used_s = self._clock()
+        model_s = self._backend.end_turn(sequence, turn, now, is_paused=is_paused)
         first_step_s = turn.first_step_s or now
         is_traced = self._record_turn is not None and bool(turn.traceparent)
         if self._record_turn is not None and is_traced:
@@ -213,7 +194,7 @@ class Transitions:
             stop=turn.stopped_by,
             queued_s=first_step_s - turn.requested_s,
             prefill_s=max(turn.first_id_s - first_step_s, 0.0),
-            model_s=self._counters.model_s_at(now) - turn.model_s_at_request,
+            model_s=model_s,
             error=error,
             traced=is_traced,
         )
@@ -223,62 +204,39 @@ class Transitions:
             self._emit(ended)
 
     def end_paused_turn(
-        self, sequence: Sequence, ended: TurnEnded, *, drop_output: bool = False
+        self, sequence: SequenceT, ended: TurnEnded, *, drop_output: bool = False
     ) -> None:
         """End a paused turn, so that it can no longer be resumed."""
         if drop_output:
-            kept = sequence.log.rewind(ended.prompt_tokens)
-            if sequence.in_flight:  # KV is cut when the step is collected
-                sequence.committed_high_water = min(sequence.committed_high_water, kept)
-            else:
-                self.follow_log_change(sequence, kept)
+            self.rewind(sequence, ended.prompt_tokens)
             ended = msgspec.structs.replace(ended, length=ended.prompt_tokens)
         else:
             sequence.log.record_turn(ended.turn, ended.prompt_tokens)
         sequence.paused_turn, sequence.last_turn_ended = None, None if drop_output else ended
         self._emit(ended)
 
-    def publish_prompt(self, sequence: Sequence) -> None:
-        """Publish the computed pages of the session's first prompt in the radix tree, so that other
-        sessions need not compute them while the rest of it is prefilled."""
-        self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)
-        if sequence.committed >= sequence.publish_to:
-            sequence.publish_to = 0
+    def append(self, sequence: SequenceT, command: AppendIds) -> None:
+        kept = sequence.log.append(command)
+        self._clear_cut_turn(sequence, kept)
+        self._backend.extend(sequence, kept)
 
-    def follow_log_change(self, sequence: Sequence, kept: int) -> None:
-        """Cut the KV and schedule the owed ids after a change of the log that kept only its first
-        `kept` ids."""
+    def rewind(self, sequence: SequenceT, to: int) -> None:
+        sequence.log.rewind(to)
+        self._clear_cut_turn(sequence, to)
+        self._backend.rewind(sequence, to)
+
+    def _clear_cut_turn(self, sequence: SequenceT, kept: int) -> None:
+        """Clear the end of the last turn if its output was cut: an attach must not resend it."""
         ended = sequence.last_turn_ended
         if ended is not None and kept < ended.length and not sequence.is_paused:
-            sequence.last_turn_ended = None  # its output was cut: an attach must not resend its end
-        self._rewind_kv(sequence, kept)
-        self.schedule(sequence)
+            sequence.last_turn_ended = None
 
-    def _rewind_kv(self, sequence: Sequence, to: int) -> None:
-        self._cache.rewind(sequence.lease, to)
-        if sequence.committed_high_water > to:
-            sequence.committed_high_water = to
-        if sequence.publish_to > to:
-            sequence.publish_to = to
-
-    def schedule(self, sequence: Sequence) -> None:
-        """Schedule an idle session's owed ids (see sequence.py) for prefill when there is time, or
-        unschedule the session if it owes none that are worth computing before a turn."""
-        if self._cache.prefill_end(len(sequence.ids)) > sequence.launched:
-            self._scheduler.add_append(sequence)
-        else:
-            self._scheduler.remove(sequence)
-
-    def mark_idle(self, sequence: Sequence) -> None:
-        if not sequence.is_busy:
-            self._cache.mark_idle(sequence.lease)
-
-    def touch(self, sequence: Sequence) -> None:
+    def touch(self, sequence: SequenceT) -> None:
         """Restart the idle timeout of a session."""
         sequence.last_used_s = self._clock()
 
 
-def continues_turn(sequence: Sequence, command: AttachSession) -> bool:
+def continues_turn(sequence: TokenSequence, command: AttachSession) -> bool:
     """Return whether an attach command continues the running or last turn of a session: it names
     that turn, with the same prompt, and the token ids of the command are the beginning of the
     session's log."""

@@ -65,6 +65,15 @@ class Turn:
         matcher: GrammarMatcher | None,
         requested_s: float,
     ) -> None:
+        """Args:
+        turn_id: chosen by the client; the same after a pause and on another engine.
+        sampling: of the request, its limit on output not yet that of the session.
+        seed: of the draws, also where the request has none.
+        max_output_tokens: the limit of the request, or what the session has room for.
+        stop_watch: finds its stop strings; None: it has none.
+        matcher: masks the ids that its grammar does not allow; None: it has no grammar.
+        requested_s: when the request arrived, by the engine's clock.
+        """
         self.id = turn_id
         self.sampling = sampling
         self.seed = seed

@@ -43,8 +43,18 @@ class KVPool:
         state_slots: int = 0,
         host_state_slots: int = 0,
     ) -> None:
-        """`memory`: what each layer remembers. A layer whose window is not one of `windows` belongs
-        to the full group."""
+        """Args:
+        memory: what each layer remembers. A layer whose window is not one of `windows` belongs to
+            the full group.
+        pages: pages of the full group on the device.
+        page_size: tokens of a page, the same in all groups.
+        like: a tensor whose dtype and device those of the KV are; its content is not used.
+        host_pages: pages of the full group in host memory; 0: none can be spilled.
+        windows: the window groups, numbered from 1 in this order; group 0 is the full group.
+        state_slots: slots of recurrent states on the device; 0 for a model without recurrent
+            layers.
+        host_state_slots: the same in host memory; 0: no state can be spilled.
+        """
         self.page_size, self.windows = page_size, windows
         self.page_counts = [pages, *(group.pages for group in windows)]
         group_of_window = {group.window: n for n, group in enumerate(windows, 1)}

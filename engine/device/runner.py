@@ -67,8 +67,15 @@ class TorchRunner(Runner[Any]):
         device: torch.device,
         parameter_count: int = 0,
     ) -> None:
-        """`parameter_count`: parameters of the model, from which the work of a step on a CPU is
-        estimated."""
+        """Args:
+        model: with its weights loaded, on `device`.
+        pool: KV and recurrent states; only the runner writes to it, as the batches say.
+        attention: computes attention over the pool, by the kernels of this device.
+        geometry: sizes of `pool` and limits of a batch, as the scheduler sees them.
+        device: device of the model and the pool; the inputs of each step are copied to it.
+        parameter_count: parameters of the model, from which the work of a step on a CPU is
+            estimated; 0: only its attention counts.
+        """
         self.model, self.pool, self.attention, self.device = model, pool, attention, device
         self.parameter_count, self.threads = parameter_count, torch.get_num_threads()
         self.token_bytes = bytes_per_token(pool.shapes, pool.keys[0].dtype)

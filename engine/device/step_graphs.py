@@ -115,6 +115,15 @@ class FixedPlan:
         value_dim: int,
         block: int,
     ) -> None:
+        """Args:
+        attention: that of the graph, which gives the number of tokens and the memory of the splits.
+        group: group of the layers: 0 is the full group, n is window group n - 1.
+        window: positions to which a token attends. None: all.
+        heads: query heads of a layer, a multiple of `kv_heads`.
+        kv_heads: KV heads of a layer.
+        value_dim: length of the value vector of a head.
+        block: context tokens that a kernel reads at once; splits are whole blocks.
+        """
         self.group, self.window, self.block = group, window, block
         self.group_size, self.kv_heads = heads // kv_heads, kv_heads
         tokens, self.programs = attention.tokens, attention.backend.programs
@@ -183,6 +192,17 @@ class FixedAttention(TritonAttention):
         *,
         has_longer_rows: bool,
     ) -> None:
+        """Args:
+        step: padding, in the tensors that the graph reads; the inputs of each real step are copied
+            there.
+        pool: keys and values, at addresses that do not change.
+        backend: kernels, and the number of programs that a launch needs to fill the device.
+        tokens: maximum tokens of a step, for which the plans have room.
+        splits: memory for partial results, shared with the graphs of other sizes: no two run at
+            once.
+        has_longer_rows: whether a row may have more than one token; if none has, the plans need
+            fewer items.
+        """
         super().__init__(step, pool, backend)
         self.tokens, self.has_longer_rows, self.splits = tokens, has_longer_rows, splits
         self.fixed: dict[tuple[int, int | None, int, int, int], FixedPlan] = {}

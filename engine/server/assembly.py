@@ -9,7 +9,9 @@ from continuo.engine.config import EngineConfig
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
 from continuo.engine.core.loop import EngineLoop
+from continuo.engine.core.paged_backend import PagedBackend
 from continuo.engine.core.schedule import Scheduler
+from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.sessions import Sessions
 from continuo.engine.core.speculation import Speculation
 from continuo.engine.core.transitions import RecordTurn
@@ -22,7 +24,7 @@ class EngineCore(NamedTuple, Generic[TicketT]):
     cache: SessionAwareCache
     scheduler: Scheduler
     loop: EngineLoop[TicketT]
-    sessions: Sessions
+    sessions: Sessions[Sequence]
     clients: Clients
 
     async def run(self) -> None:
@@ -64,10 +66,9 @@ def assemble(
         audit_every_step=config.audit_every_step,
     )
     sessions = Sessions(
-        cache,
-        scheduler,
-        geometry,
-        counters,
+        PagedBackend(cache, scheduler, counters, geometry.state_bytes),
+        geometry.max_model_len,
+        geometry.vocab_size,
         make_stop_watch=text.create_stop_matcher,
         grammars=text.create_grammar_compiler(geometry.vocab_size, loop.wake),
         emit=loop.emit,

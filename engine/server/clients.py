@@ -133,7 +133,13 @@ class Clients:
         clock: Callable[[], float],
         folder: str,
     ) -> None:
-        """`folder` is the checkpoint folder of the model."""
+        """Args:
+        enqueue: passes commands to the loop.
+        measure_load: returns the load of the engine, for pings.
+        config: how long a session stays without a client.
+        clock: seconds of the monotonic clock.
+        folder: the checkpoint folder of the model.
+        """
         self._folder = folder
         self._enqueue = enqueue
         self._measure_load = measure_load

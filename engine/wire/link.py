@@ -38,8 +38,7 @@ class _MessageNumber(msgspec.Struct):
 
 
 class Link(asyncio.Protocol, Generic[Sent, Received]):
-    """Asyncio protocol of one end of a link. Calls `on_established` before the first message,
-    `on_messages` with the messages of each frame, and `on_lost` once at the end."""
+    """Asyncio protocol of one end of a link."""
 
     def __init__(
         self,
@@ -50,9 +49,16 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         on_established: Callable[[], None] = lambda: None,
         make_refusal: Callable[[int, str], Sent] | None = None,
     ) -> None:
-        """`make_refusal` builds the reply to an undecodable message from its number `n` and the
-        reason; the other messages of its frame are still passed to `on_messages`. None: a frame
-        with an undecodable message aborts the link."""
+        """Args:
+        decoder: decodes a frame after the handshake: a list of messages.
+        on_messages: called with the messages of a frame, in the order sent.
+        on_lost: called once, whichever end closed the link, also after a failed handshake.
+        handshake: this end of the handshake. None: messages are sent and received from the start.
+        on_established: called when messages can be sent, before the first one is received.
+        make_refusal: builds the reply to an undecodable message from its number `n` and the reason;
+            the other messages of its frame are still passed to `on_messages`. None: a frame with an
+            undecodable message aborts the link.
+        """
         self._decoder = decoder
         self._make_refusal = make_refusal
         self._encoder = msgspec.msgpack.Encoder()

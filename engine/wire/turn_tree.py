@@ -21,9 +21,7 @@ FINISHED_IDS_MAX = 1 << 20
 
 
 class FinishedTurn:
-    """Node of the tree. The log had `prompt_tokens` ids when the turn began and `length` when it
-    ended; `ids` are the ids of the log from the end of `parent` to the end of this turn. Immutable,
-    so that forked trees can share nodes."""
+    """Node of the tree. Immutable, so that forked trees can share nodes."""
 
     __slots__ = ("ids", "length", "parent", "prompt_tokens", "turn_id")
 
@@ -35,6 +33,13 @@ class FinishedTurn:
         prompt_tokens: int,
         length: int,
     ) -> None:
+        """Args:
+        turn_id: id by which an append branches from this turn.
+        parent: the finished turn before it in the same log. None: the first one of its log.
+        ids: the ids of the log from the end of `parent` to the end of this turn; never changed.
+        prompt_tokens: length of the log when the turn began.
+        length: length of the log when the turn ended.
+        """
         self.turn_id = turn_id
         self.parent = parent
         self.ids = ids

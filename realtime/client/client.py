@@ -87,8 +87,14 @@ class RealtimeClient:
         settings: SessionSettings,
         resume: "ResumePoint | None" = None,
     ) -> None:
-        """`query`: parameters of the connection that opens a new session. For the rest, see
-        `connect`."""
+        """Args:
+        url: as in `connect`, never empty.
+        query: parameters of the connection that opens a new session; later connections have others.
+        options: including the API key; used again at each reconnection.
+        settings: those of a new session; a session that replaces a lost one gets those of the lost
+            one.
+        resume: the session to resume. None: a new session is opened.
+        """
         self._url = url
         self._options = options
         self._outbox = Outbox()

@@ -8,6 +8,7 @@ back: its prompt and its output leave the log.
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypedDict
@@ -91,8 +92,8 @@ class TokenSessions:
                 code="rate_limit_exceeded",
                 kind="server_error",
             )
-        owned = sum(owner == tenant for owner, _ in self._sessions)
-        self._turns.tenants.of(tenant).check_session_count(owned)
+        count = self.count_by_tenant()[tenant]
+        self._turns.tenants.of(tenant).ledger.check_session_count(count)
         record = TokenSession(generate_id("tok"), is_streaming=is_streaming)
         self._sessions[tenant, name] = record
         try:
@@ -106,6 +107,10 @@ class TokenSessions:
             del self._sessions[tenant, name]
             raise map_engine_error(error) from error
         return name
+
+    def count_by_tenant(self) -> Counter[str]:
+        """Return the number of open sessions of each tenant."""
+        return Counter(tenant for tenant, _ in self._sessions)
 
     async def close(self, tenant: str, session_id: str) -> bool:
         """Close a session, and abort its turn, if any. Returns False if it is unknown."""

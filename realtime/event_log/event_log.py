@@ -64,8 +64,13 @@ class EventLog:
         on_gap: Callable[[], None] = lambda: None,
         tag: str = "",
     ) -> None:
-        """`tag`: that of the session, in its event ids. `on_gap`: called if a response that is
-        generated again differs from what the client has seen."""
+        """Args:
+        epoch: epoch of the event ids: an id of another epoch cannot be resumed from.
+        first_offset: offset of the first of `events`, or of the next event if there are none.
+        events: the logged events so far, oldest first; empty for a new session.
+        on_gap: called if a response that is generated again differs from what the client has seen.
+        tag: that of the session, in its event ids; ids of other sessions are detected by it.
+        """
         self.epoch = epoch
         self._tag = tag
         self._events = list(events)

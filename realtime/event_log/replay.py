@@ -73,9 +73,14 @@ class Replay:
         streams: "dict[int, ResponseStream]",
         find_previous: FindPreviousItem,
     ) -> None:
-        """`since`: the client's position. `epoch`, `tag`: those of the ids. `streams`: output, by
-        response number, of the responses that are being generated or have ended since that
-        position."""
+        """Args:
+        since: the client's position.
+        epoch: that of the ids of the replayed events.
+        tag: that of the session, in the same ids.
+        streams: output, by response number, of the responses that are being generated or have ended
+            since that position; not changed.
+        find_previous: looks an item up in the conversation as it is now.
+        """
         self.missed: list[EmittedEvent] = []
         self._since = since
         self._epoch = epoch

@@ -39,9 +39,16 @@ class EngineSession:
         fence: int = 0,
         may_exist: bool = False,
     ) -> None:
-        """`parent`: the engine session of which this one is opened as a fork, to share the KV of
-        the leading ids that both have in common. `fence`: fence of the session lease. `may_exist`:
-        the session was opened elsewhere, and an engine may still hold it."""
+        """Args:
+        engine: all engines of the gateway, one of which has the session or gets it.
+        session_id: id in the engine: that of the session, or one that begins with it or with a
+            response's id.
+        group: group of the tenant, within which KV is shared.
+        parent: the engine session of which this one is opened as a fork, to share the KV of the
+            leading ids that both have in common. None: it is opened empty.
+        fence: fence of the session lease; 0: the session has none.
+        may_exist: the session was opened elsewhere, and an engine may still hold it.
+        """
         self._engine = engine
         self.session_id = session_id
         self._group = group

@@ -50,10 +50,17 @@ class Generation:
         on_interrupted: Callable[[], None] = lambda: None,
         logprobs: LogprobTracker | None = None,
     ) -> None:
-        """`turn_slot`: the slot that the turn waits for; the caller releases it when `run` has
-        ended. `logprobs`: attaches log-probabilities to the output; None: none were requested.
-        `on_interrupted`: called when the engine that runs the turn is lost, after the output
-        received until then was emitted."""
+        """Args:
+        response: its initial state.
+        engine_session: runs the turn: that of the conversation, or a fork for this response alone.
+        output: the items of the response, to which the generation appends.
+        parser: separates the text of the model into messages, reasoning and tool calls; of this
+            response alone, because it keeps unfinished text.
+        turn_slot: the slot that the turn waits for; the caller releases it when `run` has ended.
+        on_interrupted: called when the engine that runs the turn is lost, after the output received
+            until then was emitted.
+        logprobs: attaches log-probabilities to the output. None: none were requested.
+        """
         self.response = response
         self.engine_session = engine_session
         self.sampled_ids: list[int] = []

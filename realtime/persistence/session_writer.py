@@ -90,14 +90,21 @@ class SessionWriter:
         completed_requests: Mapping[str, IdempotentRequest] | None = None,
         on_replaced: Callable[[], None] = lambda: None,
     ) -> None:
-        """`new`: used to create the session again if the store has lost it. `entries`,
-        `written_offset`: the store already has these entries, and the events before this offset.
-        `base_offset`: offset of the event that has number 0 in the store. `model_digest`: that of
-        the model to which the token ids belong. `replaces_all`: the stored token ids belong to
-        another model, and the first write replaces all entries, the state and the epoch
-        atomically. `completed_requests`: the completed requests of the client by idempotency key,
-        which are restored in a store that has lost them. `on_replaced`: called when another gateway
-        turns out to own the session."""
+        """Args:
+        store: where the session is written.
+        lease: as claimed or created; later claims replace it.
+        new: used to create the session again if the store has lost it; its `ttl_s`, in seconds, is
+            that of each claim.
+        entries: entries that the store already has: the whole log, or none.
+        written_offset: offset of the first event that the store does not have.
+        base_offset: offset of the event that has number 0 in the store.
+        model_digest: digest of the model to which the token ids belong.
+        replaces_all: the stored token ids belong to another model, and the first write replaces all
+            entries, the state and the epoch atomically.
+        completed_requests: the completed requests of the client by idempotency key, which are
+            restored in a store that has lost them; the caller's live mapping. None: there are none.
+        on_replaced: called when another gateway turns out to own the session.
+        """
         self._model_digest = model_digest
         self._replaces_all = replaces_all
         self._store = store

@@ -28,8 +28,7 @@ in one call per interval; a single call for all journals would delay other work 
 
 
 class TokenJournal:
-    """The journal of one response. `ids` is the live list of its sampled ids, to which the
-    generation appends."""
+    """The journal of one response."""
 
     def __init__(
         self,
@@ -40,8 +39,13 @@ class TokenJournal:
         *,
         is_journaled: bool = True,
     ) -> None:
-        """`written`: how many of the ids the store has already. `is_journaled` False: the store has
-        no checkpoint of the response, so nothing is journaled."""
+        """Args:
+        session_writer: has the lease under which the ids are written.
+        response_id: id of a response that has a checkpoint in the store.
+        ids: the live list of the sampled ids, to which the generation appends.
+        written: how many of the ids the store has already.
+        is_journaled: False: the store has no checkpoint of the response, so nothing is journaled.
+        """
         self._session_writer = session_writer
         self._response_id = response_id
         self._ids = ids

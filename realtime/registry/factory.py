@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -98,7 +99,7 @@ def create(
         initial,
         engine_session,
         event_log,
-        IdempotencyKeys(session_writer, recorded, is_complete=True),
+        _make_keys(session_writer, recorded, tenant, is_complete=True),
         tenant,
     )
 
@@ -158,7 +159,7 @@ async def load(
         initial,
         engine_session,
         event_log,
-        IdempotencyKeys(session_writer, recorded, is_complete=False),
+        _make_keys(session_writer, recorded, tenant, is_complete=False),
         tenant,
     )
     session.resume_responses(snapshot.running_responses)
@@ -236,6 +237,17 @@ def stored_status(
     )
     state = SessionState.RESPONDING if is_responding else SessionState.IDLE
     return SessionStatus.of(state.value, decoded.conversation, info)
+
+
+def _make_keys(
+    session_writer: SessionWriter,
+    recorded: dict[str, IdempotentRequest],
+    tenant: Tenant,
+    *,
+    is_complete: bool,
+) -> IdempotencyKeys:
+    hold = partial(tenant.ledger.hold, "idempotency_keys")
+    return IdempotencyKeys(session_writer, recorded, is_complete=is_complete, hold=hold)
 
 
 def _build_session(

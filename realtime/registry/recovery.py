@@ -46,7 +46,14 @@ class Recovery:
         store: Store,
         resume_window_of: Callable[[str], float],
     ) -> None:
-        """`resume_window_of`: returns the seconds for which a session of a tenant stays parked."""
+        """Args:
+        open_sessions: those of this gateway, all of which are written again if the store was
+            replaced.
+        ownership: checks whether a session is still this gateway's, and unloads one that is not.
+        limits: for the interval of the sweeps, in seconds.
+        store: swept; a new epoch means that it was emptied or replaced.
+        resume_window_of: returns the seconds for which a session of a tenant stays parked.
+        """
         self._open_sessions = open_sessions
         self._ownership = ownership
         self._limits = limits

@@ -112,9 +112,17 @@ class Registry:
         secret: bytes = b"",
         tenants: Tenants | None = None,
     ) -> None:
-        """`settings`: the default settings of new sessions. `secret`: common to the gateways of the
-        same engines, so that they share a tenant's KV. `tenants`: default: tenants with the limits
-        per minute of `limits`."""
+        """Args:
+        engine: all engines of the gateway, shared with ResponseService; the caller closes it.
+        template: renders the conversations; that of the engine's model.
+        settings: the default settings of new sessions.
+        limits: the same for all sessions; those per tenant come from `tenants`.
+        store: where sessions are kept; the caller closes it, after the registry.
+        secret: common to the gateways of the same engines, so that they share a tenant's KV. Empty:
+            a random one, and KV is shared within this gateway alone.
+        tenants: limits and usage by tenant, shared with ResponseService. None: tenants with the
+            limits per minute of `limits`.
+        """
         self.settings = settings
         self.tenants = tenants or Tenants(limits)
         self.tokenizer_threads = TokenizerThreads(limits.off_loop_chars_min)
@@ -204,7 +212,7 @@ class Registry:
             if tenant.limits.sessions_max:
                 async with tenant.opening:
                     count = await self._store.tenants.count_sessions(tenant.name)
-                    tenant.check_session_count(count)
+                    tenant.ledger.check_session_count(count)
                     lease = await self._store.create(new)
             else:
                 lease = await self._store.create(new)

@@ -49,11 +49,7 @@ class Branch:
 
 
 class ContinuationPoint:
-    """A finished response, with the conversation up to and including it.
-
-    `connection`: the only connection that may continue the response; None means all connections of
-    the tenant.
-    """
+    """A finished response that later ones may continue."""
 
     def __init__(
         self,
@@ -65,7 +61,15 @@ class ContinuationPoint:
         connection: str | None = None,
         store_epoch: str | None = None,
     ) -> None:
-        """`store_epoch`: epoch of the store that has the response too; None: no store has it."""
+        """Args:
+        response_id: id that `previous_response_id` names.
+        conversation: up to and including the response.
+        branch: has the engine session with the token ids of `conversation`, or of a later point.
+        tenant: name of the only tenant that may continue the response.
+        connection: the only connection that may continue the response. None: all connections of the
+            tenant may.
+        store_epoch: epoch of the store that has the response too. None: no store has it.
+        """
         self.response_id = response_id
         self.tenant = tenant
         self.connection = connection

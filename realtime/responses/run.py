@@ -57,6 +57,16 @@ class ResponseRun:
         on_abandoned: Callable[[], None],
         token_bytes: Callable[[int], bytes],
     ) -> None:
+        """Args:
+        command: as requested, except that its input is the new items of the conversation.
+        requester: the only tenant that may read or cancel the response, and its connection.
+        response: its initial state, sent in ResponseStarted.
+        prompt: conversation that the model reads, and the sampling parameters.
+        branch: has the engine session; busy until the response has ended.
+        turn_slot: the slot that the turn waits for; ResponseService releases it.
+        on_abandoned: called when the last reader of the events has left before the end.
+        token_bytes: returns the bytes of a token id, for log-probabilities.
+        """
         self.id = response.id
         self.command = command
         self.requester = requester

@@ -50,6 +50,7 @@ from continuo.realtime.responses.conversations import (
 from continuo.realtime.responses.event_stream import EventStream
 from continuo.realtime.responses.run import Requester, ResponseRun
 from continuo.realtime.store import Store, StoreError, StoreUnavailable
+from continuo.realtime.tenants.ledger import TenantLedger
 from continuo.realtime.tenants.tenants import Tenants
 
 log = logging.getLogger(__name__)
@@ -86,8 +87,18 @@ class ResponseService:
         tokenizer_threads: TokenizerThreads | None = None,
         conversations: StoredConversations | None = None,
     ) -> None:
-        """`settings`: defaults of a response. `group_of` returns the group of a tenant.
-        `conversations` None: there are no stored conversations."""
+        """Args:
+        engine: all engines of the gateway, shared with the registry.
+        template: renders the conversations; that of the engine's model.
+        settings: defaults of a response.
+        limits: the same for all responses; those per tenant come from `tenants`.
+        group_of: returns the group of a tenant, the same as for its sessions.
+        store: where responses with `store` are kept. None: none outlives this process.
+        tenants: limits and usage by tenant, shared with the registry. None: tenants with the limits
+            of `limits`.
+        tokenizer_threads: those of the registry. None: threads of its own.
+        conversations: the stored conversations that requests may name. None: there are none.
+        """
         self.settings = settings
         self.limits = limits
         self._tenants = tenants or Tenants(limits)
@@ -104,6 +115,9 @@ class ResponseService:
         self._tokenization_lock = asyncio.Lock()
         self._tokenizer_threads = tokenizer_threads or TokenizerThreads(limits.off_loop_chars_min)
         self._text_limits = TextLimits.for_model(engine.ready, template)
+
+    def ledger_of(self, tenant: str) -> TenantLedger:
+        return self._tenants.of(tenant).ledger
 
     async def count_input_tokens(self, command: CreateResponse, requester: Requester) -> int:
         """Return the length of the prompt of a response, which is not started. Raises Refusal."""

@@ -19,7 +19,10 @@ from continuo.realtime.server.auth.gate import (
     Authenticator,
     Denied,
 )
+from continuo.realtime.server.incoming_budget import charge_input
 from continuo.realtime.server.security_log import security_log
+from continuo.realtime.tenants.ledger import TenantLedger
+from continuo.realtime.tenants.tenants import Tenants
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -141,15 +144,29 @@ def authenticate(
     authenticator: Authenticator, connection: HTTPConnection, scope: KeyScope = "converse"
 ) -> Credentials | Response:
     """Return the credentials of a request, for endpoints that accept full keys and client secrets
-    alike, and store them in `connection.state`. Returns the error response if the request is
-    denied."""
+    alike, and store them in `connection.state`. Charges an HTTP request to its tenant. Returns the
+    error response if the request is denied or refused."""
     credentials = authenticator.authenticate(connection.headers, scope, host_of(connection))
     if isinstance(credentials, Denied):
         report_denial(credentials, connection)
         return denial_response(credentials)
     connection.state.credentials = credentials
     current_request().tenant = credentials.tenant
+    ledger = charge_input_of(connection, credentials)
+    if scope != "admin" and isinstance(connection, Request):
+        try:
+            ledger.admit_operation()
+        except Refusal as refusal:
+            return refusal_response(refusal)
     return credentials
+
+
+def charge_input_of(connection: HTTPConnection, credentials: Credentials) -> TenantLedger:
+    """Charge to its tenant what arrives with a request or over a WebSocket. Returns the ledger."""
+    tenants: Tenants = connection.app.state.tenants
+    ledger = tenants.of(credentials.tenant).ledger
+    charge_input(connection.scope, ledger)
+    return ledger
 
 
 def authenticate_full_key(

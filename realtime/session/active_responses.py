@@ -58,6 +58,14 @@ class ActiveResponses:
         limits: Limits,
         tenant: Tenant,
     ) -> None:
+        """Args:
+        session_id: id of the session; ids of engine sessions for responses begin with it.
+        engine: all engines of the gateway.
+        journal_flusher: writes the journals of all sessions of the gateway periodically.
+        unit_of_work: that of the session: each response starts and ends by a change of it.
+        limits: for the number of responses out of band at a time.
+        tenant: has the turn slots and the rate limits that responses are charged to.
+        """
         self._session_id = session_id
         self._engine = engine
         self._journal_flusher = journal_flusher

@@ -19,6 +19,10 @@ _RECORD_OVERHEAD_BYTES = 150
 dictionary."""
 
 
+def _ignore(_size_bytes: int) -> None:
+    pass
+
+
 class IdempotencyKeys:
     """The idempotency keys of one session: in memory, and beyond that in the store."""
 
@@ -28,15 +32,18 @@ class IdempotencyKeys:
         recorded: dict[str, IdempotentRequest],
         *,
         is_complete: bool,
+        hold: Callable[[int], None] = _ignore,
     ) -> None:
         """`recorded`: the requests in memory by key, which `session_writer` restores in a store
         that has lost them. `is_complete`: no request of the session was executed by another
         gateway, or before this process started. A key that is not in memory is then new, and the
-        store is not read."""
+        store is not read. `hold`: called with each change of the bytes in memory."""
         self._session_writer = session_writer
         self._is_complete = is_complete
         self._recorded = recorded
-        self._bytes = sum(map(_count_bytes, recorded.values()))
+        self._bytes = 0
+        self._hold = hold
+        self._charge(sum(map(_count_bytes, recorded.values())))
         self._unwritten: dict[str, IdempotentRequest] = {}
         """Executed requests whose outcomes are not in the store yet."""
 
@@ -61,12 +68,12 @@ class IdempotencyKeys:
         are evicted."""
         replaced = self._recorded.pop(idempotent_request.key, None)
         if replaced is not None:
-            self._bytes -= _count_bytes(replaced)
+            self._charge(-_count_bytes(replaced))
         self._recorded[idempotent_request.key] = idempotent_request
-        self._bytes += _count_bytes(idempotent_request)
+        self._charge(_count_bytes(idempotent_request))
         while self._bytes > IDEMPOTENCY_MEMORY_BYTES_MAX:
             oldest = self._recorded.pop(next(iter(self._recorded)))
-            self._bytes -= _count_bytes(oldest)
+            self._charge(-_count_bytes(oldest))
             self._unwritten.pop(oldest.key, None)
             self._is_complete = False
 
@@ -82,6 +89,15 @@ class IdempotencyKeys:
             with contextlib.suppress(IdempotencyConflict):
                 await write(request)
             self._unwritten.pop(request.key, None)
+
+    def release(self) -> None:
+        """Report that this process holds the keys no more, when it unloads the session."""
+        self._hold(-self._bytes)
+        self._hold = _ignore
+
+    def _charge(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        self._hold(size_bytes)
 
 
 def _count_bytes(request: IdempotentRequest) -> int:

@@ -80,6 +80,16 @@ class Session:
         idempotency_keys: IdempotencyKeys,
         tenant: Tenant,
     ) -> None:
+        """Args:
+        session_id: the same in the store, in the engine and on the wire.
+        engine: all engines of the gateway.
+        limits: timeouts of commands and of closing, in seconds; bounds of ActiveResponses.
+        journal_flusher: writes the journals of all sessions of the gateway periodically.
+        unit_of_work: of this session alone, with its lease, its engine session and its event log.
+        idempotency_keys: the keys that clients of this session have used, as far as they are
+            remembered.
+        tenant: the owner, whose limits the session shares with its other sessions.
+        """
         self.id = session_id
         self._engine = engine
         self._limits = limits
@@ -289,6 +299,7 @@ class Session:
         Never raises. If the engine is unreachable, its sessions are closed later; if the store is
         unreachable, the session expires there.
         """
+        self._parts.idempotency_keys.release()
         await self._release_engine_sessions()
         try:
             await self._unit_of_work.session_writer.delete()
@@ -302,6 +313,7 @@ class Session:
         the engine, because that gateway may not have attached there yet to continue them.
         """
         self._is_taken_over = is_taken_over
+        self._parts.idempotency_keys.release()
         await self._active_responses.flush_journals()
         self._unit_of_work.session_writer.stop()
         self.detach()

@@ -119,11 +119,7 @@ class InitialState(msgspec.Struct, frozen=True):
 
 
 class UnitOfWork:
-    """Conversation, settings and text buffer of a session, kept equal in engine and store.
-
-    Items that do not fit into `context_window` move out of window, oldest first. Long texts are
-    tokenized on `tokenizer_threads`.
-    """
+    """Conversation, settings and text buffer of a session, kept equal in engine and store."""
 
     def __init__(
         self,
@@ -134,6 +130,14 @@ class UnitOfWork:
         context_window: ContextWindow,
         tokenizer_threads: TokenizerThreads,
     ) -> None:
+        """Args:
+        initial: content to begin with: empty, copied from another session, or as the store has it.
+        engine_session: that of the conversation; opened or attached with the first change.
+        session_writer: writes the changes, under the lease of the session.
+        event_log: receives the events of a change once the store has the change.
+        context_window: items that do not fit into it move out of window, oldest first.
+        tokenizer_threads: those of the gateway, which tokenize long texts.
+        """
         self.state_machine = StateMachine()
         self.settings = initial.settings
         self.conversation: Conversation = initial.conversation

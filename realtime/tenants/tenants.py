@@ -19,12 +19,10 @@ import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 
-from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits, TenantLimits
 from continuo.realtime.protocol.events import RateLimitKind
-from continuo.realtime.rate_limit import MonotonicClock, TenantRateLimits, TokenBucket
 from continuo.realtime.store import (
     BucketCharge,
     CountsElsewhere,
@@ -34,6 +32,9 @@ from continuo.realtime.store import (
     TenantUsage,
     keys,
 )
+from continuo.realtime.tenants.ledger import TenantLedger
+from continuo.realtime.tenants.rate_limits import TenantRateLimits
+from continuo.realtime.tenants.token_bucket import MonotonicClock, TokenBucket
 from continuo.realtime.tenants.turn_slots import TurnSlots
 
 log = logging.getLogger(__name__)
@@ -50,8 +51,6 @@ DELETIONS_INTERVAL_S = 1.0
 """Interval at which deleted tenants are looked up."""
 DELETIONS_MISSED_S_MAX = 3600.0
 """Longest outage of the store after which a deletion is still noticed."""
-RETRY_AFTER_S = 5.0
-"""Suggested wait before a retry, when a connection or session may end at any time."""
 
 ClaimedLimits = Mapping[str, int | float]
 """Limits that a token claims for its tenant, by field of `TenantLimits`."""
@@ -60,26 +59,24 @@ LimitsSource = Callable[[str, ClaimedLimits], TenantLimits]
 
 
 class Tenant:
-    """A tenant: its limits, and what it uses at this gateway."""
+    """A tenant: its ledger, and the parts that charge it."""
 
     def __init__(self, name: str, limits: Limits, clock: MonotonicClock) -> None:
         self.name = name
-        self.limits = TenantLimits()
-        self.rate_limits = TenantRateLimits(limits, clock)
-        self.turns = TurnSlots(name)
-        self.connection_count = 0
-        self.elsewhere = CountsElsewhere()
-        """Connections and turns at the other gateways, as of the last exchange."""
+        self.ledger = TenantLedger(name, clock)
+        self.rate_limits = TenantRateLimits(self.ledger, limits, clock)
+        self.turns = TurnSlots(self.ledger)
         self.following = asyncio.Lock()
-        """Held while the store is asked for `elsewhere`."""
+        """Held while the store is asked for what the tenant has at other gateways."""
         self.opening = asyncio.Lock()
         """Held from the check of `sessions_max` until the session is created."""
 
+    @property
+    def limits(self) -> TenantLimits:
+        return self.ledger.limits
+
     def set_limits(self, limits: TenantLimits) -> None:
-        self.limits = limits
-        self.rate_limits.set_limits(
-            limits.requests_per_minute, limits.tokens_per_minute, limits.stored_bytes_max
-        )
+        self.rate_limits.set_limits(limits.requests_per_minute, limits.tokens_per_minute)
         self.turns.set_limits(limits)
 
     def retained_s(self, longest_s: float) -> float:
@@ -87,47 +84,13 @@ class Tenant:
         without a limit on that."""
         return min(longest_s, self.limits.retention_s or longest_s)
 
-    @contextmanager
-    def connected(self) -> Generator[None]:
-        """Context manager of one connection. Raises Refusal if the tenant has too many."""
-        limit = self.limits.connections_max
-        count = self.connection_count + self.elsewhere.connections
-        if limit and count >= limit:
-            raise Refusal(
-                f"{count:,} connections of tenant '{self.name}' are open; the limit is {limit:,}. "
-                "Close one, or try again later.",
-                code="rate_limit_exceeded",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self.connection_count += 1
-        try:
-            yield
-        finally:
-            self.connection_count -= 1
-
     @property
     def counts(self) -> TenantCounts:
         """Connections and turns at this gateway now."""
         turns = self.turns
         return TenantCounts(
-            self.name, self.connection_count, turns.running_count, turns.waiting_count
+            self.name, self.ledger.connections, turns.running_count, turns.waiting_count
         )
-
-    def set_elsewhere(self, counts: CountsElsewhere) -> None:
-        """Set what the tenant has at the other gateways."""
-        self.elsewhere = counts
-        self.turns.set_elsewhere(counts)
-
-    def check_session_count(self, count: int) -> None:
-        """Raise Refusal if the tenant has as many sessions as it may."""
-        limit = self.limits.sessions_max
-        if limit and count >= limit:
-            raise Refusal(
-                f"Tenant '{self.name}' has {count:,} sessions; the limit is {limit:,}. Close or "
-                "delete one, or try again when one has expired.",
-                code="rate_limit_exceeded",
-                retry_after_s=RETRY_AFTER_S,
-            )
 
 
 class Tenants:
@@ -193,6 +156,8 @@ class Tenants:
         return TenantLimits(
             requests_per_minute=self._limits.requests_per_minute,
             tokens_per_minute=self._limits.tokens_per_minute,
+            operations_per_second=self._limits.operations_per_second,
+            held_bytes_max=self._limits.held_bytes_max,
         )
 
     # ------------------------------------------------------------ exchange with the store
@@ -287,7 +252,7 @@ class Tenants:
                 (elsewhere,) = await store.tenants.exchange_counts(
                     self._gateway_id, [tenant.counts], COUNTS_LEASE_S
                 )
-                tenant.set_elsewhere(elsewhere)
+                tenant.turns.set_elsewhere(elsewhere)
             except StoreError as error:
                 log.debug("tenant %r was not counted: %s", name, error)
             self._counted_s[name] = self._clock()
@@ -305,14 +270,14 @@ class Tenants:
         )
         for tenant, counts in zip(followed, elsewhere, strict=True):
             is_over = now_s > self._counted_s[tenant.name] + COUNTS_FOLLOWED_S
-            tenant.set_elsewhere(CountsElsewhere() if is_over else counts)
+            tenant.turns.set_elsewhere(CountsElsewhere() if is_over else counts)
             if is_over:
                 del self._counted_s[tenant.name]
 
     def _forget_elsewhere(self) -> None:
         """Apply limits to this gateway alone, because the counts of the others are too old."""
         for name in self._counted_s:
-            self.of(name).set_elsewhere(CountsElsewhere())
+            self.of(name).turns.set_elsewhere(CountsElsewhere())
 
     async def _withdraw_counts(self, store: Store) -> None:
         """Publish that tenants have nothing here any more."""
@@ -344,6 +309,6 @@ class Tenants:
             if not tenant.limits.stored_bytes_max or began_s < self._measured_s.get(tenant.name, 0):
                 continue
             holdings = await store.tenants.measure(tenant.name)
-            tenant.rate_limits.stored_bytes = holdings.stored_bytes
+            tenant.ledger.stored_bytes = holdings.stored_bytes
             took_s = self._clock() - began_s
             self._measured_s[tenant.name] = self._clock() + max(MEASURE_INTERVAL_S, 20 * took_s)

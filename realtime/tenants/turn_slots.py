@@ -12,12 +12,9 @@ to its equal share; else the turns that wait elsewhere would never find one free
 import asyncio
 from collections import deque
 
-from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import TenantLimits
 from continuo.realtime.store import CountsElsewhere
-
-RETRY_AFTER_S = 1.0
-"""Suggested wait before a retry, when a turn may end at any time."""
+from continuo.realtime.tenants.ledger import TenantLedger
 
 
 class TurnSlot:
@@ -61,13 +58,10 @@ class TurnSlot:
 
 
 class TurnSlots:
-    def __init__(self, tenant: str) -> None:
-        self._tenant = tenant
+    def __init__(self, ledger: TenantLedger) -> None:
+        self._ledger = ledger
         self._running: set[TurnSlot] = set()
         self._waiting: deque[TurnSlot] = deque()
-        self._running_max = 0
-        self._waiting_max = 0
-        self._elsewhere = CountsElsewhere()
 
     @property
     def running_count(self) -> int:
@@ -78,34 +72,30 @@ class TurnSlots:
         return len(self._waiting)
 
     def set_limits(self, limits: TenantLimits) -> None:
-        self._running_max = limits.running_responses_max
-        self._waiting_max = limits.waiting_responses_max
+        """Set the limits of the ledger, and start what waits if they permit it."""
+        self._ledger.set_limits(limits)
         self._grant()
 
     def set_elsewhere(self, counts: CountsElsewhere) -> None:
-        """Set what the other gateways have, and start what waits here if that permits it."""
-        self._elsewhere = counts
+        """Set what the other gateways have in the ledger, and start what waits here if that permits
+        it."""
+        self._ledger.elsewhere = counts
         self._grant(is_exchange=True)
 
     def enter(self, *, is_accepted: bool = False) -> TurnSlot:
         """Take a slot, or a place in the queue. `is_accepted`: the response was accepted before, by
         another gateway, and is never refused. Raises Refusal if the queue is full."""
         slot = TurnSlot(self)
-        running = len(self._running) + self._elsewhere.running_turns
-        waiting = len(self._waiting) + self._elsewhere.waiting_turns
+        elsewhere = self._ledger.elsewhere
+        running = len(self._running) + elsewhere.running_turns
+        waiting = len(self._waiting) + elsewhere.waiting_turns
         if self._has_room() and not self._waiting:
             self.start_one(slot)
             slot.grant()
-        elif waiting < self._waiting_max or is_accepted:
+        elif waiting < self._ledger.limits.waiting_responses_max or is_accepted:
             self._waiting.append(slot)
         else:
-            raise Refusal(
-                f"Tenant '{self._tenant}' has {running} responses in generation and "
-                f"{waiting} waiting; the limits are {self._running_max} and "
-                f"{self._waiting_max}. Try again when one of them has ended.",
-                code="rate_limit_exceeded",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise self._ledger.refuse_turn(running, waiting)
         return slot
 
     def start_one(self, slot: TurnSlot) -> None:
@@ -123,7 +113,8 @@ class TurnSlots:
     def _has_room(self, *, is_exchange: bool = False) -> bool:
         """Return whether a turn may start. `is_exchange`: the counts of the other gateways are new,
         so that a share that is no whole number is rounded up."""
-        limit, running, elsewhere = self._running_max, len(self._running), self._elsewhere
+        limit, running = self._ledger.limits.running_responses_max, len(self._running)
+        elsewhere = self._ledger.elsewhere
         if not limit:
             return True
         if running + elsewhere.running_turns >= limit:

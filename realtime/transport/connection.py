@@ -10,6 +10,7 @@ session is parked, to be resumed by another connection, unless the session ends 
 import asyncio
 import contextlib
 import logging
+from functools import partial
 
 import msgspec
 
@@ -62,13 +63,19 @@ class Connection:
         *,
         announces_beta: bool = False,
     ) -> None:
-        """`session_request`: the session to fork or to resume; None opens a new session.
-        `announces_beta`: whether the client announces the beta version of the API."""
+        """Args:
+        socket: to one client, accepted.
+        registry: opens, resumes and parks the session.
+        limits: on frames, on what is unsent and on the lifetime of the connection.
+        model: name of the model in events.
+        credentials: of the client; None: those of a server without keys.
+        session_request: the session to fork or to resume; None opens a new session.
+        announces_beta: whether the client announces the beta version of the API.
+        """
         self._dialect = Dialect(announces_beta=announces_beta)
         self._socket = socket
         self._registry = registry
         self._limits = limits
-        self._outbox = Outbox(socket, limits, self._dialect.encode)
         self._id = (
             session_request.session_id
             if isinstance(session_request, ResumeRequest)
@@ -77,8 +84,11 @@ class Connection:
         self._credentials = credentials or Credentials()
         context = current_request()
         context.tenant, context.session = self._credentials.tenant, self._id
-        rate_limits = registry.tenants.of(self._credentials.tenant).rate_limits
-        self._encoder = Encoder(self._id, model, rate_limits.levels)
+        tenant = registry.tenants.of(self._credentials.tenant)
+        self._ledger = tenant.ledger
+        hold = partial(self._ledger.hold, "output")
+        self._outbox = Outbox(socket, limits, self._dialect.encode, hold)
+        self._encoder = Encoder(self._id, model, tenant.rate_limits.levels)
         self._session_request = session_request
         self._bad_frames = 0
         loop = asyncio.get_running_loop()
@@ -93,7 +103,12 @@ class Connection:
     async def run(self) -> None:
         """Serve the connection until it is closed, beginning with `session.created` or missed
         events."""
+        with contextlib.closing(self._outbox):
+            await self._serve()
+
+    async def _serve(self) -> None:
         try:
+            self._ledger.admit_operation()
             session = await self._open_session()
         except Refusal as refusal:
             await self.refuse(refusal)
@@ -238,6 +253,7 @@ class Connection:
             )
         event_id: str | None = None
         try:
+            self._admit(frame)
             self._check_size(frame)
             event = self._dialect.decode(frame)
             event_id = event.event_id
@@ -277,6 +293,14 @@ class Connection:
         self._outbox.put(
             self._encoder.encode_refusal(refusal, event_id, session.make_unlogged_event_id())
         )
+
+    def _admit(self, frame: str) -> None:
+        """Charge a frame to the tenant. Raises Refusal."""
+        try:
+            self._ledger.admit_operation()
+        except Refusal as refusal:
+            refusal.event_id = extract_event_id(frame)
+            raise
 
     def _check_size(self, frame: str) -> None:
         limit = self._limits.frame_bytes_max

@@ -12,6 +12,10 @@ from continuo.realtime.transport.backlog import Backlog
 from continuo.realtime.transport.socket import Socket
 
 
+def _ignore(_size_bytes: int) -> None:
+    pass
+
+
 class Outbox:
     """The send queue of one connection.
 
@@ -26,11 +30,15 @@ class Outbox:
         socket: Socket,
         limits: Limits,
         encode: Callable[[ServerEvent], bytes | None] = encode_frame,
+        hold: Callable[[int], None] = _ignore,
     ) -> None:
-        """`encode`: returns the frame of an event, or None if the client does not get it."""
+        """`encode`: returns the frame of an event, or None if the client does not get it. `hold`:
+        called with each change of the bytes that wait."""
         self._socket = socket
         self._limits = limits
         self._encode = encode
+        self._hold = hold
+        self._held_bytes = 0
         self._backlog = Backlog(encode)
         self._filled = asyncio.Event()
         self._sent: asyncio.Event | None = None
@@ -53,6 +61,7 @@ class Outbox:
             self._sent = asyncio.Event()
         for event in events:
             self._backlog.put(event)
+        self._charge(self._backlog.size_bytes)
         self._filled.set()
         is_over_limit = self._backlog.size_bytes > self._limits.outbox_bytes_max
         if is_over_limit and self._slow_timer is None:
@@ -93,6 +102,7 @@ class Outbox:
 
     async def _send(self) -> None:
         while True:
+            self._charge(self._backlog.size_bytes)
             frame = self._backlog.pop()
             if frame is None:
                 self._filled.clear()
@@ -117,6 +127,16 @@ class Outbox:
                 if self._room is not None:
                     self._room.set()
                     self._room = None
+
+    def close(self) -> None:
+        """Release what waits, when the connection has ended."""
+        self._charge(0)
+        self._hold = _ignore
+
+    def _charge(self, size_bytes: int) -> None:
+        if size_bytes != self._held_bytes:
+            self._hold(size_bytes - self._held_bytes)
+            self._held_bytes = size_bytes
 
     def _disconnect_slow_reader(self) -> None:
         self._is_too_slow = True

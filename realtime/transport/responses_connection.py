@@ -76,8 +76,9 @@ class ResponsesConnection:
         self._limits = responses.limits
         self._id = responses.open_connection()
         self._requester = Requester(tenant, self._id)
+        self._ledger = responses.ledger_of(tenant)
         self._resolve_model = resolve_model
-        self._queues = StreamQueues(self._limits)
+        self._queues = StreamQueues(self._limits, self._ledger)
         self._runs: dict[str, ResponseRun] = {}
         self._send = EventSender(socket, self._limits.send_timeout_s).send
         self._steering = Steering(responses, self._requester, self._runs, self._send)
@@ -167,6 +168,7 @@ class ResponsesConnection:
                     CloseCode.UNSUPPORTED_DATA, "binary frames are not used by this protocol"
                 )
             try:
+                self._ledger.admit_operation()
                 await self._handle_frame(frame)
                 self._socket.account.credit()
             except Refusal as refusal:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
+from continuo.realtime.tenants.ledger import TenantLedger
 
 Job = Callable[[], Awaitable[None]]
 """Work of one request. A job must not raise: that would end its queue."""
@@ -18,8 +19,9 @@ class StreamQueues:
     """The queues of one connection. A queue exists while it has jobs; None is the key of the queue
     without a `stream_id`."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, ledger: TenantLedger) -> None:
         self._limits = limits
+        self._ledger = ledger
         self._queues: dict[str | None, deque[tuple[Job, int]]] = {}
         self._slots = asyncio.Semaphore(limits.running_responses_max)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -48,7 +50,7 @@ class StreamQueues:
                 f"the limit of {limits.waiting_response_chars_max:,} has no room for this one.",
                 code="websocket_stream_limit_reached",
             )
-        self._queued_chars += chars
+        self._charge(chars)
         if queue is not None:
             queue.append((job, chars))
             return
@@ -62,6 +64,11 @@ class StreamQueues:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._charge(-self._queued_chars)
+
+    def _charge(self, chars: int) -> None:
+        self._queued_chars += chars
+        self._ledger.hold("input", chars)
 
     async def _run(self, stream_id: str | None) -> None:
         jobs = self._queues[stream_id]
@@ -69,7 +76,7 @@ class StreamQueues:
             while jobs:
                 async with self._slots:
                     job, chars = jobs.popleft()
-                    self._queued_chars -= chars
+                    self._charge(-chars)
                     await job()
         finally:
             del self._queues[stream_id]

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import msgspec
 
 from continuo.realtime.limits import Limits, TenantLimits
-from continuo.realtime.server.hardening.incoming_budget import IncomingShare
+from continuo.realtime.server.incoming_budget import IncomingShare
 from continuo.realtime.tenants.tenants import EXCHANGE_INTERVAL_S, Tenant
 from tests.faults.cluster import TIMEOUT_FACTOR
 from tests.faults.deployment import Deployment, running_deployment
@@ -120,7 +120,7 @@ async def open_connections(flooded: Flooded, rng: Random) -> None:
     ended = rng.randrange(1, limit)
     for peer in accepted[:ended]:
         peer.reset()
-    await wait_until(lambda: tenant.connection_count == limit - ended, 20 * TIMEOUT_FACTOR)
+    await wait_until(lambda: tenant.ledger.connections == limit - ended, 20 * TIMEOUT_FACTOR)
     again = await open_sessions([server], limit, headers, f"the limit is {limit}")
     assert len(again) == ended
     await close_all([*accepted[ended:], *again], tenant)
@@ -172,7 +172,7 @@ async def open_session(port: int, headers: dict[str, str]) -> tuple[RawWebSocket
 async def close_all(peers: list[RawWebSocket], *tenants: Tenant) -> None:
     for peer in peers:
         peer.reset()
-    await wait_until(lambda: not any(tenant.connection_count for tenant in tenants), 60)
+    await wait_until(lambda: not any(tenant.ledger.connections for tenant in tenants), 60)
 
 
 # ---------------------------------------------------------------- responses and tokens

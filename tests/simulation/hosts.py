@@ -13,6 +13,7 @@ from continuo.engine.config import EngineConfig, ListenerConfig
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
 from continuo.engine.core.loop import EngineLoop, InFlightStep
+from continuo.engine.core.paged_backend import PagedBackend
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sessions import Sessions
 from continuo.engine.server.clients import Clients
@@ -96,10 +97,9 @@ class SimulatedEngine:
             return host.loop.now + 1000.0
 
         self.sessions = Sessions(
-            self.cache,
-            scheduler,
-            geometry,
-            counters,
+            PagedBackend(self.cache, scheduler, counters, geometry.state_bytes),
+            geometry.max_model_len,
+            geometry.vocab_size,
             make_stop_watch=host.text.create_stop_matcher,
             grammars=host.text.create_grammar_compiler(geometry.vocab_size, self._loop.wake),
             emit=self._loop.emit,

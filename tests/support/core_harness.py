@@ -11,6 +11,7 @@ from continuo.engine.batch import BatchResult, BatchRow, Geometry
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
 from continuo.engine.core.loop import EngineLoop, PreparedStep
+from continuo.engine.core.paged_backend import PagedBackend
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.sessions import Sessions
@@ -74,10 +75,9 @@ class CoreHarness:
         until its step is collected."""
         self._n = 0
         self.sessions = Sessions(
-            self.cache,
-            self.scheduler,
-            geometry,
-            self.counters,
+            PagedBackend(self.cache, self.scheduler, self.counters, geometry.state_bytes),
+            geometry.max_model_len,
+            geometry.vocab_size,
             make_stop_watch=_no_stops,
             grammars=GrammarCompiler(Tokenizer(tiny_tokenizer()), VOCABULARY, (), self._loop.wake),
             emit=self._loop.emit,

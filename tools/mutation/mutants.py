@@ -26,6 +26,7 @@ GROUP_ADMISSION = "engine/core/schedule/group_admission.py"
 QUEUE = "engine/core/schedule/turn_queue.py"
 SESSIONS = "engine/core/sessions.py"
 TRANSITIONS = "engine/core/transitions.py"
+BACKEND = "engine/core/paged_backend.py"
 HISTORY = "engine/wire/turn_tree.py"
 LOG = "engine/wire/token_log.py"
 LOOP = "engine/core/loop.py"
@@ -479,7 +480,7 @@ MUTANTS = [
     ),
     _bug(
         "a prompt is published only when it is complete",
-        TRANSITIONS,
+        LOOP,
         (
             "        self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)\n"
             "        if sequence.committed >= sequence.publish_to:\n",
@@ -657,7 +658,7 @@ MUTANTS = [
     ),
     _bug(
         "ids that are appended after an answer count as part of it",
-        TRANSITIONS,
+        BACKEND,
         ("        self._cache.components.end_turn(sequence.lease)\n", ""),
     ),
     _bug(

@@ -42,6 +42,15 @@ class Components:
         host_state_slots: int,
         moves: list[PageMove],
     ) -> None:
+        """Args:
+        page_size: tokens of a page, the same in all groups.
+        windows: sizes of the pools of the window groups, in the order of `Geometry.windows`; empty
+            for a model without windows.
+        state_slots: slots of recurrent states on the device; 0: the model has no recurrent layers.
+        host_state_slots: slots of recurrent states in the host tier; 0: none is spilled.
+        moves: the moves of the next batch, a list that the cache owns and empties; the components
+            append to it.
+        """
         self._page_size = page_size
         self.windows = [
             WindowPages(index, x.window, page_size, x.pages, x.host_pages, moves)

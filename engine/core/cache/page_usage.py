@@ -29,8 +29,13 @@ class PageUsage:
         *,
         has_full_layers: bool,
     ) -> None:
-        """`busy`: the busy leases, as the cache changes them. `has_full_layers` False: the pages of
-        the full group take no memory and are not reported."""
+        """Args:
+        pool: the pages of the full group on the device; only counted here.
+        tree: the shared pages of all groups; only counted here.
+        components: the components of the model, which count their own pools.
+        busy: the busy leases: the set of the cache itself, which changes it.
+        has_full_layers: False: the pages of the full group take no memory and are not reported.
+        """
         self.leased_pages = 0
         """Private pages of all leases, in the full group."""
         self._pool = pool

@@ -56,8 +56,15 @@ class SessionAwareCache:
         *,
         has_full_layers: bool = True,
     ) -> None:
-        """`has_full_layers` False: the pages of the full group take no memory and are not
-        reported."""
+        """Args:
+        pages: of the full group, on the device.
+        page_size: tokens of a page.
+        host_pages: capacity of the host tier; 0: evicted KV is dropped.
+        windows: the groups of layers with a sliding window, in the order of `BatchRow.windows`.
+        state_slots: of the recurrent state, on the device; 0: the model has none.
+        host_state_slots: in the host tier.
+        has_full_layers: if not, the pages of the full group take no memory and are not reported.
+        """
         self.page_size = page_size
         self.pool = PagePool(pages)
         self._moves: list[PageMove] = []

@@ -58,6 +58,14 @@ class WindowPages:
         host_pages: int,
         moves: list[PageMove],
     ) -> None:
+        """Args:
+        index: index of the group in `Geometry.windows`, and of its part in each lease.
+        window: positions to which a token attends, its own included.
+        page_size: tokens of a page.
+        pages: size of the pool on the device, in pages.
+        host_pages: size of the pool in host memory, in pages; 0: no page is spilled.
+        moves: as in `Components`.
+        """
         self.index, self.group = index, index + 1
         self.window = window
         self.pool = SharedPool(pages)

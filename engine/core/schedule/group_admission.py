@@ -25,9 +25,15 @@ class GroupAdmission:
         turns_max: int,
         max_group_share: float,
     ) -> None:
-        """`admitted` and `retracted`: the turns, as the scheduler changes them by `retract` and
-        otherwise. `turns_max`: number of admitted turns from which on a group has no more than its
-        share of them. `max_group_share`: maximum share of the pages for one group."""
+        """Args:
+        cache: counts the pages that turns have and need; shared with the scheduler.
+        admission: decides whether a turn has room beside those already admitted.
+        admitted: the admitted turns: the scheduler's own, which changes them, also by `retract`.
+        retracted: the retracted turns, in the same way.
+        retract: takes its pages from an admitted turn, which is then in `retracted`.
+        turns_max: number of admitted turns from which on a group has its share of them at most.
+        max_group_share: maximum share of the pages for one group, from 0 to 1.
+        """
         self._cache = cache
         self._admission = admission
         self._admitted = admitted

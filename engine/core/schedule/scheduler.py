@@ -114,8 +114,16 @@ class Scheduler:
         samples_late: bool = False,
         speculation: Speculation | None = None,
     ) -> None:
-        """`max_group_share`: maximum share of the rows, and of the pages, for one group.
-        `samples_late`: as in `Geometry`. `speculation` None: no row has drafts."""
+        """Args:
+        cache: reserves pages for the rows and evicts idle ones; shared with EngineLoop and
+            Sessions.
+        max_batched_tokens: maximum tokens of a step, all rows together.
+        max_rows: maximum rows of a step.
+        max_group_share: maximum share of the rows, and of the pages, for one group; 1: no limit but
+            the shares of other groups.
+        samples_late: as in `Geometry`.
+        speculation: drafts ids for the live rows. None: no row has drafts.
+        """
         self.cache = cache
         self._samples_late = samples_late
         self._speculation = speculation

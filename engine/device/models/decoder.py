@@ -159,9 +159,15 @@ class Decoder:
         like: Tensor,
         operations: Operations = PLAIN,
     ) -> None:
-        """Allocate the parameters, uninitialized, with the dtype and device of `like`.
+        """Allocate the parameters, uninitialized.
 
-        `config`: source of the rotary parameters; `length`: number of positions in their tables.
+        Args:
+        shape: sizes and options of the layers; windows of at least `length` positions are removed
+            from it.
+        config: source of the rotary parameters: the text part of the checkpoint's config.json.
+        length: number of positions in the rotary tables: the maximum tokens of a sequence.
+        like: a tensor whose dtype and device the parameters get; its content is not used.
+        operations: fused operations of the device, called in every layer; default: plain torch.
         """
         self.shape = shape = _without_wide_windows(shape, length)
         self.operations = operations

@@ -80,7 +80,14 @@ class Linear:
     def __init__(
         self, size_in: int, size_out: int, like: Tensor, *, bias: bool, tied: Tensor | None = None
     ) -> None:
-        """`tied`: a matrix that is used as weight and belongs to something else as well."""
+        """Args:
+        size_in: values of an input vector.
+        size_out: values of an output vector, of all stacked matrices together.
+        like: a tensor whose dtype and device the parameters get.
+        bias: whether b is added.
+        tied: a matrix that is used as weight and belongs to something else as well, such as the
+            embedding. None: the layer allocates its own.
+        """
         self.size_in, self.size_out = size_in, size_out
         self.weight = like.new_empty(size_out, size_in) if tied is None else tied
         self.bias = like.new_empty(size_out) if bias else None
@@ -140,6 +147,13 @@ class GatedMlp:
     def __init__(
         self, hidden: int, intermediate: int, act: str, like: Tensor, *, bias: bool
     ) -> None:
+        """Args:
+        hidden: values of an input and of an output vector.
+        intermediate: values between them; the matrix of gate and up has twice as many rows.
+        act: name of the activation in config.json; an unsupported one raises ModelError.
+        like: a tensor whose dtype and device the parameters get.
+        bias: whether both matrices have one.
+        """
         self.intermediate = intermediate
         self.act = find_activation(act)
         self.gate_up = Linear(hidden, 2 * intermediate, like, bias=bias)

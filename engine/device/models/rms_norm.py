@@ -13,13 +13,20 @@ from continuo.engine.device.model import WeightTarget
 class RMSNorm:
     """RMS norm over the last dimension, computed in fp32 inside torch's kernel.
 
-    The weight may have several rows, [n, size], one for each vector of x [..., n, size]. If the
-    checkpoint stores it less 1 (`is_centered`), the weight is in fp32, as the sum must be.
+    The weight may have several rows, [n, size], one for each vector of x [..., n, size].
     """
 
     def __init__(
         self, size: int, eps: float, like: Tensor, *, is_centered: bool = False, rows: int = 0
     ) -> None:
+        """Args:
+        size: length of the last dimension, over which the mean is taken.
+        eps: added to the mean square, so that a vector of zeros is not divided by 0.
+        like: a tensor whose dtype and device the weight gets.
+        is_centered: whether the checkpoint stores the weight less 1; the weight is then in fp32, as
+            the sum must be.
+        rows: n of a weight with several rows; 0: one vector for all of x.
+        """
         dtype = torch.float32 if is_centered else like.dtype
         self.weight = like.new_empty(*([rows] if rows else []), size, dtype=dtype)
         self.shape, self.eps, self.is_centered = (size,), eps, is_centered

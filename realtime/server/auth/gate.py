@@ -96,8 +96,14 @@ class Authenticator:
         clock: Callable[[], float] = time.time,
         wrong_keys: WrongKeys | None = None,
     ) -> None:
-        """`policy`: the keys and origins to accept; without keys and tokens, no key is required,
-        and all clients are one tenant."""
+        """Args:
+        policy: the keys and origins to accept; without keys and tokens, no key is required, and all
+            clients are one tenant.
+        secrets: issues and verifies client secrets.
+        tokens: verifies JSON Web Tokens; None: they are not accepted.
+        clock: Unix time in seconds, for what expires.
+        wrong_keys: throttles addresses that send wrong keys; default: for this process alone.
+        """
         self.replace_policy(policy)
         self._secrets = secrets
         self._tokens = tokens

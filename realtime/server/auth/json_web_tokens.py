@@ -69,8 +69,7 @@ ClaimLimits = Callable[[str, Mapping[str, int | float], float], None]
 
 
 class JsonWebTokens:
-    """Verifies tokens. `claim_limits` is called with the limits that each valid token claims for
-    its tenant, and the time at which it was issued."""
+    """Verifies tokens."""
 
     def __init__(
         self,
@@ -82,7 +81,15 @@ class JsonWebTokens:
         fetch: Fetch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock`: for the intervals between fetches."""
+        """Args:
+        jwks_url: where the public keys of the issuer are fetched.
+        audience: what a token must be for.
+        issuer: who must have issued it; None: any issuer with these keys.
+        claim_limits: called with the tenant of each valid token, the limits that it claims for
+            it, and the Unix time at which it was issued.
+        fetch: fetches the document of the URL; None: over HTTP.
+        clock: seconds of the monotonic clock, for the intervals between fetches.
+        """
         self._jwks_url = jwks_url
         self._audience = audience
         self._issuer = issuer

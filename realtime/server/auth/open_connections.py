@@ -51,7 +51,7 @@ class OpenConnections:
         be called more than once. `on_revoked` is called before `close` if the key was revoked.
         Raises Refusal if the tenant has too many."""
         await self._tenants.follow(credentials.tenant)
-        with self._tenants.of(credentials.tenant).connected():
+        with self._tenants.of(credentials.tenant).ledger.connected():
             connection = _OpenConnection(credentials, close, on_revoked)
             self._connections.add(connection)
             timer = self._start_expiry_timer(credentials, close)

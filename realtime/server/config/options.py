@@ -245,6 +245,17 @@ OPTIONS: tuple[Option, ...] = (
             "were not in KV (default: 0, no limit)",
             bounds=(0, 1_000_000_000),
         ),
+        _integer(
+            "operations-per-second N",
+            "client events and HTTP requests of a tenant in a second, in the mean of ten; 0: no "
+            "limit (default: 10000)",
+            bounds=(0, 1_000_000_000),
+        ),
+        _bytes(
+            "held-bytes-max SIZE",
+            "memory of this process that holds input and output of a tenant which wait, and its "
+            "idempotency keys, in bytes or as 2GiB; 0: no limit (default: 4GiB)",
+        ),
         _switch("no-web", "serve only the API, without the web page (default: off)"),
         _switch(
             "demo",

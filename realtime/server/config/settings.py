@@ -237,6 +237,8 @@ def load_access_policy(settings: GatewaySettings) -> AccessPolicy:
     defaults = {
         "requests_per_minute": limits.requests_per_minute,
         "tokens_per_minute": limits.tokens_per_minute,
+        "operations_per_second": limits.operations_per_second,
+        "held_bytes_max": limits.held_bytes_max,
     }
     policy = access_policy.plain_policy(settings.tenants, settings.allowed_origins, defaults)
     if settings.api_keys_file:

@@ -26,10 +26,11 @@ from continuo.realtime.server.hardening.guards import (
     UnreadInput,
     encode_last_response,
 )
-from continuo.realtime.server.hardening.incoming_budget import (
+from continuo.realtime.server.incoming_budget import (
     SHARE_EXTENSION,
     IncomingBudget,
     IncomingShare,
+    ledger_of,
     release_share,
     share_of,
 )
@@ -237,7 +238,7 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
         scope = self.cycle.scope
         share = share_of(scope)
         if share is None:
-            share = IncomingShare(self.incoming_budget, self._refuse_over_budget)
+            share = IncomingShare(self.incoming_budget, self._refuse_over_budget, ledger_of(scope))
             scope.setdefault("extensions", {})[SHARE_EXTENSION] = share  # type: ignore[assignment]  # uvicorn has dicts
         return share
 

@@ -33,7 +33,11 @@ from continuo.realtime.server.hardening.guards import (
     UnreadInput,
     encode_last_response,
 )
-from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
+from continuo.realtime.server.incoming_budget import (
+    IncomingBudget,
+    IncomingShare,
+    ledger_of,
+)
 from continuo.realtime.server.security_log import security_log
 from continuo.realtime.transport.socket import (
     ACCOUNT_EXTENSION,
@@ -294,7 +298,9 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
         whole = self._received_bytes + self._queued_bytes + self.unread_bytes
         if unfinished + whole > UNCHARGED_BYTES:
             if self._share is None:
-                self._share = IncomingShare(self.incoming_budget, self._fail_over_budget)
+                self._share = IncomingShare(
+                    self.incoming_budget, self._fail_over_budget, ledger_of(self.scope)
+                )
             self._share.charge(unfinished, whole)
             if self._is_lingering:
                 return

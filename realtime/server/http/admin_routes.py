@@ -39,7 +39,13 @@ class AdminRoutes:
         *,
         is_loopback: bool,
     ) -> None:
-        """`drain` begins to stop this gateway. `is_loopback`: only this machine reaches it."""
+        """Args:
+        engine: whose sessions are listed and evicted.
+        registry: whose sessions are closed.
+        authenticator: demands the scope admin.
+        drain: begins to stop this gateway.
+        is_loopback: whether only this machine reaches the gateway.
+        """
         self._engine = engine
         self._registry = registry
         self._authenticator = authenticator

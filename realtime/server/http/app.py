@@ -109,6 +109,7 @@ def build_app(
     stats_routes = StatsRoutes(
         engine,
         registry,
+        token_sessions,
         authenticator,
         recent_warnings or RecentWarnings(),
         show_warnings=lambda: authenticator.policy.tenant_count <= 1,

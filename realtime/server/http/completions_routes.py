@@ -47,6 +47,13 @@ class CompletionsRoutes:
         limits: Limits,
         default_sampling: Sampling,
     ) -> None:
+        """Args:
+        turns: generates them; shared with the routes of SGLang.
+        authenticator: names the tenant of a request.
+        served_models: the names that a request may give.
+        limits: on bodies and prompts.
+        default_sampling: what a request leaves out.
+        """
         self._turns = turns
         self._authenticator = authenticator
         self._served_models = served_models

@@ -90,7 +90,8 @@ class MessagesRoutes:
         return decode_command(body, self._responses.settings, generate_id)
 
     def _authenticate(self, request: Request) -> Requester:
-        """Return the requester. Raises Refusal without a full key."""
+        """Return the requester, and charge its request. Raises Refusal without a full key, or if
+        its tenant has used its operations."""
         credentials = self._authenticator.authenticate(
             request.headers, "converse", replies.host_of(request)
         )
@@ -106,6 +107,7 @@ class MessagesRoutes:
             raise Refusal("A client secret is not valid for this request.", code="ephemeral_key")
         request.state.credentials = credentials
         current_request().tenant = credentials.tenant
+        replies.charge_input_of(request, credentials).admit_operation()
         return Requester(credentials.tenant)
 
     async def _read_body(self, request: Request) -> bytes:

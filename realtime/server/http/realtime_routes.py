@@ -44,6 +44,14 @@ class RealtimeRoutes:
         limits: Limits,
         is_engine_up: Callable[[], bool],
     ) -> None:
+        """Args:
+        registry: opens and resumes sessions.
+        authenticator: names the tenant of an upgrade.
+        open_connections: closes those of a key that is revoked.
+        served_models: the names that a client may give.
+        limits: on connections and frames.
+        is_engine_up: whether an engine is available, for the status.
+        """
         self._is_engine_up = is_engine_up
         self._registry = registry
         self._authenticator = authenticator
@@ -67,7 +75,9 @@ class RealtimeRoutes:
             replies.report_denial(authenticated, websocket)
             await websocket.send_denial_response(replies.denial_response(authenticated))
             return
-        if isinstance(authenticated, Refusal):
+        if isinstance(authenticated, Credentials):
+            replies.charge_input_of(websocket, authenticated)
+        else:
             security_log.report("resume_token", websocket.client)
         is_offered = SUBPROTOCOL in offered_subprotocols(websocket.headers)
         await websocket.accept(SUBPROTOCOL if is_offered else None)

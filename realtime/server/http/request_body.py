@@ -4,7 +4,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.protocol.complexity_limits import check_body_complexity
-from continuo.realtime.server.hardening.incoming_budget import release_share
+from continuo.realtime.server.incoming_budget import release_share
 from continuo.realtime.transport import run_paced
 
 

@@ -61,6 +61,13 @@ class SessionRoutes:
         limits: Limits,
         model: str,
     ) -> None:
+        """Args:
+        registry: finds, lists and deletes sessions.
+        authenticator: names the tenant of a request.
+        secrets: mints client secrets.
+        limits: on bodies and lists.
+        model: name of the model in replies.
+        """
         self._registry = registry
         self._authenticator = authenticator
         self._secrets = secrets

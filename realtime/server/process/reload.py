@@ -33,7 +33,10 @@ RELOADABLE = frozenset(
     {"tenants", "api_keys_file", "allowed_origins", "ssl_certfile", "ssl_keyfile", "limits"}
 )
 """Fields of GatewaySettings that a reload can change; of `limits`, RELOADABLE_LIMITS."""
-RELOADABLE_LIMITS = frozenset({"requests_per_minute", "tokens_per_minute"})
+RELOADABLE_LIMITS = frozenset(
+    {"requests_per_minute", "tokens_per_minute", "operations_per_second", "held_bytes_max"}
+)
+"""Defaults of the limits of a tenant."""
 
 FileStamp = tuple[int, int, int] | None
 """Inode, time of the last change and size of a file; None if it cannot be examined."""

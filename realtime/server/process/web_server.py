@@ -17,10 +17,10 @@ from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.garbage_collection import collect_garbage, return_large_blocks
 from continuo.realtime.server.hardening.guarded_http import GuardedHttp
 from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket
-from continuo.realtime.server.hardening.incoming_budget import IncomingBudget
 from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.server.http.request_observer import RequestObserver
+from continuo.realtime.server.incoming_budget import IncomingBudget
 
 PING_S = 20.0
 """Interval of WebSocket pings, and the timeout of each pong, in seconds."""

@@ -16,12 +16,12 @@ from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.text_limits import TextLimits
 from continuo.realtime.protocol.events import ConversationEvent, ItemAdded
 from continuo.realtime.protocol.items import Item
-from continuo.realtime.rate_limit import TenantRateLimits, is_server_fault
 from continuo.realtime.session.active_responses import ActiveResponses
 from continuo.realtime.session.idempotency_keys import IdempotencyKeys
 from continuo.realtime.session.state import StateMachine, Trigger
 from continuo.realtime.session.unit_of_work import Edit, UnitOfWork
 from continuo.realtime.store import IdempotentRequest
+from continuo.realtime.tenants.rate_limits import TenantRateLimits, is_server_fault
 
 C = TypeVar("C")
 

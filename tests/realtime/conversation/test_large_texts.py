@@ -15,8 +15,9 @@ from continuo.realtime.conversation.text_limits import TextLimits
 from continuo.realtime.errors import ErrorType, Refusal
 from continuo.realtime.limits import REQUEST_CHARS_MAX, Limits
 from continuo.realtime.protocol.settings import GenerationSettings, Truncation
-from continuo.realtime.rate_limit import TenantRateLimits
 from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.tenants.ledger import TenantLedger
+from continuo.realtime.tenants.rate_limits import TenantRateLimits
 from tests.support.clients import (
     JsonEvent,
     RealtimeClient,
@@ -226,7 +227,7 @@ async def test_text_buffer_longer_than_the_context_is_not_committed(server: Runn
 
 def tenant_rate_limits(requests: int = 0, tokens: int = 0) -> TenantRateLimits:
     limits = Limits(requests_per_minute=requests, tokens_per_minute=tokens)
-    return TenantRateLimits(limits, lambda: 0.0)
+    return TenantRateLimits(TenantLedger("acme"), limits, lambda: 0.0)
 
 
 def remaining(rate_limits: TenantRateLimits) -> dict[str, int]:

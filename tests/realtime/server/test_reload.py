@@ -89,10 +89,13 @@ async def test_server_reloads_on_sighup_and_when_a_file_has_changed(server: Serv
     assert "key-two" not in server.process.output
     assert "takes effect at the next start" not in server.process.output
     server.replace("keys", KEYS.format("key-two"))
-    server.replace("config.toml", "requests_per_minute = 100\nresume_window_s = 5\n")
+    limits = 'requests_per_minute = 100\noperations_per_second = 50\nheld_bytes_max = "1GiB"\n'
+    server.replace("config.toml", f"{limits}resume_window_s = 5\n")
     server.wait_until_reloaded()
     server.process.wait_for_output("(the change of --resume-window-s takes effect)")
-    server.replace("config.toml", "requests_per_minute = 100\ntemperature = 1\n")
+    assert "change of --operations" not in server.process.output, "in force at once"
+    assert "change of --held" not in server.process.output
+    server.replace("config.toml", f"{limits}temperature = 1\n")
     server.wait_until_reloaded()
     server.process.wait_for_output("(the change of --temperature takes effect)")
     server.process.send_signal(signal.SIGTERM)

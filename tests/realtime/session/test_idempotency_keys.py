@@ -1,6 +1,7 @@
 """Memory of idempotency keys: bounded in bytes; a key that was evicted is found in the store."""
 
 import sys
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ from continuo.realtime.session.idempotency_keys import (
     IdempotencyKeys,
 )
 from continuo.realtime.store import IdempotencyConflict, IdempotentRequest, open_store
+from continuo.realtime.tenants.ledger import TenantLedger
 from tests.support.store_records import new_session
 
 
@@ -50,7 +52,9 @@ async def test_memory_of_keys_is_bounded_and_the_store_knows_evicted_ones(
     recorded: dict[str, IdempotentRequest] = {}
     new = new_session()
     writer = SessionWriter(store, await store.create(new), new, completed_requests=recorded)
-    keys = IdempotencyKeys(writer, recorded, is_complete=True)
+    ledger = TenantLedger("acme")
+    hold = partial(ledger.hold, "idempotency_keys")
+    keys = IdempotencyKeys(writer, recorded, is_complete=True, hold=hold)
     padding, content = "\U0001f600" * key_chars, b"x" * content_bytes
     for n in range(1_000):
         request = IdempotentRequest.of(f"{n}{padding}", content)
@@ -60,12 +64,18 @@ async def test_memory_of_keys_is_bounded_and_the_store_knows_evicted_ones(
         keys.record(request)
 
     assert held_bytes(recorded) <= IDEMPOTENCY_MEMORY_BYTES_MAX
+    charged = ledger.held_bytes["idempotency_keys"]
+    assert IDEMPOTENCY_MEMORY_BYTES_MAX * 0.9 < charged <= IDEMPOTENCY_MEMORY_BYTES_MAX
     first, last = f"0{padding}", f"999{padding}"
     assert first not in recorded
     assert await keys.find_result(IdempotentRequest.of(first, content)) == b"item_0"
     assert await keys.find_result(IdempotentRequest.of(last, content)) == b"item_999"
     with pytest.raises(IdempotencyConflict, match="0"):
         await keys.find_result(IdempotentRequest.of(first, content + b"y"))
+    keys.release()
+    keys.record(IdempotentRequest.of("late", content))
+    keys.release()
+    assert ledger.held_bytes["idempotency_keys"] == 0
     await store.aclose()
 
 

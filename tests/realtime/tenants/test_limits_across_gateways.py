@@ -41,7 +41,7 @@ from continuo.realtime.tenants.tenants import Tenants
 async def main(url, name):
     tenants = Tenants(limits_of=lambda *_: TenantLimits(connections_max=3))
     tenant, store = tenants.of(name), await open_store(url)
-    with tenant.connected(), tenant.connected():
+    with tenant.ledger.connected(), tenant.ledger.connected():
         async with tenants.exchanging(store):
             await asyncio.sleep(0.6)
             print("published", flush=True)
@@ -83,18 +83,19 @@ async def test_connections_and_turns_count_at_all_gateways(
         gateway(harness, redis.url, tmp_path, name) as other,
     ):
         tenants = [server.registry.tenants.of(name) for server in (one, other)]
+        ledgers = [tenant.ledger for tenant in tenants]
         async with (
             open_realtime_session(one.url),
             open_realtime_session(one.url),
             open_realtime_session(other.url),
         ):
-            await wait_until(lambda: [each.elsewhere.connections for each in tenants] == [1, 2])
+            await wait_until(lambda: [each.elsewhere.connections for each in ledgers] == [1, 2])
             for server in (one, other):
                 async with connect_realtime(server.url) as refused:
                     error = (await refused.expect("error"))["error"]
                     assert "3 connections of tenant" in error["message"]
                     assert await refused.wait_close_code() == 1013
-        await wait_until(lambda: all(each.elsewhere.connections == 0 for each in tenants))
+        await wait_until(lambda: all(each.elsewhere.connections == 0 for each in ledgers))
 
         harness.runner.step_s = SLOW_STEP_S
         body = {"input": "hi", "max_output_tokens": 300, "ignore_eos": True, "background": True}
@@ -106,7 +107,7 @@ async def test_connections_and_turns_count_at_all_gateways(
 
         async with open_realtime_session(other.url):
             begun = [await begin(one) for _ in range(2)]
-            await wait_until(lambda: tenants[1].elsewhere.running_turns == 2)
+            await wait_until(lambda: ledgers[1].elsewhere.running_turns == 2)
             for _ in range(3):
                 await begin(other)
             turns = tenants[1].turns
@@ -139,18 +140,18 @@ async def test_killed_gateway_holds_nothing_after_its_lease(redis: RedisProcess)
         assert await asyncio.to_thread(holder.stdout.readline) == b"published\n"
         tenants = make_tenants(connections_max=3)
         tenant = tenants.of(name)
-        with tenant.connected():
+        with tenant.ledger.connected():
             await tenants.exchange(store)
-            assert tenant.elsewhere.connections == 2
-            with pytest.raises(Refusal, match="3 connections of tenant"), tenant.connected():
+            assert tenant.ledger.elsewhere.connections == 2
+            with pytest.raises(Refusal, match="3 connections of tenant"), tenant.ledger.connected():
                 pass
             holder.kill()
             holder.wait()
             async with asyncio.timeout(COUNTS_LEASE_S + 20):
-                while tenant.elsewhere.connections:
+                while tenant.ledger.elsewhere.connections:
                     await asyncio.sleep(0.1)
                     await tenants.exchange(store)
-            with tenant.connected():
+            with tenant.ledger.connected():
                 pass
     finally:
         holder.kill()
@@ -166,16 +167,16 @@ async def test_gateway_without_its_store_applies_the_limits_alone(tmp_path: Path
     store, other = await open_store(redis.url), await open_store(redis.url)
     holder, tenants = make_tenants(connections_max=1), make_tenants(connections_max=1)
     tenant = tenants.of("acme")
-    with holder.of("acme").connected():
+    with holder.of("acme").ledger.connected():
         await holder.exchange(other)
         async with tenants.exchanging(store):
-            with tenant.connected():
-                await wait_until(lambda: tenant.elsewhere.connections == 1)
-            with pytest.raises(Refusal), tenant.connected():
+            with tenant.ledger.connected():
+                await wait_until(lambda: tenant.ledger.elsewhere.connections == 1)
+            with pytest.raises(Refusal), tenant.ledger.connected():
                 pass
             redis.kill()
-            await wait_until(lambda: tenant.elsewhere.connections == 0)
-            with tenant.connected():
+            await wait_until(lambda: tenant.ledger.elsewhere.connections == 0)
+            with tenant.ledger.connected():
                 pass
     await store.aclose()
     await other.aclose()
@@ -188,11 +189,11 @@ async def test_first_connection_at_a_gateway_counts_those_of_the_others(
     store, other = await open_store(redis.url), await open_store(redis.url)
     holder, tenants = make_tenants(connections_max=2), make_tenants(connections_max=2)
     tenant = tenants.of("busy-elsewhere")
-    with holder.of(tenant.name).connected(), holder.of(tenant.name).connected():
+    with holder.of(tenant.name).ledger.connected(), holder.of(tenant.name).ledger.connected():
         await holder.exchange(other)
         async with tenants.exchanging(store):
             await asyncio.gather(*(tenants.follow(tenant.name) for _ in range(5)))
-            with pytest.raises(Refusal), tenant.connected():
+            with pytest.raises(Refusal), tenant.ledger.connected():
                 pass
     await store.aclose()
     await other.aclose()

@@ -82,7 +82,7 @@ async def test_connections_above_the_limit_are_refused_with_1013(
             async with open_realtime_session(server.url, UMBRELLA):
                 pass
         acme = server.registry.tenants.of("acme")
-        await wait_until(lambda: acme.connection_count == 0)
+        await wait_until(lambda: acme.ledger.connections == 0)
         async with open_realtime_session(server.url):
             pass
 

@@ -5,11 +5,12 @@ import pytest
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import TenantLimits
 from continuo.realtime.store import CountsElsewhere
+from continuo.realtime.tenants.ledger import TenantLedger
 from continuo.realtime.tenants.turn_slots import TurnSlot, TurnSlots
 
 
 def slots_of(running: int, waiting: int = 2) -> TurnSlots:
-    slots = TurnSlots("acme")
+    slots = TurnSlots(TenantLedger("acme"))
     slots.set_limits(TenantLimits(running_responses_max=running, waiting_responses_max=waiting))
     return slots
 

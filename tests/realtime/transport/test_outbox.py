@@ -3,6 +3,7 @@ if the backlog lasts."""
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from continuo.realtime.protocol.realtime_api.server_events import (
     ItemDeleted,
     TextDelta,
 )
+from continuo.realtime.tenants.ledger import TenantLedger
 from continuo.realtime.transport.backlog import Backlog
 from continuo.realtime.transport.outbox import Outbox
 from tests.support.sockets import FakeSocket
@@ -132,6 +134,25 @@ async def test_outbox_sends_events_in_order() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_bytes_that_wait_are_charged_until_they_are_sent_or_the_connection_ends() -> None:
+    socket, ledger = FakeSocket(), TenantLedger("acme")
+    socket.peer_reads.clear()
+    outbox = Outbox(socket, Limits(), hold=partial(ledger.hold, "output"))
+    running = asyncio.create_task(outbox.run())
+    outbox.put(delta(1, "x" * 100))
+    outbox.put(delta(2, "y" * 1000, "item_b"))
+    assert 1100 < ledger.held_bytes["output"] < 2000
+    socket.peer_reads.set()
+    await outbox.wait_until_sent()
+    assert ledger.held_bytes["output"] == 0
+    socket.peer_reads.clear()
+    outbox.put(delta(3, "z" * 100))
+    running.cancel()
+    outbox.close()
+    outbox.put(delta(4, "late"))
+    assert ledger.held_bytes["output"] == 0
 
 
 async def test_slow_reader_gets_merged_deltas() -> None:

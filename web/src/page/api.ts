@@ -27,6 +27,8 @@ export interface EngineStats {
 }
 
 export interface ServerStats {
+  /** `tenant.stats` if the key permits no more than its own tenant's. */
+  object: 'server.stats' | 'tenant.stats';
   model: string;
   device: string;
   dtype: string;
@@ -143,7 +145,7 @@ export const fetchMetrics = async (): Promise<string> => (await send('metrics', 
 /** Whether the page's API key, or none, permits to see and control the server. */
 export const isOperator = (): Promise<boolean> =>
   fetchStats().then(
-    () => true,
+    (stats) => stats.object === 'server.stats',
     () => false,
   );
 

@@ -93,7 +93,12 @@ def test_options_and_keys_file_are_merged(tmp_path: Path) -> None:
     mine = policy.find("mine", time.time())
     assert mine is not None
     assert (mine.tenant, mine.scopes) == ("default", ALL_SCOPES)
-    expected = TenantLimits(requests_per_minute=600, tokens_per_minute=7)
+    expected = TenantLimits(
+        requests_per_minute=600,
+        tokens_per_minute=7,
+        operations_per_second=10_000,
+        held_bytes_max=4 << 30,
+    )
     assert policy.limits_of("default") == expected
 
 

@@ -239,7 +239,7 @@ def gateway_settings(keys_file: Path) -> GatewaySettings:
 @pytest.mark.parametrize(
     ("method", "path", "permitted"),
     [
-        ("GET", "/v1/stats", {"all"}),
+        ("GET", "/v1/stats", {"all", "both", "reads"}),
         ("GET", "/v1/realtime/sessions", {"all", "both", "reads"}),
         ("GET", "/v1/realtime/sessions/x", {"all", "both", "reads"}),
         ("DELETE", "/v1/realtime/sessions/x", {"all", "both", "talks"}),

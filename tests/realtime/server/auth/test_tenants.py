@@ -256,7 +256,7 @@ def test_minting_holds_no_memory() -> None:
 
 
 async def test_minting_counts_as_a_request(server: RunningServer) -> None:
-    server.registry.tenants.of("acme").rate_limits.set_limits(2, 0, 0)
+    server.registry.tenants.of("acme").rate_limits.set_limits(2, 0)
     statuses = [
         (await server.request("POST", "/v1/realtime/client_secrets", {}))[0] for _ in range(3)
     ]

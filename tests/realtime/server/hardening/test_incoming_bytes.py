@@ -16,8 +16,16 @@ from starlette.websockets import WebSocket
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.hardening import guarded_http, guarded_websocket
-from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
+from continuo.realtime.server.incoming_budget import (
+    SHARE_EXTENSION,
+    IncomingBudget,
+    IncomingShare,
+    charge_input,
+    ledger_of,
+    release_share,
+)
 from continuo.realtime.server.process.web_server import WebServer, bind
+from continuo.realtime.tenants.ledger import TenantLedger
 from tests.support.clients import open_realtime_session
 from tests.support.engines import EngineHarness
 from tests.support.frames import (
@@ -68,6 +76,25 @@ class BudgetLedger:
 
     def share(self, name: str) -> IncomingShare:
         return IncomingShare(self.budget, lambda: self.refused.append(name))
+
+
+def test_bytes_of_a_request_are_charged_to_its_tenant_too_once_its_key_is_known() -> None:
+    ledger, tenant = BudgetLedger(100), TenantLedger("acme")
+    share = ledger.share("one")
+    scope: dict[str, object] = {"extensions": {SHARE_EXTENSION: share}}
+    share.charge(30)
+    assert tenant.held_bytes["input"] == 0
+    charge_input(scope, tenant)
+    charge_input(scope, tenant)
+    assert tenant.held_bytes["input"] == 30
+    share.charge(10, 40)
+    assert (tenant.held_bytes["input"], ledger.budget.charged_bytes) == (50, 50)
+    release_share(scope)
+    release_share(scope)
+    assert (tenant.held_bytes["input"], ledger.budget.charged_bytes) == (0, 0)
+    refused = IncomingShare(ledger.budget, lambda: None, ledger_of(scope))
+    refused.charge(101)
+    assert tenant.held_bytes["input"] == 0, "released when it was refused"
 
 
 def test_largest_unfinished_share_is_refused() -> None:

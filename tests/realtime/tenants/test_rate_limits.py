@@ -5,8 +5,9 @@ import pytest
 from continuo.realtime.errors import Refusal, SetupError
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.response import Usage
-from continuo.realtime.rate_limit import TenantRateLimits
 from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
+from continuo.realtime.tenants.ledger import TenantLedger
+from continuo.realtime.tenants.rate_limits import TenantRateLimits
 from tests.support.clients import JsonEvent, RealtimeClient, open_realtime_session
 from tests.support.web_servers import TENANTS, UMBRELLA, RunningServer
 
@@ -20,7 +21,7 @@ class Clock:
 
 def tenant_limits(clock: Clock, requests: int = 0, tokens: int = 0) -> TenantRateLimits:
     limits = Limits(requests_per_minute=requests, tokens_per_minute=tokens)
-    return TenantRateLimits(limits, clock)
+    return TenantRateLimits(TenantLedger("acme"), limits, clock)
 
 
 def begin(tenant: TenantRateLimits) -> None:

@@ -15,83 +15,27 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.events import RateLimitKind, RateLimitStatus
 from continuo.realtime.protocol.response import Usage
 from continuo.realtime.store import TenantUsage
+from continuo.realtime.tenants.ledger import TenantLedger
+from continuo.realtime.tenants.token_bucket import MonotonicClock, TokenBucket
 
-MonotonicClock = Callable[[], float]
-"""Returns the time in seconds."""
 FaultPredicate = Callable[[BaseException], bool]
 CHARS_PER_TOKEN = 4
 """Estimated characters per token, for text whose tokens were not counted."""
 
 
-class TokenBucket:
-    def __init__(self, capacity: int, clock: MonotonicClock) -> None:
-        self.capacity = capacity
-        self._clock = clock
-        self._available = float(capacity)
-        self._updated_s = clock()
-        self._unexchanged = 0.0
-        """Amount taken here since the last exchange with the bucket that all gateways share."""
-
-    @property
-    def available(self) -> float:
-        """Amount in the bucket now; negative if it is in debt."""
-        now_s = self._clock()
-        refill = (now_s - self._updated_s) * self.capacity / 60
-        self._available = min(float(self.capacity), self._available + refill)
-        self._updated_s = now_s
-        return self._available
-
-    def take(self, amount: float) -> None:
-        self._available = self.available - amount
-        self._unexchanged += amount
-
-    def resize(self, capacity: int) -> None:
-        """Change the capacity; what was taken stays taken."""
-        self._available = self.available + capacity - self.capacity
-        self.capacity = capacity
-
-    @property
-    def is_active(self) -> bool:
-        """Whether an amount was taken that is not refilled or not exchanged yet."""
-        return self._unexchanged != 0 or self.available < self.capacity
-
-    def begin_exchange(self) -> float:
-        """Return the amount to take from the shared bucket."""
-        amount, self._unexchanged = self._unexchanged, 0.0
-        return amount
-
-    def restore_exchange(self, amount: float) -> None:
-        """Undo `begin_exchange`, because the exchange has failed."""
-        self._unexchanged += amount
-
-    def end_exchange(self, level: float) -> None:
-        """Adopt the level of the shared bucket, less what was taken here meanwhile."""
-        self._available = min(float(self.capacity), level - self._unexchanged)
-        self._updated_s = self._clock()
-
-    def wait_s(self, amount: float) -> float:
-        """Seconds until the bucket holds `amount`."""
-        return max(0.0, (amount - self.available) * 60 / self.capacity)
-
-
 class TenantRateLimits:
     """Token buckets of one tenant."""
 
-    def __init__(self, limits: Limits, clock: MonotonicClock) -> None:
+    def __init__(self, ledger: TenantLedger, limits: Limits, clock: MonotonicClock) -> None:
+        self._ledger = ledger
         self._clock = clock
         self._buckets: dict[RateLimitKind, TokenBucket] = {}
         self._off_loop_chars = limits.off_loop_chars_min
         self._usage = TenantUsage()
-        self._stored_bytes_max = 0
-        self.stored_bytes = 0
-        """Bytes that the store holds for the tenant, as measured last."""
         self.set_limits(limits.requests_per_minute, limits.tokens_per_minute)
 
-    def set_limits(
-        self, requests_per_minute: int, tokens_per_minute: int, stored_bytes_max: int = 0
-    ) -> None:
+    def set_limits(self, requests_per_minute: int, tokens_per_minute: int) -> None:
         """Change the limits; what was charged stays charged. 0: no limit."""
-        self._stored_bytes_max = stored_bytes_max
         per_minute: dict[RateLimitKind, int] = {
             "requests": requests_per_minute,
             "tokens": tokens_per_minute,
@@ -110,7 +54,7 @@ class TenantRateLimits:
     def take_usage(self) -> TenantUsage:
         """Return the usage since the last call."""
         usage, self._usage = self._usage, TenantUsage()
-        return usage
+        return usage + TenantUsage(refused=self._ledger.take_refusals())
 
     def restore_usage(self, usage: TenantUsage) -> None:
         """Undo `take_usage`, because the usage could not be recorded."""
@@ -121,7 +65,7 @@ class TenantRateLimits:
         """Charge one request, and refund it if the enclosed block, which begins a response, fails
         because of a fault of the server. `is_fault` returns whether an exception is such a fault
         (default: `is_server_fault`). Raises Refusal if a bucket holds less than 1."""
-        self._require_storage()
+        self._ledger.check_room()
         for name in self._buckets:
             self._require_available(name)
         self._take("requests", 1)
@@ -143,7 +87,7 @@ class TenantRateLimits:
         the server (`is_fault`, as in `charge_request`). Raises Refusal if the text is too long for
         the event loop (as in TokenizerThreads) and the tokens bucket holds less than 1."""
         if chars:
-            self._require_storage()
+            self._ledger.check_room()
         if chars > self._off_loop_chars and "tokens" in self._buckets:
             self._require_available("tokens")
         try:
@@ -182,24 +126,12 @@ class TenantRateLimits:
             for name, bucket in self._buckets.items()
         ]
 
-    def _require_storage(self) -> None:
-        """Require room in the store. Raises Refusal."""
-        if self._stored_bytes_max and self.stored_bytes > self._stored_bytes_max:
-            self._usage += TenantUsage(refused=1)
-            raise Refusal(
-                f"The store holds {self.stored_bytes:,} bytes of this tenant; the limit is "
-                f"{self._stored_bytes_max:,}. Delete sessions or responses, or wait until some "
-                "have expired.",
-                code="insufficient_quota",
-            )
-
     def _require_available(self, name: RateLimitKind) -> None:
         """Require at least 1 in the bucket. Raises Refusal."""
         bucket = self._buckets[name]
         wait_s = bucket.wait_s(1)
         if wait_s > 0:
-            self._usage += TenantUsage(refused=1)
-            raise _limit_exceeded(name, bucket.capacity, wait_s)
+            raise self._ledger.refuse_rate(name, bucket.capacity, wait_s)
 
     def _take(self, name: RateLimitKind, amount: float) -> None:
         if name in self._buckets:
@@ -211,11 +143,3 @@ def is_server_fault(error: BaseException) -> bool:
     if isinstance(error, Refusal):
         return error.kind == "server_error"
     return isinstance(error, Exception) and not isinstance(error, BadRequest)
-
-
-def _limit_exceeded(name: RateLimitKind, limit: int, wait_s: float) -> Refusal:
-    return Refusal(
-        f"The limit of {limit:,} {name} a minute is reached. Try again in {wait_s:.1f} s.",
-        code="rate_limit_exceeded",
-        retry_after_s=wait_s,
-    )

@@ -10,17 +10,31 @@ large ones fill the budget. Performs no I/O.
 from collections.abc import Callable, Mapping
 from typing import cast
 
+from starlette.types import Scope
+
+from continuo.realtime.tenants.ledger import TenantLedger
+
 SHARE_EXTENSION = "continuo.incoming"
 """Name of the ASGI extension that holds the IncomingShare of a request's body."""
+LEDGER_EXTENSION = "continuo.ledger"
+"""Name of the ASGI extension that holds the TenantLedger of a request or connection, once it has
+shown its key."""
 
 
 class IncomingShare:
     """The bytes that one connection has charged for a message or body. `refuse` closes the
     connection; it is called if this share is refused, after the bytes are released."""
 
-    def __init__(self, budget: "IncomingBudget", refuse: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        budget: "IncomingBudget",
+        refuse: Callable[[], None],
+        ledger: TenantLedger | None = None,
+    ) -> None:
+        """`ledger`: charged too. None: the tenant is not known."""
         self._budget = budget
         self._refuse = refuse
+        self.ledger = ledger
         self.unfinished_bytes = 0
         """Bytes charged for messages whose end has not arrived."""
         self.charged_bytes = 0
@@ -34,6 +48,12 @@ class IncomingShare:
         held = unfinished + whole
         if held != self.charged_bytes or unfinished != self.unfinished_bytes:
             self._budget.charge(self, unfinished, held)
+
+    def charge_to(self, ledger: TenantLedger) -> None:
+        """Charge what is held, and what follows, to a tenant too."""
+        if self.ledger is None:
+            self.ledger = ledger
+            ledger.hold("input", self.charged_bytes)
 
     def release(self) -> None:
         self.charge(0)
@@ -55,6 +75,8 @@ class IncomingBudget:
 
     def charge(self, share: IncomingShare, unfinished: int, charged: int) -> None:
         self.charged_bytes += charged - share.charged_bytes
+        if share.ledger is not None:
+            share.ledger.hold("input", charged - share.charged_bytes)
         share.charged_bytes, share.unfinished_bytes = charged, unfinished
         if unfinished:
             self._unfinished[share] = None
@@ -72,15 +94,28 @@ def _unfinished_bytes_of(share: IncomingShare) -> int:
 def share_of(scope: Mapping[str, object]) -> IncomingShare | None:
     """Return the share that the body of a request is charged to. Returns None if nothing is
     charged."""
-    return _extensions(scope).get(SHARE_EXTENSION)
+    return cast("IncomingShare | None", _extensions(scope).get(SHARE_EXTENSION))
 
 
 def release_share(scope: Mapping[str, object]) -> None:
     """Release the bytes charged for the body of a request."""
-    share = _extensions(scope).pop(SHARE_EXTENSION, None)
-    if share is not None:
+    if (share := share_of(scope)) is not None:
+        del _extensions(scope)[SHARE_EXTENSION]
         share.release()
 
 
-def _extensions(scope: Mapping[str, object]) -> dict[str, IncomingShare]:
-    return cast("dict[str, IncomingShare]", scope.get("extensions", {}))
+def charge_input(scope: Scope, ledger: TenantLedger) -> None:
+    """Charge to a tenant the bytes of a request's body, or of a connection's messages."""
+    scope.setdefault("extensions", {})[LEDGER_EXTENSION] = ledger
+    if (share := share_of(scope)) is not None:
+        share.charge_to(ledger)
+
+
+def ledger_of(scope: Mapping[str, object]) -> TenantLedger | None:
+    """Return the ledger that the bytes of a request are charged to. None: the tenant is not
+    known."""
+    return cast("TenantLedger | None", _extensions(scope).get(LEDGER_EXTENSION))
+
+
+def _extensions(scope: Mapping[str, object]) -> dict[str, object]:
+    return cast("dict[str, object]", scope.get("extensions", {}))
