@@ -2,7 +2,7 @@
  * Takes pictures of the states of the page: `npm run screenshots`.
  *
  * Each state is pictured on a large screen and on a phone, in both themes, in build/screenshots; those of the
- * documentation are copied to docs/screenshots, where a palette of 64 colors makes them a quarter of the size.
+ * documentation are copied to docs/screenshots, where a palette of 128 colors makes them a third of the size.
  */
 
 import { copyFileSync, mkdirSync } from 'node:fs';
