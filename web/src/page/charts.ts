@@ -41,7 +41,7 @@ class Chart {
     this.element = h(
       'section',
       { class: 'chart' },
-      h('h3', {}, title),
+      h('h2', {}, title),
       h('p', { class: 'explanation' }, explanation),
       h('p', { class: 'legend' }, ...legend),
       this.#plot,

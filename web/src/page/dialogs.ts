@@ -159,10 +159,14 @@ export function openSettingsDialog(options: SettingsDialogOptions): void {
   dialog.showModal();
 }
 
+const BOUNDS = { '<=': 'at most', '>=': 'at least', '<': 'less than', '>': 'more than' };
+
 /** Returns what is wrong with a field. Its name, with which the server's message begins, is beside it. */
 function describeFieldError(error: unknown): string {
   const message = error instanceof Error ? error.message : String(error);
-  const reason = message.replace(/^Invalid '[^']*': /, '');
+  const reason = message
+    .replace(/^Invalid '[^']*': /, '')
+    .replace(/^expected a value (<=|>=|<|>) ([\d.]*\d)/, (_, sign: keyof typeof BOUNDS, bound) => `${BOUNDS[sign]} ${Number(bound)}`);
   return reason.charAt(0).toUpperCase() + reason.slice(1);
 }
 

@@ -17,8 +17,8 @@ const PANEL_STORAGE_KEY = 'continuo.panel';
 export interface DrawersHost {
   /** Has the class `with-sidebar` or `with-panel` while that is shown. */
   root: HTMLElement;
-  /** What an open drawer covers; it cannot be focused then. */
-  content: HTMLElement;
+  /** What an open drawer covers; it cannot be focused then. Not the landmark around it, which remains. */
+  content: HTMLElement[];
   buttons: Record<Drawer, HTMLElement>;
   /** Called when the panel has been shown or hidden. */
   onPanelToggle: () => void;
@@ -84,6 +84,6 @@ export class Drawers {
     for (const drawer of DRAWERS) buttons[drawer].setAttribute('aria-expanded', String(this.#isShown(drawer)));
     const isCovered = DRAWERS.some((drawer) => this.#isShown(drawer) && !FITS[drawer].matches);
     this.scrim.hidden = !isCovered;
-    content.inert = isCovered;
+    for (const element of content) element.inert = isCovered;
   }
 }

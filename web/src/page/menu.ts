@@ -61,7 +61,7 @@ function openMenu(button: HTMLElement, label: string, items: MenuItem[]): void {
     button.setAttribute('aria-expanded', 'false');
     if (hadFocus) button.focus();
   });
-  document.body.append(menu);
+  (button.closest('nav, main, header') ?? document.body).append(menu); // in a landmark, as all content
   menu.showPopover();
   button.setAttribute('aria-expanded', 'true');
   place(menu, button.getBoundingClientRect());

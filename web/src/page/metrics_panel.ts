@@ -31,7 +31,7 @@ export class MetricsPanel {
       h(
         'section',
         {},
-        h('h3', {}, 'KV cache of this conversation'),
+        h('h2', {}, 'KV cache of this conversation'),
         explanation('What the model keeps of each token that it has read, so that it need not read it again.'),
         this.#tokenBar,
         this.#kvStats,
@@ -39,7 +39,7 @@ export class MetricsPanel {
       h(
         'section',
         {},
-        h('h3', {}, 'Server'),
+        h('h2', {}, 'Server'),
         explanation('The memory for the KV of all its conversations, in pages of equal size.'),
         this.#pageBar,
         this.#serverStats,

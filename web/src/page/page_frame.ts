@@ -54,7 +54,8 @@ export class PageFrame {
       'Continuo',
     );
     const header = h('header', { class: 'top' }, sidebarButton, brand, this.#title, this.#connectionStatus, panelButton);
-    const main = h('main', {}, this.scroller, h('div', { class: 'foot' }, first, this.#notice, ...others));
+    const foot = h('div', { class: 'foot' }, first, this.#notice, ...others);
+    const main = h('main', {}, this.scroller, foot);
     new ResizeObserver(() => {
       // The composer leaves the same room for the scrollbar as the answers.
       main.style.setProperty('--scrollbar', `${this.scroller.offsetWidth - this.scroller.clientWidth}px`);
@@ -62,7 +63,7 @@ export class PageFrame {
     }).observe(this.scroller);
     root.className = 'app';
     const buttons = { sidebar: sidebarButton, panel: panelButton };
-    this.#drawers = new Drawers({ root, content: main, buttons, onPanelToggle });
+    this.#drawers = new Drawers({ root, content: [this.scroller, foot], buttons, onPanelToggle });
     root.append(header, this.#drawers.scrim, sidebar, main, this.#panel);
   }
 

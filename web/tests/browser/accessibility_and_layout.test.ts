@@ -1,27 +1,64 @@
 /** Accessibility, keyboard use, themes, small screens, and rendering after five hundred turns. */
 
 import { expect, it } from 'vitest';
-import { lowContrast, seriousViolations } from './axe.js';
+import { lowContrast, violations } from './axe.js';
 import { ChatPage } from './chat_page.js';
 import { server } from './shared.js';
 
-it.each(['light', 'dark'] as const)('has no serious accessibility violations in the %s theme', async (colorScheme) => {
-  const chat = await ChatPage.open(server.url, { colorScheme, reducedMotion: 'reduce' });
+it('has no accessibility violations in any state of the page, in both themes', async () => {
+  const chat = await ChatPage.open(server.url, { reducedMotion: 'reduce' });
+  const { page } = chat;
+  const found: Record<string, string[]> = {};
+  const look = async (state: string): Promise<void> => {
+    const inState = await violations(chat);
+    if (inState.length > 0) found[state] = inState;
+  };
   await chat.waitForConnection();
-  expect(await seriousViolations(chat)).toEqual([]);
+  await look('first screen');
   await chat.sendAndWait('What is 3 plus 4?');
   await chat.openPanel();
-  await chat.page.locator('.log > summary').click();
-  expect(await seriousViolations(chat)).toEqual([]);
-  await chat.page.locator('.message.user').hover();
-  await chat.page.getByLabel('Edit and resend').click();
-  expect(await seriousViolations(chat)).toEqual([]);
-  await chat.page.getByLabel('Edit message').press('Escape');
-  await chat.page.getByLabel('Settings', { exact: true }).click();
-  expect(await seriousViolations(chat)).toEqual([]);
-  await chat.page.goto(`${server.url}admin`);
-  await chat.page.getByText('Leased by sessions').waitFor();
-  expect(await seriousViolations(chat)).toEqual([]);
+  await page.locator('.log > summary').click();
+  await page.locator('.events summary').first().click();
+  await look('panel and events');
+  await page.locator('.message.user').hover();
+  await page.getByLabel('Edit and resend').click();
+  await look('edited message');
+  await page.getByLabel('Edit message').press('Escape');
+  await page.getByLabel('Search conversations').fill('plus');
+  await page.locator('.conversations mark').first().waitFor();
+  await look('search');
+  await page.getByLabel('Search conversations').fill('nowhere');
+  await look('search without results');
+  await page.getByLabel('Search conversations').fill('');
+  await page.getByRole('button', { name: /^Options of/ }).press('Enter');
+  await look('options of a conversation');
+  await page.getByRole('menuitem', { name: 'Rename' }).press('Enter');
+  await look('renamed conversation');
+  await page.keyboard.press('Escape');
+  await chat.chooseOption('What is 3 plus 4?', 'Delete');
+  await look('deleted conversation');
+  await page.keyboard.press('Enter');
+  const [chooser] = await Promise.all([
+    page.waitForEvent('filechooser'),
+    page.getByRole('button', { name: 'Import' }).click(),
+  ]);
+  await chooser.setFiles({ name: 'notes.json', mimeType: 'application/json', buffer: Buffer.from('{"a": 1}') });
+  await page.locator('.notice:not([hidden])').waitFor();
+  await look('refused import');
+  await page.getByRole('button', { name: 'Developer' }).click();
+  await look('menu for developers');
+  await page.keyboard.press('Escape');
+  await page.getByLabel('Settings', { exact: true }).click();
+  await page.getByLabel('Temperature').fill('9');
+  await page.getByRole('button', { name: 'Save' }).click();
+  await page.locator('#field-temperature-error:not(:empty)').waitFor();
+  await look('refused settings');
+  await page.goto(`${server.url}admin`);
+  await page.locator('tr[data-id]').first().waitFor();
+  await look('admin page');
+  await page.getByRole('button', { name: 'Drain and stop' }).click();
+  await look('confirmation');
+  expect(found).toEqual({});
   await chat.close();
 });
 
@@ -53,7 +90,24 @@ it('is usable with the keyboard alone, and on a small screen', async () => {
   expect(await chat.waitForResponse()).toContain('7');
   const width = await chat.page.evaluate(() => document.documentElement.scrollWidth);
   expect(width).toBeLessThanOrEqual(360);
-  expect(await seriousViolations(chat)).toEqual([]);
+  expect(await violations(chat)).toEqual([]);
+  await chat.close();
+});
+
+it('moves nothing for users who prefer reduced motion', async () => {
+  const chat = await ChatPage.open(server.url);
+  const animated = (): Promise<number> =>
+    chat.page.evaluate(() => {
+      const waiting = document.createElement('div');
+      waiting.className = 'pending';
+      document.body.append(waiting);
+      const { length } = document.getAnimations();
+      waiting.remove();
+      return length;
+    });
+  expect(await animated()).toBe(1);
+  await chat.page.emulateMedia({ reducedMotion: 'reduce' });
+  expect(await animated()).toBe(0);
   await chat.close();
 });
 
@@ -75,6 +129,8 @@ it('closes the sidebar and the panel over the conversation on a small screen', a
   const chat = await ChatPage.open(server.url, { viewport: { width: 390, height: 700 } });
   await chat.sendAndWait('What is 3 plus 4?');
   const [sidebar, panel] = [chat.page.locator('.sidebar'), chat.page.locator('.panel')];
+  const isCovered = (): Promise<boolean> =>
+    chat.page.locator('main').evaluate((main) => [...main.children].every((child) => (child as HTMLElement).inert));
   await chat.page.getByRole('button', { name: 'Conversations' }).click();
   await sidebar.getByText('New conversation').click();
   await expect.poll(() => sidebar.isVisible()).toBe(false);
@@ -85,10 +141,10 @@ it('closes the sidebar and the panel over the conversation on a small screen', a
   await expect.poll(() => chat.userMessages.count()).toBe(1);
   await chat.page.getByRole('button', { name: 'Live metrics' }).click();
   await panel.waitFor();
-  expect(await chat.page.locator('main').evaluate((main) => (main as HTMLElement).inert)).toBe(true);
+  expect(await isCovered()).toBe(true);
   await chat.page.locator('.scrim').click({ position: { x: 5, y: 300 } });
   await expect.poll(() => panel.isVisible()).toBe(false);
-  await expect.poll(() => chat.page.locator('main').evaluate((main) => (main as HTMLElement).inert)).toBe(false);
+  await expect.poll(isCovered).toBe(false);
   await chat.page.getByRole('button', { name: 'Conversations', expanded: false }).click();
   await chat.page.getByRole('button', { name: 'Conversations', expanded: true }).press('Escape');
   await expect.poll(() => sidebar.isVisible()).toBe(false);
@@ -108,7 +164,7 @@ it('closes the sidebar and the panel when the window becomes narrow, and opens o
     return names.filter(Boolean);
   };
   const resize = (width: number): Promise<void> => page.setViewportSize({ width, height: 800 });
-  const isInert = (): Promise<boolean> => page.locator('main').evaluate((main) => (main as HTMLElement).inert);
+  const isInert = (): Promise<boolean> => page.locator('main').evaluate((main) => [...main.children].every((child) => (child as HTMLElement).inert));
   expect(await visible()).toEqual(['sidebar', 'panel']);
   await resize(390);
   await expect.poll(visible).toEqual([]);
@@ -158,22 +214,56 @@ it('has a menu for developers, which shows the events', async () => {
 
 it('has targets of 44 pixels for fingers, and words on its controls', async () => {
   const viewport = { width: 390, height: 780 };
-  const chat = await ChatPage.open(server.url, { viewport, hasTouch: true, isMobile: true });
-  await chat.sendAndWait('What is 3 plus 4?');
-  await chat.page.locator('.message.user').tap();
-  expect(await smallTargets(chat)).toEqual([]);
-  await chat.page.getByRole('button', { name: 'Conversations' }).tap();
-  expect(await smallTargets(chat)).toEqual([]);
-  const menu = await chat.page.locator('.menu > :not([hidden])').allInnerTexts();
-  expect(menu).toEqual(['Import a conversation', 'Settings', 'Theme', 'Server', 'Developer']);
-  await chat.page.getByRole('button', { name: 'Settings' }).tap();
-  expect(await smallTargets(chat)).toEqual([]);
-  await chat.page.goto(`${server.url}admin`);
-  await chat.page.getByRole('button', { name: 'Drain and stop' }).waitFor();
-  expect(await smallTargets(chat)).toEqual([]);
-  expect(await chat.page.evaluate(() => document.documentElement.scrollWidth)).toBeLessThanOrEqual(390);
-  await chat.page.getByRole('link', { name: 'Conversations', exact: true }).tap();
+  const chat = await ChatPage.open(server.url, { viewport, hasTouch: true, isMobile: true, reducedMotion: 'reduce' });
+  const { page } = chat;
+  const found: Record<string, string[]> = {};
+  const look = async (state: string): Promise<void> => {
+    const inState = [...(await smallTargets(chat)), ...(await violations(chat))];
+    const width = await page.evaluate(() => document.documentElement.scrollWidth);
+    if (width > viewport.width) inState.push(`${width} pixels wide`);
+    if (inState.length > 0) found[state] = inState;
+  };
+  const openSidebar = (): Promise<void> => page.getByRole('button', { name: 'Conversations' }).tap();
   await chat.waitForConnection();
+  await look('first screen');
+  await chat.sendAndWait('What is 3 plus 4?');
+  await page.locator('.message.user').tap();
+  await look('conversation');
+  await page.getByLabel('Edit and resend').tap();
+  await look('edited message');
+  await page.getByLabel('Edit message').fill('What is 5 plus 4?');
+  await page.getByRole('button', { name: 'Send', exact: true }).first().tap();
+  await page.locator('.versions').first().waitFor();
+  await chat.waitForResponse();
+  await look('versions');
+  await page.getByRole('button', { name: 'Live metrics' }).tap();
+  await page.locator('.log > summary').tap();
+  await page.locator('.events > li').first().waitFor();
+  await look('panel and events');
+  await openSidebar();
+  await look('sidebar');
+  const menu = await page.locator('.menu > :not([hidden])').allInnerTexts();
+  expect(menu).toEqual(['Import a conversation', 'Settings', 'Theme', 'Server', 'Developer']);
+  await page.getByRole('button', { name: 'Developer' }).tap();
+  await look('menu for developers');
+  await page.keyboard.press('Escape');
+  await page.getByRole('button', { name: /^Options of/ }).tap();
+  await look('options of a conversation');
+  await page.getByRole('menuitem', { name: 'Rename' }).tap();
+  await look('renamed conversation');
+  await page.keyboard.press('Escape');
+  await page.getByLabel('Search conversations').fill('plus');
+  await page.locator('.conversations mark').first().waitFor();
+  await look('search');
+  await page.getByRole('button', { name: 'Settings' }).tap();
+  await look('settings');
+  await page.goto(`${server.url}admin`);
+  await page.getByRole('button', { name: 'Drain and stop' }).waitFor();
+  await page.locator('tr[data-id]').first().waitFor();
+  await look('admin page');
+  await page.getByRole('link', { name: 'Conversations', exact: true }).tap();
+  await chat.waitForConnection();
+  expect(found).toEqual({});
   expect(chat.consoleErrors).toEqual([]);
   await chat.close();
 });

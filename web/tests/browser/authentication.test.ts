@@ -4,6 +4,7 @@ import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
+import { violations } from './axe.js';
 import { ChatPage } from './chat_page.js';
 import { Server } from './server.js';
 import { browser } from './shared.js';
@@ -38,6 +39,8 @@ it('asks for an API key if the server requires one, and stores it in this tab on
   cdp.on('Network.webSocketWillSendHandshakeRequest', ({ request }) => {
     subprotocols.push(request.headers['Sec-WebSocket-Protocol'] ?? '');
   });
+  await chat.page.getByLabel('API key', { exact: true }).waitFor();
+  expect(await violations(chat)).toEqual([]);
   await enterKey(chat, 'wrong');
   await chat.page.getByText(/Incorrect API key/i).first().waitFor();
   await enterKey(chat, KEY);

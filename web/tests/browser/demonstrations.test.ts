@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, it } from 'vitest';
 import type { RealtimeResponse } from '../../src/client/index.js';
-import { seriousViolations } from './axe.js';
+import { violations } from './axe.js';
 import { ChatPage } from './chat_page.js';
 import { server } from './shared.js';
 
@@ -78,12 +78,12 @@ it('plays each demonstration, and explains it with the figures of its turn', asy
   expect(await page.locator('.welcome').innerText()).not.toMatch(/\bKV\b|cache|prefill|token/); // for newcomers
   expect(await page.locator('.welcome .card').count()).toBe(6);
   expect(await page.locator('.panel').isVisible()).toBe(false);
-  expect(await seriousViolations(chat)).toEqual([]);
+  expect(await violations(chat)).toEqual([]);
 
   await play(chat, 'Ask ten turns later');
   await page.locator('.demonstration progress').waitFor();
   const remembered = await result(chat);
-  expect(await seriousViolations(chat)).toEqual([]);
+  expect(await violations(chat)).toEqual([]);
   expect(await chat.userMessages.count()).toBe(12);
   expect(wire.receivedOf('response.done')).toHaveLength(12);
   const { text, prefilled, reused } = lastFigures(chat);
@@ -254,7 +254,7 @@ it('copies what was sent as programs that run as pasted, and shows sizes and tim
   expect(await page.locator('.events > li.sent').count()).toBeGreaterThan(4);
   await page.getByLabel('Filter events').fill('commit');
   await expect.poll(() => page.locator('.events > li').count()).toBe(2);
-  expect(await seriousViolations(chat)).toEqual([]);
+  expect(await violations(chat)).toEqual([]);
 
   const copied = async (language: string): Promise<string> => {
     await page.getByRole('button', { name: `Copy as ${language}` }).click();

@@ -1,7 +1,7 @@
 /** Failures of the model and the engine, and refusals of the server: messages, kept text, and retries. */
 
 import { expect, it } from 'vitest';
-import { seriousViolations } from './axe.js';
+import { violations } from './axe.js';
 import { ChatPage } from './chat_page.js';
 import { failing } from './shared.js';
 import { freePort, Subprocess } from './subprocess.js';
@@ -21,7 +21,7 @@ it('reports a failed model, keeps the partial response and the draft, and retrie
   await missingResponse.getByText('The model failed during the response.').waitFor();
   expect(chat.wire.receivedOf('response.done').at(-1)?.response.status).toBe('failed');
   await expect.poll(() => chat.page.locator('.message.cut .ending').innerText()).toBe('Interrupted by an error');
-  expect(await seriousViolations(chat)).toEqual([]);
+  expect(await violations(chat)).toEqual([]);
   const received = deltas().join('');
   expect(await chat.storedTexts()).toEqual(['Hello?', received]);
   await expect.poll(() => chat.input.inputValue()).toBe('typed meanwhile');

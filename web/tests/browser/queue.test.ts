@@ -1,7 +1,7 @@
 /** Messages that are queued without a connection, in one tab and in two, and messages that the server refuses. */
 
 import { expect, it } from 'vitest';
-import { seriousViolations } from './axe.js';
+import { violations } from './axe.js';
 import { ChatPage } from './chat_page.js';
 import { browser, failing } from './shared.js';
 
@@ -16,7 +16,7 @@ it('sends what was queued offline once, in order, after a reload too, and lets i
   for (const text of ['one', 'two', 'three', 'four']) await chat.send(text);
   await expect.poll(texts).toEqual(['one', 'two', 'three', 'four']);
   await queued.first().getByText('Queued: sent once connected').waitFor();
-  expect(await seriousViolations(chat)).toEqual([]);
+  expect(await violations(chat)).toEqual([]);
 
   // Taken back with the keyboard: the last one by the arrow key, another by its button.
   await chat.input.press('ArrowUp');

@@ -1,7 +1,7 @@
 /** Rendering of responses: Markdown, code, formulas, hostile text, and long responses as they are streamed as they are streamed. */
 
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { seriousViolations } from './axe.js';
+import { violations } from './axe.js';
 import { ChatPage } from './chat_page.js';
 import { EXAMPLE_ANSWER } from './example_answer.js';
 import { type Replacement, replaceResponses } from './replaced_response.js';
@@ -69,7 +69,7 @@ it('shows tables, code, formulas, tasks and images as readers expect them', asyn
   expect(await body.locator('img').count()).toBe(0);
   expect([...chat.requestedHosts]).toEqual([new URL(server.url).host]);
   expect(await body.locator('h3').allInnerTexts()).toEqual(['How large is it?', 'Measure it']);
-  expect(await seriousViolations(chat)).toEqual([]);
+  expect(await violations(chat)).toEqual([]);
   expect(chat.consoleErrors).toEqual([]);
 });
 

@@ -2,7 +2,7 @@
  * Takes pictures of the states of the page: `npm run screenshots`.
  *
  * Each state is pictured on a large screen and on a phone, in both themes, in build/screenshots; those of the
- * README are copied to docs/screenshots.
+ * documentation are copied to docs/screenshots, where a palette of 128 colors makes them a third of the size.
  */
 
 import { copyFileSync, mkdirSync } from 'node:fs';
@@ -18,7 +18,12 @@ const ROOT = new URL('../../../', import.meta.url).pathname;
 const FOLDER = `${ROOT}build/screenshots/`;
 const DOCS_FOLDER = `${ROOT}docs/screenshots/`;
 /** Pictures that the documentation shows. */
-const DOCUMENTED = new Set(['conversation-large-light', 'conversation-large-dark']);
+const DOCUMENTED = new Set([
+  'welcome-large-light', 'demonstration-large-dark', 'answer-start-large-light', 'answer-start-phone-dark',
+  'conversation-large-light', 'conversation-large-dark', 'search-large-light', 'events-large-dark',
+  'developer-large-light', 'sidebar-phone-light', 'refused-phone-light', 'offline-queue-phone-dark',
+  'admin-large-light', 'admin-phone-dark',
+]);
 
 type Screen = 'large' | 'phone';
 const SCREENS: Record<Screen, BrowserContextOptions> = {
@@ -69,6 +74,9 @@ describe.each(['large', 'phone'] as const)('on a %s screen', (screen) => {
     await page.getByRole('button', { name: 'Branch a conversation' }).click();
     await chat.responses.first().waitFor();
     await picture(chat, 'demonstration-running');
+    await page.emulateMedia({ forcedColors: 'active' });
+    await picture(chat, 'demonstration-forced-colors');
+    await page.emulateMedia({ forcedColors: 'none' });
     await page.locator('.demonstration:not(.running):visible').waitFor({ timeout: 60_000 });
     await picture(chat, 'demonstration');
     await openSidebar(chat);
@@ -137,6 +145,11 @@ describe.each(['large', 'phone'] as const)('on a %s screen', (screen) => {
     await page.getByText('Active turns').waitFor();
     await page.waitForTimeout(300);
     await picture(chat, 'conversation');
+    await page.emulateMedia({ forcedColors: 'active' });
+    await picture(chat, 'forced-colors');
+    await page.emulateMedia({ forcedColors: 'none', contrast: 'more' });
+    await picture(chat, 'contrast');
+    await page.emulateMedia({ contrast: 'no-preference' });
     await page.locator('.log > summary').click();
     await page.locator('.log').evaluate((log) => {
       log.scrollIntoView();

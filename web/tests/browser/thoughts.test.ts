@@ -1,7 +1,7 @@
 /** The model's thoughts: folded above the response, and no part of its text. */
 
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
-import { seriousViolations } from './axe.js';
+import { violations } from './axe.js';
 import { ChatPage } from './chat_page.js';
 import { freePort, Subprocess } from './subprocess.js';
 
@@ -36,7 +36,7 @@ it('shows what the model thought folded, and again after a reload', async () => 
   await thought.locator('summary').click();
   expect(await text.innerText()).toBe(THOUGHT);
   expect(await chat.storedTexts()).toEqual(['The weather in Rome?', ANSWER]);
-  expect(await seriousViolations(chat)).toEqual([]);
+  expect(await violations(chat)).toEqual([]);
   await chat.page.reload();
   await chat.waitForConnection();
   await thought.locator('summary').click();

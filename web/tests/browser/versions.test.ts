@@ -1,7 +1,7 @@
 /** Versions of a conversation, and its name, search, export and import. */
 
 import { expect, it } from 'vitest';
-import { seriousViolations } from './axe.js';
+import { violations } from './axe.js';
 import { ChatPage } from './chat_page.js';
 import { server } from './shared.js';
 
@@ -40,7 +40,7 @@ it('keeps each version of an edited message and of a regenerated response, with 
   await chat.waitForResponse();
   expect(await chat.versionAt(page.locator('.message.assistant').last())).toBe('2/2');
   expect(await texts()).toEqual(['My name is Zorban.', 'What is 2 plus 6?', 'Thank you.']);
-  expect(await seriousViolations(chat)).toEqual([]);
+  expect(await violations(chat)).toEqual([]);
 
   // Back to the first version, with the keyboard, and on in it.
   await chat.input.fill('not sent yet');
@@ -117,7 +117,7 @@ it('renames, finds, exports and imports a conversation', async () => {
   await page.keyboard.type('zorban NAME');
   await expect.poll(() => links.allInnerTexts()).toEqual([expect.stringMatching(/^Names\n+My name is Zorban\.$/)]);
   expect(await links.locator('mark').allInnerTexts()).toEqual(['name', 'Zorban']);
-  expect(await seriousViolations(chat)).toEqual([]);
+  expect(await violations(chat)).toEqual([]);
   await page.keyboard.press('ArrowDown');
   await page.keyboard.press('Enter');
   await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual(['My name is Zorban.']);
