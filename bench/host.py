@@ -6,6 +6,7 @@ import ctypes
 import importlib.metadata
 import os
 import platform
+import resource
 import shlex
 import statistics
 import time
@@ -111,7 +112,11 @@ def _read_busy_s() -> float:
 
 
 def _read_own_s() -> float:
-    """Return the processor time of this process, its descendants, and those that have ended."""
+    """Return the processor time of this process, its descendants, and those that have ended.
+
+    This process is read in microseconds: a short measurement may end before the next clock tick,
+    in which the kernel counts the time of the others.
+    """
     times: dict[int, tuple[int, int]] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -120,7 +125,10 @@ def _read_own_s() -> float:
     own = {os.getpid()}
     while more := {pid for pid, (parent, _) in times.items() if parent in own} - own:
         own |= more
-    return sum(times[pid][1] for pid in own if pid in times) / CLOCK_TICKS_PER_S
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    descendants = own - {os.getpid()}
+    running_s = sum(times[pid][1] for pid in descendants) / CLOCK_TICKS_PER_S
+    return time.process_time() + ended.ru_utime + ended.ru_stime + running_s
 
 
 # ---------------------------------------------------------------- memory
