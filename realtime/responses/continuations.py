@@ -150,8 +150,8 @@ class Continuations:
         """Add the point of a finished response and mark its branch idle. May evict other points. A
         point that takes more than the share of a tenant is not kept."""
         branch, conversation = continuation.branch, continuation.conversation
-        new_bytes = self._memory.hold(conversation)
-        held_bytes = self._memory.measure(conversation) + _POINT_BYTES + _measure_log(conversation)
+        new_bytes, held_bytes = self._memory.hold(conversation)
+        held_bytes += _POINT_BYTES + _measure_log(conversation)
         if held_bytes > self._cache.share_bytes:
             log.warning(
                 "response %s cannot be continued from memory: it takes %d MiB",
@@ -256,7 +256,8 @@ class Continuations:
 
     def _set_newest(self, branch: Branch, conversation: Conversation) -> int:
         """Set the newest conversation of a branch. Returns how many more bytes it takes."""
-        new_bytes = self._memory.hold(conversation) + _measure_log(conversation)
+        new_bytes, _ = self._memory.hold(conversation)
+        new_bytes += _measure_log(conversation)
         if branch.newest is not None:
             new_bytes -= self._memory.release(branch.newest) + _measure_log(branch.newest)
         branch.newest = conversation

@@ -50,16 +50,18 @@ class ConversationMemory:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, conversation: Conversation) -> int:
-        """Hold a conversation. Returns the bytes of the parts that no other one has."""
-        new_bytes = 0
+    def hold(self, conversation: Conversation) -> tuple[int, int]:
+        """Hold a conversation. Returns the bytes of the parts that no other one has, and of all its
+        parts."""
+        new_bytes = all_bytes = 0
         for part in _iter_parts(conversation):
             held = self._held.get(id(part))
             if held is None:
                 held = self._held[id(part)] = _Held(_measure(part, conversation))
                 new_bytes += held.cost_bytes
             held.count += 1
-        return new_bytes
+            all_bytes += held.cost_bytes
+        return new_bytes, all_bytes
 
     def release(self, conversation: Conversation) -> int:
         """Undo one `hold`. Returns the bytes of the parts that no other conversation has."""
@@ -71,10 +73,6 @@ class ConversationMemory:
                 freed_bytes += held.cost_bytes
                 del self._held[id(part)]
         return freed_bytes
-
-    def measure(self, conversation: Conversation) -> int:
-        """Return the bytes of all parts of a conversation that is held."""
-        return sum(self._held[id(part)].cost_bytes for part in _iter_parts(conversation))
 
 
 def _iter_parts(conversation: Conversation) -> Iterator[_Part]:

@@ -65,14 +65,15 @@ def test_shared_spans_count_once() -> None:
     memory = ConversationMemory()
     tools = (Tool(name="f", description="x" * 5_000),)
     before = conversation("a long text " * 1_000, instructions="be kind " * 500, tools=tools)
-    first_bytes = memory.hold(before)
+    first_bytes, all_bytes = memory.hold(before)
+    assert all_bytes == first_bytes
     assert first_bytes > 12_000 + 4_000 + 5_000 + 32 * before.length
     after = before.with_items([user_message("v", "on")])
-    second_bytes = memory.hold(after)
+    second_bytes, all_bytes = memory.hold(after)
     assert second_bytes < 5_000
-    assert memory.measure(after) > first_bytes
+    assert all_bytes > first_bytes
     assert memory.release(before) < 2_000, "the other one has its spans"
-    assert memory.hold(after) == 0, "it is held already"
+    assert memory.hold(after) == (0, all_bytes), "it is held already"
     assert memory.release(after) == 0
     assert memory.release(after) > first_bytes - 2_000
     assert len(memory) == 0
@@ -82,16 +83,16 @@ def test_items_out_of_window_are_counted() -> None:
     memory = ConversationMemory()
     items = [user_message(f"u{n}", "x" * 1_000) for n in range(50)]
     first = conversation().with_items_out_of_window(items[:40])
-    assert memory.hold(first) > 40_000
+    assert memory.hold(first)[0] > 40_000
     second = first.with_items_out_of_window(items[40:])
-    assert 10_000 < memory.hold(second) < 20_000
+    assert 10_000 < memory.hold(second)[0] < 20_000
     memory.release(second)
     memory.release(first)
     assert len(memory) == 0
 
 
 def test_text_counts_with_its_copy_in_utf_8() -> None:
-    assert ConversationMemory().hold(conversation("漢" * 10_000)) >= 10_000 * (2 + 3)
+    assert ConversationMemory().hold(conversation("漢" * 10_000))[0] >= 10_000 * (2 + 3)
 
 
 # ---------------------------------------------------------------- what is evicted
@@ -161,8 +162,8 @@ def expected_bytes(points: list[ContinuationPoint]) -> int:
     newest = [branch.newest for branch in branches if branch.newest is not None]
     assert len(newest) == len(branches)
     return (
-        sum(memory.hold(point.conversation) + 1024 for point in points)
-        + sum(map(memory.hold, newest))
+        sum(memory.hold(point.conversation)[0] + 1024 for point in points)
+        + sum(memory.hold(each)[0] for each in newest)
         + sum(4096 + 8 * each.length for each in newest)
     )
 
