@@ -126,8 +126,8 @@ class ActiveResponses:
         if context is not None:
             self._text_limits.check_response(command.settings, context)
         conversation = self._unit_of_work.conversation
-        is_followed = command.is_out_of_band and context is None
-        last_item_id = conversation.last_item_id if is_followed else None
+        reads_conversation = command.is_out_of_band and context is None
+        last_item_id = conversation.last_item_id if reads_conversation else None
         prompt = await self._build_prompt(command.settings, context, conversation)
         response = Response(
             id=generate_id("resp"),
