@@ -19,13 +19,14 @@ from tests.attack.peers import (
     connected,
     count_end,
     create_browser_key,
+    get_json,
     post,
     read_status,
     refusal_of,
     request,
 )
 from tests.attack.pieces import small_pieces
-from tests.attack.target import BYSTANDER_KEY, Address
+from tests.attack.target import BYSTANDER_KEY, TENANT, Address
 from tests.support.frames import (
     BINARY,
     CONTINUATION,
@@ -209,11 +210,14 @@ async def foreign_tenants(server: Address, random: Random, tally: Tally) -> None
     for method, path in (
         ("GET", f"/v1/realtime/sessions/{session}"),
         ("DELETE", f"/v1/realtime/sessions/{session}"),
-        ("GET", "/v1/stats"),
     ):
         status = await request(server, method, path, server.key)
         assert status in ("403", "404"), f"{method} {path} of another tenant: {status}"
         tally[status] += 1
+    stats = await get_json(server, "/v1/stats", server.key)
+    shown = [stats["object"], *(each["tenant"] for each in stats["tenants"])]
+    assert shown == ["tenant.stats", TENANT], f"GET /v1/stats shows {shown}"
+    tally["200"] += 1
     await owner.send_event(type="conversation.item.retrieve", item_id="none")
     await owner.wait_for("error")  # the owner is still connected
     owner.reset()

@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 from tests.attack.target import Address
 from tests.support.frames import CLOSE, TEXT, RawWebSocket, upgrade_request
@@ -69,6 +70,15 @@ async def request(
             writer.write(head.encode() + b"\r\n" + (body or b""))
             await writer.drain()
         return await answer
+
+
+async def get_json(server: Address, path: str, key: str) -> Any:
+    """The body of a response, which ends with its connection."""
+    head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+    async with connected(server) as (reader, writer):
+        writer.write(head.encode() + b"Connection: close\r\n\r\n")
+        response = await asyncio.wait_for(reader.read(), RESPONSE_TIMEOUT_S)
+    return json.loads(response.partition(b"\r\n\r\n")[2])
 
 
 async def post(server: Address, path: str, body: object, tally: Tally) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tests.support.processes import ROOT, Process, running_process
 
 KEY = "key-of-the-attackers"
+TENANT = "attackers"
 BYSTANDER_KEY = "key-of-the-bystanders"
 KEYS_FILE = f"""
 [defaults]
@@ -17,7 +18,7 @@ waiting_responses_max = 256
 
 [[keys]]
 key = "{KEY}"
-tenant = "attackers"
+tenant = "{TENANT}"
 
 [[keys]]
 key = "{BYSTANDER_KEY}"
