@@ -113,17 +113,17 @@ class EventLog:
     def _make_event_id(
         self, response_number: int | None = None, *, is_inclusive: bool = False
     ) -> EventId:
-        open_responses = [stream.progress for stream in self._responses.values()]
+        open_responses = tuple([stream.progress for stream in self._responses.values()])
         if self._ahead:
-            open_responses = [
+            open_responses = tuple(
                 self._ahead.get(progress.response_number, (progress,))[0]
                 for progress in open_responses
-            ]
+            )
         return EventId(
             epoch=self.epoch,
             tag=self._tag,
-            offset=self.next_offset,
-            open_responses=tuple(open_responses),
+            offset=self._first_offset + len(self._events),
+            open_responses=open_responses,
             response_number=response_number,
             is_inclusive=is_inclusive,
         )

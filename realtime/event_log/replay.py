@@ -29,7 +29,7 @@ from continuo.realtime.protocol.items import (
     ReasoningItem,
 )
 
-DELTAS = TextDelta | ArgumentsDelta | ReasoningDelta
+DELTAS = (TextDelta, ArgumentsDelta, ReasoningDelta)
 
 
 class ReplayGap(Exception):
@@ -191,13 +191,14 @@ class ResponseStream:
         self._items: list[_OutputItem] = []
 
     def append(self, event: ConversationEvent) -> None:
+        if isinstance(event, DELTAS):  # nearly all events are deltas
+            self._items[-1].text.append(event.text)
+            self.progress = _advance(self.progress, event.text)
+            return
         match event:
             case OutputItemStarted(item=item):
                 self._items.append(_OutputItem(event, []))
                 self._add_boundary(item.name if isinstance(item, FunctionCallItem) else "")
-            case TextDelta(text=text) | ArgumentsDelta(text=text) | ReasoningDelta(text=text):
-                self._items[-1].text.append(text)
-                self.progress = _advance(self.progress, text)
             case OutputItemEnded(item=item):
                 self._items[-1].ended = event
                 self._add_boundary(item.status)

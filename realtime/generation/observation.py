@@ -55,12 +55,12 @@ class ResponseObservation:
             return
         now = time.perf_counter()
         if self._first_output_s:
-            metrics.inter_token_latency_seconds.observe(now - self._last_output_s)
+            metrics.outputs.observe(tokens, now - self._last_output_s)
         else:
             self._first_output_s = now
             metrics.time_to_first_token_seconds.observe(now - self._began_s)
+            metrics.outputs.count(tokens)
         self._last_output_s = now
-        metrics.generation_tokens.inc(tokens)
 
     def start(self) -> None:
         """Record that the turn has started in the engine."""

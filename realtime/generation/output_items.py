@@ -49,17 +49,14 @@ class OutputItems:
         self._place_items = place_items
         self._new_id = new_id
         self._finished: list[OutputItem] = []
+        self._index = 0
+        """Index of the current item. Reasoning is not counted, as not every protocol shows it."""
         self._current: OutputItem | None = None
         self._text: list[str] = []
 
     @property
     def items(self) -> tuple[OutputItem, ...]:
         return (*self._finished, *([self._current] if self._current else []))
-
-    @property
-    def _index(self) -> int:
-        """Index of the current item. Reasoning is not counted, as not every protocol shows it."""
-        return sum(not isinstance(item, ReasoningItem) for item in self._finished)
 
     def append(self, chunks: Sequence[ParsedChunk]) -> list[ConversationEvent]:
         events: list[ConversationEvent] = []
@@ -124,12 +121,11 @@ class OutputItems:
         item = self._current
         assert item is not None, "text without an item"
         self._text.append(text)
-        index = self._index
+        if isinstance(item, MessageItem):
+            return TextDelta(self._response.id, self._index, item.id, text)
         if isinstance(item, FunctionCallItem):
-            return ArgumentsDelta(self._response.id, index, item.id, item.call_id, text)
-        if isinstance(item, ReasoningItem):
-            return ReasoningDelta(self._response.id, index, item.id, text)
-        return TextDelta(self._response.id, index, item.id, text)
+            return ArgumentsDelta(self._response.id, self._index, item.id, item.call_id, text)
+        return ReasoningDelta(self._response.id, self._index, item.id, text)
 
     def _end_item(self, status: ItemStatus) -> Iterator[ConversationEvent]:
         item = self._current
@@ -145,6 +141,7 @@ class OutputItems:
             item = msgspec.structs.replace(item, parts=parts, status=status)
         index, self._current = self._index, None
         self._finished.append(item)
+        self._index += not isinstance(item, ReasoningItem)
         yield OutputItemEnded(
             response_id=self._response.id,
             index=index,

@@ -87,6 +87,8 @@ class ChannelParser:
 
     def push(self, channel: OutputChannel, text: str) -> Sequence[ParsedChunk]:
         if channel is self._channel:
+            if self._has_begun and channel.kind == "text":  # nearly always
+                return self._parser.push(text) if text else ()
             return self._push(channel, text)
         chunks = [*self._end_channel(), *self._begin_channel(channel)]
         return [*chunks, *self._push(channel, text)]

@@ -235,10 +235,9 @@ class Connection:
                 return CloseCode.INTERNAL_ERROR, "a fault of the server"
 
     def _send_event(self, emitted: EmittedEvent) -> None:
-        if events := self._encoder.encode(emitted.event, emitted.event_id.encode)[
-            emitted.seen_parts :
-        ]:
-            self._outbox.put(*events)
+        events = self._encoder.encode(emitted.event, emitted.event_id.encode)
+        if unseen := events[emitted.seen_parts :] if emitted.seen_parts else events:
+            self._outbox.put(*unseen)
 
     async def _read(self, session: Session) -> None:
         while True:
