@@ -40,7 +40,9 @@ class Outbox:
         self._hold = hold
         self._held_bytes = 0
         self._backlog = Backlog(encode)
-        self._filled = asyncio.Event()
+        self._filled: asyncio.Future[None] | None = None
+        """The end of the wait of `run` for the next frame; None if it does not wait. A future,
+        because an event has besides a deque of 760 bytes."""
         self._sent: asyncio.Event | None = None
         """The event for which `wait_until_sent` waits. Created when the backlog gets its first
         frame; triggered, and replaced by None, when the backlog is empty again. None saves memory:
@@ -62,7 +64,8 @@ class Outbox:
         for event in events:
             self._backlog.put(event)
         self._charge(self._backlog.size_bytes)
-        self._filled.set()
+        if self._filled is not None and not self._filled.done():
+            self._filled.set_result(None)
         is_over_limit = self._backlog.size_bytes > self._limits.outbox_bytes_max
         if is_over_limit and self._slow_timer is None:
             self._room = asyncio.Event()
@@ -105,11 +108,11 @@ class Outbox:
             self._charge(self._backlog.size_bytes)
             frame = self._backlog.pop()
             if frame is None:
-                self._filled.clear()
                 if self._sent is not None:
                     self._sent.set()
                     self._sent = None
-                await self._filled.wait()
+                self._filled = asyncio.get_running_loop().create_future()
+                await self._filled
                 continue
             try:
                 async with asyncio.timeout(self._limits.send_timeout_s):

@@ -27,6 +27,16 @@ class LoopAccount:
     """The time in seconds that one connection has used, which also counts in the metric of its
     class. `clock`: time in seconds."""
 
+    __slots__ = (
+        "_clock",
+        "_count_s",
+        "_step_began_s",
+        "_turn_used_s",
+        "_used_s",
+        "_window_began_s",
+        "is_exceeded",
+    )
+
     def __init__(
         self,
         connection_class: Literal["http", "websocket"],

@@ -14,7 +14,6 @@ session ended, client not reading aborted, because unsent bytes would keep the s
 import asyncio
 import math
 import struct
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -61,6 +60,8 @@ PONGS_PER_SLICE_MAX = 16
 """Maximum number of pings in one slice that are answered: the last ones."""
 _MEDIUM_FRAME_HEAD, _LONG_FRAME_HEAD = struct.Struct("!BBH"), struct.Struct("!BBQ")
 """Layouts of the head of a frame whose payload length has 16 bits, and 64 bits."""
+_OPEN = State.OPEN
+"""A global name, because looking up a member of an enumeration takes ten times as long."""
 _PONG = b"\x8a"
 """First byte of a pong."""
 _UNFRAGMENTED_TEXT = 0x81
@@ -92,7 +93,7 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
     _share: IncomingShare | None = None
     """Share of the incoming budget; set while the bytes of incomplete, queued and received messages
     exceed UNCHARGED_BYTES."""
-    _queued_message_bytes: "deque[int]"
+    _queued_message_bytes: list[int]
     """Size of each complete message that is queued for the application, in bytes."""
     _queued_bytes = 0
     """Total bytes of the complete messages that are queued for the application."""
@@ -108,7 +109,7 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
     _ping_result: "asyncio.Future[bool] | None" = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._queued_message_bytes = deque()
+        self._queued_message_bytes = []
         self.account = LoopAccount("websocket")
         super().connection_made(transport)
 
@@ -117,6 +118,7 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
         if limit is not None:
             self.conn.max_message_size = limit
         super().handle_connect(event)
+        event.headers.clear()  # their copy is in `scope`; the parser refers to the event for ever
         if not self.close_sent:
             extensions = self.scope.setdefault("extensions", {})
             extensions[SEND_NOW_EXTENSION] = {"write": self.send_now}
@@ -151,11 +153,7 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
 
     @property
     def _is_open(self) -> bool:
-        return (
-            self.conn.state is State.OPEN
-            and not self.close_sent
-            and not self.transport.is_closing()
-        )
+        return self.conn.state is _OPEN and not self.close_sent and not self.transport.is_closing()
 
     async def send(self, message: Any) -> None:
         self._uncork()
@@ -164,6 +162,8 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
             self._fail(CloseCode(message.get("code", 1000)), message.get("reason") or "")
             return
         await super().send(message)
+        if message["type"] == "websocket.accept":
+            self.response.headers.clear()  # sent; thousands of idle connections would keep them
         if self.close_sent and self._unread:
             self.read_turns.submit(self)
 
@@ -338,7 +338,7 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
             self.account.begin_turn()
         message = await self.queue.get()
         if message["type"] == "websocket.receive":
-            self._received_bytes = self._queued_message_bytes.popleft()
+            self._received_bytes = self._queued_message_bytes.pop(0)
             self._queued_bytes -= self._received_bytes
         if self._unread and self.queue.empty():
             self.read_turns.submit(self)

@@ -165,13 +165,14 @@ async def test_client_that_executes_events_is_not_closed(
     peer = await RawWebSocket.connect(server.port, Authorization=BEARER)
     await peer.wait_for("session.created")
     (socket,) = cast("set[GuardedWebSocket]", server.web_server.server_state.connections)
-    used, charge = list[float](), socket.account._charge
+    used, charge = list[float](), LoopAccount._charge
 
-    def record(seconds: float) -> None:
-        used.append(seconds)
-        charge(seconds)
+    def record(charged: LoopAccount, seconds: float) -> None:
+        if charged is socket.account:
+            used.append(seconds)
+        charge(charged, seconds)
 
-    monkeypatch.setattr(socket.account, "_charge", record)
+    monkeypatch.setattr(LoopAccount, "_charge", record)
     while sum(used) < 0.6:
         await peer.send(encode_frame(b"", PING) * 200)
         await peer.send_event(type="session.update", session={"type": "realtime"})
