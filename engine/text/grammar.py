@@ -62,6 +62,12 @@ PENDING_MAX = 512
 JSON_WHITESPACE = r"[ \n]{1,16}"
 """Regex of the whitespace allowed between JSON tokens. Bounded, because an uncertain model may
 otherwise emit whitespace forever."""
+_JSON_OPTIONS: dict[str, object] = {"whitespace_pattern": JSON_WHITESPACE}
+_FIXED_OPTIONS: dict[str, object] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=400_000,
@@ -95,9 +101,8 @@ def build_json_rule(schema: str, **default: str) -> str:
         value = {}
     if not isinstance(value, dict):
         raise SchemaError("it must be a JSON object")
-    options = {"whitespace_pattern": JSON_WHITESPACE}
     return "%json " + json.dumps(
-        {**default, **cast(dict[str, object], value), "x-guidance": options}
+        {**default, **cast(dict[str, object], value), "x-guidance": _JSON_OPTIONS}
     )
 
 
@@ -421,6 +426,17 @@ def _to_lark(grammar: Grammar) -> str:
             return f"start: {build_json_rule(grammar.source)}"
         case "json":
             return f"start: {build_json_rule(_OBJECT)}"
+
+
+def build_lark_with_fixed_separators(grammar: Grammar) -> str:
+    """Return the Lark source of a grammar for another server's llguidance, whose JSON has a space
+    after comma and colon and no other whitespace: versions before 1.8 ignore the bound on
+    whitespace. Raises BadRequest for a schema that is not a JSON object."""
+    try:
+        source = _to_lark(grammar)
+    except SchemaError as error:
+        raise _make_refusal(str(error)) from None
+    return source.replace(json.dumps(_JSON_OPTIONS), json.dumps(_FIXED_OPTIONS))
 
 
 def _compute_key(grammar: Grammar) -> str:

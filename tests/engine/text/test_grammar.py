@@ -20,7 +20,12 @@ from continuo.engine.errors import BadRequest
 from continuo.engine.sampling import Grammar
 from continuo.engine.text import GrammarCompiler, ModelText, find_schema_problem
 from continuo.engine.text import grammar as grammar_module
-from continuo.engine.text.grammar import CACHE_BYTES_MAX, GrammarMatcher
+from continuo.engine.text.grammar import (
+    CACHE_BYTES_MAX,
+    GrammarMatcher,
+    build_json_rule,
+    build_lark_with_fixed_separators,
+)
 from tests.support.checkpoints import FAMILY_NAMES, family_text
 
 pytestmark = pytest.mark.torch
@@ -313,3 +318,33 @@ def test_tokenizer_without_byte_tokens_supports_no_grammars(tmp_path: Path) -> N
 def test_too_long_grammar_is_refused() -> None:
     with pytest.raises(BadRequest, match="262,144"):
         compiler_of("qwen3").prepare(Grammar("lark", "#" * 300_000))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json"),
+        Grammar("json_schema", '{"type": "object"}'),
+        Grammar("lark", "start: json\njson: " + build_json_rule('{"type": "object"}')),
+    ],
+    ids=["json", "schema", "within Lark"],
+)
+def test_json_with_fixed_separators_has_no_other_whitespace(grammar: Grammar) -> None:
+    text = family_text("qwen3")
+    compiler = text.create_grammar_compiler(text.vocab_size, lambda: None)
+    fixed = Grammar("lark", build_lark_with_fixed_separators(grammar))
+    for value, is_allowed in (
+        ('{"a": 1, "b": [true, {}]}', True),
+        ('{"a":1}', False),
+        ('{ "a": 1}', False),
+        ('{"a":  1}', False),
+    ):
+        ids = text.encode(value)
+        assert compiler.create_matcher(grammar, (0,)).count_allowed(ids) == len(ids)
+        allowed = compiler.create_matcher(fixed, (0,)).count_allowed(ids)
+        assert (allowed == len(ids)) == is_allowed, value
+
+
+def test_schema_that_is_no_object_has_no_lark() -> None:
+    with pytest.raises(BadRequest, match="JSON object"):
+        build_lark_with_fixed_separators(Grammar("json_schema", "[]"))
