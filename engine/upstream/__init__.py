@@ -1,0 +1,1 @@
+"""Another server as the engine: token ids in, token ids out, over HTTP."""
