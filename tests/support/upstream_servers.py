@@ -1,0 +1,367 @@
+"""Fakes of vLLM and llama-server: real HTTP servers that draw deterministic ids.
+
+The next id depends on all ids before it; above temperature 0 also on the seed and on how many ids
+the request has drawn, so that a turn that is continued by another request draws other ids, as on
+the real servers. The caches are as theirs: whole blocks of a prefix within one salt, and the ids of
+one slot. A test queues faults, of which each request for a completion takes one.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+import zlib
+from abc import ABC, abstractmethod
+from array import array
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+VOCABULARY = 97
+EOS = 0
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault of one request for a completion."""
+
+    status: int = 200
+    """Status of a reply without a stream."""
+    message: str = "out of order"
+    cut_after: int | None = None
+    """Ids after which the connection is cut."""
+    fail_after: int | None = None
+    """Ids after which the stream has an error of code `status`, or 500."""
+    other_ids: bool = False
+    """Whether other ids are drawn than without the fault."""
+    pause_after: int | None = None
+    """Ids after which the stream waits until `FakeServer.resume`."""
+    lost: tuple[int, ...] = ()
+    """Indexes of ids that are drawn and not sent (llama-server)."""
+    slot: int | None = None
+    """Slot that is used instead of the requested one (llama-server)."""
+
+
+NO_FAULT = Fault()
+
+
+class Cut(Exception):
+    """Raised in a reply, which makes uvicorn close the connection."""
+
+
+def draw(ids: Sequence[int], seed: int | None = None, drawn: int = 0, salt: str = "") -> int:
+    """Draw the id that follows `ids`. `seed`: None if greedy; `drawn`: ids drawn by the request."""
+    state = zlib.crc32(array("i", ids).tobytes() + salt.encode())
+    if seed is not None:
+        state = zlib.crc32(struct.pack("<IQI", state, seed, drawn))
+    return state % VOCABULARY
+
+
+def complete(prompt: Sequence[int], count: int, seed: int | None = None) -> list[int]:
+    """Return the ids that follow a prompt, `count` or up to EOS."""
+    ids = list(prompt)
+    for drawn in range(count):
+        ids.append(draw(ids, seed, drawn))
+        if ids[-1] == EOS:
+            break
+    return ids[len(prompt) :]
+
+
+class FakeServer(ABC):
+    """A server with one model. `requests` has the body of each request for a completion."""
+
+    def __init__(self, context_tokens: int = 1000) -> None:
+        self.context_tokens = context_tokens
+        self.faults: deque[Fault] = deque()
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.aborted = 0
+        """Completions whose connection was closed before their end."""
+        self.finished = 0
+        self.running = 0
+        self.api_key: str | None = None
+        self._resumed = asyncio.Event()
+
+    def resume(self) -> None:
+        """Let streams that are paused continue, and later ones not pause."""
+        self._resumed.set()
+
+    @abstractmethod
+    def routes(self) -> list[Route]: ...
+
+    @abstractmethod
+    def stream(self, body: dict[str, Any], fault: Fault) -> AsyncGenerator[dict[str, Any]]:
+        """Yield the events of a completion."""
+
+    async def complete(self, request: Request) -> Response:
+        body = await request.json()
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        fault = self.faults.popleft() if self.faults else NO_FAULT
+        if refusal := self.refuse(request, body, fault):
+            return refusal
+        return StreamingResponse(self._encode(body, fault), media_type="text/event-stream")
+
+    def refuse(self, request: Request, body: dict[str, Any], fault: Fault) -> Response | None:
+        if self.api_key and request.headers.get("authorization") != f"Bearer {self.api_key}":
+            return self.error(401, "invalid API key")
+        if fault.status != 200 and fault.fail_after is None:
+            return self.error(fault.status, fault.message)
+        if len(body["prompt"]) >= self.context_tokens:
+            return self.error(400, f"the prompt exceeds the context of {self.context_tokens}")
+        return None
+
+    def error(self, status: int, message: str) -> Response:
+        error = {"message": message, "type": "error", "code": status}
+        return JSONResponse({"error": error}, status)
+
+    async def _encode(self, body: dict[str, Any], fault: Fault) -> AsyncGenerator[bytes]:
+        self.running += 1
+        try:
+            async with contextlib.aclosing(self.stream(body, fault)) as events:
+                async for event in events:
+                    yield b"data: " + json.dumps(event).encode() + b"\n\n"
+            yield b"data: [DONE]\n\n"
+            self.finished += 1
+        except (asyncio.CancelledError, GeneratorExit):
+            self.aborted += 1
+            raise
+        finally:
+            self.running -= 1
+
+    async def drawn_ids(
+        self, body: dict[str, Any], count: int, stops: frozenset[int], fault: Fault
+    ) -> AsyncGenerator[int]:
+        """Yield the ids of a completion, with the faults that all servers have."""
+        ids = list(body["prompt"])
+        seed = body["seed"] if body["temperature"] else None
+        salt = "other" if fault.other_ids else ""
+        for drawn in range(count + 1):
+            if drawn == fault.pause_after:
+                await self._resumed.wait()
+            if drawn == fault.cut_after:
+                raise Cut
+            if drawn == fault.fail_after:
+                raise FakeError(fault.status if fault.status != 200 else 500, fault.message)
+            if drawn == count or (drawn and ids[-1] in stops):
+                return
+            ids.append(draw(ids, seed, drawn, salt))
+            yield ids[-1]
+            await asyncio.sleep(0)
+
+
+class FakeError(Exception):
+    """Raised in a stream, which sends the error as its last event."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.event = {"error": {"message": message, "type": "error", "code": code}}
+
+
+class FakeVllm(FakeServer):
+    """`/v1/completions` and what else is asked of vLLM 0.32."""
+
+    def __init__(self, context_tokens: int = 1000, block_tokens: int = 4) -> None:
+        super().__init__(context_tokens)
+        self.block_tokens = block_tokens
+        self.has_priorities = True
+        self.has_metrics = True
+        self.owner = "vllm"
+        self._cached: dict[str | None, list[list[int]]] = {}
+        """Prompts and their output, by salt."""
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self.models),
+            Route("/version", self.version),
+            Route("/metrics", self.metrics),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/v1/completions", self.complete, methods=["POST"]),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        model = {"id": "m", "owned_by": self.owner, "max_model_len": self.context_tokens}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": "0.32.0"})
+
+    async def metrics(self, request: Request) -> Response:
+        if not self.has_metrics:
+            return self.error(404, "Not Found")
+        return PlainTextResponse(
+            "# TYPE vllm:cache_config_info gauge\n"
+            f'vllm:cache_config_info{{block_size="{self.block_tokens}",engine="0",'
+            'num_gpu_blocks="50",other="None"} 1.0\n'
+            'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
+            f'vllm:num_requests_running{{engine="0"}} {self.running:.1f}\n'
+            'vllm:num_requests_waiting{engine="0"} 0.0\n'
+        )
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await request.json()
+        return JSONResponse({"tokens": list(body["prompt"].encode()), "count": 1})
+
+    def refuse(self, request: Request, body: dict[str, Any], fault: Fault) -> Response | None:
+        if body["max_tokens"] < 1:
+            return self.error(400, "max_tokens must be at least 1")
+        if body.get("priority") and not self.has_priorities:
+            message = f"Got priority {body['priority']} but Priority scheduling is not enabled."
+            return self.error(400, message)
+        return super().refuse(request, body, fault)
+
+    async def stream(self, body: dict[str, Any], fault: Fault) -> AsyncGenerator[dict[str, Any]]:
+        prompt, salt = body["prompt"], body.get("cache_salt")
+        cached = self._count_cached(prompt, salt)
+        ids: list[int] = []
+        stops = frozenset(body["stop_token_ids"])
+        try:
+            async with contextlib.aclosing(
+                self.drawn_ids(body, body["max_tokens"], stops, fault)
+            ) as drawn:
+                async for id in drawn:
+                    ids.append(id)
+                    is_last = id in stops or len(ids) == body["max_tokens"]
+                    reason = "stop" if id in stops else "length" if is_last else None
+                    yield {"choices": [self._choice(body, id, reason, prompt, len(ids) == 1)]}
+        except FakeError as error:
+            yield error.event
+            return
+        finally:
+            self._cached.setdefault(salt, []).append(prompt + ids)
+        details = {"cached_tokens": cached}
+        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": details}
+        yield {"choices": [], "usage": usage}
+
+    def _choice(
+        self, body: dict[str, Any], id: int, reason: str | None, prompt: list[int], first: bool
+    ) -> dict[str, Any]:
+        choice = {"index": 0, "text": "?", "finish_reason": reason, "token_ids": [id]}
+        if first:
+            choice["prompt_token_ids"] = prompt
+        if "logprobs" in body:
+            others = [(id + n) % VOCABULARY for n in range(body["logprobs"] + 1)]
+            tops = {f"token_id:{other}": -0.5 - n for n, other in enumerate(others)}
+            choice["logprobs"] = {
+                "tokens": [f"token_id:{id}"],
+                "token_logprobs": [-0.5],
+                "top_logprobs": [tops],
+            }
+        return choice
+
+    def _count_cached(self, prompt: list[int], salt: str | None) -> int:
+        common = max((_common(known, prompt) for known in self._cached.get(salt, [])), default=0)
+        return min(common, len(prompt) - 1) // self.block_tokens * self.block_tokens
+
+
+class FakeLlama(FakeServer):
+    """`/completion` and what else is asked of llama-server b11434."""
+
+    def __init__(self, context_tokens: int = 1000, slots: int = 2) -> None:
+        super().__init__(context_tokens)
+        self.slots: list[list[int]] = [[] for _ in range(slots)]
+        """Ids whose KV each slot holds."""
+        self.keeps_slots = True
+        """Whether a slot keeps its KV from one request to the next: False with unified KV."""
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self.models),
+            Route("/props", self.props),
+            Route("/slots", self.list_slots),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/completion", self.complete, methods=["POST"]),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        model = {"id": "m.gguf", "owned_by": "llamacpp", "meta": {"n_vocab": VOCABULARY}}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def props(self, request: Request) -> Response:
+        return JSONResponse(
+            {
+                "default_generation_settings": {"id": 0, "n_ctx": self.context_tokens},
+                "total_slots": len(self.slots),
+                "build_info": "b11434-fake",
+            }
+        )
+
+    async def list_slots(self, request: Request) -> Response:
+        return JSONResponse(
+            [
+                {
+                    "id": number,
+                    "n_ctx": self.context_tokens,
+                    "n_prompt_tokens": len(ids),
+                    "is_processing": False,
+                }
+                for number, ids in enumerate(self.slots)
+            ]
+        )
+
+    async def tokenize(self, request: Request) -> Response:
+        return JSONResponse({"tokens": list((await request.json())["content"].encode())})
+
+    async def stream(self, body: dict[str, Any], fault: Fault) -> AsyncGenerator[dict[str, Any]]:
+        prompt, count = body["prompt"], body["n_predict"]
+        slot = body["id_slot"] if fault.slot is None else fault.slot
+        common = _common(self.slots[slot], prompt) if self.keeps_slots else 0
+        progress = {"total": len(prompt), "cache": min(common, len(prompt) - 1), "processed": 0}
+        # The id 0 of a progress event is none that was drawn: llama-server sends it.
+        yield {"tokens": [0], "stop": False, "id_slot": slot, "prompt_progress": progress}
+        held = self.slots[slot] = list(prompt)
+        stops = frozenset() if body["ignore_eos"] else frozenset((EOS,))
+        sent, stop_type = 0, "limit"
+        try:
+            async with contextlib.aclosing(self.drawn_ids(body, count, stops, fault)) as drawn:
+                async for id in drawn:
+                    held.append(id)
+                    sent += 1
+                    stop_type = "eos" if id in stops else "limit"
+                    if sent - 1 not in fault.lost:
+                        yield self._event(body, id, sent, slot)
+        except FakeError as error:
+            yield error.event
+            return
+        yield {
+            "tokens": [],
+            "stop": True,
+            "stop_type": stop_type,
+            "tokens_predicted": max(sent, 1),
+            "id_slot": slot,
+        }
+
+    def _event(self, body: dict[str, Any], id: int, sent: int, slot: int) -> dict[str, Any]:
+        event = {"tokens": [id], "stop": False, "tokens_predicted": sent, "id_slot": slot}
+        if "n_probs" in body:
+            others = [(id + n) % VOCABULARY for n in range(body["n_probs"])]
+            tops = [{"id": other, "logprob": -0.5 - n} for n, other in enumerate(others)]
+            event["completion_probabilities"] = [{"id": id, "logprob": -0.5, "top_logprobs": tops}]
+        return event
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+@contextlib.asynccontextmanager
+async def serve_fake(fake: FakeServer, port: int = 0) -> AsyncIterator[str]:
+    """Serve a fake on loopback. Yields its URL. At the end its connections are cut."""
+    app = Starlette(routes=fake.routes())
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    with socket.create_server(("127.0.0.1", port)) as sock:
+        serving = asyncio.create_task(server._serve([sock]))
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            fake.resume()
+            server.should_exit = server.force_exit = True
+            await serving
