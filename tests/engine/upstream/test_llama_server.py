@@ -1,0 +1,250 @@
+"""Tests of LlamaServer on a fake of llama-server."""
+
+import logging
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from continuo.engine.sampling import Grammar, Sampling
+from continuo.engine.upstream.errors import RequestRefused, ServerLost, UnusableReply
+from continuo.engine.upstream.http import HttpClient
+from continuo.engine.upstream.llama_server import LlamaServer
+from continuo.engine.upstream.server import Chunk, Completion, ServerLoad
+from tests.support.upstream_servers import EOS, FakeLlama, Fault, complete, serve_fake
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.server
+
+PROMPT = array("i", [5, 6, 7, 8, 9, 10, 11, 12, 13])
+
+
+@pytest.fixture
+def fake() -> FakeLlama:
+    return FakeLlama()
+
+
+@pytest.fixture
+async def llama(fake: FakeLlama) -> AsyncIterator[LlamaServer]:
+    async with serve_fake(fake) as url:
+        server = LlamaServer(HttpClient(url))
+        await server.describe()
+        yield server
+
+
+def request(
+    count: int = 6,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    *,
+    session: str = "s",
+    ids: "array[int]" = PROMPT,
+    seed: int = 1,
+) -> Completion:
+    return Completion(session=session, ids=ids, sampling=sampling, max_tokens=count, seed=seed)
+
+
+async def collect(server: LlamaServer, of: Completion) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    await collect_into(chunks, server, of)
+    return chunks
+
+
+async def collect_into(chunks: list[Chunk], server: LlamaServer, of: Completion) -> None:
+    """Add the chunks of a completion to `chunks`, up to the error that it raises."""
+    async for chunk in server.generate(of):
+        chunks.append(chunk)
+
+
+def ids_of(chunks: list[Chunk]) -> list[int]:
+    return [id for chunk in chunks for id in chunk.ids]
+
+
+def cached_of(chunks: list[Chunk]) -> int:
+    (cached,) = (chunk.cached_tokens for chunk in chunks if chunk.cached_tokens is not None)
+    return cached
+
+
+async def test_completion_has_the_ids_and_first_what_was_cached(llama: LlamaServer) -> None:
+    chunks = await collect(llama, request())
+    assert ids_of(chunks) == complete(PROMPT, 6)
+    assert chunks[0] == Chunk([], cached_tokens=0)
+    assert [chunk.finish for chunk in chunks] == [None] * 7 + ["length"]
+    again = await collect(llama, request(ids=PROMPT + array("i", [*complete(PROMPT, 6), 3])))
+    assert cached_of(again) == 15
+
+
+async def test_end_of_sequence_ends_a_completion(llama: LlamaServer) -> None:
+    prompt = next(array("i", [5, n]) for n in range(97) if EOS in complete([5, n], 6))
+    chunks = await collect(llama, request(ids=prompt))
+    assert ids_of(chunks) == complete(prompt, 6)
+    assert chunks[-1].finish == "stop"
+
+
+async def test_rewound_prompt_is_cached_to_the_id(llama: LlamaServer) -> None:
+    await collect(llama, request())
+    assert cached_of(await collect(llama, request(ids=PROMPT[:7] + array("i", [50])))) == 7
+
+
+async def test_prefill_draws_no_id(llama: LlamaServer, fake: FakeLlama) -> None:
+    await llama.prefill("s", PROMPT, "scope")
+    assert fake.requests[-1]["n_predict"] == 0
+    longer = PROMPT + array("i", [3])
+    assert cached_of(await collect(llama, request(ids=longer))) == len(PROMPT)
+
+
+async def test_sessions_keep_their_slots(llama: LlamaServer, fake: FakeLlama) -> None:
+    for session in ("a", "b", "a", "b", "c", "a"):
+        await collect(llama, request(session=session))
+    assert [body["id_slot"] for body in fake.requests] == [0, 1, 0, 1, 0, 1]
+    llama.close("c")
+    await collect(llama, request(session="d"))
+    assert fake.requests[-1]["id_slot"] == 0
+
+
+async def test_all_parameters_are_sent_over_the_defaults_of_the_server(
+    llama: LlamaServer, fake: FakeLlama
+) -> None:
+    sampling = Sampling(temperature=0.5, repetition_penalty=1.5, logit_bias={3: -1.5})
+    await collect(llama, request(sampling=sampling))
+    sent = fake.requests[-1]
+    assert sent.pop("prompt") == PROMPT.tolist()
+    assert sent == {
+        "id_slot": 0,
+        "cache_prompt": True,
+        "n_predict": 6,
+        "seed": 1,
+        "stream": True,
+        "return_tokens": True,
+        "return_progress": True,
+        "response_fields": ["stop", "stop_type", "tokens_predicted", "id_slot"],
+        "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repeat_penalty": 1.5,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repeat_last_n": 1000,
+        "ignore_eos": False,
+        "logit_bias": [[3, -1.5]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("seed", "sent"), [(7, 7), (2**32 - 2, 2**32 - 2), (2**32 - 1, 0), (2**63 - 1, 2**31 - 1)]
+)
+async def test_seed_has_32_bits_and_is_never_the_random_one(
+    llama: LlamaServer, fake: FakeLlama, seed: int, sent: int
+) -> None:
+    await collect(llama, request(seed=seed))
+    assert fake.requests[-1]["seed"] == sent
+
+
+async def test_logprobs_are_those_asked_for(llama: LlamaServer, fake: FakeLlama) -> None:
+    chunks = await collect(llama, request(1, Sampling(logprobs=2)))
+    assert chunks[1].logprobs is not None
+    (found,) = chunks[1].logprobs
+    id = chunks[1].ids[0]
+    assert (found.drawn, found.top) == (-0.5, [(id, -0.5), ((id + 1) % 97, -1.5)])
+    chunks = await collect(llama, request(1, Sampling(logprobs=0)))
+    assert [found.top for found in chunks[1].logprobs or ()] == [[]]
+
+
+async def test_schema_is_sent_as_json(llama: LlamaServer, fake: FakeLlama) -> None:
+    await collect(llama, request(sampling=Sampling(grammar=Grammar("json"), stop_ids=(EOS,))))
+    assert fake.requests[-1]["json_schema"] == {"type": "object"}
+    schema = Grammar("json_schema", '{"type": "string"}')
+    await collect(llama, request(sampling=Sampling(grammar=schema, stop_ids=(EOS,))))
+    assert fake.requests[-1]["json_schema"] == {"type": "string"}
+
+
+def test_lark_is_refused_by_name() -> None:
+    llama = LlamaServer(HttpClient("http://host"))
+    lark = Sampling(grammar=Grammar("lark", "start: /a/"), stop_ids=(EOS,))
+    assert "no Lark" in (llama.find_problem(lark) or "")
+    assert llama.find_problem(Sampling(grammar=Grammar("json"), stop_ids=(EOS,))) is None
+
+
+@pytest.mark.parametrize("lost", [(0,), (2, 3), (5,)])
+async def test_ids_that_the_stream_leaves_out_are_detected(
+    llama: LlamaServer, fake: FakeLlama, lost: tuple[int, ...]
+) -> None:
+    fake.faults.append(Fault(lost=lost))
+    chunks: list[Chunk] = []
+    with pytest.raises(UnusableReply, match="left out ids"):
+        await collect_into(chunks, llama, request())
+    assert ids_of(chunks) == complete(PROMPT, 6)[: lost[0]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "received"),
+    [
+        (Fault(cut_after=2), ServerLost, 2),
+        (Fault(cut_after=0), ServerLost, 0),
+        (Fault(fail_after=3), ServerLost, 3),
+        (Fault(fail_after=3, status=400), RequestRefused, 3),
+        (Fault(status=503), ServerLost, 0),
+        (Fault(status=400), RequestRefused, 0),
+    ],
+)
+async def test_fault_is_raised_after_the_ids_before_it(
+    llama: LlamaServer, fake: FakeLlama, fault: Fault, kind: type[Exception], received: int
+) -> None:
+    fake.faults.append(fault)
+    chunks: list[Chunk] = []
+    with pytest.raises(kind):
+        await collect_into(chunks, llama, request())
+    assert ids_of(chunks) == complete(PROMPT, 6)[:received]
+
+
+async def test_closed_completion_is_aborted_at_the_server(
+    llama: LlamaServer, fake: FakeLlama
+) -> None:
+    fake.faults.append(Fault(pause_after=1))
+    async with aclosing(llama.generate(request())) as chunks:
+        assert await anext(chunks) == Chunk([], cached_tokens=0)
+    await wait_until(lambda: fake.aborted == 1)
+
+
+async def test_slot_that_does_not_keep_its_kv_is_logged_once(
+    llama: LlamaServer, fake: FakeLlama, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.keeps_slots = False
+    prompt = array("i", range(97)) * 2
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            await collect(llama, request(ids=prompt))
+    (record,) = caplog.records
+    assert "194 tokens again that slot 0 should hold" in record.getMessage()
+    assert "--no-kv-unified" in record.getMessage()
+
+
+async def test_kept_slot_and_another_prompt_are_not_logged(
+    llama: LlamaServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = array("i", range(97)) * 2
+    with caplog.at_level(logging.WARNING):
+        for ids in (prompt, prompt, prompt[::-1], prompt[:5]):
+            await collect(llama, request(ids=ids))
+    assert not caplog.records
+
+
+async def test_use_of_another_slot_is_logged_and_has_the_same_ids(
+    llama: LlamaServer, fake: FakeLlama, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.faults.append(Fault(slot=1))
+    with caplog.at_level(logging.WARNING):
+        assert ids_of(await collect(llama, request())) == complete(PROMPT, 6)
+    (record,) = caplog.records
+    assert "slot 0 should hold (it used slot 1)" in record.getMessage()
+
+
+async def test_server_describes_itself(llama: LlamaServer) -> None:
+    model = await llama.describe()
+    assert (model.name, model.max_model_len, model.vocab_size) == ("m.gguf", 1000, 97)
+    assert model.version == "b11434-fake"
+    assert await llama.tokenize("ab") == [97, 98]
+    await collect(llama, request())
+    assert await llama.measure() == ServerLoad(kv_tokens=2000, kv_tokens_used=15)
