@@ -38,7 +38,7 @@ from continuo.engine.core.sessions import Sessions
 from continuo.engine.core.speculation import Speculation
 from continuo.engine.core.turn import Turn
 from continuo.engine.wire.flight_recorder import FlightRecorder, compute_recorder_bytes
-from continuo.engine.wire.messages import EngineEvent, LoopCommand, TokenLogprobs, TurnTokens
+from continuo.engine.wire.messages import EngineEvent, LoopCommand, TokenLogprobs
 
 log = logging.getLogger(__name__)
 
@@ -383,32 +383,22 @@ class EngineLoop(Generic[TicketT]):
         """Apply the id drawn for a running turn, and those drawn after each draft up to the first
         wrong one; or the failure of its row. Returns the number of drafts that were drawn."""
         ids: list[int] = []
-        accepted, end_reason, result = 0, None, drawn
+        accepted, result = 0, drawn
         while (failure := result.failure) is None:
-            token_id = result.id
-            sequence.ids.append(token_id)
-            ids.append(token_id)
-            end_reason = turn.accept(token_id)
-            if accepted == len(drafts) or drafts[accepted] != token_id:
+            ids.append(result.id)
+            if accepted == len(drafts) or drafts[accepted] != result.id:
                 break
             result = drawn.after_drafts[accepted]
             accepted += 1
-            if end_reason is not None:
-                break
         if ids:
-            if not turn.first_id_s:
-                turn.first_id_s = time.monotonic()
-            count = len(ids)
+            logprobs = None if drawn.logprobs is None else _list_logprobs(drawn, len(ids))
+            count = sessions.transitions.apply_ids(sequence, turn, ids, logprobs)
             self._counters.tokens_drawn += count
-            logprobs = None if drawn.logprobs is None else _list_logprobs(drawn, count)
-            first = turn.output_tokens - count
-            self._outbox.append(TurnTokens(sequence.id, turn.id, first, ids, logprobs))
+            accepted = min(accepted, count)
             if self._speculation is not None:
-                self._record_drafts(self._speculation, sequence, turn, len(drafts), len(ids))
-        if failure is not None:
+                self._record_drafts(self._speculation, sequence, turn, len(drafts), count)
+        if failure is not None and sequence.turn is turn:
             sessions.transitions.end_turn(sequence, "failed", error=failure)
-        elif end_reason is not None:
-            sessions.transitions.end_turn(sequence, end_reason)
         return accepted
 
     def _record_drafts(

@@ -2,7 +2,7 @@
 
 The log is the source of truth, and a backend follows it: Sessions and Transitions change log and
 turn of a sequence, then call the backend. The part that receives the drawn ids, here EngineLoop,
-calls `Transitions.end_turn` and, once a sequence is no longer busy, `Sessions.advance_if_idle`.
+calls `Transitions.apply_ids` and, once a sequence is no longer busy, `Sessions.advance_if_idle`.
 """
 
 from collections.abc import Collection

@@ -27,6 +27,7 @@ from continuo.engine.wire.messages import (
     CommandDone,
     EngineEvent,
     Generate,
+    TokenLogprobs,
     TurnEnded,
     TurnEndReason,
     TurnTokens,
@@ -214,6 +215,33 @@ class Transitions(Generic[SequenceT]):
             sequence.log.record_turn(ended.turn, ended.prompt_tokens)
         sequence.paused_turn, sequence.last_turn_ended = None, None if drop_output else ended
         self._emit(ended)
+
+    def apply_ids(
+        self,
+        sequence: SequenceT,
+        turn: Turn,
+        ids: list[int],
+        logprobs: list[TokenLogprobs] | None = None,
+    ) -> int:
+        """Append `ids`, drawn for the running turn, to the log, up to the one that ends it, and
+        emit them. `logprobs`: one for each id, or None. Returns how many were applied."""
+        count, end_reason = 0, None
+        for token_id in ids:
+            sequence.ids.append(token_id)
+            count += 1
+            end_reason = turn.accept(token_id)
+            if end_reason is not None:
+                break
+        if count:
+            if not turn.first_id_s:
+                turn.first_id_s = self._clock()
+            first = turn.output_tokens - count
+            applied = ids if count == len(ids) else ids[:count]
+            rest = None if logprobs is None else logprobs[:count]
+            self._emit(TurnTokens(sequence.id, turn.id, first, applied, rest))
+        if end_reason is not None:
+            self.end_turn(sequence, end_reason)
+        return count
 
     def append(self, sequence: SequenceT, command: AppendIds) -> None:
         kept = sequence.log.append(command)

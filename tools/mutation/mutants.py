@@ -926,7 +926,7 @@ MUTANTS = [
         "an id drawn after a refused draft is kept",
         LOOP,
         (
-            "            if accepted == len(drafts) or drafts[accepted] != token_id:\n",
+            "            if accepted == len(drafts) or drafts[accepted] != result.id:\n",
             "            if accepted == len(drafts):\n",
         ),
     ),
@@ -940,10 +940,10 @@ MUTANTS = [
     ),
     _bug(
         "drafts after the end of a turn are applied",
-        LOOP,
+        TRANSITIONS,
         (
-            "            if end_reason is not None:\n                break\n        if ids:",
-            "        if ids:",
+            "            if end_reason is not None:\n                break\n        if count:",
+            "        if count:",
         ),
     ),
     _bug(

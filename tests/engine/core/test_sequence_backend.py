@@ -28,6 +28,7 @@ from continuo.engine.wire.messages import (
     PauseTurn,
     ResumeTurn,
     SessionInfo,
+    TokenLogprobs,
     TurnEnded,
     TurnTokens,
 )
@@ -112,7 +113,7 @@ class Harness:
             VOCABULARY,
             make_stop_watch=_no_stops,
             grammars=GrammarCompiler(Tokenizer(tiny_tokenizer()), VOCABULARY, (), lambda: None),
-            emit=self.events.append,
+            emit=lambda event: self.events.append(event),
             clock=lambda: 1000.0,
         )
         self.apply(OpenSession(1, "s"), AppendIds(2, "s", [1, 2, 3]))
@@ -131,15 +132,12 @@ class Harness:
         return events
 
     def draw(self, *ids: int) -> None:
-        """Apply ids that the backend has drawn, as EngineLoop does."""
+        """Apply ids that the backend has drawn, as EngineLoop does, and discard their events."""
         sequence = self.sequence
-        turn = sequence.turn
-        assert turn is not None
-        for id in ids:
-            sequence.ids.append(id)
-            if (reason := turn.accept(id)) is not None:
-                self.sessions.transitions.end_turn(sequence, reason)
-                self.sessions.advance_if_idle(sequence)
+        assert sequence.turn is not None
+        self.sessions.transitions.apply_ids(sequence, sequence.turn, [*ids])
+        self.sessions.advance_if_idle(sequence)
+        self.events = [event for event in self.events if not isinstance(event, TurnTokens)]
 
     @property
     def sequence(self) -> TokenSequence:
@@ -170,6 +168,18 @@ def test_deferred_commands_are_applied_after_the_end_of_the_turn(harness: Harnes
     assert harness.backend.take_calls() == [
         "end t", "settle s", "extend s 7", "fork s child 8", "compute ahead child",
     ]  # fmt: skip
+
+
+def test_ids_after_the_end_of_the_turn_are_not_applied(harness: Harness) -> None:
+    sequence = harness.sequence
+    turn = sequence.turn
+    assert turn is not None
+    logprobs = [TokenLogprobs(-float(n), []) for n in range(6)]
+    assert harness.sessions.transitions.apply_ids(sequence, turn, [*range(6)], logprobs) == 4
+    tokens, ended = harness.take_events()
+    assert tokens == TurnTokens("s", "t", 0, [0, 1, 2, 3], logprobs[:4])
+    assert isinstance(ended, TurnEnded)
+    assert harness.sequence.ids == array("i", [1, 2, 3, 0, 1, 2, 3])
 
 
 def test_attach_continues_a_running_turn_without_a_call_to_the_backend(harness: Harness) -> None:
