@@ -114,12 +114,17 @@ class LlamaServer:
 
     kind = "llama-server"
     reuse_tokens = 1
+    has_slots = True
 
     def __init__(self, http: HttpClient) -> None:
         self._http = http
         self._slots = SlotTable(1)
         self._context_tokens = REPEAT_TOKENS_MAX
         self._has_logged_miss = False
+
+    @property
+    def max_rows(self) -> int:
+        return self._slots.count
 
     async def describe(self) -> ServerModel:
         props = decode_reply(await self._http.fetch("GET", "/props"), _Props)
@@ -183,6 +188,10 @@ class LlamaServer:
                     held = request.ids[:] if held is None else held
                     held.extend(chunk.ids)
                     yield chunk
+        except ServerLost:
+            held = None
+            slots.clear()
+            raise
         finally:
             slots.end(slot, request.session, held)
 

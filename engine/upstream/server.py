@@ -38,6 +38,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     session: str
     ids: "array[int]"
+    """A copy: the log changes meanwhile."""
     sampling: Sampling
     """Without its limits and its seed: those below replace them."""
     max_tokens: int
@@ -65,6 +66,13 @@ class UpstreamServer(Protocol):
     """Name of the program."""
     reuse_tokens: int
     """Cached prompts are reused in multiples of this number of tokens."""
+    has_slots: bool
+    """Whether each session has a slot, in which its requests are computed one after another."""
+
+    @property
+    def max_rows(self) -> int:
+        """Requests that are computed at once, as far as known."""
+        ...
 
     async def describe(self) -> ServerModel: ...
 

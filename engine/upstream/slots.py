@@ -61,6 +61,10 @@ class SlotTable:
         held = self._ids.get(slot)
         return 0 if held is None else common_prefix_length(held, ids)
 
+    def clear(self) -> None:
+        """Expect no KV in any slot: the server may have been started anew."""
+        self._ids.clear()
+
     def close(self, session: str) -> None:
         """Free the slot of a session."""
         for slot, owner in self._owners.items():

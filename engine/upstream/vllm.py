@@ -29,6 +29,8 @@ from continuo.engine.wire.messages import TokenLogprobs
 
 BLOCK_TOKENS = 16
 """Tokens of a cache block where the server's metrics cannot be read: the default of vLLM."""
+ROWS_MAX = 256
+"""Requests that vLLM computes at once by default; it does not report their number."""
 PREFILL_PRIORITY = 1
 """Priority of a prefill ahead of a turn: after the turns, whose default is 0."""
 _LOGPROB_MIN = -9999.0
@@ -87,6 +89,8 @@ class VllmServer:
     """An UpstreamServer. Knows of sessions only their ids, which routers in front may use."""
 
     kind = "vLLM"
+    has_slots = False
+    max_rows = ROWS_MAX
 
     def __init__(self, http: HttpClient) -> None:
         self._http = http

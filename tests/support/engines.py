@@ -22,10 +22,12 @@ from continuo.engine.core.loop import EngineLoop
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.speculation import Speculation
 from continuo.engine.core.transitions import RecordTurn
-from continuo.engine.server.assembly import assemble
+from continuo.engine.server.assembly import EngineCore, assemble
 from continuo.engine.server.clients import Clients
 from continuo.engine.server.listener import listen
+from continuo.engine.server.upstream_assembly import UpstreamCore
 from continuo.engine.text import ModelText
+from continuo.engine.upstream.loop import UpstreamLoop
 from continuo.engine.wire.link import Link
 from continuo.engine.wire.messages import EngineCommand, EngineEvent, EngineReady, refuse_malformed
 from tests.support.digest_runner import VOCABULARY, DigestRunner, make_engine_ready
@@ -56,6 +58,7 @@ def write_tiny_model(folder: Path) -> Path:
 ACCEPT_S = 0.05
 """Time within which a connection that reached the socket of an engine is accepted."""
 RunnerFactory = Callable[[], Runner[Any]]
+RunningCore = EngineCore[Any] | UpstreamCore
 SpeculationFactory = Callable[[], Speculation]
 
 
@@ -69,6 +72,7 @@ class EngineHarness:
     runner: Any
     cache: SessionAwareCache
     scheduler: Scheduler
+    ready: EngineReady
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class EngineHarness:
         self._make = make
         self._rows = rows
         self._text = ModelText(self._folder)
-        self._loop: EngineLoop[Any] | None = None
+        self._loop: EngineLoop[Any] | UpstreamLoop | None = None
         self._link: Link[EngineEvent, EngineCommand] | None = None
         self._running: asyncio.Task[None] | None = None
         self.launch_count = 0
@@ -105,21 +109,7 @@ class EngineHarness:
         await self._end()
         await self.launch_allowed.wait()
         self.launch_count += 1
-        self.runner = self._make()
-        config = msgspec.structs.replace(
-            self.config, max_num_seqs=self._rows, audit_every_step=True
-        )
-        digest = self._ready(self.runner.geometry).digest
-        parts = assemble(
-            self.runner,
-            self._text,
-            config,
-            self._scheduling,
-            digest,
-            record_turn=self.record_turn,
-            speculation=self._make_speculation and self._make_speculation(),
-        )
-        self.cache, self.scheduler, loop = parts.cache, parts.scheduler, parts.loop
+        parts = await self.assemble()
         clients = self.clients = parts.clients
         link: Link[EngineEvent, EngineCommand] = Link(
             msgspec.msgpack.Decoder(list[EngineCommand]),
@@ -130,13 +120,36 @@ class EngineHarness:
         client = clients.add(link.send_now)
         client_socket, engine_socket = socket.socketpair()
         await asyncio.get_running_loop().create_connection(lambda: link, sock=engine_socket)
-        link.send(self._ready(self.runner.geometry))
+        link.send(self.ready)
         if self._listener is not None:
             await self._listen(self._listener)
-        self._loop, self._link = loop, link
+        self._loop, self._link = parts.loop, link
         self._running = asyncio.create_task(parts.run())
         self._running.add_done_callback(self._on_ended)
         return client_socket
+
+    async def assemble(self) -> RunningCore:
+        """Assemble the engine core of one launch, and make `ready`."""
+        self.runner = self._make()
+        config = msgspec.structs.replace(
+            self.config, max_num_seqs=self._rows, audit_every_step=True
+        )
+        self.ready = make_engine_ready(self.runner.geometry, self._folder, self._incarnation)
+        parts = assemble(
+            self.runner,
+            self._text,
+            config,
+            self._scheduling,
+            self.ready.digest,
+            record_turn=self.record_turn,
+            speculation=self._make_speculation and self._make_speculation(),
+        )
+        self.cache, self.scheduler = parts.cache, parts.scheduler
+        return parts
+
+    @property
+    def _incarnation(self) -> str:
+        return f"{id(self):x}-{self.launch_count}"
 
     def _on_ended(self, running: "asyncio.Task[None]") -> None:
         """Stop the engine client if the engine's loop has crashed, so that no caller waits
@@ -184,8 +197,7 @@ class EngineHarness:
         if self._server is not None:
             self._server.close()
         listening = ListenerConfig(fd=listener.dup().detach(), **self._files)
-        ready = self._ready(self.runner.geometry)
-        self._server = await listen(listening, self.clients, ready)
+        self._server = await listen(listening, self.clients, self.ready)
 
     async def wait_until_empty(self) -> None:
         """Wait until the engine has no session. Raises TimeoutError after 20 s."""
@@ -209,9 +221,6 @@ class EngineHarness:
         if self._loop is not None and self._running is not None:
             self._loop.stop()
             await self._running
-
-    def _ready(self, geometry: Geometry) -> EngineReady:
-        return make_engine_ready(geometry, self._folder, f"{id(self):x}-{self.launch_count}")
 
 
 @contextlib.asynccontextmanager

@@ -1,19 +1,16 @@
-"""Fakes of vLLM and llama-server: real HTTP servers that draw deterministic ids.
+"""Fakes of vLLM and llama-server: real HTTP servers that draw the ids of the null device.
 
-The next id depends on all ids before it; above temperature 0 also on the seed and on how many ids
-the request has drawn, so that a turn that is continued by another request draws other ids, as on
-the real servers. The caches are as theirs: whole blocks of a prefix within one salt, and the ids of
-one slot. A test queues faults, of which each request for a completion takes one.
+Above temperature 0 the next id depends on the seed and on how many ids the request has drawn, so
+that a turn that is continued by another request draws other ids, as on the real servers. Their
+caches are as there: whole blocks of a prefix within one salt, and the ids of one slot. A test
+queues faults, of which each request for a completion takes one.
 """
 
 import asyncio
 import contextlib
 import json
 import socket
-import struct
-import zlib
 from abc import ABC, abstractmethod
-from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
@@ -25,7 +22,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-VOCABULARY = 97
+from continuo.engine.batch import SampleParams
+from continuo.engine.core.turn import uniform
+from continuo.engine.sampling import Sampling
+from tests.support.digest_runner import VOCABULARY, draw_id, extend_digest, oracle
+
 EOS = 0
 
 
@@ -56,22 +57,10 @@ class Cut(Exception):
     """Raised in a reply, which makes uvicorn close the connection."""
 
 
-def draw(ids: Sequence[int], seed: int | None = None, drawn: int = 0, salt: str = "") -> int:
-    """Draw the id that follows `ids`. `seed`: None if greedy; `drawn`: ids drawn by the request."""
-    state = zlib.crc32(array("i", ids).tobytes() + salt.encode())
-    if seed is not None:
-        state = zlib.crc32(struct.pack("<IQI", state, seed, drawn))
-    return state % VOCABULARY
-
-
 def complete(prompt: Sequence[int], count: int, seed: int | None = None) -> list[int]:
-    """Return the ids that follow a prompt, `count` or up to EOS."""
-    ids = list(prompt)
-    for drawn in range(count):
-        ids.append(draw(ids, seed, drawn))
-        if ids[-1] == EOS:
-            break
-    return ids[len(prompt) :]
+    """Return the ids that follow a prompt, `count` or up to EOS. `seed`: None if greedy."""
+    sampling = Sampling(temperature=0.0 if seed is None else 1.0)
+    return oracle(prompt, count, (EOS,), sampling=sampling, seed=seed or 0)
 
 
 class FakeServer(ABC):
@@ -79,12 +68,16 @@ class FakeServer(ABC):
 
     def __init__(self, context_tokens: int = 1000) -> None:
         self.context_tokens = context_tokens
+        self.step_s = 0.0
+        """Seconds that each id takes."""
         self.faults: deque[Fault] = deque()
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.aborted = 0
         """Completions whose connection was closed before their end."""
         self.finished = 0
+        self.prefills = 0
+        """Requests that compute a prompt ahead; they take no faults."""
         self.running = 0
         self.api_key: str | None = None
         self._resumed = asyncio.Event()
@@ -97,6 +90,9 @@ class FakeServer(ABC):
     def routes(self) -> list[Route]: ...
 
     @abstractmethod
+    def is_prefill(self, body: dict[str, Any]) -> bool: ...
+
+    @abstractmethod
     def stream(self, body: dict[str, Any], fault: Fault) -> AsyncGenerator[dict[str, Any]]:
         """Yield the events of a completion."""
 
@@ -104,7 +100,9 @@ class FakeServer(ABC):
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
-        fault = self.faults.popleft() if self.faults else NO_FAULT
+        is_prefill = self.is_prefill(body)
+        self.prefills += is_prefill
+        fault = self.faults.popleft() if self.faults and not is_prefill else NO_FAULT
         if refusal := self.refuse(request, body, fault):
             return refusal
         return StreamingResponse(self._encode(body, fault), media_type="text/event-stream")
@@ -140,9 +138,10 @@ class FakeServer(ABC):
         self, body: dict[str, Any], count: int, stops: frozenset[int], fault: Fault
     ) -> AsyncGenerator[int]:
         """Yield the ids of a completion, with the faults that all servers have."""
-        ids = list(body["prompt"])
-        seed = body["seed"] if body["temperature"] else None
-        salt = "other" if fault.other_ids else ""
+        past = b"other" if fault.other_ids else b""
+        for id in body["prompt"]:
+            past = extend_digest(past, id)
+        sampling, last = Sampling(temperature=body["temperature"]), -1
         for drawn in range(count + 1):
             if drawn == fault.pause_after:
                 await self._resumed.wait()
@@ -150,11 +149,12 @@ class FakeServer(ABC):
                 raise Cut
             if drawn == fault.fail_after:
                 raise FakeError(fault.status if fault.status != 200 else 500, fault.message)
-            if drawn == count or (drawn and ids[-1] in stops):
+            if drawn == count or last in stops:
                 return
-            ids.append(draw(ids, seed, drawn, salt))
-            yield ids[-1]
-            await asyncio.sleep(0)
+            last = draw_id(past, SampleParams(sampling, uniform(body["seed"], drawn)))
+            past = extend_digest(past, last)
+            yield last
+            await asyncio.sleep(self.step_s)
 
 
 class FakeError(Exception):
@@ -217,6 +217,9 @@ class FakeVllm(FakeServer):
             return self.error(400, message)
         return super().refuse(request, body, fault)
 
+    def is_prefill(self, body: dict[str, Any]) -> bool:
+        return body["max_tokens"] == 1 and body["temperature"] == 0 and body["seed"] == 0
+
     async def stream(self, body: dict[str, Any], fault: Fault) -> AsyncGenerator[dict[str, Any]]:
         prompt, salt = body["prompt"], body.get("cache_salt")
         cached = self._count_cached(prompt, salt)
@@ -266,6 +269,8 @@ class FakeLlama(FakeServer):
 
     def __init__(self, context_tokens: int = 1000, slots: int = 2) -> None:
         super().__init__(context_tokens)
+        self.end_ids: frozenset[int] = frozenset((EOS,))
+        """Ids that end every completion unless `ignore_eos` bans them."""
         self.slots: list[list[int]] = [[] for _ in range(slots)]
         """Ids whose KV each slot holds."""
         self.keeps_slots = True
@@ -309,6 +314,9 @@ class FakeLlama(FakeServer):
     async def tokenize(self, request: Request) -> Response:
         return JSONResponse({"tokens": list((await request.json())["content"].encode())})
 
+    def is_prefill(self, body: dict[str, Any]) -> bool:
+        return body["n_predict"] == 0
+
     async def stream(self, body: dict[str, Any], fault: Fault) -> AsyncGenerator[dict[str, Any]]:
         prompt, count = body["prompt"], body["n_predict"]
         slot = body["id_slot"] if fault.slot is None else fault.slot
@@ -317,7 +325,7 @@ class FakeLlama(FakeServer):
         # The id 0 of a progress event is none that was drawn: llama-server sends it.
         yield {"tokens": [0], "stop": False, "id_slot": slot, "prompt_progress": progress}
         held = self.slots[slot] = list(prompt)
-        stops = frozenset() if body["ignore_eos"] else frozenset((EOS,))
+        stops = frozenset() if body["ignore_eos"] else self.end_ids
         sent, stop_type = 0, "limit"
         try:
             async with contextlib.aclosing(self.drawn_ids(body, count, stops, fault)) as drawn:
