@@ -31,6 +31,8 @@ from tests.support.certificates import create_certificate as make_certificate
 from tests.support.digest_runner import oracle
 from tests.support.engine_sessions import recover_ids
 from tests.support.engines import EngineHarness, digest_engine
+from tests.support.upstream_engines import upstream_engine
+from tests.support.upstream_servers import FakeVllm
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
@@ -54,9 +56,19 @@ async def front(
 
 
 @pytest.fixture
-async def harness(letters: Path) -> AsyncIterator[EngineHarness]:
-    async with digest_engine(letters, step_s=0.002, max_model_len=200) as harness:
+async def harness(request: pytest.FixtureRequest, letters: Path) -> AsyncIterator[EngineHarness]:
+    """Engine on a null device, or on another server."""
+    if getattr(request, "param", "device") == "device":
+        async with digest_engine(letters, step_s=0.002, max_model_len=200) as harness:
+            yield harness
+        return
+    fake = FakeVllm(context_tokens=200)
+    fake.step_s = 0.002
+    async with upstream_engine(letters, fake) as harness:
         yield harness
+
+
+on_both = pytest.mark.parametrize("harness", ["device", "vllm"], indirect=True)
 
 
 async def start_turn(
@@ -83,6 +95,7 @@ async def read(turn: TurnStream | None) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
 
 
+@on_both
 async def test_turn_continues_on_another_gateway(harness: EngineHarness) -> None:
     port = await harness.listen()
     async with front(port) as one, front(port) as two:
@@ -100,6 +113,7 @@ async def test_turn_continues_on_another_gateway(harness: EngineHarness) -> None
         assert attached.ended.output_tokens == 60
 
 
+@on_both
 async def test_superseded_gateway_can_neither_write_nor_receive(harness: EngineHarness) -> None:
     port = await harness.listen()
     async with front(port) as one, front(port) as two:
@@ -132,6 +146,7 @@ async def test_superseded_gateway_can_neither_write_nor_receive(harness: EngineH
         assert turn.received == received, "no ids were received after the takeover"
 
 
+@on_both
 async def test_only_the_highest_of_racing_fences_attaches_the_session(
     harness: EngineHarness,
 ) -> None:
@@ -155,6 +170,7 @@ async def test_only_the_highest_of_racing_fences_attaches_the_session(
         assert all(isinstance(r, StaleEngineFence) for r in results if not isinstance(r, list))
 
 
+@on_both
 async def test_turn_that_ended_while_detached_is_sent_whole(harness: EngineHarness) -> None:
     port = await harness.listen()
     async with front(port) as two:
@@ -174,6 +190,7 @@ async def test_turn_that_ended_while_detached_is_sent_whole(harness: EngineHarne
         assert await read(turn) == oracle([*PROMPT, *oracle(PROMPT, 30), 7], 3)
 
 
+@on_both
 async def test_finished_turn_cut_by_a_rewind_is_generated_again(harness: EngineHarness) -> None:
     """The gateway that takes over knows neither that the turn ended nor that it was cut."""
     port = await harness.listen()
@@ -192,6 +209,7 @@ async def test_finished_turn_cut_by_a_rewind_is_generated_again(harness: EngineH
             await two.close("s")
 
 
+@on_both
 @pytest.mark.parametrize("paused", [False, True])
 async def test_discarded_turn_is_generated_again_on_attach(
     harness: EngineHarness, paused: bool
@@ -269,6 +287,7 @@ async def test_turn_of_a_lost_gateway_that_nobody_can_resume_is_closed(
         assert await read(attached) == oracle(PROMPT, 190)
 
 
+@on_both
 async def test_link_that_blinks_keeps_a_session_without_a_fence(harness: EngineHarness) -> None:
     port = await harness.listen()
     async with front(port) as one:
@@ -280,6 +299,7 @@ async def test_link_that_blinks_keeps_a_session_without_a_fence(harness: EngineH
         assert (await one.fleet.stats()).tokens_drawn == 150, "the turn went on"
 
 
+@on_both
 async def test_reconnected_link_loses_no_tokens(harness: EngineHarness) -> None:
     """The same engine still runs the turn; a command without a reply fails."""
     port = await harness.listen()
@@ -349,6 +369,7 @@ async def test_attach_continues_a_turn_unknown_to_the_engine(harness: EngineHarn
     assert turn.ended.reason == "stop"
 
 
+@on_both
 async def test_paused_turn_resumes_after_an_engine_crash(harness: EngineHarness) -> None:
     turn, output = await start_turn(harness.engine, 80, 3, fence=0)
     await harness.engine.pause("s")
@@ -365,6 +386,7 @@ async def test_paused_turn_resumes_after_an_engine_crash(harness: EngineHarness)
     assert output == oracle(PROMPT, 80)
 
 
+@on_both
 async def test_paused_turn_can_be_cancelled(harness: EngineHarness) -> None:
     turn, output = await start_turn(harness.engine, 80, 3, fence=0)
     await harness.engine.pause("s")
@@ -377,6 +399,7 @@ async def test_paused_turn_can_be_cancelled(harness: EngineHarness) -> None:
     assert (await harness.engine.fleet.stats()).active_turns == 0
 
 
+@on_both
 @pytest.mark.parametrize("ending", ["cancel", "drop", "close"])
 async def test_paused_turn_can_be_ended_after_an_engine_crash(
     harness: EngineHarness, ending: str
@@ -467,6 +490,7 @@ async def test_strangers_cannot_hold_many_links_open(harness: EngineHarness) -> 
             await after.open("a")
 
 
+@on_both
 async def test_command_numbers_of_two_gateways_do_not_mix(harness: EngineHarness) -> None:
     port = await harness.listen()
     async with front(port) as one, front(port) as two:
