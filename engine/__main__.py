@@ -1,5 +1,5 @@
-"""Main program of the engine process on a torch device: `python -m continuo.engine START`, where
-START is a StartOptions as JSON."""
+"""Main program of the engine process, on a torch device or on another server: `python -m
+continuo.engine START`, where START is a StartOptions as JSON."""
 
 import gc
 import secrets
@@ -40,8 +40,9 @@ def _build_runner(
 
 
 if __name__ == "__main__":
-    # Importing torch takes most of the start, a seventh of it in collections that find no garbage.
-    # `process` enables them when the model is loaded.
-    gc.disable()
-    import_module("continuo.engine.device.build")
+    if process.read_start_options().engine.engine_url is None:
+        # Importing torch takes most of the start, a seventh of it in collections that find no
+        # garbage. `process` enables them when the model is loaded.
+        gc.disable()
+        import_module("continuo.engine.device.build")
     process.main(_build_runner)

@@ -57,6 +57,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str = BUNDLED_MODEL
     """A folder in the Hugging Face layout, a GGUF file, a hub id, or `demo` (BUNDLED_MODEL)."""
     revision: str | None = None
+    engine_url: str | None = None
+    """URL of a server that computes the model in place of this engine: vLLM or llama-server. None:
+    this engine computes."""
+    engine_api_key_file: str | None = None
+    """File with the API key of that server; None: none is sent."""
     dtype: Dtype = "auto"
     quantization: Quantization | None = None
     """Format to which weights are quantized at load, on a CPU; None: that of the checkpoint."""

@@ -1,4 +1,5 @@
 """Main program of an engine process, for any device: the caller passes a factory that builds it.
+With `engine_url`, another server computes instead.
 
 The single argument, START (JSON of StartOptions), names the inherited descriptors: a socket to the
 parent process, which is a client too, the memory of the flight recorder, and optionally a listening
@@ -26,11 +27,13 @@ from continuo.engine.core.transitions import RecordTurn
 from continuo.engine.errors import EngineError
 from continuo.engine.event_loop import run_event_loop
 from continuo.engine.log_format import JsonFormatter
-from continuo.engine.server.assembly import assemble
+from continuo.engine.server.assembly import EngineCore, assemble
 from continuo.engine.server.listener import listen
 from continuo.engine.server.turn_spans import TurnSpans
+from continuo.engine.server.upstream_assembly import assemble_upstream
 from continuo.engine.text import ModelText
 from continuo.engine.trace_export import create_trace_provider, flush_traces
+from continuo.engine.upstream.startup import start_server
 from continuo.engine.wire.flight_recorder import FlightRecorder
 from continuo.engine.wire.link import Link
 from continuo.engine.wire.messages import (
@@ -59,7 +62,7 @@ def main(build_runner: RunnerFactory) -> None:
     # The parent handles signals to the group.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    start = msgspec.json.decode(sys.argv[1], type=StartOptions)
+    start = read_start_options()
     _configure_logging(start.engine)
     if start.is_standby and not _wait_for_promotion(start.parent):
         return
@@ -74,6 +77,10 @@ def main(build_runner: RunnerFactory) -> None:
         flush_traces(traces)
     logging.shutdown()
     os._exit(status)  # skip the teardown of device libraries: nothing outlives the process
+
+
+def read_start_options() -> StartOptions:
+    return msgspec.json.decode(sys.argv[1], type=StartOptions)
 
 
 def _configure_logging(config: EngineConfig) -> None:
@@ -104,6 +111,26 @@ def _wait_for_promotion(parent: int) -> bool:
         return bool(sock.recv(1))
 
 
+async def _load_model(
+    build_runner: RunnerFactory,
+    config: EngineConfig,
+    progress: Callable[[str, float], None],
+    recorder: FlightRecorder,
+    record_turn: RecordTurn | None,
+) -> tuple[EngineCore[Any], EngineReady]:
+    """Load the model and assemble a core around its device. Raises EngineError."""
+    # Load on a separate thread. The threads that torch creates for it end when it ends. They must
+    # not remain: libgomp's threads spin only if there are no more of them than cores.
+    with ThreadPoolExecutor(1, "loading") as loading:
+        event_loop = asyncio.get_running_loop()
+        runner, ready = await event_loop.run_in_executor(loading, build_runner, config, progress)
+    text = ModelText(ready.folder)
+    core = assemble(
+        runner, text, config, digest=ready.digest, recorder=recorder, record_turn=record_turn
+    )
+    return core, ready
+
+
 async def _serve(
     start: StartOptions, build_runner: RunnerFactory, record_turn: RecordTurn | None
 ) -> None:
@@ -123,21 +150,16 @@ async def _serve(
         event_loop.call_soon_threadsafe(link.send, ModelLoading(what, fraction))
 
     try:
-        # Load on a separate thread. The threads that torch creates for it end when it ends. They
-        # must not remain: libgomp's threads spin only if there are no more of them than cores.
-        with ThreadPoolExecutor(1, "loading") as loading:
-            runner, ready = await event_loop.run_in_executor(
-                loading, build_runner, config, progress
-            )
-        text = ModelText(ready.folder)
+        if config.engine_url is None:
+            core, ready = await _load_model(build_runner, config, progress, recorder, record_turn)
+        else:
+            started = await start_server(config, progress)
+            core, ready = assemble_upstream(*started, config, record_turn), started.ready
     except EngineError as error:
         link.send(ModelLoadFailed(error.message))
         link.close()
         return
     ready = msgspec.structs.replace(ready, predecessor=recorder.read_predecessor())
-    core = assemble(
-        runner, text, config, digest=ready.digest, recorder=recorder, record_turn=record_turn
-    )
     clients = core.clients
     gc.freeze()  # loaded objects stay: exclude them from every collection
     gc.enable()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from continuo.engine.batch import Geometry
 from continuo.engine.client.engine_client import EngineClient
+from continuo.engine.local_checkpoint import find_local_checkpoint
 from continuo.engine.server.upstream_assembly import UpstreamCore, assemble_upstream
+from continuo.engine.text import ModelText
 from continuo.engine.upstream.detection import detect_server
 from continuo.engine.upstream.http import HttpClient
 from tests.support.digest_runner import VOCABULARY, DigestRunner, make_engine_ready
@@ -65,3 +67,10 @@ async def upstream_engine(folder: Path, fake: FakeServer) -> AsyncIterator[Upstr
 
 FAKES: dict[str, type[FakeVllm] | type[FakeLlama]] = {"vllm": FakeVllm, "llama": FakeLlama}
 """Fake of each kind of server, for parametrized tests."""
+
+
+def demo_fake(fake: FakeServer) -> FakeServer:
+    """Return the fake, with the tokenizer of the demo model."""
+    text = ModelText(str(find_local_checkpoint("demo")))
+    fake.make_ids, fake.vocab_size, fake.end_ids = text.encode_untrusted, 4096, frozenset()
+    return fake

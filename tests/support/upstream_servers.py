@@ -12,7 +12,7 @@ import json
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -68,6 +68,12 @@ class FakeServer(ABC):
 
     def __init__(self, context_tokens: int = 1000) -> None:
         self.context_tokens = context_tokens
+        self.make_ids: Callable[[str], list[int]] = lambda text: list(text.encode())
+        """The tokenizer; an id for each byte."""
+        self.vocab_size = VOCABULARY
+        """Number of ids that the server reports; all that are drawn are below VOCABULARY."""
+        self.end_ids: frozenset[int] = frozenset((EOS,))
+        """Ids that end every completion of llama-server unless `ignore_eos` bans them."""
         self.step_s = 0.0
         """Seconds that each id takes."""
         self.faults: deque[Fault] = deque()
@@ -108,12 +114,17 @@ class FakeServer(ABC):
         return StreamingResponse(self._encode(body, fault), media_type="text/event-stream")
 
     def refuse(self, request: Request, body: dict[str, Any], fault: Fault) -> Response | None:
-        if self.api_key and request.headers.get("authorization") != f"Bearer {self.api_key}":
-            return self.error(401, "invalid API key")
+        if refusal := self.check_key(request):
+            return refusal
         if fault.status != 200 and fault.fail_after is None:
             return self.error(fault.status, fault.message)
         if len(body["prompt"]) >= self.context_tokens:
             return self.error(400, f"the prompt exceeds the context of {self.context_tokens}")
+        return None
+
+    def check_key(self, request: Request) -> Response | None:
+        if self.api_key and request.headers.get("authorization") != f"Bearer {self.api_key}":
+            return self.error(401, "invalid API key")
         return None
 
     def error(self, status: int, message: str) -> Response:
@@ -187,6 +198,8 @@ class FakeVllm(FakeServer):
         ]
 
     async def models(self, request: Request) -> Response:
+        if refusal := self.check_key(request):
+            return refusal
         model = {"id": "m", "owned_by": self.owner, "max_model_len": self.context_tokens}
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -207,7 +220,7 @@ class FakeVllm(FakeServer):
 
     async def tokenize(self, request: Request) -> Response:
         body = await request.json()
-        return JSONResponse({"tokens": list(body["prompt"].encode()), "count": 1})
+        return JSONResponse({"tokens": self.make_ids(body["prompt"]), "count": 1})
 
     def refuse(self, request: Request, body: dict[str, Any], fault: Fault) -> Response | None:
         if body["max_tokens"] < 1:
@@ -269,8 +282,6 @@ class FakeLlama(FakeServer):
 
     def __init__(self, context_tokens: int = 1000, slots: int = 2) -> None:
         super().__init__(context_tokens)
-        self.end_ids: frozenset[int] = frozenset((EOS,))
-        """Ids that end every completion unless `ignore_eos` bans them."""
         self.slots: list[list[int]] = [[] for _ in range(slots)]
         """Ids whose KV each slot holds."""
         self.keeps_slots = True
@@ -286,7 +297,7 @@ class FakeLlama(FakeServer):
         ]
 
     async def models(self, request: Request) -> Response:
-        model = {"id": "m.gguf", "owned_by": "llamacpp", "meta": {"n_vocab": VOCABULARY}}
+        model = {"id": "m.gguf", "owned_by": "llamacpp", "meta": {"n_vocab": self.vocab_size}}
         return JSONResponse({"object": "list", "data": [model]})
 
     async def props(self, request: Request) -> Response:
@@ -312,7 +323,7 @@ class FakeLlama(FakeServer):
         )
 
     async def tokenize(self, request: Request) -> Response:
-        return JSONResponse({"tokens": list((await request.json())["content"].encode())})
+        return JSONResponse({"tokens": self.make_ids((await request.json())["content"])})
 
     def is_prefill(self, body: dict[str, Any]) -> bool:
         return body["n_predict"] == 0

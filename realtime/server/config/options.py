@@ -100,6 +100,16 @@ OPTIONS: tuple[Option, ...] = (
             "maximum tokens of a session (default: the limit of the model, or what the KV pool "
             "holds)",
         ),
+        _text(
+            "engine-url URL",
+            "URL of a vLLM or llama-server that computes the model; --model names its tokenizer "
+            "and chat template, and options of our own engine are refused (default: none, our own "
+            "engine)",
+        ),
+        _text(
+            "engine-api-key-file FILE",
+            "file with the API key of the server at --engine-url (default: none)",
+        ),
         _text("dtype", "dtype of weights and KV (default: auto)", choices=DTYPES),
         _text(
             "quantization",

@@ -21,6 +21,22 @@ DEFAULT_PORT = 8000
 DEFAULT_CHAT_URL = f"ws://127.0.0.1:{DEFAULT_PORT}"
 DEFAULT_LISTEN = Address("127.0.0.1", 8100)
 DRAIN_GRACE_S = 20.0
+OWN_ENGINE_OPTIONS = (
+    "dtype",
+    "quantization",
+    "device",
+    "block_size",
+    "num_gpu_blocks_override",
+    "kv_cache_memory_bytes",
+    "kv_offloading_size",
+    "max_num_seqs",
+    "max_group_share",
+    "max_num_batched_tokens",
+    "speculative_config",
+    "threads",
+    "standby_engine",
+)
+"""Options without effect where another server computes; `--engine-url` refuses them by name."""
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,10 +211,28 @@ def _parse_engine_config(options: Mapping[str, OptionValue]) -> EngineConfig:
     fields: dict[str, object] = {**_fields_of(EngineConfig, options)}
     if "speculative_config" in fields:
         fields["speculative_config"] = _parse_speculative_config(str(fields["speculative_config"]))
+    _check_engine_url(options)
     try:
         return msgspec.convert(fields, EngineConfig)
     except msgspec.ValidationError as error:
         raise SetupError(str(error)) from None
+
+
+def _check_engine_url(options: Mapping[str, OptionValue]) -> None:
+    """Raise SetupError for options that contradict the choice of who computes."""
+    url = options.get("engine_url")
+    if url is None:
+        if "engine_api_key_file" in options:
+            raise SetupError("--engine-api-key-file has no effect without --engine-url")
+        return
+    if urlsplit(str(url)).scheme not in ("http", "https"):
+        raise SetupError(f"--engine-url {url}: expected a URL, as http://localhost:8000")
+    for key in OWN_ENGINE_OPTIONS:
+        if options.get(key):
+            raise SetupError(
+                f"--{key.replace('_', '-')} is an option of our own engine: set it at the server "
+                "of --engine-url, in its own way"
+            )
 
 
 def _parse_speculative_config(text: str) -> SpeculativeConfig:

@@ -37,8 +37,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=FAKES)
 async def harness(request: pytest.FixtureRequest, letters: Path) -> AsyncIterator[UpstreamHarness]:
     fake = FAKES[request.param]()
-    if isinstance(fake, FakeLlama):
-        fake.end_ids = frozenset()
+    fake.end_ids = frozenset()
     async with upstream_engine(letters, fake) as harness:
         yield harness
 

@@ -45,6 +45,48 @@ def test_defaults_are_the_bundled_model_on_loopback() -> None:
     assert settings.is_loopback
 
 
+def test_server_in_place_of_the_engine_is_chosen_by_its_url() -> None:
+    url, key = "http://vllm:8000", ("--engine-api-key-file", "key")
+    for make, command in ((make_serve_settings, "serve"), (make_engine_settings, "engine")):
+        options = merge_sources(parse("--engine-url", url, *key, command=command), {})
+        assert make(options).engine.engine_url == url
+        assert make(options).engine.engine_api_key_file == "key"
+    settings = make_serve_settings(merge_sources(parse(), {"CONTINUO_ENGINE_URL": url}))
+    assert settings.engine.engine_url == url
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--engine-api-key-file", "key"), "no effect without --engine-url"),
+        (("--engine-url", "vllm:8000"), "--engine-url vllm:8000: expected a URL"),
+        *(
+            (("--engine-url", "http://a", *flag), f"{flag[0]} is an option of our own engine")
+            for flag in (
+                ("--dtype", "bfloat16"),
+                ("--quantization", "int8"),
+                ("--device", "cpu"),
+                ("--block-size", "16"),
+                ("--num-gpu-blocks-override", "9"),
+                ("--kv-cache-memory-bytes", "2GiB"),
+                ("--kv-offloading-size", "1"),
+                ("--max-num-seqs", "8"),
+                ("--max-group-share", "0.5"),
+                ("--max-num-batched-tokens", "64"),
+                ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'),
+                ("--threads", "2"),
+                ("--standby-engine",),
+            )
+        ),
+    ],
+)
+def test_option_that_another_server_does_not_take_is_refused_by_name(
+    flags: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(SetupError, match=message):
+        make_serve_settings(merge_sources(parse(*flags), {}))
+
+
 def test_demo_is_off_by_default_and_refused_where_strangers_could_use_it() -> None:
     def settings_of(*flags: str) -> GatewaySettings:
         return make_serve_settings(merge_sources(parse(*flags), {}))
@@ -86,8 +128,8 @@ def test_every_engine_option_reaches_the_engine() -> None:
     for option in OPTIONS:
         if option.group not in ("model", "engine") or option.kind == "list":
             continue
-        if option.name == "speculative-config":  # JSON: see the test of it below
-            continue
+        if option.name in ("speculative-config", "engine-url", "engine-api-key-file"):
+            continue  # not any text: see their own tests
         is_switch = option.kind == "switch"
         text = option.choices[-1] if option.choices else values.get(option.kind, "True")
         flags = [f"--{option.name}"] if is_switch else [f"--{option.name}", text]
