@@ -195,7 +195,13 @@ OTHER_PROGRAMS = {
     "docker": {"--build", "--build-arg", "--env", "--profile", "--publish", "--tag", "--volume"},
     "npm": {"--prefix"},
     "http.server": {"--bind", "--directory"},
+    "llama-server": {"--no-kv-unified", "--no-cache-idle-slots", "--slots"},
     "pip": {"--index-url", "--no-deps", "--wheel-dir"},
+    "vllm": {
+        "--enable-prompt-tokens-details",
+        "--scheduling-policy",
+        "--structured-outputs-config",
+    },
 }
 IMAGINED = {"--top-p"}
 """Options that a page only imagines."""
