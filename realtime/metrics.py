@@ -133,7 +133,7 @@ turns_by_residency = Counter(
     ["residency"],
     registry=REGISTRY,
 )
-_start_at_zero(turns_by_residency, ("hot", "host", "recomputed", "none"))
+_start_at_zero(turns_by_residency, ("hot", "host", "recomputed", "none", "unknown"))
 engine_interruptions = Counter(
     "continuo_engine_interruptions",
     "Turns whose engine was lost, and that were continued elsewhere.",

@@ -148,6 +148,7 @@ class UpstreamBackend:
         it would have to compute itself; elsewhere it overtakes them."""
         if not self._server.has_slots:
             self.stop_computing(sequence)
+        turn.residency = "none" if self._server.has_slots else "unknown"
         self._running_turns += 1
         sequence.request = self._spawn(self._draw(sequence, turn))
 

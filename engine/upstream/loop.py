@@ -73,6 +73,8 @@ class UpstreamLoop:
             return
         if turn.cached_tokens is None and chunk.cached_tokens is not None:
             turn.cached_tokens = min(chunk.cached_tokens, turn.prompt_tokens)
+            if turn.residency == "none" and turn.cached_tokens:
+                turn.residency = "hot"  # in the slot of the session
         if chunk.ids:
             sequence.computed = len(sequence.ids)
         self._sessions.transitions.apply_ids(sequence, turn, chunk.ids, chunk.logprobs)

@@ -11,7 +11,7 @@ import msgspec
 JsonObject = dict[str, Any]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
-KVResidency = Literal["hot", "host", "recomputed", "none"]
+KVResidency = Literal["hot", "host", "recomputed", "none", "unknown"]
 
 # ---------------------------------------------------------------- items
 

@@ -10,7 +10,7 @@ from continuo.realtime.protocol.settings import GenerationSettings
 ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
 
 
-KVResidency = Literal["hot", "host", "recomputed", "none"]
+KVResidency = Literal["hot", "host", "recomputed", "none", "unknown"]
 """Place where the earlier KV of a prompt was found: on the device (`hot`) or in host memory
 (`host`). `recomputed` if it was lost, `none` if there was no earlier KV."""
 

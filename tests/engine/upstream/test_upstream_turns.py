@@ -218,6 +218,19 @@ async def test_refused_turn_fails_in_the_words_of_the_server(
     assert await collect_ids(again) == oracle(PROMPT + turn.ids, 4)
 
 
+@pytest.mark.parametrize(("kind", "expected"), [("vllm", "unknown"), ("llama", "hot")])
+async def test_residency_is_unknown_where_kv_is_not_pinned(
+    letters: Path, kind: str, expected: str
+) -> None:
+    async with upstream_engine(letters, FAKES[kind]()) as harness:
+        turn = await generate(harness, Sampling(max_tokens=3, ignore_eos=True))
+        await collect_ids(turn)
+        turn = await harness.engine.generate(turn.session, Sampling(max_tokens=1))
+        await collect_ids(turn)
+        assert turn.ended is not None
+        assert turn.ended.residency == expected
+
+
 DEPENDENT = Sampling(temperature=1.0, seed=7, max_tokens=9, presence_penalty=0.5)
 """Sampling whose ids depend on more than the ids before them."""
 

@@ -96,7 +96,7 @@ export interface SessionSettings extends SamplingParams {
   include?: ('response.interrupted' | 'response.reasoning_text' | 'session.continuity')[] | null;
 }
 
-export type KVResidency = 'hot' | 'host' | 'recomputed' | 'none';
+export type KVResidency = 'hot' | 'host' | 'recomputed' | 'none' | 'unknown';
 
 /** What a client needs to resume a session, and how it was resumed. */
 export interface ResumeInfo {

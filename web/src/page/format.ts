@@ -8,6 +8,7 @@ export const RESIDENCY_TEXT: Record<KVResidency, string> = {
   host: 'restored from host memory',
   recomputed: 'lost, then recomputed',
   none: 'not cached',
+  unknown: 'known to the other server only',
 };
 
 /** Returns the name of a model without the folders or the organization before it, such as `Qwen2.5-7B-Instruct`. */
