@@ -52,6 +52,8 @@ async def main(
 
     engine = EngineClient(launch)
     await engine.connect()
+    if engine.text.template is not None:
+        await asyncio.to_thread(engine.text.template.prepare)  # as `continuo serve` does
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     opened = await open_store(store, durability)

@@ -40,7 +40,7 @@ from continuo.engine.event_loop import run_event_loop
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.local_checkpoint import find_local_checkpoint
 from continuo.engine.log_format import JsonFormatter
-from continuo.engine.resident_cache import ResidentCache
+from continuo.engine.resident_cache import CacheSize, ResidentCache
 from continuo.engine.sampling import Grammar, Sampling, SamplingSettings, StopString
 from continuo.engine.text import (
     CallableTool,
@@ -79,6 +79,7 @@ __all__ = [
     "PAGE_TOKENS",
     "BadRequest",
     "Busy",
+    "CacheSize",
     "CallableTool",
     "Chat",
     "ChatMessage",

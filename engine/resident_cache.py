@@ -15,10 +15,17 @@ import itertools
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+class CacheSize(NamedTuple):
+    """Resident bytes of one cache, or of several, and their bound."""
+
+    held_bytes: int
+    bytes_max: int
 
 
 class _Entry(Generic[V]):
@@ -73,6 +80,10 @@ class ResidentCache(Generic[K, V]):
 
     def __contains__(self, key: K) -> bool:
         return key in self._entries
+
+    @property
+    def size(self) -> CacheSize:
+        return CacheSize(self.held_bytes, self.bytes_max)
 
     def get(self, key: K) -> V | None:
         """Return a value and mark it as used. Returns None if it is not kept."""

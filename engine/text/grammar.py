@@ -27,7 +27,7 @@ from typing import NamedTuple, cast
 import llguidance
 
 from continuo.engine.errors import BadRequest
-from continuo.engine.resident_cache import ResidentCache
+from continuo.engine.resident_cache import CacheSize, ResidentCache
 from continuo.engine.sampling import Grammar
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
@@ -123,6 +123,11 @@ def find_schema_problem(schema: str) -> str | None:
 
 _schema_problems: ResidentCache[bytes, str] = ResidentCache(_SCHEMA_PROBLEMS_BYTES_MAX)
 """Problem of each schema that was checked, by its digest; empty if it has none."""
+
+
+def measure_schema_checks() -> CacheSize:
+    """Return the size of the cache of `find_schema_problem`, one for the process."""
+    return _schema_problems.size
 
 
 def _find_schema_problem(schema: str) -> str | None:

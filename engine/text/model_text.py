@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from continuo.engine.errors import ModelError
+from continuo.engine.resident_cache import CacheSize
 from continuo.engine.sampling import Sampling
 from continuo.engine.text.chat_template.jinja_program import JinjaProgram
 from continuo.engine.text.chat_template.renderer import TemplateRenderer
 from continuo.engine.text.chat_template.template import ChatTemplate
-from continuo.engine.text.grammar import GrammarCompiler
+from continuo.engine.text.grammar import GrammarCompiler, measure_schema_checks
 from continuo.engine.text.output_channels import (
     OutputDecoder,
     SpokenTextDecoder,
@@ -68,6 +69,17 @@ class ModelText:
     def vocab_size(self) -> int:
         """The tokenizer's largest id plus one; the model's vocabulary may be larger."""
         return self._tokenizer.vocab_size
+
+    @property
+    def cache_sizes(self) -> dict[str, CacheSize]:
+        """Sizes of the caches of texts by name. That of schema checks is one for the process."""
+        sizes = {
+            "encodings": self._tokenizer.encodings_size,
+            "schema_checks": measure_schema_checks(),
+        }
+        if self.template is not None:
+            sizes["renderings"] = self.template.renderings_size
+        return sizes
 
     def encode(self, text: str) -> list[int]:
         """Encode trusted text: control tokens written in it are parsed; none are added."""

@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from continuo.engine import EngineClient, EngineError, ResidentCache, SessionGroup
+from continuo.engine import CacheSize, EngineClient, EngineError, ResidentCache, SessionGroup
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.generation.engine_session import EngineSession
 from continuo.realtime.limits import Limits
@@ -115,6 +115,10 @@ class Continuations:
     def held_bytes(self) -> int:
         """Resident bytes of all points, with their conversations and branches."""
         return self._cache.held_bytes
+
+    @property
+    def size(self) -> CacheSize:
+        return self._cache.size
 
     def find(
         self, response_id: str, tenant: str, connection: str | None

@@ -16,8 +16,13 @@ class ReasoningVariants(Generic[T]):
     def __init__(self, renderer: TemplateRenderer, base: T) -> None:
         """`renderer`: the template without reasoning options; `base`: what was made of it."""
         self._renderer = renderer
-        self._variants = {"{}": base}
-        """By their options as JSON."""
+        self._variants = {"{}": (renderer, base)}
+        """Renderer and variant, by the options as JSON."""
+
+    @property
+    def renderers(self) -> list[TemplateRenderer]:
+        """Renderers of all variants that were made so far, the base included."""
+        return [renderer for renderer, _ in [*self._variants.values()]]
 
     @property
     def reasons(self) -> bool:
@@ -39,8 +44,9 @@ class ReasoningVariants(Generic[T]):
         renderer."""
         options = self._renderer.reasoning_switch.options_for(effort) or {}
         key = json.dumps(options, sort_keys=True)
-        variant = self._variants.get(key)
-        if variant is None:
+        made = self._variants.get(key)
+        if made is None:
+            renderer = self._renderer.with_options(options)
             # Another thread may make the same variant meanwhile.
-            variant = self._variants.setdefault(key, create(self._renderer.with_options(options)))
-        return variant
+            made = self._variants.setdefault(key, (renderer, create(renderer)))
+        return made[1]

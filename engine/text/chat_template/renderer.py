@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from continuo.engine.resident_cache import ResidentCache
+from continuo.engine.resident_cache import CacheSize, ResidentCache
 from continuo.engine.text.chat_template.jinja_program import JinjaProgram, TemplateRefused
 from continuo.engine.text.chat_template.message import ChatMessage, ToolCall, ToolDefinition
 from continuo.engine.text.chat_template.reasoning_probe import (
@@ -166,6 +166,11 @@ class TemplateRenderer:
     def accepts_options(self, options: Mapping[str, Any]) -> bool:
         """Whether the template renders a prompt with these options."""
         return self._render_plain([{"role": "user", "content": "a"}], options) is not None
+
+    @property
+    def renderings_size(self) -> CacheSize:
+        """Size of the cache of rendered texts."""
+        return self._renderings.size
 
     @property
     def marks_reasoning_by_words(self) -> bool:

@@ -27,6 +27,7 @@ from functools import cached_property
 
 import msgspec
 
+from continuo.engine.resident_cache import CacheSize
 from continuo.engine.sampling import Grammar
 from continuo.engine.text.chat_template.extension import (
     ConversationExtension,
@@ -116,6 +117,12 @@ class ChatTemplate:
         """Whether `extend` renders no message before the last user message but the system message,
         as far as is known. If not, its time grows with the length of the conversation."""
         return self._is_question_view_exact and not self._has_needed_longer_view
+
+    @property
+    def renderings_size(self) -> CacheSize:
+        """Size of the caches of rendered texts, of this template and all its variants."""
+        sizes = [renderer.renderings_size for renderer in self._variants.renderers]
+        return CacheSize(*map(sum, zip(*sizes, strict=True)))
 
     # --- reasoning ---
 

@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from continuo.engine.errors import ModelError, TooLong
-from continuo.engine.resident_cache import ResidentCache
+from continuo.engine.resident_cache import CacheSize, ResidentCache
 from continuo.engine.text.tokenizer.chunked_encoding import ChunkedEncoder
 
 MARK_OPEN, MARK_CLOSE = "\ufdd0", "\ufdd1"
@@ -119,6 +119,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The largest token id plus one."""
         return max(self.raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def encodings_size(self) -> CacheSize:
+        """Size of the cache of encoded texts."""
+        return self._encodings.size
 
     def id_of(self, token: str) -> int | None:
         return self.raw.token_to_id(token)

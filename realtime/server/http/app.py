@@ -114,7 +114,7 @@ def build_app(
         recent_warnings or RecentWarnings(),
         show_warnings=lambda: authenticator.policy.tenant_count <= 1,
     )
-    metrics_routes = MetricsRoutes(engine, registry, store, authenticator)
+    metrics_routes = MetricsRoutes(engine, registry, responses.continuations, store, authenticator)
     admin_routes = AdminRoutes(
         engine, registry, authenticator, drain, is_loopback=settings.is_loopback
     )

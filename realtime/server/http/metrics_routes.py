@@ -22,6 +22,7 @@ from starlette.routing import Route
 from continuo.engine import EngineClient, EngineError, EngineStats
 from continuo.realtime import metrics
 from continuo.realtime.registry.registry import Registry
+from continuo.realtime.responses.continuations import Continuations
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Authenticator
 from continuo.realtime.server.version import VERSION
@@ -35,10 +36,23 @@ class MetricsRoutes:
     """Route of the metrics of a gateway, which may have an engine of its own."""
 
     def __init__(
-        self, engine: EngineClient, registry: Registry, store: Store, authenticator: Authenticator
+        self,
+        engine: EngineClient,
+        registry: Registry,
+        continuations: Continuations,
+        store: Store,
+        authenticator: Authenticator,
     ) -> None:
+        """Args:
+        engine: all engines of the gateway, and the caches of texts.
+        registry: the sessions that are counted.
+        continuations: the continuation points whose bytes are reported.
+        store: whether it accepts writes is reported.
+        authenticator: decides which keys may read the metrics.
+        """
         self._engine = engine
         self._registry = registry
+        self._continuations = continuations
         self._store = store
         self._authenticator = authenticator
 
@@ -75,6 +89,18 @@ class MetricsRoutes:
         yield GaugeMetricFamily(
             "continuo_store_up", "1 if the store accepts writes.", int(self._store.is_available)
         )
+        held = GaugeMetricFamily(
+            "continuo_cache_bytes", "Resident bytes that a cache holds.", labels=["cache"]
+        )
+        most = GaugeMetricFamily(
+            "continuo_cache_bytes_max", "Bound of the bytes of a cache.", labels=["cache"]
+        )
+        sizes = {**self._engine.text.cache_sizes, "continuation_points": self._continuations.size}
+        for name, size in sizes.items():
+            held.add_metric([name], size.held_bytes)
+            most.add_metric([name], size.bytes_max)
+        yield held
+        yield most
 
 
 class _Families(Collector):

@@ -28,3 +28,16 @@ def test_renderings_of_long_texts_are_bounded() -> None:
         renderer.render([ChatMessage(role="user", content=f"{n}" + "\u4e2d" * MIB)])
         renderings = renderer._renderings  # pyright: ignore[reportPrivateUsage]
         assert 0 < renderings.held_bytes <= renderings.bytes_max == 16 * MIB
+
+
+def test_size_of_renderings_is_that_of_all_variants() -> None:
+    text = family_text("qwen3")
+    assert text.template is not None
+    off = text.template.for_effort("off")
+    assert off is not text.template
+    before = text.cache_sizes["renderings"]
+    assert before.bytes_max == 2 * 16 * MIB
+    for template in (text.template, off):
+        held = text.cache_sizes["renderings"].held_bytes
+        template._renderer.render([ChatMessage(role="user", content="new")])  # pyright: ignore[reportPrivateUsage]
+        assert text.cache_sizes["renderings"].held_bytes > held

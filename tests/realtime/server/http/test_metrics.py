@@ -162,3 +162,26 @@ async def test_labels_are_few_whatever_paths_are_requested(server: RunningServer
     paths = {dict(labels)["path"] for name, labels in after if name == "continuo_requests_total"}
     assert not [path for path in paths if "made-up" in path or "x" * 50 in path]
     assert len(after) - len(before) < 80
+
+
+async def test_caches_report_what_they_hold_and_their_bounds(server: RunningServer) -> None:
+    def read(series: Series) -> dict[str, tuple[float, float]]:
+        names = ("encodings", "renderings", "schema_checks", "continuation_points")
+        return {
+            name: (
+                total(series, "continuo_cache_bytes", cache=name),
+                total(series, "continuo_cache_bytes_max", cache=name),
+            )
+            for name in names
+        }
+
+    before = read(await scrape(server.port))
+    schema = {"type": "object", "properties": {f"of-{random.random()}": {"type": "string"}}}
+    text_format = {"type": "json_schema", "name": "shape", "schema": schema}
+    body = {"model": "demo", "input": "a new text", "max_output_tokens": 2}
+    body["text"] = {"format": text_format}
+    status, _ = await server.request("POST", "/v1/responses", body)
+    assert status == 200
+    after = read(await scrape(server.port))
+    for name, (held, most) in after.items():
+        assert before[name][0] < held < most == before[name][1], name
