@@ -37,7 +37,8 @@ class Branch:
 
     `tip`: id of the last response of the branch; `is_busy`: whether that response is being
     generated. `newest`: the conversation with the last response that has ended, which the engine
-    session has; None if the branch has no points.
+    session has; None if the branch has no points. `holds_newest`: whether the branch itself holds
+    it, because it has no point, or no longer.
     """
 
     def __init__(self, engine_session: EngineSession, tip: str) -> None:
@@ -46,6 +47,7 @@ class Branch:
         self.is_busy = True
         self.point_count = 0
         self.newest: Conversation | None = None
+        self.holds_newest = False
 
 
 class ContinuationPoint:
@@ -172,7 +174,7 @@ class Continuations:
             ] = continuation
         branch.point_count += 1
         branch.is_busy = False
-        new_bytes += self._set_newest(branch, conversation)
+        new_bytes += self._set_newest(branch, conversation, is_held=False)
         self._cache.charge(continuation.tenant, new_bytes)
         self._cache.add(continuation.response_id, None, _POINT_BYTES, continuation.tenant)
         self._touch(continuation)
@@ -184,7 +186,7 @@ class Continuations:
         one with that response."""
         branch.is_busy = False
         if branch.point_count:
-            self._cache.charge(tenant, self._set_newest(branch, conversation))
+            self._cache.charge(tenant, self._set_newest(branch, conversation, is_held=True))
         else:
             self._release(branch)
 
@@ -253,27 +255,36 @@ class Continuations:
                 del self._points_by_connection[point.connection]
         branch = point.branch
         branch.point_count -= 1
-        freed_bytes = self._memory.release(point.conversation)
+        freed_bytes = 0
+        if branch.point_count and branch.newest is point.conversation:
+            branch.holds_newest = True  # in place of the point
+        else:
+            freed_bytes = self._memory.release(point.conversation)
         if not branch.point_count:
             freed_bytes += self._release(branch)
         self._cache.charge(point.tenant, -freed_bytes)
 
-    def _set_newest(self, branch: Branch, conversation: Conversation) -> int:
-        """Set the newest conversation of a branch. Returns how many more bytes it takes."""
-        new_bytes, _ = self._memory.hold(conversation)
-        new_bytes += _measure_log(conversation)
-        if branch.newest is not None:
-            new_bytes -= self._memory.release(branch.newest) + _measure_log(branch.newest)
-        branch.newest = conversation
+    def _set_newest(self, branch: Branch, conversation: Conversation, *, is_held: bool) -> int:
+        """Set the newest conversation of a branch. `is_held`: the branch holds it, because it has
+        no point. Returns how many more bytes it takes."""
+        new_bytes = _measure_log(conversation)
+        if is_held:
+            new_bytes += self._memory.hold(conversation)[0]
+        new_bytes -= self._release_newest(branch)
+        branch.newest, branch.holds_newest = conversation, is_held
         return new_bytes
+
+    def _release_newest(self, branch: Branch) -> int:
+        """Release the newest conversation of a branch. Returns the bytes that are freed."""
+        newest, branch.newest = branch.newest, None
+        if newest is None:
+            return 0
+        return _measure_log(newest) + (self._memory.release(newest) if branch.holds_newest else 0)
 
     def _release(self, branch: Branch) -> int:
         """Release a branch without points: close its engine session, unless a response is being
         generated there. Returns the bytes that are freed."""
-        freed_bytes = 0
-        if branch.newest is not None:
-            freed_bytes = self._memory.release(branch.newest) + _measure_log(branch.newest)
-            branch.newest = None
+        freed_bytes = self._release_newest(branch)
         if not branch.is_busy:
             task = asyncio.create_task(
                 _close_engine_session(branch.engine_session),
