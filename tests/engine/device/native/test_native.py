@@ -313,6 +313,34 @@ def test_step_after_a_discarded_step_is_complete(
 
 
 @needs_compiler
+@pytest.mark.parametrize("threads", [1, 2])
+def test_prefill_can_be_discarded_after_each_operation(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """Each chunk is computed operation by operation and discarded: after the first one, after the
+    second one, and so on. The chunk that is computed then is that of a fresh prefill."""
+    monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
+    runner = oracle.build_cpu_runner(folder, threads=threads)
+    [ids] = oracle.random_prompts(6, [200])
+    pages = array("i", range(13))
+    pauses = 0
+    for start in range(0, 200, 10):
+        chunk = array("i", ids[start : start + 10])
+        row = BatchRow(chunk, -1, start, pages, SampleParams() if start == 190 else None)
+        pending = runner.launch(Batch(start, [row]))
+        pauses += sum(runner.run_for(pending, 0.0) for _ in range(start // 10))
+        runner.discard(pending)
+        pending = runner.launch(Batch(start, [row]))
+        while runner.run_for(pending, 0.0):
+            pauses += 1
+        result = runner.collect(pending)
+        assert result.model_s > 0
+    assert pauses > 100
+    [drawn] = result.results
+    assert drawn == RowResult(int(logits(runner, ids, [])[-1].argmax()))
+
+
+@needs_compiler
 def test_pending_step_ends_when_its_runner_is_deleted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
