@@ -17,19 +17,12 @@ from continuo.engine.device.native.native_sampling import PackedSampling
 from continuo.engine.device.runner import TorchRunner
 from continuo.engine.device.sampling import assign_to_rows, is_plain_greedy
 
-SINGLE_THREAD_WORK_MAX, WEIGHT_READ_COST = 100_000_000, 4
-"""Maximum work of a step that runs on a single thread, in multiply-adds plus bytes of KV: a few
-milliseconds of computation. Reading a weight from memory counts as WEIGHT_READ_COST
-multiply-adds."""
-
 
 @dataclass(slots=True)
 class NativePendingStep:
     """A launched step: the ticket for `collect`."""
 
     rows: list[BatchRow]
-    is_single_threaded: bool
-    """Whether the thread that calls `collect` computes the whole step."""
     started_s: float | None
     """Value of `time.perf_counter` when the computation started; None before that."""
     sampling: PackedSampling | None = None
@@ -54,12 +47,10 @@ class NativeRunner(TorchRunner):
         self._last_step: NativePendingStep | None = None
 
     def launch(self, batch: Batch) -> NativePendingStep:
-        is_single_threaded = self.threads == 1 or self._is_light(batch.rows)
-        step = self._decoder.pack(batch.rows, 1 if is_single_threaded else self.threads)
+        step = self._decoder.pack(batch.rows, self.threads)
         last, self._last_step = self._last_step, None
         previous = None if last is None else self._finish(last)
-        started_s = None if is_single_threaded else time.perf_counter()
-        pending = NativePendingStep(batch.rows, is_single_threaded, started_s)
+        pending = NativePendingStep(batch.rows, None if self.threads == 1 else time.perf_counter())
         if batch.moves:
             self._move(batch.moves)
         for index, row in enumerate(batch.rows):
@@ -77,9 +68,9 @@ class NativeRunner(TorchRunner):
         """Compute a step together with the decoder's threads, and return before its end, which
         those threads compute alone.
 
-        Returns False, without computing anything, if the step is single-threaded.
+        Returns False, without computing anything, if the decoder has no threads but the caller's.
         """
-        if ticket.is_single_threaded:
+        if self.threads == 1:
             return False
         self._join(ticket)
         self._decoder.run_until_near_end()
@@ -126,12 +117,6 @@ class NativeRunner(TorchRunner):
     def compute_logits(self, batch: Batch) -> Tensor:
         self._decoder.begin(self._decoder.pack(batch.rows, self.threads))
         return self._decoder.read_logits(len(self._decoder.finish()[0])).clone()
-
-    def _is_light(self, rows: list[BatchRow]) -> bool:
-        tokens = sum(row.count for row in rows)
-        context = sum(row.start + row.count for row in rows)
-        work = max(tokens, WEIGHT_READ_COST) * self.parameter_count + context * self.token_bytes
-        return work <= SINGLE_THREAD_WORK_MAX
 
 
 def _is_plain_greedy(row: BatchRow) -> bool:
