@@ -253,9 +253,10 @@ class Runner(Protocol[TicketT]):
     result is awaited. If it is 0, the device has no thread of its own: the calling thread computes
     each step, possibly with worker threads. If these can compute the end of the step alone, the
     caller calls `run_until_near_end`, launches the next step meanwhile, and collects the earlier
-    step afterwards. With `Geometry.samples_late`, the rows of that next step may have penalties and
+    step afterwards. While a step is computed, by `run_for`, the caller may still decide to discard
+    it. With `Geometry.samples_late`, the rows of that next step may have penalties and
     masks that depend on ids of the earlier one: they are read no sooner than in the next call of
-    `run_until_near_end` or `collect` for that step.
+    `run_for`, `run_until_near_end` or `collect` for that step.
     """
 
     @property
@@ -270,6 +271,14 @@ class Runner(Protocol[TicketT]):
         caller may then launch the next step before it collects this one. Returns False if that is
         not possible: the caller must collect this step first. By default nothing is computed."""
         del ticket
+        return False
+
+    def run_for(self, ticket: TicketT, seconds: float) -> bool:
+        """Compute a launched step for about `seconds`, and return True if more of it is left than
+        worker threads can finish alone. The caller may do other work before it calls this method
+        again, `run_until_near_end`, `collect` or `discard`. Returns False if that is not possible.
+        By default nothing is computed."""
+        del ticket, seconds
         return False
 
     def discard(self, ticket: TicketT) -> None:

@@ -5,8 +5,10 @@ events of a step are sent while the device computes: at once if another step is 
 after the next launch. Up to `steps_ahead` steps are launched, on a device thread, beyond the one
 whose result is awaited. With `steps_ahead` 0 (on a CPU) this thread computes each step itself,
 because switching threads costs more than all the Python code of a small step; if worker threads
-take part, it leaves the end of a step to them and plans the next step meanwhile. The effects of a
-step on its sequences are applied when it is collected.
+take part, it leaves the end of a step to them and plans the next step meanwhile. Commands that
+arrive while this thread computes a step which only prefills are applied at once, and the step is
+discarded if a short turn begins. The effects of a step on its sequences are applied when it is
+collected.
 """
 
 import asyncio
@@ -42,6 +44,9 @@ from continuo.engine.wire.messages import EngineEvent, LoopCommand, TokenLogprob
 
 log = logging.getLogger(__name__)
 
+RECEIVE_EVERY_S = 0.005
+"""Interval at which commands are received while this thread computes a step that only prefills, so
+that a short turn that begins then need not wait for its end."""
 AUDIT_EVERY_S = 60.0
 """Interval between audits of an idle engine."""
 
@@ -54,6 +59,8 @@ class PreparedStep(msgspec.Struct, frozen=True):
     batch: Batch
     rows: list[ScheduledRow]
     load: StepLoad
+    discardable_s: float
+    """See `StepPlan.discardable_s`."""
 
     @property
     def kv_ends(self) -> dict[Sequence, int]:
@@ -146,7 +153,7 @@ class EngineLoop(Generic[TicketT]):
         self._event_loop = asyncio.get_running_loop()
         while not self._is_stopping:
             if self._steps_in_flight and not self._has_device_thread:
-                await self._run_until_near_end(sessions)
+                await self._run_until_near_end(sessions, send)
             self._apply_commands(sessions)
             launched = self._launch()
             send(self.take_events())
@@ -207,7 +214,7 @@ class EngineLoop(Generic[TicketT]):
         self._recorder.begin_step(number, [row.sequence.session_hash for row in plan.rows])
         rows = [self._build_row(row, number, index) for index, row in enumerate(plan.rows)]
         batch = Batch(number, rows, self._cache.take_moves())
-        return PreparedStep(batch, plan.rows, plan.load)
+        return PreparedStep(batch, plan.rows, plan.load, plan.discardable_s)
 
     def _build_row(self, scheduled: ScheduledRow, number: int, index: int) -> BatchRow:
         sequence, count, turn, drafts = (
@@ -242,9 +249,13 @@ class EngineLoop(Generic[TicketT]):
             return row
         return msgspec.structs.replace(row, draft_samples=turn.draft_samples(drafts))
 
-    async def _run_until_near_end(self, sessions: Sessions[Sequence]) -> None:
+    async def _run_until_near_end(self, sessions: Sessions[Sequence], send: SendEvents) -> None:
         """Compute the step in flight to its end, or until worker threads can finish it; then let
-        the event loop receive commands before the next step is planned."""
+        the event loop receive commands before the next step is planned. A step that only prefills
+        is discarded if a short turn begins early enough."""
+        if await self._is_interrupted(sessions, send):
+            self._discard_step(sessions)
+            return
         in_flight = self._steps_in_flight[0]
         step, ticket = in_flight.step, in_flight.ticket
         is_near_end = False
@@ -256,6 +267,31 @@ class EngineLoop(Generic[TicketT]):
         if not is_near_end:
             await self._collect(sessions)
         await asyncio.sleep(0)
+
+    async def _is_interrupted(self, sessions: Sessions[Sequence], send: SendEvents) -> bool:
+        """Compute the step in flight as long as it may be discarded, and meanwhile apply the
+        commands that arrive. Returns whether a short turn has begun."""
+        discardable_s, started_s = self._steps_in_flight[0].step.discardable_s, time.monotonic()
+        while (spent_s := time.monotonic() - started_s) < discardable_s and self._run_for_a_while():
+            await asyncio.sleep(0)
+            self._apply_commands(sessions)
+            send(self.take_events())
+            if self._scheduler.has_new_short_turn:
+                self._scheduler.observe_discarded(spent_s)
+                return True
+        return False
+
+    def _run_for_a_while(self) -> bool:
+        """Compute the step in flight for RECEIVE_EVERY_S. Returns False if it is near its end, or
+        has failed."""
+        step, ticket = self._steps_in_flight[0].step, self._steps_in_flight[0].ticket
+        if isinstance(ticket, Exception):
+            return False
+        try:
+            return self._runner.run_for(cast(TicketT, ticket), RECEIVE_EVERY_S)
+        except Exception as error:  # noqa: BLE001 - a failed step is logged at collect
+            self._steps_in_flight[0] = InFlightStep(step, error)
+            return False
 
     async def _collect(self, sessions: Sessions[Sequence]) -> None:
         """Wait for the oldest step in flight and apply its effects. If the step failed, the later
@@ -282,9 +318,13 @@ class EngineLoop(Generic[TicketT]):
         if self._has_device_thread or not self._steps_in_flight:
             return
         step, ticket = self._steps_in_flight[0].step, self._steps_in_flight[0].ticket
-        if isinstance(ticket, Exception) or any(row.is_needed for row in step.rows):
-            return
-        self._steps_in_flight.popleft()
+        if not isinstance(ticket, Exception) and not any(row.is_needed for row in step.rows):
+            self._discard_step(sessions)
+
+    def _discard_step(self, sessions: Sessions[Sequence]) -> None:
+        """Cancel the one step in flight; its rows can be planned again."""
+        in_flight = self._steps_in_flight.popleft()
+        step, ticket = in_flight.step, in_flight.ticket
         self._counters.discard_steps()
         try:
             self._runner.discard(cast(TicketT, ticket))

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from continuo.engine.device.native import native_runner as native
 from tests.parity.test_random_histories_parity import CONTEXT, penalise, run_sessions
 from tests.support import transformers_oracle as oracle
 from tests.support.architectures import ARCHITECTURES, GEMMA4_SHARED
@@ -54,7 +53,6 @@ async def test_output_after_random_histories_equals_one_prefill(
     name: str,
     letters: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     page_size: int,
     chunk: int,
     ahead: int,
@@ -62,8 +60,6 @@ async def test_output_after_random_histories_equals_one_prefill(
 ) -> None:
     """`ahead` 1: in torch. `threads` 2: our C decoder, where it runs the family, computes the end
     of a step on another thread while the next one is planned."""
-    if threads > 1:
-        monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
     model = MAKERS[name](vocab_size=VOCABULARY)
     model.save_pretrained(tmp_path)
     bounds: dict[str, Any] = {

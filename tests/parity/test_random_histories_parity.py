@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from continuo.engine.client.engine_client import EngineClient
-from continuo.engine.device.native import native_runner as native
 from continuo.engine.device.native.native_runner import NativeRunner
 from continuo.engine.errors import SessionDetached
 from continuo.engine.wire.messages import Sampling
@@ -188,7 +187,6 @@ async def test_output_after_random_histories_equals_one_prefill(
     """
     near_end_results = list[bool]()
     if model.native and ahead:
-        monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
         run_until_near_end = NativeRunner.run_until_near_end
 
         def run_and_record(runner: NativeRunner, ticket: Any) -> bool:

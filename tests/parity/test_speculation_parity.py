@@ -18,7 +18,6 @@ import pytest
 
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.speculation import PromptLookup, Speculation
-from continuo.engine.device.native import native_runner as native
 from continuo.engine.wire.messages import EngineStats, Sampling
 from tests.support import transformers_oracle as oracle
 from tests.support.architectures import ARCHITECTURES, Architecture
@@ -138,10 +137,9 @@ async def test_drafts_do_not_change_the_output_of_disturbed_turns(
 
 @pytest.mark.parametrize("name", KINDS)
 async def test_drafts_do_not_change_the_output_where_steps_run_ahead(
-    name: str, letters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, letters: Path, tmp_path: Path
 ) -> None:
     """With our C decoder, other threads compute the end of a step; in torch, another thread the
     whole one."""
-    monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
     way = SUPPORTED[name].way
     await check(SUPPORTED[name], letters, tmp_path, threads=2, steps_ahead=int(way != "C"))

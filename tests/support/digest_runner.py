@@ -139,11 +139,15 @@ class DigestRunner(Runner[BatchResult]):
     A test may set `failing_steps` (numbers of steps that raise), `raising_ids` (ids that make each
     step that reads them raise), `nan_ids` (ids after which the logits are not finite) and `step_s`
     (seconds that `collect` takes). Two of three calls of `run_until_near_end` return True.
+    `pauses`: calls of `run_for` that return True for each step.
     """
 
-    def __init__(self, geometry: Geometry, *, step_s: float = 0.0) -> None:
+    def __init__(self, geometry: Geometry, *, step_s: float = 0.0, pauses: int = 0) -> None:
         self._geometry = geometry
         self.step_s = step_s
+        self.pauses = pauses
+        self.times_paused = 0
+        """Calls of `run_for` for the last step that have returned True."""
         size = geometry.page_size
         self.groups = [_blank(geometry.pages, size)]
         """By page group: pages with the digest of each position."""
@@ -179,6 +183,7 @@ class DigestRunner(Runner[BatchResult]):
         apply_moves(batch.moves, self.states, self.host_states, STATE_POOL)
         before, self.drawn_ids = self.drawn_ids, []
         self._rows = batch.rows
+        self.times_paused = 0
         results: list[RowResult | None] = []
         size = self._geometry.page_size
         for row in batch.rows:
@@ -251,6 +256,13 @@ class DigestRunner(Runner[BatchResult]):
         if self.step_s:
             time.sleep(self.step_s)
         return ticket
+
+    def run_for(self, ticket: BatchResult, seconds: float) -> bool:
+        del ticket, seconds
+        if self.times_paused >= self.pauses:
+            return False
+        self.times_paused += 1
+        return True
 
     def run_until_near_end(self, ticket: BatchResult) -> bool:
         del ticket

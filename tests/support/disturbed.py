@@ -1,5 +1,7 @@
-"""Scheduler that keeps retracting turns and evicting the pages of idle sessions."""
+"""Schedulers for random lives: one keeps retracting turns and evicting the pages of idle sessions,
+one discards each step that may be discarded."""
 
+import math
 import random
 from array import array
 
@@ -8,6 +10,14 @@ from continuo.engine.core.sequence import Sequence
 
 RETRACT_EVERY = 3
 """Number of steps from one retraction to the next."""
+
+
+class ImpatientScheduler(Scheduler):
+    """Scheduler that discards steps that only prefill for each short turn, however much is lost."""
+
+    def _limit_discard(self, load: StepLoad) -> float:
+        del load
+        return math.inf
 
 
 class DisturbedScheduler(Scheduler):

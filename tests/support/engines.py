@@ -253,6 +253,7 @@ def digest_engine(
     rows: int = 8,
     steps_ahead: int = 0,
     step_s: float = 0.0,
+    pauses: int = 0,
     host_pages: int = 0,
     scheduler: type[Scheduler] = Scheduler,
     vocabulary: int = VOCABULARY,
@@ -261,8 +262,8 @@ def digest_engine(
 ) -> contextlib.AbstractAsyncContextManager[EngineHarness]:
     """Run an engine on the null device.
 
-    `vocabulary`: number of valid input ids; the null device draws only ids below VOCABULARY.
-    `memory`: further fields of Geometry.
+    `step_s`, `pauses`: as in DigestRunner. `vocabulary`: number of valid input ids; the null device
+    draws only ids below VOCABULARY. `memory`: further fields of Geometry.
     """
     limit = min(max_model_len, pages * page_size)
     geometry = Geometry(
@@ -270,7 +271,7 @@ def digest_engine(
     )
     return running_engine(
         folder,
-        lambda: DigestRunner(geometry, step_s=step_s),
+        lambda: DigestRunner(geometry, step_s=step_s, pauses=pauses),
         rows=rows,
         scheduler=scheduler,
         speculation=speculation,

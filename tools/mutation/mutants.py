@@ -852,6 +852,24 @@ MUTANTS = [
         ("            self._discard_unneeded_step(sessions)\n", ""),
     ),
     _bug(
+        "a short turn waits for the end of a prefill step",
+        LOOP,
+        ("            if self._scheduler.has_new_short_turn:\n", "            if False:\n"),
+    ),
+    _bug(
+        "a prefill step is discarded for a long turn",
+        SCHEDULER,
+        (
+            "self.has_new_short_turn |= tokens <= SHORT_TURN_TOKENS_MAX",
+            "self.has_new_short_turn = True",
+        ),
+    ),
+    _bug(
+        "a step with a decode is discarded for a short turn",
+        SCHEDULER,
+        ("has_live_rows = load.rows > 0", "has_live_rows = False"),
+    ),
+    _bug(
         "KV of a discarded step counts as committed",
         LOOP,
         (

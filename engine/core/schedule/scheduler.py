@@ -52,12 +52,19 @@ RESIDENCY_ORDER: tuple[KVResidency, ...] = ("none", "hot", "host", "recomputed")
 KV was restored several times before a turn, the turn reports the costliest."""
 PREFILL_S_MAX = 0.05
 """Maximum seconds of a step that only prefills. A new turn may have to wait this long for its first
-step."""
+step, unless it is short and the step is discarded for it."""
 PREFILL_S_MIN = 0.002
 """Seconds that prefill chunks may always add to a step."""
 PREFILL_SHARE = 0.5
 """Time that prefill chunks may add to a step, as a share of the time of its live rows (decodes and
 short turns)."""
+DISCARDED_SHARE = 0.25
+"""Maximum share of the time of all steps that may be spent on steps which are then discarded,
+because a short turn has begun."""
+DISCARDED_S_MAX = 0.5
+"""Maximum seconds of such steps in immediate succession."""
+DISCARD_GAIN_S_MIN = 0.02
+"""Minimum predicted seconds that a short turn need not wait if the step in flight is discarded."""
 PREFILL_GROWTH = 1.5
 """Factor by which the time limit of prefill grows with each further step without live rows (decodes
 and short turns)."""
@@ -92,6 +99,9 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     rows: list[ScheduledRow]
     load: StepLoad
+    discardable_s: float = 0.0
+    """Seconds after the step's begin up to which it should be discarded when a short turn begins;
+    0 or less: it should not. Only steps without live rows (decodes and short turns) should."""
 
 
 class Scheduler:
@@ -140,6 +150,10 @@ class Scheduler:
         """Time that prefill chunks may take in the next step, in seconds. Set from `_live_load`
         after a step with live rows (decodes and short turns), and increased in each step without
         any."""
+        self._discardable_s = DISCARDED_S_MAX
+        """Time that may be spent on steps which are then discarded, in seconds."""
+        self.has_new_short_turn = False
+        """Whether a short turn was added after the last plan."""
         self._step_s = 0.0
         """Moving average of the seconds of a step."""
         self._live_load = StepLoad()
@@ -191,6 +205,7 @@ class Scheduler:
             self._match_shared(sequence)
         tokens = _tokens_to_prefill(sequence)
         turn.due_step = self._steps + self._patience_steps(turn, tokens)
+        self.has_new_short_turn |= tokens <= SHORT_TURN_TOKENS_MAX
         self._push(sequence, tokens)
 
     def _patience_steps(self, turn: Turn, tokens: int) -> int:
@@ -229,6 +244,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Plan the next step and reserve the pages of its rows in the cache."""
+        self.has_new_short_turn = False
         if not self._fault_isolation:
             plan = self._plan(None)
             if not plan.rows and self._turns and not self.cache.has_in_flight():
@@ -260,12 +276,14 @@ class Scheduler:
         decoding = self._decoding_turns(sequence_filter)
         if self._short.turns or self._long.turns or self._appends:
             popped = PoppedTurns(self._steps, sequence_filter)
-            self._plan_with_prefill(decoding, popped, budget, rows)
+            has_live_rows = self._plan_with_prefill(decoding, popped, budget, rows)
             for sequence in popped.turns:
                 if sequence.turn is not None and (
                     sequence.owed > 1 or not sequence.turn.is_admitted
                 ):
                     self._queue(sequence)
+            if not has_live_rows and sequence_filter is None:
+                return StepPlan(rows, budget.load, self._limit_discard(budget.load))
         else:
             self._overdue = None
             live = self._rotate(decoding, budget.remaining_rows)
@@ -280,17 +298,19 @@ class Scheduler:
         popped: PoppedTurns,
         budget: StepBudget,
         rows: list[ScheduledRow],
-    ) -> None:
-        """Schedule decodes, short turns, and prefill chunks beside them."""
+    ) -> bool:
+        """Schedule decodes, short turns, and prefill chunks beside them. Returns whether the step
+        has any rows but these chunks."""
         self._prefixes.begin_step()
-        waiting = self._take_overdue(popped)
+        waiting, has_live_rows = self._take_overdue(popped), True
         long: list[Sequence] = []
         blocked_groups: set[str] = set()
         if self._schedule_all(waiting, budget, rows) and self._schedule_live(
             decoding, waiting, popped, blocked_groups, budget, rows
         ):
             load = budget.load
-            self._live_load = load if load.rows else self._live_load
+            has_live_rows = load.rows > 0
+            self._live_load = load if has_live_rows else self._live_load
             if self._long.turns or self._appends:
                 limit_s = self._step_time_limit(load)
                 if self._schedule_chunks(long, popped, blocked_groups, limit_s, budget, rows):
@@ -301,11 +321,17 @@ class Scheduler:
         number = self._steps + 1
         missed = [s for s in (*waiting, *long) if s.turn is not None and s.turn.last_step != number]
         self._overdue = min(missed, key=arrival) if missed else None
+        return has_live_rows
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Record the seconds that a planned step took on the device."""
         self._step_time.observe(load, seconds)
         self._step_s += (seconds - self._step_s) * STEP_S_WEIGHT
+        self._discardable_s = min(self._discardable_s + seconds * DISCARDED_SHARE, DISCARDED_S_MAX)
+
+    def observe_discarded(self, seconds: float) -> None:
+        """Record the seconds that were spent on a step which was discarded for a short turn."""
+        self._discardable_s -= seconds
 
     def observe_output(self, tokens: int) -> None:
         """Record the length of the output of a turn that has ended."""
@@ -577,6 +603,13 @@ class Scheduler:
             min(self._prefill_s * PREFILL_GROWTH, PREFILL_S_MAX),
         )
         return limit_s
+
+    def _limit_discard(self, load: StepLoad) -> float:
+        """Return `discardable_s` of a step that only prefills. While step times are not known, it
+        is the time that may be spent on such steps."""
+        if not self._step_time.is_fitted:
+            return self._discardable_s
+        return min(self._step_time.predict(load) - DISCARD_GAIN_S_MIN, self._discardable_s)
 
     def _schedule_all(
         self, sequences: list[Sequence], budget: StepBudget, rows: list[ScheduledRow]

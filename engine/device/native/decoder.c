@@ -382,12 +382,14 @@ void steps_allow_draws(void *handle, const Sampling *const *sampling) {
 }
 
 /* Run the step until the KV pool and the states have been read for the last time: the rest is the
-   last layer's MLP, and the end. */
-void steps_run_until_near_end(void *handle) {
+   last layer's MLP, and the end. Leaves earlier, at the end of a phase, once `ns` nanoseconds have
+   passed (-1: no limit), and can be called again. Returns whether the step is near its end. */
+int64_t steps_run_until_near_end(void *handle, int64_t ns) {
     const StepRunner *runner = handle;
     const Model *model = runner->job.model;
     const int64_t rest = mlp_phases(&model->layer[model->layers - 1]) + end_phases(model);
-    run_phases(runner->pool, runner->pool->phase_count - rest);
+    const int64_t leave_ns = ns < 0 ? NEVER_NS : now_ns() + ns;
+    return run_phases(runner->pool, runner->pool->phase_count - rest, leave_ns);
 }
 
 /* Run the rest of the step. Returns the nanoseconds since its end. */

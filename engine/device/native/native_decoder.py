@@ -84,9 +84,8 @@ class NativeDecoder:
         library.steps_finish.restype = c_int64
         self._finish = functools.partial(library.steps_finish, steps)
         weakref.finalize(self, library.steps_close, steps)
-        self.run_until_near_end = functools.partial(library.steps_run_until_near_end, steps)
-        """Compute the step in flight on this thread and on the decoder's threads, until none of
-        them reads the KV pool any more."""
+        library.steps_run_until_near_end.restype = c_int64
+        self._run_until_near_end = functools.partial(library.steps_run_until_near_end, steps)
         self._discard = functools.partial(library.steps_discard, steps)
         self._allow_draws = functools.partial(library.steps_allow_draws, steps)
         self._in_flight: tuple[NativeStep, Structure] | None = None
@@ -193,6 +192,13 @@ class NativeDecoder:
         assert self._in_flight is not None
         self._sampling = sampling
         self._allow_draws(c_void_p(sampling.addresses.buffer_info()[0]))
+
+    def run_until_near_end(self, seconds: float | None = None) -> bool:
+        """Compute the step in flight on this thread and on the decoder's threads, until none of
+        them reads the KV pool any more; or, if that is earlier, until the first operation of the
+        model that ends after `seconds`. Returns whether the step is near its end."""
+        limit_ns = -1 if seconds is None else int(seconds * 1e9)
+        return bool(self._run_until_near_end(c_int64(limit_ns)))
 
     def finish(self) -> tuple[list[int], float]:
         """Compute the rest of the step in flight, together with the decoder's threads.

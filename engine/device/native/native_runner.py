@@ -17,21 +17,14 @@ from continuo.engine.device.native.native_sampling import PackedSampling
 from continuo.engine.device.runner import TorchRunner
 from continuo.engine.device.sampling import assign_to_rows, is_plain_greedy
 
-SINGLE_THREAD_WORK_MAX, WEIGHT_READ_COST = 100_000_000, 4
-"""Maximum work of a step that runs on a single thread, in multiply-adds plus bytes of KV: a few
-milliseconds of computation. Reading a weight from memory counts as WEIGHT_READ_COST
-multiply-adds."""
-
 
 @dataclass(slots=True)
 class NativePendingStep:
     """A launched step: the ticket for `collect`."""
 
     rows: list[BatchRow]
-    is_single_threaded: bool
-    """Whether the thread that calls `collect` computes the whole step."""
-    started_s: float
-    """Value of `time.perf_counter` when the computation started."""
+    started_s: float | None
+    """Value of `time.perf_counter` when the computation started; None before that."""
     sampling: PackedSampling | None = None
     """How the ids are drawn; None until that is known."""
     result: BatchResult | None = None
@@ -42,9 +35,9 @@ class NativeRunner(TorchRunner):
     """Runs steps on a CPU with the native decoder, one at a time.
 
     The decoder's threads start a step while the caller still does other work. Then the caller joins
-    in, by `collect` until the step's end, or by `run_until_near_end` until the last part of the
-    step, which the decoder's threads compute alone. As it joins in, it packs the penalties and
-    masks, which depend on the ids of the previous step.
+    in, by `collect` until the step's end, by `run_for` for some time, or by `run_until_near_end`
+    until the last part of the step, which the decoder's threads compute alone. As it joins in, it
+    packs the penalties and masks, which depend on the ids of the previous step.
     """
 
     def __init__(self, decoder: NativeDecoder, *args, **kwargs) -> None:
@@ -54,11 +47,10 @@ class NativeRunner(TorchRunner):
         self._last_step: NativePendingStep | None = None
 
     def launch(self, batch: Batch) -> NativePendingStep:
-        is_single_threaded = self.threads == 1 or self._is_light(batch.rows)
-        step = self._decoder.pack(batch.rows, 1 if is_single_threaded else self.threads)
+        step = self._decoder.pack(batch.rows, self.threads)
         last, self._last_step = self._last_step, None
         previous = None if last is None else self._finish(last)
-        pending = NativePendingStep(batch.rows, is_single_threaded, time.perf_counter())
+        pending = NativePendingStep(batch.rows, None if self.threads == 1 else time.perf_counter())
         if batch.moves:
             self._move(batch.moves)
         for index, row in enumerate(batch.rows):
@@ -68,15 +60,19 @@ class NativeRunner(TorchRunner):
         self._last_step = pending
         return pending
 
+    def run_for(self, ticket: NativePendingStep, seconds: float) -> bool:
+        self._join(ticket)
+        return not self._decoder.run_until_near_end(seconds)
+
     def run_until_near_end(self, ticket: NativePendingStep) -> bool:
         """Compute a step together with the decoder's threads, and return before its end, which
         those threads compute alone.
 
-        Returns False, without computing anything, if the step is single-threaded.
+        Returns False, without computing anything, if the decoder has no threads but the caller's.
         """
-        if ticket.is_single_threaded:
+        if self.threads == 1:
             return False
-        self._prepare_draws(ticket)
+        self._join(ticket)
         self._decoder.run_until_near_end()
         return True
 
@@ -91,17 +87,18 @@ class NativeRunner(TorchRunner):
 
     def _finish(self, ticket: NativePendingStep) -> BatchResult:
         if ticket.result is None:
-            if ticket.is_single_threaded:
-                ticket.started_s = time.perf_counter()
-            sampling = self._prepare_draws(ticket)
+            sampling, started_s = self._join(ticket)
             drawn_ids, ago_s = self._decoder.finish()
             ended_s = time.perf_counter() - ago_s
             results = assign_to_rows(sampling.to_row_results(drawn_ids), ticket.rows)
-            ticket.result = BatchResult(results, ended_s - ticket.started_s)
+            ticket.result = BatchResult(results, ended_s - started_s)
         return ticket.result
 
-    def _prepare_draws(self, ticket: NativePendingStep) -> PackedSampling:
-        """Determine how the ids of a step are drawn, unless that is known, and set it."""
+    def _join(self, ticket: NativePendingStep) -> tuple[PackedSampling, float]:
+        """Determine how the ids of a step are drawn, and set it, before the caller joins in.
+        Returns that, and when the computation started."""
+        if ticket.started_s is None:
+            ticket.started_s = time.perf_counter()
         if ticket.sampling is None:
             samples = [sample for row in ticket.rows for sample in row.samples]
             try:
@@ -111,7 +108,7 @@ class NativeRunner(TorchRunner):
             except Exception:
                 self.discard(ticket)
                 raise
-        return ticket.sampling
+        return ticket.sampling, ticket.started_s
 
     @torch.inference_mode()
     def _move(self, moves: list[PageMove]) -> None:
@@ -120,12 +117,6 @@ class NativeRunner(TorchRunner):
     def compute_logits(self, batch: Batch) -> Tensor:
         self._decoder.begin(self._decoder.pack(batch.rows, self.threads))
         return self._decoder.read_logits(len(self._decoder.finish()[0])).clone()
-
-    def _is_light(self, rows: list[BatchRow]) -> bool:
-        tokens = sum(row.count for row in rows)
-        context = sum(row.start + row.count for row in rows)
-        work = max(tokens, WEIGHT_READ_COST) * self.parameter_count + context * self.token_bytes
-        return work <= SINGLE_THREAD_WORK_MAX
 
 
 def _is_plain_greedy(row: BatchRow) -> bool:

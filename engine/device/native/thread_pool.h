@@ -22,6 +22,7 @@
 #endif
 #define SPINS_MAX 1000 /* busy-wait iterations (some tens of microseconds) before a thread sleeps */
 #define CACHE_LINE 64  /* bytes; counters on separate lines avoid false sharing */
+#define NEVER_NS INT64_MAX
 
 typedef struct {
     _Alignas(CACHE_LINE) atomic_llong claimed;   /* pieces claimed; may exceed their number */
@@ -36,6 +37,7 @@ typedef struct {
     Phase *phase;
     const Phase *end; /* the thread leaves the program before this phase */
     int has_piece;    /* whether the thread has claimed a piece that is not completed yet */
+    int64_t leave_ns; /* the thread also leaves when a phase is completed after this time */
 } PhaseCursor;
 
 struct ThreadPool {
@@ -83,13 +85,16 @@ static void wait_until_at_least(ThreadPool *pool, atomic_llong *counter, int64_t
 
 /* Complete the piece claimed before, if any, and claim the next one of the `pieces` of this phase.
    Returns its index, or -1 at the end of the phase: all of its pieces are completed, and the cursor
-   is at the next phase. Returns -1 at once if the cursor is at its end.
+   is at the next phase, which is its end if it is time to leave. Returns -1 at once if the cursor is
+   at its end.
 
        for (int64_t n; (n = claim_piece(cursor, pieces)) >= 0;) ...
 */
 static int64_t claim_piece(PhaseCursor *cursor, int64_t pieces) {
     Phase *phase = cursor->phase;
     if (phase == cursor->end) return -1;
+    const int may_leave = cursor->leave_ns < NEVER_NS &&
+                          (cursor->has_piece || atomic_load(&phase->completed) < pieces);
     if (cursor->has_piece && atomic_fetch_add(&phase->completed, 1) + 1 == pieces)
         wake_all(cursor->pool);
     cursor->has_piece = 0;
@@ -102,6 +107,7 @@ static int64_t claim_piece(PhaseCursor *cursor, int64_t pieces) {
     }
     wait_until_at_least(cursor->pool, &phase->completed, pieces);
     cursor->phase++;
+    if (may_leave && now_ns() >= cursor->leave_ns) cursor->end = cursor->phase;
     return -1;
 }
 
@@ -111,13 +117,15 @@ static void wait_before_phase(PhaseCursor *cursor, atomic_llong *counter, int64_
     if (cursor->phase != cursor->end) wait_until_at_least(cursor->pool, counter, least);
 }
 
-/* Run the first `count` phases of the program; those completed already are skipped. */
-static void run_phases(ThreadPool *pool, int64_t count) {
-    PhaseCursor cursor = {pool, pool->phases, pool->phases + count, 0};
+/* Run the first `count` phases of the program, or leave after the first phase that is completed after
+   `leave_ns`; phases completed before are skipped. Returns whether all `count` are completed. */
+static int run_phases(ThreadPool *pool, int64_t count, int64_t leave_ns) {
+    PhaseCursor cursor = {pool, pool->phases, pool->phases + count, 0, leave_ns};
     pool->program(&cursor, pool->job);
     long long unset = 0;
-    if (count == pool->phase_count)
+    if (cursor.phase == pool->phases + pool->phase_count)
         atomic_compare_exchange_strong(&pool->ended_ns, &unset, now_ns());
+    return cursor.phase == pool->phases + count;
 }
 
 static void *worker_main(void *argument) {
@@ -127,7 +135,7 @@ static void *worker_main(void *argument) {
         last_job = atomic_load(&pool->job_number);
         if (atomic_load(&pool->is_shutting_down)) return NULL;
         atomic_fetch_add(&pool->active_workers, 1);
-        if (atomic_load(&pool->accepts_workers)) run_phases(pool, pool->phase_count);
+        if (atomic_load(&pool->accepts_workers)) run_phases(pool, pool->phase_count, NEVER_NS);
         atomic_fetch_sub(&pool->active_workers, 1);
     }
 }
@@ -167,7 +175,7 @@ static void pool_start(ThreadPool *pool, void *job, int accepts_workers) {
 /* Run the rest of the job together with the pool's threads, and wait until they have left it.
    Returns the nanoseconds since the job's end. */
 static int64_t pool_finish(ThreadPool *pool) {
-    run_phases(pool, pool->phase_count);
+    run_phases(pool, pool->phase_count, NEVER_NS);
     atomic_store(&pool->accepts_workers, 0);
     for (int n = 0; atomic_load(&pool->active_workers); n++)
         if (n < SPINS_MAX) CPU_RELAX;

@@ -33,6 +33,7 @@ from continuo.engine.client.engine_client import TurnStream
 from continuo.engine.errors import EngineLost, SessionDetached, TooLong, UnknownEngineSession
 from continuo.engine.wire.messages import AppendSpan, Sampling
 from tests.support.digest_runner import oracle
+from tests.support.disturbed import ImpatientScheduler
 from tests.support.drafting import oracle_speculation
 from tests.support.engines import digest_engine, write_tiny_model
 from tests.support.memory_kinds import MEMORY_KINDS, random_memory
@@ -98,6 +99,7 @@ class EngineClientMachine(RuleBasedStateMachine):
         kind=st.sampled_from(["full", "full", *MEMORY_KINDS]),
         seed=st.integers(0, 99),
         drafts=st.booleans(),
+        pauses=st.sampled_from([0, 3]),
     )
     def start(
         self,
@@ -110,9 +112,10 @@ class EngineClientMachine(RuleBasedStateMachine):
         kind: str,
         seed: int,
         drafts: bool,
+        pauses: int,
     ) -> None:
         """`kind`: what the layers remember; `seed` draws the sizes of the other pools, and the
-        drafts of rows, if they have any."""
+        drafts of rows, if they have any. `pauses`: times that each step can be discarded."""
         memory = random_memory(random.Random(seed), kind, page_size, tokens)
         self.loop = asyncio.Runner()
         self.stack = AsyncExitStack()
@@ -126,6 +129,8 @@ class EngineClientMachine(RuleBasedStateMachine):
                     steps_ahead=ahead,
                     batched_tokens=tokens,
                     rows=rows,
+                    pauses=pauses,
+                    scheduler=ImpatientScheduler,
                     speculation=partial(oracle_speculation, random.Random(seed))
                     if drafts
                     else None,

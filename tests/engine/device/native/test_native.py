@@ -31,7 +31,6 @@ from continuo.engine.batch import (
 )
 from continuo.engine.core.turn import uniform
 from continuo.engine.device.native import compile, native_decoder
-from continuo.engine.device.native import native_runner as native
 from continuo.engine.device.native.native_runner import NativeRunner
 from continuo.engine.device.native.prebuild import prebuild
 from continuo.engine.device.runner import TorchRunner
@@ -93,11 +92,8 @@ def test_logits_are_the_same_with_more_threads_than_cores(folder: Path) -> None:
     assert torch.equal(logits(one, ids, step_by_step), logits(many, ids, step_by_step))
 
 
-def launch_on_two_threads(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[TorchRunner, list[int], Any]:
+def launch_on_two_threads(folder: Path) -> tuple[TorchRunner, list[int], Any]:
     """Launch a step on two threads, with zeroed keys. Returns runner, ids and pending step."""
-    monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
     runner = oracle.build_cpu_runner(folder, threads=2)
     with torch.inference_mode():
         runner.pool.keys[-1].zero_()
@@ -111,10 +107,8 @@ def launch_on_two_threads(
 
 
 @needs_compiler
-def test_worker_threads_begin_a_step_before_collect(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+def test_worker_threads_begin_a_step_before_collect(folder: Path) -> None:
+    runner, ids, pending = launch_on_two_threads(folder)
     deadline = time.monotonic() + 20
     while not runner.pool.keys[-1].any():
         assert time.monotonic() < deadline, "no key of the last layer was written"
@@ -125,10 +119,8 @@ def test_worker_threads_begin_a_step_before_collect(
 
 
 @needs_compiler
-def test_worker_threads_finish_a_step_that_is_near_its_end(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+def test_worker_threads_finish_a_step_that_is_near_its_end(folder: Path) -> None:
+    runner, ids, pending = launch_on_two_threads(folder)
     launched_s = time.monotonic()
     assert runner.run_until_near_end(pending)
     assert runner.pool.keys[-1].any()
@@ -142,11 +134,9 @@ def test_worker_threads_finish_a_step_that_is_near_its_end(
 
 
 @needs_compiler
-def test_row_is_fed_the_id_drawn_by_the_previous_step(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_is_fed_the_id_drawn_by_the_previous_step(folder: Path) -> None:
     """The row is launched while worker threads still finish the previous step."""
-    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+    runner, ids, pending = launch_on_two_threads(folder)
     pages = array("i", range(20))
     output = list[int]()
     for number in range(1, 30):
@@ -175,12 +165,9 @@ class Growing(TokenMask):
 
 @needs_compiler
 @pytest.mark.parametrize("threads", [1, 2])
-def test_penalties_and_masks_of_a_row_follow_the_step_before(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
+def test_penalties_and_masks_of_a_row_follow_the_step_before(folder: Path, threads: int) -> None:
     """Each step is launched before the id that the one before draws has been counted and the mask
     has been advanced; both are read afterwards. The ids are those of torch, step by step."""
-    monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
     runner = oracle.build_cpu_runner(folder, threads=threads)
     assert runner.geometry.samples_late
     vocab, [prompt] = runner.geometry.vocab_size, oracle.random_prompts(5, [40])
@@ -236,11 +223,9 @@ def test_penalties_and_masks_of_a_row_follow_the_step_before(
 
 
 @needs_compiler
-def test_step_with_a_failing_mask_leaves_the_next_step_intact(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_with_a_failing_mask_leaves_the_next_step_intact(folder: Path) -> None:
     """The decoder's threads wait for the mask when it fails."""
-    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+    runner, ids, pending = launch_on_two_threads(folder)
     expected = runner.collect(pending).results
     plain = BatchRow(array("i", ids), -1, 0, array("i", range(13)), SampleParams())
     too_short = SampleParams(mask=Only({1}, 8))
@@ -254,10 +239,8 @@ def test_step_with_a_failing_mask_leaves_the_next_step_intact(
 
 
 @needs_compiler
-def test_step_whose_threads_wait_for_its_masks_can_be_discarded(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+def test_step_whose_threads_wait_for_its_masks_can_be_discarded(folder: Path) -> None:
+    runner, ids, pending = launch_on_two_threads(folder)
     expected = runner.collect(pending).results
     plain = BatchRow(array("i", ids), -1, 0, array("i", range(13)), SampleParams())
     masked = BatchRow(plain.ids, -1, 0, plain.pages, SampleParams(mask=Only({1}, 144)))
@@ -275,7 +258,7 @@ def test_step_whose_threads_wait_for_its_masks_can_be_discarded(
 def test_failed_step_does_not_affect_the_next_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch, failing_method: str
 ) -> None:
-    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+    runner, ids, pending = launch_on_two_threads(folder)
     expected = runner.collect(pending).results
     plain = BatchRow(array("i", ids), -1, 0, array("i", range(13)), SampleParams())
     drawn = BatchRow(
@@ -298,10 +281,8 @@ def test_failed_step_does_not_affect_the_next_step(
 
 
 @needs_compiler
-def test_step_after_a_discarded_step_is_complete(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+def test_step_after_a_discarded_step_is_complete(folder: Path) -> None:
+    runner, ids, pending = launch_on_two_threads(folder)
     expected = runner.collect(pending).results
     row = BatchRow(array("i", ids), -1, 0, array("i", range(13)), SampleParams())
     for number in range(100):
@@ -313,10 +294,33 @@ def test_step_after_a_discarded_step_is_complete(
 
 
 @needs_compiler
-def test_pending_step_ends_when_its_runner_is_deleted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner, _, pending = launch_on_two_threads(folder, monkeypatch)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_prefill_can_be_discarded_after_each_operation(folder: Path, threads: int) -> None:
+    """Each chunk is computed operation by operation and discarded: after the first one, after the
+    second one, and so on. The chunk that is computed then is that of a fresh prefill."""
+    runner = oracle.build_cpu_runner(folder, threads=threads)
+    [ids] = oracle.random_prompts(6, [200])
+    pages = array("i", range(13))
+    pauses = 0
+    for start in range(0, 200, 10):
+        chunk = array("i", ids[start : start + 10])
+        row = BatchRow(chunk, -1, start, pages, SampleParams() if start == 190 else None)
+        pending = runner.launch(Batch(start, [row]))
+        pauses += sum(runner.run_for(pending, 0.0) for _ in range(start // 10))
+        runner.discard(pending)
+        pending = runner.launch(Batch(start, [row]))
+        while runner.run_for(pending, 0.0):
+            pauses += 1
+        result = runner.collect(pending)
+        assert result.model_s > 0
+    assert pauses > 100
+    [drawn] = result.results
+    assert drawn == RowResult(int(logits(runner, ids, [])[-1].argmax()))
+
+
+@needs_compiler
+def test_pending_step_ends_when_its_runner_is_deleted(folder: Path) -> None:
+    runner, _, pending = launch_on_two_threads(folder)
     gc.collect()  # runners of other tests
     threads = threads_of_process()
     del runner, pending
@@ -425,11 +429,8 @@ def out_of_bounds(runner: TorchRunner, ids: list[int], **differences: Any) -> Ba
 @needs_compiler
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("id", [144, 6920, 1 << 30, -1])
-def test_id_outside_the_vocabulary_fails_the_step(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, id: int, threads: int
-) -> None:
+def test_id_outside_the_vocabulary_fails_the_step(folder: Path, id: int, threads: int) -> None:
     """No memory outside the embedding is read, and the next step is not affected."""
-    monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
     runner = oracle.build_cpu_runner(folder, threads=threads)
     assert isinstance(runner, NativeRunner)
     assert runner.geometry.vocab_size == 144

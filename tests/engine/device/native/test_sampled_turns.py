@@ -11,7 +11,6 @@ import pytest
 
 from continuo.engine.batch import Batch
 from continuo.engine.config import BUNDLED_MODEL
-from continuo.engine.device.native import native_runner as native
 from continuo.engine.device.native.native_runner import NativeRunner
 from continuo.engine.device.weights import resolve
 from continuo.engine.sampling import Grammar, Sampling
@@ -66,7 +65,6 @@ async def test_penalized_and_masked_turns_take_part_in_every_step(
 ) -> None:
     """While the end of a step is computed, the next one is planned with all turns; and each turn
     draws what it draws alone, on one thread."""
-    monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
     near_end_results, row_counts = list[bool](), list[int]()
     run_until_near_end, launch = NativeRunner.run_until_near_end, NativeRunner.launch
 
