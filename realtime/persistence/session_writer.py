@@ -1,12 +1,14 @@
-"""SessionWriter: writes one session to the store, and keeps track of what the store has.
+"""SessionWriter: writes one session to the store.
 
-Each write makes the stored session equal to the desired one by replacing as few entries as
-possible, as `EngineSession` does with the ids in the engine.
+    known       what the store has         a write replaces as few entries as possible
+    in doubt    a write got no reply, or   the next write is the whole session, under a new
+                the store has lost data    fence, which a late write does not have
 
-A failed write may or may not have taken effect, so the next write repeats its changes. If the store
-has lost the session, or its latest changes, the whole session is written again.
+A write makes the stored session equal to the desired one, as `EngineSession` does with the ids in
+the engine. What the store has is in doubt from the start of each write until its reply.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
@@ -31,11 +33,14 @@ from continuo.realtime.store import (
     SessionDataLost,
     SessionLease,
     SessionNotFound,
+    Snapshot,
     Store,
     StoredEvents,
     StoreError,
     StoreReplaced,
+    StoreUnavailable,
     WriteBatch,
+    WriteResult,
 )
 
 log = logging.getLogger(__name__)
@@ -73,20 +78,26 @@ class SessionChanges(msgspec.Struct, frozen=True, kw_only=True):
     """Id of a response that has ended."""
 
 
+class StoredLog(msgspec.Struct, frozen=True):
+    """The entries and events that the store certainly has, and no others."""
+
+    entries: tuple[ConversationEntry, ...] = ()
+    next_offset: int = 0
+    """Offset after the last event."""
+
+
 class SessionWriter:
     """Writes one session. Calls must not overlap, except calls of `journal`."""
 
-    def __init__(  # noqa: PLR0913 - what the store already has, by keyword
+    def __init__(
         self,
         store: Store,
         lease: SessionLease,
         new: NewSession,
         *,
-        entries: tuple[ConversationEntry, ...] = (),
-        written_offset: int = 0,
+        stored: StoredLog | None = StoredLog(),  # noqa: B008 - immutable
         base_offset: int = 0,
         model_digest: str = "",
-        replaces_all: bool = False,
         completed_requests: Mapping[str, IdempotentRequest] | None = None,
         on_replaced: Callable[[], None] = lambda: None,
     ) -> None:
@@ -95,39 +106,23 @@ class SessionWriter:
         lease: as claimed or created; later claims replace it.
         new: used to create the session again if the store has lost it; its `ttl_s`, in seconds, is
             that of each claim.
-        entries: entries that the store already has: the whole log, or none.
-        written_offset: offset of the first event that the store does not have.
+        stored: what the store has, nothing of a new session. None: token ids of another model, all
+            of which the first write replaces.
         base_offset: offset of the event that has number 0 in the store.
         model_digest: digest of the model to which the token ids belong.
-        replaces_all: the stored token ids belong to another model, and the first write replaces all
-            entries, the state and the epoch atomically.
         completed_requests: the completed requests of the client by idempotency key, which are
             restored in a store that has lost them; the caller's live mapping. None: there are none.
         on_replaced: called when another gateway turns out to own the session.
         """
         self._model_digest = model_digest
-        self._replaces_all = replaces_all
         self._store = store
         self._new_session = new
         self._lease_holder = LeaseHolder(store, lease, new.ttl_s)
-        self.base_offset = base_offset
-        self._written_offset = self._possibly_written_offset = written_offset
-        """The store has all events before `_written_offset`, and may have those before
-        `_possibly_written_offset`."""
-        self._confirmed_entries: tuple[ConversationEntry, ...] = entries
-        """The leading entries of the stored log that the store certainly has."""
-        self._has_unconfirmed_entries = False
-        """Whether the store may have further, unknown entries after the confirmed ones."""
-        self._unwritten_ends: list[str] = []
-        """Ids of responses that the next write marks as ended in the store."""
+        self._base_offset = base_offset
+        self._stored = stored
+        """The content of the store. None: it is in doubt."""
         self._revoked_keys: set[str] = set()
         """Idempotency keys that the store may have although their requests had no effect."""
-        self._has_unconfirmed_write = False
-        """Whether a write without a reply may have taken effect."""
-        self._needs_full_write = False
-        """Whether the store has lost data, so that the next write contains the whole session."""
-        self._is_absent = False
-        """Whether the store has lost the whole session, so that the next write creates it again."""
         self._is_stopped = False
         self._completed_requests: Mapping[str, IdempotentRequest] = (
             {} if completed_requests is None else completed_requests
@@ -144,101 +139,60 @@ class SessionWriter:
         atomically. Does nothing after `stop`. Raises StoreError."""
         if self._is_stopped:
             return
-        if changes.ended_response is not None:
-            self._unwritten_ends.append(changes.ended_response)
         if changes.revoked_request is not None:
             self._revoked_keys.add(changes.revoked_request.key)
         try:
             await self._write_or_recover(desired, changes)
-        except BaseException as error:
-            if not isinstance(error, IdempotencyConflict):
-                self._has_unconfirmed_write = True
-                if changes.request is not None:
-                    self._revoked_keys.add(changes.request.key)
-            if changes.started_response is not None:  # the store may have the checkpoint
-                self._unwritten_ends.append(changes.started_response.id)
+        except IdempotencyConflict:
+            raise
+        except BaseException:
+            if changes.request is not None:
+                self._revoked_keys.add(changes.request.key)
             raise
 
     async def _write_or_recover(self, desired: DesiredSession, changes: SessionChanges) -> None:
-        if (
-            self._needs_full_write
-            or self._lease_holder.has_store_lost_fence
+        stored = self._stored
+        if stored is not None and (
+            self._lease_holder.has_store_lost_fence
             or self._lease_holder.is_of_other_store
-            or self._written_offset < desired.first_offset
+            or stored.next_offset < desired.first_offset
         ):
-            await self._recover(desired)
+            stored = None
         try:
-            await self._write(desired, changes)
+            await self._write(stored, desired, changes)
         except (SessionDataLost, StoreReplaced, SessionNotFound) as error:
             log.warning("%s; the whole session is written again", error)
-            await self._recover(desired)
-            await self._write(desired, changes)
+            self._stored = None
+            await self._write(None, desired, changes)
 
-    async def _write(self, desired: DesiredSession, changes: SessionChanges) -> None:
-        kept = common_prefix_length(self._confirmed_entries, desired.entries)
-        writes_entries = self._has_unconfirmed_entries or not kept == len(
-            self._confirmed_entries
-        ) == len(desired.entries)
-        first_event = min(self._written_offset, desired.next_offset)
-        new_events = (
-            tuple(desired.encode_events_since(first_event))
-            if first_event < desired.next_offset
-            else ()
-        )
-        writes_events = (
-            self._needs_full_write or new_events or self._possibly_written_offset > first_event
-        )
-        overwrites = self._needs_full_write or self._has_unconfirmed_write
-        requested_keys = {changes.request.key} if changes.request else set[str]()
-        # The key of a retried request is not revoked: an earlier write of the request that
-        # arrives late is then a duplicate.
-        revoked_keys = self._revoked_keys - requested_keys
-        completed = self._completed_requests.values() if self._needs_full_write else ()
-        restored = tuple(
-            request
-            for request in completed
-            if request.key not in self._revoked_keys | requested_keys
-        )
-        batch = WriteBatch(
-            kept_entries=kept if writes_entries else None,
-            entries=tuple(encode_entry(entry) for entry in desired.entries[kept:])
-            if writes_entries
-            else (),
-            epoch=desired.epoch
-            if changes.is_epoch_changed or self._needs_full_write or self._replaces_all
-            else None,
-            state=self._encode_state(desired)
-            if changes.is_state_changed or overwrites or self._replaces_all
-            else None,
-            request=changes.request,
-            revoked_keys=tuple(sorted(revoked_keys)),
-            restored_requests=restored,
-            ended_responses=tuple(self._unwritten_ends),
-            started_responses=(
-                *(desired.started_responses if self._needs_full_write else ()),
-                *_started_responses(changes),
-            ),
-            events=StoredEvents(first_event - self.base_offset, new_events)
-            if writes_events
-            else None,
-        )
-        if batch == WriteBatch():
-            return
-        # Set before the call, which may end without a reply: the store then has what it had, or the
-        # batch, and only the entries with which both begin are certain. An exception handler that
-        # set this afterwards would miss a cancelled call.
-        self._confirmed_entries, self._has_unconfirmed_entries, self._written_offset = (
-            self._confirmed_entries[:kept],
-            writes_entries,
-            first_event,
-        )
-        self._possibly_written_offset = max(self._possibly_written_offset, desired.next_offset)
-        is_recreated = self._is_absent
-        if is_recreated:
-            await self._lease_holder.recreate(self._new_session, batch)
-            self._is_absent, written = False, None
+    async def _write(
+        self, stored: StoredLog | None, desired: DesiredSession, changes: SessionChanges
+    ) -> None:
+        """`stored` None: what the store has is in doubt."""
+        is_lost = False
+        if stored is not None:
+            batch = self._changed_batch(stored, desired, changes)
+            if batch == WriteBatch():
+                return
         else:
-            written = await self._lease_holder.run(lambda lease: self._store.write(lease, batch))
+            found = await self._claim_and_load()
+            is_lost = found is None
+            batch = self._whole_batch(found, desired, changes)
+        # An exception handler that set this after the call would miss one that never ends.
+        self._stored = None
+        written: WriteResult | DuplicateWrite | None = None
+        try:
+            if is_lost:
+                await self._lease_holder.recreate(self._new_session, batch)
+            else:
+                written = await self._lease_holder.run(
+                    lambda lease: self._store.write(lease, batch)
+                )
+        except StoreUnavailable:
+            raise
+        except StoreError:  # it has changed nothing
+            self._stored = stored
+            raise
         if self._lease_holder.has_store_lost_fence:
             raise SessionDataLost(self.lease.session, "its fence was older than the lease")
         if isinstance(written, DuplicateWrite):
@@ -246,55 +200,103 @@ class SessionWriter:
             # now, without the key.
             assert changes.request is not None, "only a request has a duplicate"
             self._revoked_keys.discard(changes.request.key)
-            await self._write(desired, msgspec.structs.replace(changes, request=None))
+            await self._write(stored, desired, msgspec.structs.replace(changes, request=None))
             return
-        if overwrites and not is_recreated:
+        if stored is None and not is_lost:
             # The new data may be as long as the data it replaced: if the store loses this write and
             # returns to the old data, only a missing fence reveals that. Therefore a new fence is
             # claimed. If it is not granted, the write counts as one without a reply.
             await self._lease_holder.claim()
-        self._needs_full_write = self._has_unconfirmed_write = (
-            self._lease_holder.has_store_lost_fence
-        )
-        self._replaces_all = False
-        self._confirmed_entries, self._has_unconfirmed_entries = desired.entries, False
-        self._written_offset = self._possibly_written_offset = desired.next_offset
-        self._revoked_keys -= (
-            {*revoked_keys, changes.request.key} if changes.request else revoked_keys
-        )
-        del self._unwritten_ends[: len(batch.ended_responses)]
+        if not self._lease_holder.has_store_lost_fence:
+            self._stored = StoredLog(desired.entries, desired.next_offset)
+        self._revoked_keys.difference_update(batch.revoked_keys)
+        if changes.request is not None:
+            self._revoked_keys.discard(changes.request.key)
 
-    async def _recover(self, desired: DesiredSession) -> None:
-        """Recover from data loss in the store: take the lease again, unless the store has lost the
-        whole session, and schedule a full rewrite, applied atomically, so that no other gateway
-        reads a partial session."""
-        self._needs_full_write = True
-        found = None
-        if not self._is_absent:
-            try:
-                await self._lease_holder.claim()
-                found = await self._store.load(self.lease.session)
-            except (SessionNotFound, StoreReplaced):
-                self._is_absent = True
-        self._lease_holder.has_store_lost_fence = False
-        stored = () if found is None else found.running_responses
-        started = {checkpoint.id for checkpoint in desired.started_responses}
-        self._unwritten_ends = [
-            response.checkpoint.id for response in stored if response.checkpoint.id not in started
-        ]
-        self._confirmed_entries, self._has_unconfirmed_entries = (), True
-        self.base_offset = self._written_offset = self._possibly_written_offset = (
-            desired.first_offset
+    def _changed_batch(
+        self, stored: StoredLog, desired: DesiredSession, changes: SessionChanges
+    ) -> WriteBatch:
+        kept = common_prefix_length(stored.entries, desired.entries)
+        writes_entries = not kept == len(stored.entries) == len(desired.entries)
+        first_event = min(stored.next_offset, desired.next_offset)
+        events = self._stored_events(desired, first_event)
+        writes_events = events.bodies or first_event < stored.next_offset
+        return WriteBatch(
+            kept_entries=kept if writes_entries else None,
+            entries=tuple(map(encode_entry, desired.entries[kept:])) if writes_entries else (),
+            epoch=desired.epoch if changes.is_epoch_changed else None,
+            state=self._encode_state(desired) if changes.is_state_changed else None,
+            request=changes.request,
+            revoked_keys=self._list_revoked_keys(changes),
+            ended_responses=() if changes.ended_response is None else (changes.ended_response,),
+            started_responses=_started_responses(changes),
+            events=events if writes_events else None,
         )
+
+    def _whole_batch(
+        self, found: Snapshot | None, desired: DesiredSession, changes: SessionChanges
+    ) -> WriteBatch:
+        """Return the whole session, as one batch, so that no other gateway reads a part of it.
+        `found`: what the store has of the session; None: nothing."""
+        stored = () if found is None else [each.checkpoint for each in found.running_responses]
+        running = {checkpoint.id for checkpoint in desired.started_responses}
+        started = _started_responses(changes)
+        unexecuted = set(self._revoked_keys)
+        if changes.request is not None:
+            unexecuted.add(changes.request.key)
+        self._base_offset = desired.first_offset
+        return WriteBatch(
+            kept_entries=0,
+            entries=tuple(map(encode_entry, desired.entries)),
+            epoch=desired.epoch,
+            state=self._encode_state(desired),
+            request=changes.request,
+            revoked_keys=self._list_revoked_keys(changes),
+            restored_requests=tuple(
+                request
+                for request in self._completed_requests.values()
+                if request.key not in unexecuted
+            ),
+            ended_responses=tuple(each.id for each in stored if each.id not in running),
+            # Those that the store has keep their journaled ids.
+            started_responses=(
+                *(each for each in desired.started_responses if each not in (*stored, *started)),
+                *started,
+            ),
+            events=self._stored_events(desired, desired.first_offset),
+        )
+
+    def _stored_events(self, desired: DesiredSession, first: int) -> StoredEvents:
+        new = desired.encode_events_since(first) if first < desired.next_offset else ()
+        return StoredEvents(first - self._base_offset, tuple(new))
+
+    def _list_revoked_keys(self, changes: SessionChanges) -> tuple[str, ...]:
+        """The key of a retried request is not revoked: an earlier write of the request that arrives
+        late is then a duplicate."""
+        requested = set[str]() if changes.request is None else {changes.request.key}
+        return tuple(sorted(self._revoked_keys - requested))
+
+    async def _claim_and_load(self) -> Snapshot | None:
+        """Take the lease again, and load what the store has of the session. Returns None if it has
+        lost the whole session. Raises StoreError."""
+        found = None
+        with contextlib.suppress(SessionNotFound, StoreReplaced):
+            await self._lease_holder.claim()
+            found = await self._store.load(self.lease.session)
+        self._lease_holder.has_store_lost_fence = False
+        return found
 
     def _encode_state(self, desired: DesiredSession) -> bytes:
         return encode_state(
-            StoredState(settings=desired.settings, first=self.base_offset, model=self._model_digest)
+            StoredState(
+                settings=desired.settings, first=self._base_offset, model=self._model_digest
+            )
         )
 
     def rewrite_events_from(self, offset: int) -> None:
-        """Rewrite the events from `offset` on with the next write."""
-        self._written_offset = min(self._written_offset, offset)
+        """Rewrite the events from `offset` on with the next write, which has events after it."""
+        if self._stored is not None and self._stored.next_offset > offset:
+            self._stored = msgspec.structs.replace(self._stored, next_offset=offset)
 
     async def find_result(self, request: IdempotentRequest) -> bytes | None:
         """Return the recorded result of a request, or None if the request was not executed before.

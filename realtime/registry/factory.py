@@ -23,7 +23,7 @@ from continuo.realtime.persistence.session_codec import (
     decode_conversation,
     decode_state,
 )
-from continuo.realtime.persistence.session_writer import SessionWriter
+from continuo.realtime.persistence.session_writer import SessionWriter, StoredLog
 from continuo.realtime.persistence.token_journal import JournalFlusher
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.open_sessions import SessionObserver
@@ -117,12 +117,13 @@ async def load(
     replaces all that is stored. Raises Refusal if this model cannot continue the session."""
     state = decode_state(snapshot.state)
     decoded = decode_conversation(snapshot.entries, factory.template, state.settings)
-    entries, conversation, epoch = decoded.entries, decoded.conversation, snapshot.metadata.epoch
+    conversation, epoch = decoded.conversation, snapshot.metadata.epoch
     next_offset = state.first + snapshot.events.next_offset
+    stored = StoredLog(decoded.entries, next_offset)
     is_other_model = state.model != factory.model_digest
     if is_other_model:
         conversation = await _rerender(factory, snapshot, state, conversation)
-        entries, events, epoch = (), [], max(epoch + 1, lease.fence)
+        stored, events, epoch = None, [], max(epoch + 1, lease.fence)
     else:
         conversation_id = conversation_id_of(snapshot.metadata.id)
         events = decode_events(
@@ -140,11 +141,9 @@ async def load(
         factory.store,
         lease,
         new,
-        entries=entries,
-        written_offset=next_offset,
+        stored=stored,
         base_offset=state.first,
         model_digest=factory.model_digest,
-        replaces_all=is_other_model,
         completed_requests=recorded,
         on_replaced=observer.on_replaced,
     )

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from itertools import product
 from typing import Any
 
+import msgspec
 import pytest
 
 from continuo.realtime.persistence.session_codec import (
@@ -22,6 +23,7 @@ from continuo.realtime.store import (
     DuplicateWrite,
     IdempotencyConflict,
     IdempotentRequest,
+    ResponseCheckpoint,
     SessionLease,
     StoreUnavailable,
     WriteBatch,
@@ -125,6 +127,26 @@ async def test_write_after_a_failed_claim_replaces_entries_and_events(
         assert found is not None
         assert found.entries == (encode_entry(A), encode_entry(C))
         assert found.events.bodies == (b"A", b"C")
+
+
+@pytest.mark.parametrize("executed", [True, False], ids=["executed", "not-executed"])
+async def test_write_after_a_lost_reply_keeps_the_journal_of_a_running_response(
+    store: ReplyLosingStore, executed: bool
+) -> None:
+    new = new_session()
+    writer = SessionWriter(store, await store.create(new), new)
+    running, ended = (ResponseCheckpoint(id=f"resp_{n}", seed=1, prompt=1) for n in (1, 2))
+    for checkpoint in (running, ended):
+        await writer.write(desired((A,)), SessionChanges(started_response=checkpoint))
+        assert await writer.journal(checkpoint.id, 0, (7, 8)) == 2
+    after = msgspec.structs.replace(desired((A, B)), started_responses=(running,))
+    store.lose_reply_if_executed = executed
+    with pytest.raises(StoreUnavailable):
+        await writer.write(after, SessionChanges(ended_response=ended.id))
+    await writer.write(after, SessionChanges())
+    found = await store.load(new.id)
+    assert found is not None
+    assert [(each.checkpoint, each.ids) for each in found.running_responses] == [(running, (7, 8))]
 
 
 async def test_refused_write_leaves_the_entries_unchanged(store: ReplyLosingStore) -> None:

@@ -19,6 +19,7 @@ from continuo.realtime.persistence.session_writer import (
     DesiredSession,
     SessionChanges,
     SessionWriter,
+    StoredLog,
 )
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
@@ -149,7 +150,9 @@ async def test_idempotency_keys_are_known_after_a_failover_that_lost_a_claim(
     await writer.write(desired(A, B), SessionChanges(request=request))
     store.copy()
     new = msgspec.structs.replace(new_session(), id=writer.lease.session)
-    other = SessionWriter(store, await store.claim(new.id, "gate-2", ttl_s=60), new, entries=(A, B))
+    other = SessionWriter(
+        store, await store.claim(new.id, "gate-2", ttl_s=60), new, stored=StoredLog((A, B))
+    )
     store.fail_over()
     assert await other.find_result(request) == b"resp_1"
     await other.write(desired(A, C), SessionChanges())
