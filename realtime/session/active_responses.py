@@ -429,15 +429,25 @@ class ActiveResponses:
 
     async def pause_all(self) -> None:
         """Pause generation in the engine until `resume_all`. Raises EngineError."""
+        # All slots first: a response that ends while the engine answers has released its own.
         for generation in self:
             generation.turn_slot.suspend()
-            await self._engine.pause(generation.engine_session.session_id)
+        await self._tell_engine(self._engine.pause)
 
     async def resume_all(self) -> None:
         """Resume generation; harmless without a pause. Raises EngineError."""
         for generation in self:
             generation.turn_slot.resume()
-            await self._engine.resume(generation.engine_session.session_id)
+        await self._tell_engine(self._engine.resume)
+
+    async def _tell_engine(self, command: Callable[[str], Coroutine[None, None, None]]) -> None:
+        """Call `command` with the engine session of each active response, all at the same time.
+        Raises the first EngineError once all have been answered."""
+        sessions = [generation.engine_session.session_id for generation in self]
+        results = await asyncio.gather(*map(command, sessions), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
     async def flush_journals(self) -> None:
         """Write all sampled ids to the store. Errors of the store are ignored."""

@@ -110,6 +110,21 @@ async def test_several_out_of_band_responses_run_beside_one_in_the_conversation(
     await driver.run_turn()
 
 
+async def test_response_begins_and_another_ends_while_generation_is_paused(
+    driver: SessionDriver,
+) -> None:
+    for n in range(3):
+        await driver.create_response(None, is_out_of_band=True, metadata={"n": str(n)})
+    async with asyncio.TaskGroup() as group:
+        group.create_task(driver.session.pause_generation())
+        group.create_task(driver.create_response(4, is_out_of_band=True, metadata={"n": "3"}))
+        group.create_task(driver.session.cancel_responses())
+    await driver.session.cancel_responses()
+    ended = [await driver.wait_response() for _ in range(4)]
+    assert sorted((response.metadata or {})["n"] for response in ended) == ["0", "1", "2", "3"]
+    assert driver.session._active_responses._tenant.turns.running_count == 0
+
+
 async def test_instructions_of_an_out_of_band_response_apply_to_that_one_only(
     driver: SessionDriver,
 ) -> None:
