@@ -85,6 +85,9 @@ _WRITE_ERROR_PATTERN = re.compile(
 """Replies of a server that accepts no writes for now: its disk or memory is full, it is starting,
 it is a replica, or it has too few replicas."""
 
+_CLOSED_TRANSPORT = "the handler is closed"
+"""Part of the RuntimeError of uvloop for a write to a connection that the peer has just reset."""
+
 
 def _find_failure_cause(error: BaseException) -> str | None:
     """Return the cause, as text, if Redis itself fails. Returns None if only this call fails."""
@@ -96,6 +99,8 @@ def _find_failure_cause(error: BaseException) -> str | None:
             return f"Redis refuses access: {text}"
         case redis_errors.ConnectionError() | redis_errors.TimeoutError() | OSError():
             return f"Redis does not answer: {text}"
+        case RuntimeError() if _CLOSED_TRANSPORT in text:
+            return "Redis does not answer: the connection was reset"
         case redis_errors.ResponseError() if _is_write_refused(error):
             return f"Redis refuses writes: {text}"
         case _:
@@ -197,7 +202,7 @@ class RedisClient:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     yield
-            except (redis_errors.RedisError, OSError) as error:
+            except (redis_errors.RedisError, OSError, RuntimeError) as error:
                 if (cause := _find_failure_cause(error)) is None:
                     raise
                 raise (StoreUnusable if _is_access_refused(error) else StoreUnavailable)(
@@ -210,7 +215,7 @@ class RedisClient:
         of the call itself are raised unchanged."""
         try:
             yield
-        except (redis_errors.RedisError, OSError, StoreUnusable) as error:
+        except (redis_errors.RedisError, OSError, RuntimeError, StoreUnusable) as error:
             if (cause := _find_failure_cause(error)) is None:
                 raise
             self.needs_examination = True
