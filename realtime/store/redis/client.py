@@ -44,9 +44,12 @@ _EXPIRING_SCRIPTS = (
     "restore",
 )
 """Scripts that set the TTL of a session's keys."""
+_INDEXING_SCRIPTS = ("create", "recreate", "delete", "force_delete", "expire", "restore")
+"""Scripts that create or remove a session, and keep the set of its tenant's sessions."""
 _TENANT_SCRIPTS = (
     "charge_bucket",
     "exchange_counts",
+    "count_sessions",
     "add_usage",
     "measure",
     "delete_records",
@@ -129,10 +132,14 @@ def _load_scripts() -> dict[str, str]:
         prefixes = ["clock"]
         prefixes += ["check_lease"] if name in _FENCED_SCRIPTS else []
         prefixes += ["expire_keys"] if name in _EXPIRING_SCRIPTS else []
+        prefixes += ["tenant_index"] if name in _INDEXING_SCRIPTS else []
         prefixes += ["tombstone"] if name in _TOMBSTONE_SCRIPTS else []
         constants = (
             f"local LAYOUT = '{keys.LAYOUT}'\n"
             f"local EXPIRY_NET_MS = {keys.SESSION_EXPIRY_NET_S * 1000:.0f}\n"
+            f"local TENANT_EXPIRY_MS = {keys.TENANT_EXPIRY_S * 1000:.0f}\n"
+            f"{_define_key('session_meta', lambda session: keys.session_keys(session).meta)}"
+            f"{_define_key('tenant_sessions', lambda tenant: keys.tenant_keys(tenant).sessions)}"
         )
         continued = [_CONTINUED_SCRIPTS[name]] if name in _CONTINUED_SCRIPTS else []
         return constants + "".join(map(read, (*prefixes, name, *continued)))
@@ -148,6 +155,12 @@ def _load_scripts() -> dict[str, str]:
             *_PROBE_SCRIPTS,
         )
     }
+
+
+def _define_key(name: str, make_key: Callable[[str], str]) -> str:
+    """Return a Lua function that makes the same key as `make_key`."""
+    before, after = make_key("\0").split("\0")
+    return f"local function {name}(id) return '{before}' .. id .. '{after}' end\n"
 
 
 class RedisClient:
