@@ -1,7 +1,7 @@
 """Every key, expiry and bound of the store, with its unit.
 
-All keys of a session carry its id in braces, so that they share a hash slot and one script may use
-them all. `epoch`, `deadlines` and the keys of engines may be in other slots. `deadlines` is an
+All keys of a session carry its id in braces, and those of a tenant its name. The script that
+creates or removes a session also changes the set of its tenant's sessions. `deadlines` is an
 index: a session is added to it before the session is created, and the deadline in the session's own
 hash is checked before the session is removed.
 """
@@ -55,7 +55,9 @@ TENANTS_DELETED_KEY = "continuo:tenants:deleted"
 """sorted set: tenants whose records were deleted, scored by the time of that (ms of Redis's clock).
 Expires after TENANT_EXPIRY_S."""
 
-PROBE_KEYS = tuple(f"continuo:{{probe}}:{kind}" for kind in ("string", "hash", "list", "sorted"))
+PROBE_KEYS = tuple(
+    f"continuo:{{probe}}:{kind}" for kind in ("string", "hash", "list", "sorted", "set")
+)
 """Keys of health probes, one for each type of value. A health probe writes and deletes them in one
 atomic step."""
 

@@ -154,7 +154,8 @@ class Proxy:
                 writer.write(chunk)
                 await writer.drain()
             await self._open.wait()
-            if direction not in self.discarded_directions and writer.can_write_eof():
+            is_open = not writer.is_closing() and writer.can_write_eof()
+            if direction not in self.discarded_directions and is_open:
                 writer.write_eof()
 
 

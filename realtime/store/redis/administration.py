@@ -176,7 +176,6 @@ class RedisAdministration:
             args = (record.id, record.remaining_ms)
             await self._client.run_script("index_deadline", (keys.DEADLINES_KEY,), args)
             encoded = encode_for_lua(_encode_session(record))
-            await self._tenants.index_session(record.tenant, record.id)
             reply = await self._client.run_script("restore", session_keys(record.id), (encoded,))
             return reply[0] == b"ok"
 
@@ -202,9 +201,6 @@ class RedisAdministration:
                     for session, reply in zip(sessions, replies, strict=True)
                     if reply[0] != b"later"
                 ]
-                for session, reply in zip(sessions, replies, strict=True):
-                    if reply[0] == b"expired":
-                        await self._tenants.remove_session(reply[1], session)
                 if removed:
                     await self._client.execute("ZREM", keys.DEADLINES_KEY, *removed)
             expired += sum(reply[0] == b"expired" for reply in replies)

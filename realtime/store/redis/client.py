@@ -44,9 +44,12 @@ _EXPIRING_SCRIPTS = (
     "restore",
 )
 """Scripts that set the TTL of a session's keys."""
+_INDEXING_SCRIPTS = ("create", "recreate", "delete", "force_delete", "expire", "restore")
+"""Scripts that create or remove a session, and keep the set of its tenant's sessions."""
 _TENANT_SCRIPTS = (
     "charge_bucket",
     "exchange_counts",
+    "count_sessions",
     "add_usage",
     "measure",
     "delete_records",
@@ -85,6 +88,9 @@ _WRITE_ERROR_PATTERN = re.compile(
 """Replies of a server that accepts no writes for now: its disk or memory is full, it is starting,
 it is a replica, or it has too few replicas."""
 
+_CLOSED_TRANSPORT = "the handler is closed"
+"""Part of the RuntimeError of uvloop for a write to a connection that the peer has just reset."""
+
 
 def _find_failure_cause(error: BaseException) -> str | None:
     """Return the cause, as text, if Redis itself fails. Returns None if only this call fails."""
@@ -96,6 +102,8 @@ def _find_failure_cause(error: BaseException) -> str | None:
             return f"Redis refuses access: {text}"
         case redis_errors.ConnectionError() | redis_errors.TimeoutError() | OSError():
             return f"Redis does not answer: {text}"
+        case RuntimeError() if _CLOSED_TRANSPORT in text:
+            return "Redis does not answer: the connection was reset"
         case redis_errors.ResponseError() if _is_write_refused(error):
             return f"Redis refuses writes: {text}"
         case _:
@@ -124,10 +132,14 @@ def _load_scripts() -> dict[str, str]:
         prefixes = ["clock"]
         prefixes += ["check_lease"] if name in _FENCED_SCRIPTS else []
         prefixes += ["expire_keys"] if name in _EXPIRING_SCRIPTS else []
+        prefixes += ["tenant_index"] if name in _INDEXING_SCRIPTS else []
         prefixes += ["tombstone"] if name in _TOMBSTONE_SCRIPTS else []
         constants = (
             f"local LAYOUT = '{keys.LAYOUT}'\n"
             f"local EXPIRY_NET_MS = {keys.SESSION_EXPIRY_NET_S * 1000:.0f}\n"
+            f"local TENANT_EXPIRY_MS = {keys.TENANT_EXPIRY_S * 1000:.0f}\n"
+            f"{_define_key('session_meta', lambda session: keys.session_keys(session).meta)}"
+            f"{_define_key('tenant_sessions', lambda tenant: keys.tenant_keys(tenant).sessions)}"
         )
         continued = [_CONTINUED_SCRIPTS[name]] if name in _CONTINUED_SCRIPTS else []
         return constants + "".join(map(read, (*prefixes, name, *continued)))
@@ -143,6 +155,12 @@ def _load_scripts() -> dict[str, str]:
             *_PROBE_SCRIPTS,
         )
     }
+
+
+def _define_key(name: str, make_key: Callable[[str], str]) -> str:
+    """Return a Lua function that makes the same key as `make_key`."""
+    before, after = make_key("\0").split("\0")
+    return f"local function {name}(id) return '{before}' .. id .. '{after}' end\n"
 
 
 class RedisClient:
@@ -197,7 +215,7 @@ class RedisClient:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     yield
-            except (redis_errors.RedisError, OSError) as error:
+            except (redis_errors.RedisError, OSError, RuntimeError) as error:
                 if (cause := _find_failure_cause(error)) is None:
                     raise
                 raise (StoreUnusable if _is_access_refused(error) else StoreUnavailable)(
@@ -210,7 +228,7 @@ class RedisClient:
         of the call itself are raised unchanged."""
         try:
             yield
-        except (redis_errors.RedisError, OSError, StoreUnusable) as error:
+        except (redis_errors.RedisError, OSError, RuntimeError, StoreUnusable) as error:
             if (cause := _find_failure_cause(error)) is None:
                 raise
             self.needs_examination = True

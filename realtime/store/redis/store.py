@@ -55,8 +55,9 @@ class RedisStore:
     """A `Store` in Redis, for the gateways of any number of processes. It owns the client, with its
     connections and health probe, and the epoch of the Redis that it has opened. Any task of the
     event loop may call it. Each step that must be atomic is one script, which refuses a lease that
-    does not hold; the indexes of deadlines and tenants are written in steps of their own, before a
-    session is created and after it is removed, so that they may list too much, never too little."""
+    does not hold, and which keeps the set of the tenant's sessions. The index of deadlines is
+    written in steps of its own, before a session is created and after it is removed, so that it may
+    list too much, never too little."""
 
     @classmethod
     async def open(cls, url: str, durability: Durability = "normal") -> Self:
@@ -110,7 +111,7 @@ class RedisStore:
         async with self._client.bounded():
             await self._reexamine_after_outage()
             names = session_keys(new.id)
-            deadline = await self._index_session(new)
+            deadline = await self._index_deadline(new)
             args = (new.owner, new.tenant, new.secret, deadline, new.state)
             reply = await self._client.run_script("create", (names.meta, names.state), args)
             if reply[0] == b"ended":
@@ -119,14 +120,11 @@ class RedisStore:
                 raise SessionExists(new.id)
             return SessionLease(new.id, new.owner, int(reply[1]), self._epoch)
 
-    async def _index_session(self, new: NewSession) -> int:
-        """Add a session to the indexes before it is created. Returns its deadline in ms."""
-        for_ms = int(new.ttl_s * 1000)
-        deadline = await self._client.run_script(
-            "index_deadline", (keys.DEADLINES_KEY,), (new.id, for_ms)
-        )
-        await self._tenants.index_session(new.tenant, new.id)
-        return deadline
+    async def _index_deadline(self, new: NewSession) -> int:
+        """Add a session to the index of deadlines before it is created. Returns its deadline in
+        ms."""
+        args = (new.id, int(new.ttl_s * 1000))
+        return await self._client.run_script("index_deadline", (keys.DEADLINES_KEY,), args)
 
     async def find(self, session: str) -> SessionMetadata | None:
         async with self._client.bounded():
@@ -202,7 +200,6 @@ class RedisStore:
             except (SessionNotFound, SessionEnded):
                 return
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], lease.session)
-            await self._tenants.remove_session(reply[3], lease.session)
 
     async def force_delete(self, session: str) -> int:
         async with self._client.bounded():
@@ -213,7 +210,6 @@ class RedisStore:
                 await self._verify_epoch()
                 raise SessionNotFound(session)
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], session)
-            await self._tenants.remove_session(reply[3], session)
             return int(reply[1])
 
     async def sweep(self, limit: int) -> SweepResult:
@@ -234,7 +230,6 @@ class RedisStore:
                     case b"expired":
                         expired.append(session)
                         removed.append(session)
-                        await self._tenants.remove_session(reply[1], session)
                     case _:
                         removed.append(session)
             if later:
@@ -265,7 +260,7 @@ class RedisStore:
         session, encoded = lease.session, _encode_batch(batch)
         async with self._client.bounded():
             await self._reexamine_after_outage()
-            deadline = await self._index_session(new)
+            deadline = await self._index_deadline(new)
             args = (lease.owner, lease.fence, encoded, expected_fence)
             reply = await self._client.run_script(
                 "recreate", session_keys(session), (*args, new.tenant, new.secret, deadline)

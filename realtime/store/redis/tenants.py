@@ -19,6 +19,8 @@ from continuo.realtime.store.tenants import (
 _EXPIRY_MS = int(keys.TENANT_EXPIRY_S * 1000)
 _CHUNK = 500
 """Maximum number of sessions or responses that are measured or deleted in one round trip."""
+_CHECKED_SESSIONS = 20
+"""Maximum number of sessions whose existence is checked when a tenant's sessions are counted."""
 
 
 class RedisTenants:
@@ -82,8 +84,12 @@ class RedisTenants:
         return msgspec.convert(found, TenantUsage)
 
     async def count_sessions(self, tenant: str) -> int:
+        return await self._count_sessions(tenant, _CHECKED_SESSIONS)
+
+    async def _count_sessions(self, tenant: str, checked_max: int) -> int:
+        names = (tenant_keys(tenant).sessions, keys.DEADLINES_KEY)
         async with self._client.bounded():
-            return await self._client.execute("SCARD", tenant_keys(tenant).sessions)
+            return await self._client.run_script("count_sessions", names, (checked_max,))
 
     async def list_sessions(self, tenant: str) -> list[str]:
         async with self._client.bounded():
@@ -91,17 +97,12 @@ class RedisTenants:
         return [session.decode() for session in found]
 
     async def measure(self, tenant: str) -> TenantHoldings:
+        await self._count_sessions(tenant, _CHUNK)
         sessions, responses = await self.list_sessions(tenant), await self._list_responses(tenant)
         session_sizes = await self._measure(map(session_keys, sessions))
         response_sizes = await self._measure((response_key(each),) for each in responses)
-        gone = [each for each, size in zip(sessions, session_sizes, strict=True) if not size]
-        for session in gone:  # removed by Redis, or while another gateway died
-            async with self._client.bounded():
-                await self.remove_session(tenant.encode(), session)
         return TenantHoldings(
-            len(sessions) - len(gone),
-            sum(size > 0 for size in response_sizes),
-            sum(session_sizes) + sum(response_sizes),
+            len(session_sizes), len(response_sizes), sum(session_sizes) + sum(response_sizes)
         )
 
     async def delete_records(self, tenant: str) -> None:
@@ -122,17 +123,8 @@ class RedisTenants:
         pairs = zip(found[::2], found[1::2], strict=True)
         return {tenant.decode(): int(float(at_ms)) for tenant, at_ms in pairs}
 
-    # ------------------------------------------------------------ index; within a call of the store
-
-    async def index_session(self, tenant: str, session: str) -> None:
-        name = tenant_keys(tenant).sessions
-        await self._client.execute("SADD", name, session)
-        await self._client.execute("PEXPIRE", name, _EXPIRY_MS)
-
-    async def remove_session(self, tenant: bytes, session: str) -> None:
-        await self._client.execute("SREM", tenant_keys(tenant.decode()).sessions, session)
-
     async def index_response(self, tenant: str, response_id: str, for_ms: int) -> None:
+        """Index a response that is about to be stored; within a call of the store."""
         args = (response_id, for_ms, _EXPIRY_MS)
         await self._client.run_script("index_response", (tenant_keys(tenant).responses,), args)
 
@@ -142,14 +134,15 @@ class RedisTenants:
         return [response_id.decode() for response_id in found]
 
     async def _measure(self, names: Any) -> list[int]:
-        """Measure the memory under each group of keys."""
+        """Measure the memory under each group of keys, in bytes, without the groups of which no key
+        exists."""
         groups = list(names)
-        sizes: list[int] = []
+        sizes: list[int | None] = []
         for first in range(0, len(groups), _CHUNK):
             calls = ((group, ()) for group in groups[first : first + _CHUNK])
             async with self._client.bounded():
                 sizes += await self._run_batch("measure", calls)
-        return sizes
+        return [size for size in sizes if size is not None]
 
     async def _run_batch(self, script: str, calls: Any) -> list[Any]:
         return await self._client.run_script_batch(script, calls)

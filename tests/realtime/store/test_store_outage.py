@@ -30,6 +30,7 @@ from continuo.realtime.store import (
     keys,
     open_store,
 )
+from tests.faults.proxy import Proxy
 from tests.support.ports import free_port, wait_until_open
 from tests.support.redis_process import RedisProcess, needs_redis
 from tests.support.store_records import append_entries, make_entry, new_session, response_checkpoint
@@ -186,6 +187,18 @@ async def test_host_that_accepts_no_connection_is_refused() -> None:
             await check_refused(open_store(f"redis://127.0.0.1:{port}"))
             hosts = f"127.0.0.1:{port},localhost:{port}"
             await check_refused(open_store(f"redis+sentinel://{hosts}/talk"))
+
+
+async def test_call_that_is_cut_and_cannot_reconnect_is_refused(redis: RedisProcess) -> None:
+    async with Proxy(redis.port).running() as proxy:
+        store = await open_store(f"redis://127.0.0.1:{proxy.port}/0")
+        proxy.refuses_connections = True
+        proxy.disconnect_after("down", 1, fin=True)
+        await check_refused(store.check())
+        proxy.refuses_connections = False
+        await wait_until_available(store)
+        await store.check()
+        await store.aclose()
 
 
 async def test_cancelled_calls_do_not_mix_up_replies(redis: RedisProcess, store: Store) -> None:

@@ -14,6 +14,7 @@ if held[1] then
   return {'exists'}
 end
 local now = whole(now_ms)
+add_to_tenant(ARGV[2])
 redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'fence', now, 'tenant', ARGV[2], 'secret', ARGV[3],
   'deadline', ARGV[4], 'created', now, 'epoch', 0, 'parked', 0, 'events', 0, 'weight', 0,
   'layout', LAYOUT)

@@ -1,7 +1,7 @@
 -- Remove a session, or the tombstone of one, if its deadline is over.
 -- KEYS   1 meta, and all others
 -- ARGV   -
--- reply  {'gone'} no session was removed | {'expired', tenant} | {'later', deadline ms}
+-- reply  {'gone'} no session was removed | {'expired'} | {'later', deadline ms}
 local owner, deadline, tenant = unpack(
   redis.call('HMGET', KEYS[1], 'owner', 'deadline', 'tenant'))
 if not deadline then
@@ -10,5 +10,6 @@ end
 if tonumber(deadline) > now_ms then
   return {'later', deadline}
 end
+remove_from_tenant(tenant)
 redis.call('DEL', unpack(KEYS))
-return {owner == '' and 'gone' or 'expired', tenant or ''}
+return {owner == '' and 'gone' or 'expired'}

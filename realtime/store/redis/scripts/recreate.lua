@@ -23,6 +23,7 @@ end
 if fence ~= tonumber(ARGV[4]) then
   return {'changed', whole(fence)}
 end
+add_to_tenant(ARGV[5])
 redis.call('DEL', unpack(KEYS))
 redis.call('HSET', KEYS[1], 'owner', ARGV[1],
   'fence', whole(math.max(now_ms, tonumber(ARGV[2]) + 1, fence + 1)), 'tenant', ARGV[5],

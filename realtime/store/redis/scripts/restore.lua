@@ -10,6 +10,7 @@ end
 local session = cmsgpack.unpack(ARGV[1])
 local fence = math.max(session.fence + 1, now_ms)
 local deadline = whole(now_ms + session.remaining_ms)
+add_to_tenant(session.tenant)
 redis.call('DEL', unpack(KEYS))
 redis.call('SET', state, session.state)
 for _, entry in ipairs(session.entries) do
