@@ -13,7 +13,13 @@ from typing import Literal
 import msgspec
 
 from continuo.engine.sampling import Grammar, Sampling
-from continuo.engine.upstream.errors import RequestRefused, ServerLost, UnusableReply
+from continuo.engine.upstream.errors import (
+    ReplyLost,
+    RequestRefused,
+    ServerLost,
+    UnusableReply,
+    UpstreamError,
+)
 from continuo.engine.upstream.http import HttpClient, make_error
 from continuo.engine.upstream.server import (
     Chunk,
@@ -34,6 +40,10 @@ REPEAT_TOKENS_MAX = 65_536
 MISSING_TOKENS_MAX = 64
 """Tokens that a slot may hold less of than it should before that is logged: models with a sliding
 window or a recurrent state compute some again."""
+COPIED_TOKENS_MIN = 64
+"""Shared tokens from which on the slot of a fork is copied, by a file of the server."""
+COPY_S_MAX = 10.0
+"""Time in which a slot is written to a file, or read."""
 PINNING_FLAGS = "-np SLOTS -c SLOTS*CONTEXT --no-kv-unified --no-cache-idle-slots -b 512 --slots"
 """Flags of llama-server under which a slot keeps the KV of its session."""
 _STOP_TYPES: dict[str, Literal["stop", "length"]] = {
@@ -109,18 +119,24 @@ class _Event(msgspec.Struct):
 
 
 class LlamaServer:
-    """An UpstreamServer. Owns the table of the slots. `describe` comes first, and again after the
-    server was lost: it may have another number of slots, which are empty."""
+    """An UpstreamServer. Owns the table of the slots. `describe` comes first, and again when the
+    server may have been started anew, with another number of slots."""
 
     kind = "llama-server"
     reuse_tokens = 1
     has_slots = True
+    enforces_lark = False
 
     def __init__(self, http: HttpClient) -> None:
         self._http = http
         self._slots = SlotTable(1)
         self._context_tokens = REPEAT_TOKENS_MAX
         self._has_logged_miss = False
+        self._parents: dict[str, str] = {}
+        """Parent of each fork that has sent no request yet."""
+        self._can_copy = True
+        """Whether slots may be copied: False once the server has said that it has no folder for
+        them."""
 
     @property
     def max_rows(self) -> int:
@@ -131,7 +147,8 @@ class LlamaServer:
         models = decode_reply(await self._http.fetch("GET", "/v1/models"), _Models).data
         if not models or props.total_slots < 1:
             raise UnusableReply("the server serves no model")
-        self._slots = SlotTable(props.total_slots)
+        if props.total_slots != self._slots.count:
+            self._slots = SlotTable(props.total_slots)
         self._context_tokens = props.default_generation_settings.n_ctx
         meta = models[0].meta
         return ServerModel(
@@ -148,6 +165,9 @@ class LlamaServer:
             slots = decode_reply(await self._http.fetch("GET", "/slots"), list[_Slot])
         except RequestRefused:
             return ServerLoad()
+        except ServerLost:
+            self._slots.clear()
+            raise
         return ServerLoad(
             kv_tokens=sum(slot.n_ctx for slot in slots),
             kv_tokens_used=sum(slot.n_prompt_tokens for slot in slots),
@@ -163,7 +183,11 @@ class LlamaServer:
             return "llama-server enforces JSON schemas only, no Lark grammars and no forced calls"
         return None
 
+    def fork(self, parent: str, child: str) -> None:
+        self._parents[child] = parent
+
     def close(self, session: str) -> None:
+        self._parents.pop(session, None)
         self._slots.close(session)
 
     async def prefill(self, session: str, ids: "array[int]", scope: str) -> None:
@@ -181,6 +205,7 @@ class LlamaServer:
         slot = slots.begin(request.session)
         held: array[int] | None = None
         try:
+            await self._copy_parent(slots, slot, request)
             body = self._encode(request, slot)
             stream = self._stream(body, request, slot, slots.count_held(slot, request.ids))
             async with aclosing(stream) as chunks:
@@ -195,11 +220,31 @@ class LlamaServer:
         finally:
             slots.end(slot, request.session, held)
 
+    async def _copy_parent(self, slots: SlotTable, slot: int, request: Completion) -> None:
+        """Copy the slot of a fork's parent before the first request of the fork. Does nothing where
+        that is impossible or not worth it: the ids are computed then."""
+        parent = self._parents.pop(request.session, "")
+        source = slots.find_idle(parent) if parent and self._can_copy else None
+        if source is None or slots.count_held(source, request.ids) < COPIED_TOKENS_MIN:
+            return
+        slots.begin(parent)  # it stays that of the parent
+        file = {"filename": f"continuo-slot-{slot}.bin"}
+        try:
+            for number, action in ((source, "save"), (slot, "restore")):
+                path = f"/slots/{number}?action={action}"
+                await self._http.fetch("POST", path, file, COPY_S_MAX)
+            slots.copy(source, slot)
+        except UpstreamError as error:
+            self._can_copy = not (isinstance(error, RequestRefused) and error.status == 501)
+            log.debug("the slot of a forked session was not copied: %s", error)
+        finally:
+            slots.release(source)
+
     async def _stream(
         self, body: dict[str, object], request: Completion, slot: int, held: int
     ) -> AsyncGenerator[Chunk]:
         """Yield the chunks of a request. `held`: ids whose KV the slot should have. Raises
-        ServerLost for a stream without an end."""
+        ReplyLost for a stream without an end."""
         received = 0
         async with aclosing(self._http.stream_events("/completion", body)) as events:
             async for data in events:
@@ -220,7 +265,7 @@ class LlamaServer:
                 yield _read_chunk(event, request)
                 if event.stop:
                     return
-        raise ServerLost("the stream of a completion was cut")
+        raise ReplyLost("the stream of a completion was cut")
 
     def _check_pin(self, slot: int, used_slot: int | None, missing: int) -> None:
         """Log once that a slot does not keep its KV, which costs time and changes no output."""

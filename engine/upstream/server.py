@@ -69,6 +69,9 @@ class UpstreamServer(Protocol):
     has_slots: bool
     """Whether each session has a slot, in which its requests are computed one after another."""
 
+    enforces_lark: bool
+    """Whether it enforces grammars of the kind `lark`."""
+
     @property
     def max_rows(self) -> int:
         """Requests that are computed at once, as far as known."""
@@ -93,6 +96,10 @@ class UpstreamServer(Protocol):
 
     async def prefill(self, session: str, ids: "array[int]", scope: str) -> None:
         """Compute the KV of ids, so that a completion that begins with them finds it."""
+        ...
+
+    def fork(self, parent: str, child: str) -> None:
+        """Record that the session `child` begins as `parent`, whose KV it may get."""
         ...
 
     def close(self, session: str) -> None:

@@ -84,11 +84,11 @@ class Cluster:
         self.gateways[n] = await self._gateway(self.gateway_ports[n], env)
 
     async def _engine(self, port: int) -> Process:
+        return await started(self._run_engine(port), read_engine_address)
+
+    def _run_engine(self, port: int) -> Process:
         options = ("--listen", f"127.0.0.1:{port}", "--model", str(self._model_folder))
-        return await _started(
-            Process("engine", *options, module=DIGEST_HOST_MODULE, source=self.source),
-            read_engine_address,
-        )
+        return Process("engine", *options, module=DIGEST_HOST_MODULE, source=self.source)
 
     async def _gateway(self, port: int, env: dict[str, str]) -> Process:
         engines = [f"--engine=127.0.0.1:{engine}" for engine in self._engine_ports]
@@ -100,7 +100,7 @@ class Cluster:
             env={"CONTINUO_API_KEY": API_KEY, **env},
             source=self.source,
         )
-        return await _started(process, read_gateway_url)
+        return await started(process, read_gateway_url)
 
     async def wait_ready(self) -> None:
         for url in self.urls:
@@ -134,7 +134,8 @@ class Cluster:
             process.stop()
 
 
-async def _started(process: Process, read_address: Any) -> Process:
+async def started(process: Process, read_address: Any) -> Process:
+    """Return a process once `read_address` has read its address; stop it if it has none."""
     try:
         await asyncio.to_thread(read_address, process)
     except BaseException:
