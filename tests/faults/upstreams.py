@@ -69,7 +69,7 @@ class UpstreamCluster(Cluster):
         """Wait until no engine has a session."""
         async with asyncio.timeout(BALANCE_TIMEOUT_S):
             while (await self.fetch_stats())["engine"]["sessions"]:
-                await asyncio.sleep(0.05)
+                pass
 
     def stop(self) -> None:
         super().stop()
