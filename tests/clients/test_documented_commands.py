@@ -319,10 +319,11 @@ def test_program_with_the_library_runs_in_node(
 FIRST_OUTPUT = """\
 for (const [stream, status] of [[process.stdout, 0], [process.stderr, 1]]) {
   const write = stream.write.bind(stream);
-  stream.write = (text) => write(text, () => process.exit(status));
+  stream.write = (text) => write(text, () => String(text).trim() && process.exit(status));
 }
 """
-"""Ends a program at its first output; at an error, as failed."""
+"""Ends a program at its first output but space, with which an answer may begin; at an error, as
+failed."""
 
 
 @parametrize("block", OTHERS)
