@@ -195,7 +195,7 @@ OTHER_PROGRAMS = {
     "docker": {"--build", "--build-arg", "--env", "--profile", "--publish", "--tag", "--volume"},
     "npm": {"--prefix"},
     "http.server": {"--bind", "--directory"},
-    "llama-server": {"--no-kv-unified", "--no-cache-idle-slots", "--slots"},
+    "llama-server": {"--no-kv-unified", "--no-cache-idle-slots", "--slot-save-path", "--slots"},
     "pip": {"--index-url", "--no-deps", "--wheel-dir"},
     "vllm": {
         "--enable-prompt-tokens-details",
