@@ -120,14 +120,18 @@ class Cluster:
 
     async def assert_balanced(self) -> None:
         """Wait until no session is open; assert that no page is leased and no step failed."""
+        stats = await self.wait_until_unused("sessions", "pages_leased")
+        assert stats["pages_free"] + stats["pages_tree"] == stats["pages_total"]
+        assert stats["failed_steps"] == stats["failed_audits"] == 0
+
+    async def wait_until_unused(self, *gauges: str) -> dict[str, Any]:
+        """Wait until gauges of the engines are 0. Returns the statistics of the engines."""
         async with asyncio.timeout(BALANCE_TIMEOUT_S):
             while True:
                 stats = (await self.fetch_stats())["engine"]
-                if stats is not None and stats["sessions"] == stats["pages_leased"] == 0:
-                    break
+                if stats is not None and not any(stats[gauge] for gauge in gauges):
+                    return stats
                 await asyncio.sleep(0.05)
-        assert stats["pages_free"] + stats["pages_tree"] == stats["pages_total"]
-        assert stats["failed_steps"] == stats["failed_audits"] == 0
 
     def stop(self) -> None:
         for process in (*self.gateways, *self.engines):

@@ -52,7 +52,7 @@ class SentinelStore:
             async with self.primary.client() as primary:
                 client: Any = primary
                 while await client.execute_command("WAIT", 1, 500) < 1:
-                    pass
+                    await asyncio.sleep(0.05)
             async with self._sentinel.client() as sentinel:
                 client = sentinel
                 while not self._is_promotable(
