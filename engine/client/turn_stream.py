@@ -146,17 +146,22 @@ class TurnStream:
             )
         )
 
-    async def consume(self, on_chunk: Callable[[OutputChunk], None]) -> None:
+    async def consume(
+        self,
+        on_chunk: Callable[[OutputChunk], None],
+        on_interrupted: Callable[[], None] = lambda: None,
+    ) -> None:
         """Call `on_chunk` with each chunk: with the available ones now, with later ones as soon as
-        they arrive, without waking a task. Returns at the end of the turn. Exceptions of `on_chunk`
-        are raised here.
+        they arrive, without waking a task; and `on_interrupted`, between the chunks, when the
+        server that computes for the engine is lost, after which the turn continues by itself.
+        Returns at the end of the turn. Exceptions of the callbacks are raised here.
         """
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def drain() -> None:
             try:
                 while self._events and not end.done():
-                    self._handle(self._events.popleft(), on_chunk)
+                    self._handle(self._events.popleft(), on_chunk, on_interrupted)
                     if self.ended is not None:
                         end.set_result(None)
             except Exception as error:  # noqa: BLE001 - raised to the reader by its future
@@ -187,9 +192,14 @@ class TurnStream:
         await available.wait()
 
     def _handle(
-        self, event: TurnTokens | TurnEnded | EngineError, on_chunk: Callable[[OutputChunk], None]
+        self,
+        event: TurnTokens | TurnEnded | EngineError,
+        on_chunk: Callable[[OutputChunk], None],
+        on_interrupted: Callable[[], None] = lambda: None,
     ) -> None:
         match event:
+            case TurnTokens(interrupted=True):
+                on_interrupted()
             case TurnTokens():
                 self._decode(event, on_chunk)
             case TurnEnded():

@@ -16,6 +16,7 @@ client with a higher fence takes the session over; a command with a lower fence 
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from continuo.engine.sampling import Sampling
 from continuo.engine.wire.bounds import find_field
@@ -394,13 +395,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 class TurnTokens(msgspec.Struct, frozen=True, gc=False, tag="Tokens"):
     """Output ids of a turn; `first` is the index of ids[0] in the turn's output. `logprobs`: one
-    entry per id; None: not requested."""
+    entry per id; None: not requested. `interrupted`: the server that computes the turn is lost, and
+    the next ids follow when it answers; `ids` is empty then. An older gateway ignores that."""
 
     session: str
     turn: str
     first: int
     ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
+    interrupted: bool | UnsetType = UNSET
 
     def select_new(self, received: int) -> "TurnTokens | None":
         """Return the part after the first `received` ids of the turn's output, which the caller

@@ -57,8 +57,8 @@ class Generation:
         parser: separates the text of the model into messages, reasoning and tool calls; of this
             response alone, because it keeps unfinished text.
         turn_slot: the slot that the turn waits for; the caller releases it when `run` has ended.
-        on_interrupted: called when the engine that runs the turn is lost, after the output received
-            until then was emitted.
+        on_interrupted: called when the engine that runs the turn is lost, or the server that
+            computes for it, after the output received until then was emitted.
         logprobs: attaches log-probabilities to the output. None: none were requested.
         """
         self.response = response
@@ -182,17 +182,22 @@ class Generation:
         """Consume a turn to its end. Each time its engine is lost, the session is attached again,
         and the turn continues. Raises EngineError."""
         interrupted_at = -1
+
+        def interrupt() -> None:
+            nonlocal interrupted_at
+            self._observation.interrupt()
+            if turn.received != interrupted_at and not self.is_refused:
+                self._on_interrupted()
+            interrupted_at = turn.received
+
         while turn.ended is None:
             if (self._is_cancelled or self.is_refused) and not turn.has_ended:
                 await self.engine_session.cancel_turn(turn, discard_output=self.is_refused)
             try:
                 with contextlib.suppress(TurnFailed):  # `turn.ended` has the failure too
-                    await turn.consume(on_chunk)
+                    await turn.consume(on_chunk, interrupt)
             except SessionDetached:
-                self._observation.interrupt()
-                if turn.received != interrupted_at and not self.is_refused:
-                    self._on_interrupted()
-                interrupted_at = turn.received
+                interrupt()
                 with contextlib.suppress(SessionQuarantined):  # the turn has ended as failed
                     await self.engine_session.reattach_turn(turn)
 

@@ -125,6 +125,25 @@ async def test_loss_of_the_engine_is_raised_between_the_pieces_around_it(
     assert received == turn.ids == [40, 41, 42]
 
 
+async def test_loss_of_the_server_is_reported_between_the_pieces_around_it(
+    turn: TurnStream,
+) -> None:
+    received: list[int | str] = []
+
+    def extend(piece: OutputChunk) -> None:
+        received.extend(piece.ids)
+
+    def interrupt() -> None:
+        received.append("interrupted")
+
+    turn.put(tokens(0, 40))
+    turn.put(TurnTokens("s", "t", 1, [], interrupted=True))
+    turn.put(tokens(1, 41))
+    turn.put(ended())
+    await turn.consume(extend, interrupt)
+    assert received == [40, "interrupted", 41]
+
+
 async def test_turn_ended_by_the_client_counts_its_ids(turn: TurnStream) -> None:
     turn.prompt_tokens = 3
     turn.put(tokens(0, 40, 41))
