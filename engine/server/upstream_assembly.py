@@ -11,6 +11,7 @@ from continuo.engine.server.clients import Clients
 from continuo.engine.text import ModelText
 from continuo.engine.upstream.backend import UpstreamBackend
 from continuo.engine.upstream.loop import UpstreamLoop
+from continuo.engine.upstream.model_check import ModelCheck
 from continuo.engine.upstream.sequence import UpstreamSequence
 from continuo.engine.upstream.server import UpstreamServer
 from continuo.engine.upstream.turn_requests import TurnRequests
@@ -37,14 +38,24 @@ class UpstreamCore(NamedTuple):
 
 def assemble_upstream(
     server: UpstreamServer,
+    check: ModelCheck,
     text: ModelText,
     ready: EngineReady,
     config: EngineConfig,
     record_turn: RecordTurn | None = None,
 ) -> UpstreamCore:
-    """Build the parts of an engine core. `ready`: what the engine reports of itself."""
-    loop, watch = UpstreamLoop(), ServerWatch(server)
-    turns = TurnRequests(server, loop, ready.vocab_size, time.monotonic)
+    """Build the parts of an engine core.
+
+    Args:
+    server: computes the ids.
+    check: has compared the server.
+    text: tokenizer and grammars.
+    ready: what the engine reports of itself.
+    config: options of the engine.
+    record_turn: see `Sessions`.
+    """
+    loop, watch = UpstreamLoop(), ServerWatch(server, check)
+    turns = TurnRequests(server, watch, loop, ready.vocab_size, time.monotonic)
     backend = UpstreamBackend(server, watch, turns, loop, ready.max_model_len)
     sessions = Sessions(
         backend,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Coroutine
 from typing import Any
 
 from continuo.engine.core.turn import Turn
-from continuo.engine.upstream.errors import UpstreamError
+from continuo.engine.upstream.errors import ReplyLost, UpstreamError
 from continuo.engine.upstream.sequence import UpstreamSequence
 from continuo.engine.upstream.server import UpstreamServer
 from continuo.engine.upstream.turn_requests import TurnReceiver, TurnRequests
@@ -96,6 +96,7 @@ class UpstreamBackend:
 
     def rewind(self, sequence: UpstreamSequence, kept: int) -> None:
         sequence.computed = min(sequence.computed, kept)
+        sequence.suspicion.keep(kept)
         if kept < len(sequence.prefilled_ids):
             _cancel(sequence.prefill)
             sequence.prefill, sequence.prefilled_ids = None, array("i")
@@ -106,7 +107,9 @@ class UpstreamBackend:
         block, length = self._server.reuse_tokens, len(sequence.ids)
         if sequence.prefill is not None or sequence.turn is not None:
             return
-        if not self._watch.is_reachable or length >= self._max_model_len:
+        if not self._watch.is_usable or length >= self._max_model_len:
+            return
+        if self._turns.count_losses(sequence):  # a turn shows whether the log is the cause
             return
         if length // block > sequence.computed // block:
             sequence.prefilled_ids = sequence.ids[:]
@@ -119,6 +122,8 @@ class UpstreamBackend:
             async with self._prefill_permits:
                 await self._server.prefill(sequence.id, ids, sequence.scope)
         except UpstreamError as error:
+            if isinstance(error, ReplyLost):
+                self._turns.add_loss(sequence, len(ids))
             log.debug("ids of session %s were not computed ahead: %s", sequence.id, error)
             has_computed = False
         else:
@@ -202,7 +207,8 @@ class UpstreamBackend:
         )
 
     def load(self, sessions: int, now: float, *, draining: bool) -> EngineLoad:  # noqa: ARG002
-        """Report the load of the server. One that does not answer gets no new sessions."""
+        """Report the load of the server. One that does not answer, or has another model, gets no
+        new sessions."""
         total, used = self._count_pages()
         return EngineLoad(
             sessions=sessions,
@@ -210,7 +216,7 @@ class UpstreamBackend:
             rows=self._server.max_rows,
             pages_leased=used,
             pages_total=max(total, 1),
-            draining=draining or not self._watch.is_reachable,
+            draining=draining or not self._watch.is_usable,
         )
 
     def stats(self, sequences: Collection[UpstreamSequence]) -> EngineStats:

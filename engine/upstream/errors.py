@@ -1,10 +1,13 @@
 """Errors of the requests to another server.
 
 UpstreamError
-├── ServerLost        no connection, a cut stream, an overloaded or failing server: the same
-│                     request may succeed later
+├── ServerLost        no connection, or a server that is out of order: the same request may
+│   │                 succeed later
+│   ├── ServerBusy    the server is overloaded, and has lost nothing
+│   └── ReplyLost     the server failed within its reply, which the request may have caused
 ├── RequestRefused    the server refuses this request, and always will
-└── UnusableReply     the reply cannot be used: not JSON, not the expected fields, ids missing
+├── UnusableReply     the reply cannot be used: not JSON, not the expected fields, ids missing
+└── OtherModel        the server does not serve the model that the engine was started for
 """
 
 
@@ -14,6 +17,14 @@ class UpstreamError(Exception):
 
 
 class ServerLost(UpstreamError):
+    pass
+
+
+class ServerBusy(ServerLost):
+    pass
+
+
+class ReplyLost(ServerLost):
     pass
 
 
@@ -27,4 +38,8 @@ class RequestRefused(UpstreamError):
 
 
 class UnusableReply(UpstreamError):
+    pass
+
+
+class OtherModel(UpstreamError):
     pass

@@ -16,7 +16,13 @@ from urllib.parse import SplitResult, urlsplit
 import httptools
 import msgspec
 
-from continuo.engine.upstream.errors import RequestRefused, ServerLost, UnusableReply
+from continuo.engine.upstream.errors import (
+    ReplyLost,
+    RequestRefused,
+    ServerBusy,
+    ServerLost,
+    UnusableReply,
+)
 from continuo.engine.upstream.sse import EventStreamDecoder
 
 CONNECT_S = 5.0
@@ -32,8 +38,10 @@ _CHUNK_BYTES = 64 * 1024
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 """Seconds, seconds and count: a host that is lost without a reset is noticed after 20 s, although a
 stream may be silent for as long as a prompt takes."""
-_RETRYABLE = frozenset((408, 425, 429))
+_BUSY = frozenset((408, 425, 429))
 """Refusals that say to try again; with them, all of 500 and above but 501."""
+_FAILED = frozenset((500, 502))
+"""Statuses of a server that failed at the request, the second one by a proxy."""
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -159,13 +167,13 @@ class _Reply:
         try:
             data = await self._reader.read(_CHUNK_BYTES)
         except OSError as error:
-            raise ServerLost(f"the connection was lost: {error}") from None
+            raise ReplyLost(f"the connection was lost: {error}") from None
         if data:
             self._parse(data)
         elif self._has_head and self._ends_with_connection:
             self._is_complete = True
         else:
-            raise ServerLost("the server closed the connection within its reply")
+            raise ReplyLost("the server closed the connection within its reply")
         return len(data)
 
     def _parse(self, data: bytes) -> None:
@@ -231,7 +239,11 @@ def _decode_events(decoder: EventStreamDecoder, chunk: bytes) -> list[bytes]:
 
 def make_error(status: int, message: str) -> RequestRefused | ServerLost:
     """Make the error of a status of HTTP that is not 200."""
-    if status in _RETRYABLE or (status >= 500 and status != 501):
+    if status in _BUSY:
+        return ServerBusy(f"{message} (HTTP {status})")
+    if status in _FAILED:
+        return ReplyLost(f"{message} (HTTP {status})")
+    if status >= 500 and status != 501:
         return ServerLost(f"{message} (HTTP {status})")
     return RequestRefused(status, message)
 

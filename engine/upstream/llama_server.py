@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from continuo.engine.sampling import Grammar, Sampling
-from continuo.engine.upstream.errors import RequestRefused, ServerLost, UnusableReply
+from continuo.engine.upstream.errors import ReplyLost, RequestRefused, ServerLost, UnusableReply
 from continuo.engine.upstream.http import HttpClient, make_error
 from continuo.engine.upstream.server import (
     Chunk,
@@ -109,8 +109,8 @@ class _Event(msgspec.Struct):
 
 
 class LlamaServer:
-    """An UpstreamServer. Owns the table of the slots. `describe` comes first, and again after the
-    server was lost: it may have another number of slots, which are empty."""
+    """An UpstreamServer. Owns the table of the slots. `describe` comes first, and again when the
+    server may have been started anew, with another number of slots."""
 
     kind = "llama-server"
     reuse_tokens = 1
@@ -131,7 +131,8 @@ class LlamaServer:
         models = decode_reply(await self._http.fetch("GET", "/v1/models"), _Models).data
         if not models or props.total_slots < 1:
             raise UnusableReply("the server serves no model")
-        self._slots = SlotTable(props.total_slots)
+        if props.total_slots != self._slots.count:
+            self._slots = SlotTable(props.total_slots)
         self._context_tokens = props.default_generation_settings.n_ctx
         meta = models[0].meta
         return ServerModel(
@@ -148,6 +149,9 @@ class LlamaServer:
             slots = decode_reply(await self._http.fetch("GET", "/slots"), list[_Slot])
         except RequestRefused:
             return ServerLoad()
+        except ServerLost:
+            self._slots.clear()
+            raise
         return ServerLoad(
             kv_tokens=sum(slot.n_ctx for slot in slots),
             kv_tokens_used=sum(slot.n_prompt_tokens for slot in slots),
@@ -199,7 +203,7 @@ class LlamaServer:
         self, body: dict[str, object], request: Completion, slot: int, held: int
     ) -> AsyncGenerator[Chunk]:
         """Yield the chunks of a request. `held`: ids whose KV the slot should have. Raises
-        ServerLost for a stream without an end."""
+        ReplyLost for a stream without an end."""
         received = 0
         async with aclosing(self._http.stream_events("/completion", body)) as events:
             async for data in events:
@@ -220,7 +224,7 @@ class LlamaServer:
                 yield _read_chunk(event, request)
                 if event.stop:
                     return
-        raise ServerLost("the stream of a completion was cut")
+        raise ReplyLost("the stream of a completion was cut")
 
     def _check_pin(self, slot: int, used_slot: int | None, missing: int) -> None:
         """Log once that a slot does not keep its KV, which costs time and changes no output."""

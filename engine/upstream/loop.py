@@ -13,7 +13,7 @@ from continuo.engine.core.sessions import Sessions
 from continuo.engine.core.turn import Turn
 from continuo.engine.upstream.sequence import UpstreamSequence
 from continuo.engine.upstream.server import Chunk
-from continuo.engine.wire.messages import EngineEvent, LoopCommand
+from continuo.engine.wire.messages import EngineEvent, LoopCommand, TurnTokens
 
 
 class UpstreamLoop:
@@ -81,6 +81,12 @@ class UpstreamLoop:
         if sequence.turn is turn and chunk.finish is not None:
             self._sessions.transitions.end_turn(sequence, chunk.finish)
         self._advance(self._sessions, sequence)
+
+    def interrupt_turn(self, sequence: UpstreamSequence, turn: Turn) -> None:
+        """Report to the client of a turn that the server is lost."""
+        if sequence.turn is turn:
+            self.emit(TurnTokens(sequence.id, turn.id, turn.output_tokens, [], interrupted=True))
+            self._wakeup.set()
 
     def fail_turn(self, sequence: UpstreamSequence, turn: Turn, problem: str) -> None:
         """End a turn as failed, unless it has ended."""

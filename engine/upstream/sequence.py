@@ -4,13 +4,14 @@ import asyncio
 from array import array
 
 from continuo.engine.core.token_sequence import TokenSequence
+from continuo.engine.upstream.suspicion import Suspicion
 from continuo.engine.wire.token_log import TokenLog
 
 
 class UpstreamSequence(TokenSequence):
     """Always: at most one request draws ids, and at most one computes ids ahead of a turn."""
 
-    __slots__ = ("computed", "prefill", "prefilled_ids", "request", "scope")
+    __slots__ = ("computed", "prefill", "prefilled_ids", "request", "scope", "suspicion")
 
     def __init__(
         self, session_id: str, scope: str, log: TokenLog, timeout_s: float | None, now: float
@@ -31,3 +32,5 @@ class UpstreamSequence(TokenSequence):
         self.prefill: asyncio.Task[None] | None = None
         """Computes `prefilled_ids` ahead of a turn."""
         self.prefilled_ids: array[int] = array("i")
+        self.suspicion = Suspicion()
+        """Losses of the server that count against the log."""

@@ -1,11 +1,10 @@
 """Start of an engine on another server: wait for the server, and check that it serves our model.
 
 The tokenizer and the chat template are read from the checkpoint folder, whose weights are not
-needed. Weights that were replaced behind the same name cannot be noticed.
+needed.
 """
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -21,24 +20,22 @@ from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.local_checkpoint import find_local_checkpoint
 from continuo.engine.text import ModelText
 from continuo.engine.upstream.detection import detect_server
-from continuo.engine.upstream.errors import RequestRefused, ServerLost, UpstreamError
+from continuo.engine.upstream.errors import OtherModel, ServerLost, UpstreamError
 from continuo.engine.upstream.http import HttpClient
+from continuo.engine.upstream.model_check import ModelCheck
 from continuo.engine.upstream.server import ServerLoad, ServerModel, UpstreamServer
 from continuo.engine.wire.messages import EngineReady
-
-log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 POLL_S = 1.0
 """Seconds between two attempts to reach a server that has not started."""
-PROBES = ("Hello, world! 123", "Ünïcode — 日本語", "  spaces\n\tand\n\nlines ")
-"""Texts of which our tokenizer and the server's must make the same ids."""
 FETCH_PATTERNS = ["*.json", "*.model", "*.txt", "*.jinja"]
 """Glob patterns of the files of a hub repository that are downloaded: all but its weights."""
 
 
 class StartedServer(NamedTuple):
     server: UpstreamServer
+    check: ModelCheck
     text: ModelText
     ready: EngineReady
 
@@ -50,20 +47,23 @@ async def start_server(config: EngineConfig, progress: Progress) -> StartedServe
     http = _make_client(config)
     folder = await asyncio.to_thread(_find_folder, config)
     text = await asyncio.to_thread(ModelText, str(folder))
+    check = ModelCheck(http.url, text, config.max_model_len)
     while True:
         try:
             server = await detect_server(http)
             model, load = await server.describe(), await server.measure()
-            await _check_tokenizer(server, text, http.url)
+            await check.compare(server, model)
             break
         except ServerLost as error:
             progress(f"waiting for the server at {http.url}: {error}", 0.0)
             await asyncio.sleep(POLL_S)
+        except OtherModel as error:
+            raise ModelError(str(error)) from None
         except UpstreamError as error:
             raise ModelError(f"{http.url}: {error}") from None
     ready = _make_ready(config, folder, text, server, model, load)
     ready = msgspec.structs.replace(ready, load_s=time.monotonic() - began_s)
-    return StartedServer(server, text, ready)
+    return StartedServer(server, check, text, ready)
 
 
 def _make_client(config: EngineConfig) -> HttpClient:
@@ -101,18 +101,6 @@ def _find_folder(config: EngineConfig) -> Path:
         raise ModelError(f"{config.model}: download failed: {first_line(error)}") from error
 
 
-async def _check_tokenizer(server: UpstreamServer, text: ModelText, url: str) -> None:
-    """Raise ModelError if the server has another tokenizer, as far as it can be asked."""
-    for probe in PROBES:
-        try:
-            ids = await server.tokenize(probe)
-        except RequestRefused as error:
-            log.warning("%s does not tokenize, so its tokenizer is not compared: %s", url, error)
-            return
-        if ids != text.encode_untrusted(probe):
-            raise ModelError(f"{url} serves a model with another tokenizer than {text.folder}")
-
-
 def _make_ready(
     config: EngineConfig,
     folder: Path,
@@ -121,17 +109,7 @@ def _make_ready(
     model: ServerModel,
     load: ServerLoad,
 ) -> EngineReady:
-    """Raises ModelError for a limit or a vocabulary that the server does not have."""
     values: dict[str, Any] = read_json(folder / "config.json")
-    if config.max_model_len is not None and config.max_model_len > model.max_model_len:
-        raise ModelError(
-            f"max_model_len is {config.max_model_len}; the server has {model.max_model_len}"
-        )
-    if model.vocab_size is not None and model.vocab_size < text.vocab_size:
-        raise ModelError(
-            f"{config.engine_url} serves a model of {model.vocab_size} ids, and the tokenizer of "
-            f"{folder} has {text.vocab_size}"
-        )
     architectures: list[str] = values.get("architectures") or ["unknown"]
     return EngineReady(
         folder=str(folder),

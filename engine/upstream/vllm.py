@@ -4,6 +4,7 @@ A prompt is sent whole; the server computes what its prefix cache lacks of it. I
 may be those of the model's generation_config, are all overridden.
 """
 
+import contextlib
 import hashlib
 from array import array
 from collections.abc import AsyncGenerator
@@ -15,7 +16,7 @@ import msgspec
 
 from continuo.engine.sampling import Sampling
 from continuo.engine.text.grammar import build_lark_with_fixed_separators
-from continuo.engine.upstream.errors import RequestRefused, ServerLost, UnusableReply
+from continuo.engine.upstream.errors import ReplyLost, RequestRefused, ServerLost, UnusableReply
 from continuo.engine.upstream.http import HttpClient, make_error
 from continuo.engine.upstream.server import (
     Chunk,
@@ -100,6 +101,7 @@ class VllmServer:
         self.reuse_tokens = BLOCK_TOKENS
 
     async def describe(self) -> ServerModel:
+        await self._check_health()
         models = decode_reply(await self._http.fetch("GET", "/v1/models"), _Models).data
         if not models:
             raise UnusableReply("the server serves no model")
@@ -109,6 +111,12 @@ class VllmServer:
             max_model_len=models[0].max_model_len,
             version=await self._read_version(),
         )
+
+    async def _check_health(self) -> None:
+        """Raise ServerLost while the process that answers has lost its engine: the server is about
+        to exit."""
+        with contextlib.suppress(RequestRefused):  # a router may not forward it
+            await self._http.fetch("GET", "/health")
 
     async def _read_version(self) -> str:
         try:
@@ -166,7 +174,7 @@ class VllmServer:
                 yield chunk
 
     async def _stream(self, body: dict[str, object], request: Completion) -> AsyncGenerator[Chunk]:
-        """Yield the chunks of a request. Raises ServerLost for a stream without an end."""
+        """Yield the chunks of a request. Raises ReplyLost for a stream without an end."""
         headers = {"X-Session-ID": quote(request.session)}
         last: Chunk | None = None  # kept until the usage, which follows it
         async with aclosing(self._http.stream_events("/v1/completions", body, headers)) as events:
@@ -184,7 +192,7 @@ class VllmServer:
                     details = event.usage.prompt_tokens_details or _PromptDetails()
                     last = msgspec.structs.replace(last, cached_tokens=details.cached_tokens)
         if last is None:
-            raise ServerLost("the stream of a completion was cut")
+            raise ReplyLost("the stream of a completion was cut")
         yield last
 
     def _encode(self, request: Completion) -> dict[str, object]:

@@ -12,6 +12,7 @@ from continuo.engine.server.upstream_assembly import UpstreamCore, assemble_upst
 from continuo.engine.text import ModelText
 from continuo.engine.upstream.detection import detect_server
 from continuo.engine.upstream.http import HttpClient
+from continuo.engine.upstream.model_check import ModelCheck
 from tests.support.digest_runner import VOCABULARY, DigestRunner, make_engine_ready
 from tests.support.engines import EngineHarness, RunningCore
 from tests.support.ports import free_port
@@ -27,6 +28,7 @@ class UpstreamHarness(EngineHarness):
     def __init__(self, folder: Path, fake: FakeServer) -> None:
         super().__init__(folder, _make_no_runner, rows=1)
         self.fake = fake
+        fake.make_ids = self._text.encode_untrusted
         self._port = free_port()
         self._serving = contextlib.AsyncExitStack()
 
@@ -40,9 +42,13 @@ class UpstreamHarness(EngineHarness):
     async def assemble(self) -> RunningCore:
         server = await detect_server(HttpClient(f"http://127.0.0.1:{self._port}"))
         model = await server.describe()
+        check = ModelCheck(f"http://127.0.0.1:{self._port}", self._text)
+        await check.compare(server, model)
         geometry = Geometry(1, 1, model.max_model_len, VOCABULARY, 1, 0)
         self.ready = make_engine_ready(geometry, self._folder, self._incarnation)
-        self.core = assemble_upstream(server, self._text, self.ready, self.config, self.record_turn)
+        self.core = assemble_upstream(
+            server, check, self._text, self.ready, self.config, self.record_turn
+        )
         await self.core.watch.measure()
         return self.core
 

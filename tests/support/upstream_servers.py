@@ -26,6 +26,7 @@ from continuo.engine.batch import SampleParams
 from continuo.engine.core.turn import uniform
 from continuo.engine.sampling import Sampling
 from tests.support.digest_runner import VOCABULARY, draw_id, extend_digest, oracle
+from tests.support.waiting import wait_until
 
 EOS = 0
 
@@ -86,6 +87,10 @@ class FakeServer(ABC):
         """Requests that compute a prompt ahead; they take no faults."""
         self.running = 0
         self.api_key: str | None = None
+        self.model_name = "m"
+        self.deadly_id: int | None = None
+        """Id whose prompts crash the server: they and all completions that run are cut."""
+        self.crashes = 0
         self._resumed = asyncio.Event()
 
     def resume(self) -> None:
@@ -152,11 +157,13 @@ class FakeServer(ABC):
         past = b"other" if fault.other_ids else b""
         for id in body["prompt"]:
             past = extend_digest(past, id)
-        sampling, last = Sampling(temperature=body["temperature"]), -1
+        sampling, last, crashes = Sampling(temperature=body["temperature"]), -1, self.crashes
+        if self.deadly_id in body["prompt"]:
+            self.crashes += 1
         for drawn in range(count + 1):
             if drawn == fault.pause_after:
                 await self._resumed.wait()
-            if drawn == fault.cut_after:
+            if drawn == fault.cut_after or self.crashes > crashes:
                 raise Cut
             if drawn == fault.fail_after:
                 raise FakeError(fault.status if fault.status != 200 else 500, fault.message)
@@ -191,6 +198,7 @@ class FakeVllm(FakeServer):
     def routes(self) -> list[Route]:
         return [
             Route("/v1/models", self.models),
+            Route("/health", self.health),
             Route("/version", self.version),
             Route("/metrics", self.metrics),
             Route("/tokenize", self.tokenize, methods=["POST"]),
@@ -200,8 +208,15 @@ class FakeVllm(FakeServer):
     async def models(self, request: Request) -> Response:
         if refusal := self.check_key(request):
             return refusal
-        model = {"id": "m", "owned_by": self.owner, "max_model_len": self.context_tokens}
+        model = {
+            "id": self.model_name,
+            "owned_by": self.owner,
+            "max_model_len": self.context_tokens,
+        }
         return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(self, request: Request) -> Response:
+        return Response()
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": "0.32.0"})
@@ -297,7 +312,11 @@ class FakeLlama(FakeServer):
         ]
 
     async def models(self, request: Request) -> Response:
-        model = {"id": "m.gguf", "owned_by": "llamacpp", "meta": {"n_vocab": self.vocab_size}}
+        model = {
+            "id": f"{self.model_name}.gguf",
+            "owned_by": "llamacpp",
+            "meta": {"n_vocab": self.vocab_size},
+        }
         return JSONResponse({"object": "list", "data": [model]})
 
     async def props(self, request: Request) -> Response:
@@ -379,8 +398,14 @@ async def serve_fake(fake: FakeServer, port: int = 0) -> AsyncIterator[str]:
     with socket.create_server(("127.0.0.1", port)) as sock:
         serving = asyncio.create_task(server._serve([sock]))
         try:
+            await wait_until(lambda: server.started)
             yield f"http://127.0.0.1:{sock.getsockname()[1]}"
         finally:
+            for listening in server.servers:
+                listening.close()
+            for connection in list(server.server_state.connections):
+                if (transport := connection.transport) is not None:
+                    transport.abort()
             fake.resume()
             server.should_exit = server.force_exit = True
             await serving

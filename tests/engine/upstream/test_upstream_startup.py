@@ -9,7 +9,7 @@ from continuo.engine import EngineClient
 from continuo.engine.config import EngineConfig
 from continuo.engine.errors import ModelError
 from continuo.engine.sampling import Sampling
-from continuo.engine.upstream import startup
+from continuo.engine.upstream import model_check, startup
 from continuo.engine.upstream.startup import start_server
 from tests.support.digest_runner import oracle
 from tests.support.engine_sessions import collect_ids, open_with, recover_ids
@@ -29,7 +29,7 @@ def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def same_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fakes make an id of each byte; the tokenizer of `letters` has none for most of them."""
-    monkeypatch.setattr(startup, "PROBES", ())
+    monkeypatch.setattr(model_check, "PROBES", ())
 
 
 def ignore_progress(what: str, fraction: float) -> None:
@@ -40,7 +40,7 @@ def ignore_progress(what: str, fraction: float) -> None:
 async def test_engine_is_described_by_the_server(letters: Path) -> None:
     async with serve_fake(FakeLlama(slots=3)) as url:
         config = EngineConfig(model=str(letters), engine_url=url)
-        server, text, ready = await start_server(config, ignore_progress)
+        server, _, text, ready = await start_server(config, ignore_progress)
     assert (server.kind, server.max_rows, text.folder) == ("llama-server", 3, str(letters))
     assert (ready.device, ready.max_model_len, ready.vocab_size) == (
         "llama-server b11434-fake",
