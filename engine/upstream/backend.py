@@ -75,6 +75,7 @@ class UpstreamBackend:
         self, parent: UpstreamSequence, session: str, log: TokenLog, now: float
     ) -> UpstreamSequence:
         child = UpstreamSequence(session, parent.scope, log, parent.timeout_s, now)
+        self._server.fork(parent.id, session)
         if not self._server.has_slots:
             child.computed = min(parent.computed, log.length)
         return child

@@ -13,7 +13,13 @@ from typing import Literal
 import msgspec
 
 from continuo.engine.sampling import Grammar, Sampling
-from continuo.engine.upstream.errors import ReplyLost, RequestRefused, ServerLost, UnusableReply
+from continuo.engine.upstream.errors import (
+    ReplyLost,
+    RequestRefused,
+    ServerLost,
+    UnusableReply,
+    UpstreamError,
+)
 from continuo.engine.upstream.http import HttpClient, make_error
 from continuo.engine.upstream.server import (
     Chunk,
@@ -34,6 +40,10 @@ REPEAT_TOKENS_MAX = 65_536
 MISSING_TOKENS_MAX = 64
 """Tokens that a slot may hold less of than it should before that is logged: models with a sliding
 window or a recurrent state compute some again."""
+COPIED_TOKENS_MIN = 64
+"""Shared tokens from which on the slot of a fork is copied, by a file of the server."""
+COPY_S_MAX = 10.0
+"""Time in which a slot is written to a file, or read."""
 PINNING_FLAGS = "-np SLOTS -c SLOTS*CONTEXT --no-kv-unified --no-cache-idle-slots -b 512 --slots"
 """Flags of llama-server under which a slot keeps the KV of its session."""
 _STOP_TYPES: dict[str, Literal["stop", "length"]] = {
@@ -121,6 +131,11 @@ class LlamaServer:
         self._slots = SlotTable(1)
         self._context_tokens = REPEAT_TOKENS_MAX
         self._has_logged_miss = False
+        self._parents: dict[str, str] = {}
+        """Parent of each fork that has sent no request yet."""
+        self._can_copy = True
+        """Whether slots may be copied: False once the server has said that it has no folder for
+        them."""
 
     @property
     def max_rows(self) -> int:
@@ -167,7 +182,11 @@ class LlamaServer:
             return "llama-server enforces JSON schemas only, no Lark grammars and no forced calls"
         return None
 
+    def fork(self, parent: str, child: str) -> None:
+        self._parents[child] = parent
+
     def close(self, session: str) -> None:
+        self._parents.pop(session, None)
         self._slots.close(session)
 
     async def prefill(self, session: str, ids: "array[int]", scope: str) -> None:
@@ -185,6 +204,7 @@ class LlamaServer:
         slot = slots.begin(request.session)
         held: array[int] | None = None
         try:
+            await self._copy_parent(slots, slot, request)
             body = self._encode(request, slot)
             stream = self._stream(body, request, slot, slots.count_held(slot, request.ids))
             async with aclosing(stream) as chunks:
@@ -198,6 +218,26 @@ class LlamaServer:
             raise
         finally:
             slots.end(slot, request.session, held)
+
+    async def _copy_parent(self, slots: SlotTable, slot: int, request: Completion) -> None:
+        """Copy the slot of a fork's parent before the first request of the fork. Does nothing where
+        that is impossible or not worth it: the ids are computed then."""
+        parent = self._parents.pop(request.session, "")
+        source = slots.find_idle(parent) if parent and self._can_copy else None
+        if source is None or slots.count_held(source, request.ids) < COPIED_TOKENS_MIN:
+            return
+        slots.begin(parent)  # it stays that of the parent
+        file = {"filename": f"continuo-slot-{slot}.bin"}
+        try:
+            for number, action in ((source, "save"), (slot, "restore")):
+                path = f"/slots/{number}?action={action}"
+                await self._http.fetch("POST", path, file, COPY_S_MAX)
+            slots.copy(source, slot)
+        except UpstreamError as error:
+            self._can_copy = not (isinstance(error, RequestRefused) and error.status == 501)
+            log.debug("the slot of a forked session was not copied: %s", error)
+        finally:
+            slots.release(source)
 
     async def _stream(
         self, body: dict[str, object], request: Completion, slot: int, held: int

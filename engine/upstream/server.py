@@ -95,6 +95,10 @@ class UpstreamServer(Protocol):
         """Compute the KV of ids, so that a completion that begins with them finds it."""
         ...
 
+    def fork(self, parent: str, child: str) -> None:
+        """Record that the session `child` begins as `parent`, whose KV it may get."""
+        ...
+
     def close(self, session: str) -> None:
         """Release what is kept for a session."""
         ...

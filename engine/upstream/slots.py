@@ -50,10 +50,25 @@ class SlotTable:
 
     def end(self, slot: int, session: str, ids: "array[int] | None") -> None:
         """End a request. `ids`: those whose KV the slot holds now; None: unknown."""
-        self._requests[slot] -= 1
+        self.release(slot)
         if ids is None or self._owners[slot] != session:
             self._ids.pop(slot, None)
         else:
+            self._ids[slot] = ids
+
+    def release(self, slot: int) -> None:
+        """End a request that has not changed what the slot holds."""
+        self._requests[slot] -= 1
+
+    def find_idle(self, session: str) -> int | None:
+        """Return the slot of a session, if it has one without a request, else None."""
+        slots = (slot for slot, owner in self._owners.items() if owner == session)
+        slot = next(slots, None)
+        return None if slot is None or self._requests[slot] else slot
+
+    def copy(self, source: int, slot: int) -> None:
+        """Record that a slot holds the KV of another one."""
+        if (ids := self._ids.get(source)) is not None:
             self._ids[slot] = ids
 
     def count_held(self, slot: int, ids: "array[int]") -> int:

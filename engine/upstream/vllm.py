@@ -140,6 +140,9 @@ class VllmServer:
     def find_problem(self, sampling: Sampling) -> str | None:  # noqa: ARG002 - of UpstreamServer
         return None
 
+    def fork(self, parent: str, child: str) -> None:
+        """Do nothing: the prefix cache has what both share."""
+
     def close(self, session: str) -> None:
         pass
 

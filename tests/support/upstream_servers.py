@@ -301,12 +301,15 @@ class FakeLlama(FakeServer):
         """Ids whose KV each slot holds."""
         self.keeps_slots = True
         """Whether a slot keeps its KV from one request to the next: False with unified KV."""
+        self.files: dict[str, list[int]] | None = None
+        """Saved slots by the name of their file; None: without --slot-save-path."""
 
     def routes(self) -> list[Route]:
         return [
             Route("/v1/models", self.models),
             Route("/props", self.props),
             Route("/slots", self.list_slots),
+            Route("/slots/{slot:int}", self.copy_slot, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/completion", self.complete, methods=["POST"]),
         ]
@@ -340,6 +343,16 @@ class FakeLlama(FakeServer):
                 for number, ids in enumerate(self.slots)
             ]
         )
+
+    async def copy_slot(self, request: Request) -> Response:
+        if self.files is None:
+            return self.error(501, "This server does not support slots action.")
+        slot, name = request.path_params["slot"], (await request.json())["filename"]
+        if request.query_params["action"] == "save":
+            self.files[name] = list(self.slots[slot])
+        else:
+            self.slots[slot] = list(self.files[name])
+        return JSONResponse({"id_slot": slot, "filename": name})
 
     async def tokenize(self, request: Request) -> Response:
         return JSONResponse({"tokens": self.make_ids((await request.json())["content"])})

@@ -102,6 +102,31 @@ async def test_sessions_keep_their_slots(llama: LlamaServer, fake: FakeLlama) ->
     assert fake.requests[-1]["id_slot"] == 0
 
 
+@pytest.mark.parametrize(("folder", "cached"), [({}, 194), (None, 0)])
+async def test_fork_gets_a_copy_of_the_slot_where_the_server_has_a_folder(
+    llama: LlamaServer, fake: FakeLlama, folder: dict[str, list[int]] | None, cached: int
+) -> None:
+    fake.files, prompt = folder, array("i", range(97)) * 2
+    await collect(llama, request(ids=prompt))
+    longer = prompt + array("i", [7])
+    llama.fork("s", "x")
+    chunks = await collect(llama, request(ids=longer, session="x"))
+    assert (cached_of(chunks), ids_of(chunks)) == (cached, complete(longer, 6))
+    assert cached_of(await collect(llama, request(ids=longer))) == len(prompt), "the parent's slot"
+    assert folder is None or list(folder) == ["continuo-slot-1.bin"]
+
+
+async def test_slot_of_a_busy_parent_is_not_copied(llama: LlamaServer, fake: FakeLlama) -> None:
+    fake.files, prompt = {}, array("i", range(97)) * 2
+    await collect(llama, request(ids=prompt))
+    fake.faults.append(Fault(pause_after=1))
+    async with aclosing(llama.generate(request(ids=prompt))) as chunks:
+        await anext(chunks)
+        llama.fork("s", "x")
+        copy = await collect(llama, request(ids=prompt, session="x"))
+        assert (cached_of(copy), fake.files) == (0, {})
+
+
 async def test_all_parameters_are_sent_over_the_defaults_of_the_server(
     llama: LlamaServer, fake: FakeLlama
 ) -> None:
