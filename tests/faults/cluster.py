@@ -84,11 +84,11 @@ class Cluster:
         self.gateways[n] = await self._gateway(self.gateway_ports[n], env)
 
     async def _engine(self, port: int) -> Process:
+        return await started(self._run_engine(port), read_engine_address)
+
+    def _run_engine(self, port: int) -> Process:
         options = ("--listen", f"127.0.0.1:{port}", "--model", str(self._model_folder))
-        return await _started(
-            Process("engine", *options, module=DIGEST_HOST_MODULE, source=self.source),
-            read_engine_address,
-        )
+        return Process("engine", *options, module=DIGEST_HOST_MODULE, source=self.source)
 
     async def _gateway(self, port: int, env: dict[str, str]) -> Process:
         engines = [f"--engine=127.0.0.1:{engine}" for engine in self._engine_ports]
@@ -100,7 +100,7 @@ class Cluster:
             env={"CONTINUO_API_KEY": API_KEY, **env},
             source=self.source,
         )
-        return await _started(process, read_gateway_url)
+        return await started(process, read_gateway_url)
 
     async def wait_ready(self) -> None:
         for url in self.urls:
@@ -120,21 +120,26 @@ class Cluster:
 
     async def assert_balanced(self) -> None:
         """Wait until no session is open; assert that no page is leased and no step failed."""
+        stats = await self.wait_until_unused("sessions", "pages_leased")
+        assert stats["pages_free"] + stats["pages_tree"] == stats["pages_total"]
+        assert stats["failed_steps"] == stats["failed_audits"] == 0
+
+    async def wait_until_unused(self, *gauges: str) -> dict[str, Any]:
+        """Wait until gauges of the engines are 0. Returns the statistics of the engines."""
         async with asyncio.timeout(BALANCE_TIMEOUT_S):
             while True:
                 stats = (await self.fetch_stats())["engine"]
-                if stats is not None and stats["sessions"] == stats["pages_leased"] == 0:
-                    break
+                if stats is not None and not any(stats[gauge] for gauge in gauges):
+                    return stats
                 await asyncio.sleep(0.05)
-        assert stats["pages_free"] + stats["pages_tree"] == stats["pages_total"]
-        assert stats["failed_steps"] == stats["failed_audits"] == 0
 
     def stop(self) -> None:
         for process in (*self.gateways, *self.engines):
             process.stop()
 
 
-async def _started(process: Process, read_address: Any) -> Process:
+async def started(process: Process, read_address: Any) -> Process:
+    """Return a process once `read_address` has read its address; stop it if it has none."""
     try:
         await asyncio.to_thread(read_address, process)
     except BaseException:

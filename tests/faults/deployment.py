@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from continuo.engine import LinkSecurity, ModelText
+from continuo.engine import LinkSecurity, ModelText, Sampling
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.addresses import Address
 from continuo.realtime.server.config.settings import GatewaySettings
@@ -145,10 +145,15 @@ class ExpectedConversation:
     def add_assistant_message(self, text: str) -> None:
         self.ids += self._encode(f"<|im_start|>assistant\n{text}<|im_end|>\n")
 
-    def compute_response(self, tokens: int, *, ignore_eos: bool = False) -> str:
-        """Append the response of at most `tokens` ids. Returns its text."""
+    def compute_response(
+        self, tokens: int, *, ignore_eos: bool = False, seed: int | None = None
+    ) -> str:
+        """Append the response of at most `tokens` ids. `seed`: of the draws at temperature 1; None:
+        greedy. Returns its text."""
         self.ids += self._encode("<|im_start|>assistant\n")
-        output = oracle(self.ids, tokens, stop_ids=[] if ignore_eos else [0])
+        sampling = Sampling(temperature=0.0 if seed is None else 1.0)
+        stop_ids = [] if ignore_eos else [0]
+        output = oracle(self.ids, tokens, stop_ids, sampling=sampling, seed=seed or 0)
         ended = output[-1] == 0
         self.ids += output + self._encode("\n" if ended else "<|im_end|>\n")
         return self._text.decode(output[:-1] if ended else output)

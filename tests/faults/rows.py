@@ -20,6 +20,7 @@ from tests.faults import (
     soaking,
     stores,
     upgrading,
+    upstreams,
 )
 
 _ALL = (
@@ -42,5 +43,6 @@ _ALL = (
     *soaking.ROWS,
     *stores.ROWS,
     *upgrading.ROWS,
+    *upstreams.ROWS,
 )
 ROWS = {row.id: row for row in sorted(_ALL, key=lambda row: int(row.id[1:]))}

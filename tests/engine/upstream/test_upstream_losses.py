@@ -1,5 +1,5 @@
 """Tests of what a client learns of a lost server, of prompts that the server does not survive, and
-of a server that comes back with another model."""
+of a server that is started anew with another model."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -43,7 +43,7 @@ async def generate(harness: UpstreamHarness, prompt: list[int], count: int) -> T
 
 
 async def follow(turn: TurnStream) -> list[int | str]:
-    """Consume a turn. Returns its ids, and "interrupted" where its client was told so."""
+    """Consume a turn. Returns its ids, and "interrupted" where its client receives that."""
     seen: list[int | str] = []
 
     def extend(chunk: OutputChunk) -> None:

@@ -242,6 +242,19 @@ async def test_output_with_penalties_is_repeated_and_compared(harness: UpstreamH
     assert prompts_of(harness) == [PROMPT, PROMPT]
 
 
+async def test_output_with_a_grammar_is_repeated_and_compared(letters: Path) -> None:
+    """The fake knows no grammar; this one allows all that it draws."""
+    expected = oracle(PROMPT, 9, sampling=Sampling(temperature=1.0), seed=7)
+    unused = next(id for id in range(VOCABULARY) if id not in expected)
+    lark = Grammar("lark", r"start: /(.|\n)*/")
+    guided = Sampling(temperature=1.0, seed=7, max_tokens=9, grammar=lark, stop_ids=(unused,))
+    async with upstream_engine(letters, FakeVllm()) as harness:
+        harness.fake.faults.append(Fault(cut_after=4))
+        turn = await generate(harness, guided)
+        assert await collect_ids(turn) == expected
+        assert prompts_of(harness) == [PROMPT, PROMPT]
+
+
 async def test_other_ids_after_a_loss_fail_the_turn(harness: UpstreamHarness) -> None:
     harness.fake.faults.extend((Fault(cut_after=4), Fault(other_ids=True)))
     turn = await generate(harness, DEPENDENT)
