@@ -125,6 +125,7 @@ class LlamaServer:
     kind = "llama-server"
     reuse_tokens = 1
     has_slots = True
+    enforces_lark = False
 
     def __init__(self, http: HttpClient) -> None:
         self._http = http

@@ -69,6 +69,9 @@ class UpstreamServer(Protocol):
     has_slots: bool
     """Whether each session has a slot, in which its requests are computed one after another."""
 
+    enforces_lark: bool
+    """Whether it enforces grammars of the kind `lark`."""
+
     @property
     def max_rows(self) -> int:
         """Requests that are computed at once, as far as known."""

@@ -124,6 +124,7 @@ def _make_ready(
         load_s=0.0,
         incarnation=secrets.token_hex(8),
         digest=compute_fingerprint(str(folder)),
+        enforces_lark=server.enforces_lark,
     )
 
 

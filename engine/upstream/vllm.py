@@ -91,6 +91,7 @@ class VllmServer:
 
     kind = "vLLM"
     has_slots = False
+    enforces_lark = True
     max_rows = ROWS_MAX
 
     def __init__(self, http: HttpClient) -> None:

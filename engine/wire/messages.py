@@ -345,6 +345,9 @@ class EngineReady(msgspec.Struct, frozen=True, tag="Ready"):
     """Fingerprint of the model, its tokenizer and its chat template."""
     predecessor: Predecessor | None = None
     """Flight record of the previous engine process; None if there is no record."""
+    enforces_lark: bool = True
+    """Whether grammars of the kind `lark` are enforced: False if another server computes that has
+    only JSON schemas."""
 
 
 class ModelLoading(msgspec.Struct, frozen=True, tag="Loading"):

@@ -4,12 +4,12 @@ import secrets
 
 import msgspec
 
-from continuo.engine import EngineReady, Sampling
+from continuo.engine import EngineReady, Grammar, Sampling
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.errors import context_length_exceeded
 from continuo.realtime.generation.output_grammar import build_grammar
 from continuo.realtime.protocol.settings import GenerationSettings
-from continuo.realtime.protocol.validation import invalid_parameter
+from continuo.realtime.protocol.validation import invalid_parameter, unsupported_value
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -34,15 +34,28 @@ def build_prompt(
     tokens = settings.max_output_tokens
     template = conversation.template
     starts_in_reasoning = template.opens_reasoning(header)
+    grammar = build_grammar(settings, template, starts_in_reasoning=starts_in_reasoning)
+    _check_grammar(grammar, ready)
     sampling = msgspec.structs.replace(
         settings.sampling,
         max_tokens=room if tokens is None else min(tokens, room),
         stop_ids=tuple(id for id in template.stop_ids if id < ready.vocab_size),
-        grammar=build_grammar(settings, template, starts_in_reasoning=starts_in_reasoning),
+        grammar=grammar,
         starts_in_reasoning=starts_in_reasoning,
         seed=secrets.randbits(63) if settings.sampling.seed is None else settings.sampling.seed,
     )
     return Prompt(conversation, header, sampling)
+
+
+def _check_grammar(grammar: Grammar | None, ready: EngineReady) -> None:
+    """Raise Refusal for a grammar that the engine does not enforce: forced calls and bounds on
+    reasoning need one that is not a JSON schema."""
+    if grammar is not None and grammar.kind == "lark" and not ready.enforces_lark:
+        raise unsupported_value(
+            "tool_choice",
+            f"{ready.device} enforces JSON schemas alone; leave out strict functions, forced calls,"
+            " 'parallel_tool_calls': false and bounds on reasoning",
+        )
 
 
 def check_logit_bias(sampling: Sampling, ready: EngineReady) -> None:

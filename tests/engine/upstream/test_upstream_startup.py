@@ -48,6 +48,7 @@ async def test_engine_is_described_by_the_server(letters: Path) -> None:
         97,
     )
     assert (ready.pages, ready.page_size, ready.model) == (3000, 1, str(letters))
+    assert not ready.enforces_lark
 
 
 @pytest.mark.usefixtures("same_tokenizer")

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -51,6 +52,19 @@ async def test_conversation_runs_on_another_server(kind: type[FakeServer]) -> No
             assert answer["usage"]["output_tokens"] == 8
     prompts = [body["prompt"] for body in fake.requests if not fake.is_prefill(body)]
     assert prompts[1][: len(prompts[0])] == prompts[0], "the second turn continues the first"
+
+
+async def test_forced_call_is_refused_at_once_on_llama_server() -> None:
+    async with serve_fake(demo_fake(FakeLlama())) as server_url:
+        with running_process(*SERVE, "--engine-url", server_url) as gateway:
+            url = await asyncio.to_thread(read_gateway_url, gateway)
+            tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+            body = {"model": "demo", "input": "Hi", "tools": [tool], "tool_choice": "required"}
+            with pytest.raises(HTTPError) as refused:
+                await post(url, "/v1/responses", body)
+            error = json.load(refused.value)["error"]
+            assert (refused.value.code, error["param"]) == (400, "tool_choice")
+            assert "llama-server b11434-fake enforces JSON schemas alone" in error["message"]
 
 
 async def test_server_that_is_away_makes_the_gateway_unready_until_it_is_back() -> None:
