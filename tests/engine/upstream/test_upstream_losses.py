@@ -2,18 +2,16 @@
 of a server that is started anew with another model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from continuo.engine.client.turn_stream import OutputChunk, TurnStream
 from continuo.engine.errors import TurnFailed
 from continuo.engine.sampling import Sampling
-from continuo.engine.upstream import turn_requests
 from tests.support.digest_runner import oracle
 from tests.support.engine_sessions import collect_ids, open_with, prompt_ids
-from tests.support.upstream_engines import FAKES, UpstreamHarness, upstream_engine
+from tests.support.upstream_engines import UpstreamHarness
 from tests.support.upstream_servers import FakeServer, Fault
 from tests.support.waiting import wait_until
 
@@ -22,19 +20,6 @@ pytestmark = pytest.mark.server
 PROMPT = prompt_ids(10, seed=3)
 DEADLY = 96
 SENDS_MAX = 3
-
-
-@pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_requests, "RETRY_S", (0.01,))
-
-
-@pytest.fixture(params=FAKES)
-async def harness(request: pytest.FixtureRequest, letters: Path) -> AsyncIterator[UpstreamHarness]:
-    fake = FAKES[request.param]()
-    fake.end_ids = frozenset()
-    async with upstream_engine(letters, fake) as harness:
-        yield harness
 
 
 async def generate(harness: UpstreamHarness, prompt: list[int], count: int) -> TurnStream:

@@ -3,7 +3,6 @@ the log, and losses of the server."""
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -27,19 +26,6 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.server
 
 PROMPT = prompt_ids(10, seed=3)
-
-
-@pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_requests, "RETRY_S", (0.01,))
-
-
-@pytest.fixture(params=FAKES)
-async def harness(request: pytest.FixtureRequest, letters: Path) -> AsyncIterator[UpstreamHarness]:
-    fake = FAKES[request.param]()
-    fake.end_ids = frozenset()
-    async with upstream_engine(letters, fake) as harness:
-        yield harness
 
 
 async def generate(harness: UpstreamHarness, sampling: Sampling) -> TurnStream:
