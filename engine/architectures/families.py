@@ -18,6 +18,7 @@ from continuo.engine.architectures.shapes import (
     MixerShape,
     MixtureShape,
     MlpShape,
+    ParallelShape,
     ShortConvolutionShape,
     TensorNames,
 )
@@ -157,13 +158,11 @@ def _gemma3(config: Any) -> DecoderShape:
     if config.use_bidirectional_attention:
         raise ModelError("config.json: bidirectional attention is not supported")
     shape = _gemma2(config)
-    return replace(
-        shape,
-        layers=tuple(
-            replace(layer, mixer=replace(layer.mixer, rope=kind))
-            for layer, kind in zip(shape.layers, config.layer_types, strict=True)
-        ),
-    )
+    layers: list[LayerShape] = []
+    for layer, kind in zip(shape.layers, config.layer_types, strict=True):
+        assert layer.attention is not None
+        layers.append(replace(layer, mixer=replace(layer.attention, rope=kind)))
+    return replace(shape, layers=tuple(layers))
 
 
 def _gemma4(config: Any) -> DecoderShape:
@@ -334,6 +333,7 @@ def _qwen3_5_moe(config: Any) -> DecoderShape:
 
 
 LFM2_NAMES = TensorNames(
+    recurrence="conv",
     input_norm="operator_norm",
     mlp_norm="ffn_norm",
     out="out_proj",
@@ -383,6 +383,7 @@ def _lfm2_moe(config: Any) -> DecoderShape:
 
 
 GRANITE_MOE_NAMES = TensorNames(
+    recurrence="mamba",
     mixture="block_sparse_moe",
     router="router.layer",
     experts="stacked",
@@ -420,23 +421,144 @@ def _granite_hybrid(config: Any) -> DecoderShape:
         rope="" if config.position_embedding_type == "rope" else None,
         **_biases(config),
     )
-    mamba = Mamba2Shape(
-        heads=config.mamba_n_heads,
-        head_dim=config.mamba_d_head,
-        groups=config.mamba_n_groups,
-        state=config.mamba_d_state,
-        kernel=config.mamba_d_conv,
-        act=config.hidden_act,
-        conv_bias=config.mamba_conv_bias,
-        proj_bias=config.mamba_proj_bias,
-        time_step_limit=tuple(config.time_step_limit),
-    )
+    mamba = _mamba2(config)
     kinds = _layer_types(config, "full_attention", "attention", "linear_attention", "mamba")
     return _granite(
         config,
         _granite_mixture(config, shared) if config.num_local_experts else shared,
         mixers=[mamba if kind in ("linear_attention", "mamba") else attention for kind in kinds],
         names=GRANITE_MOE_NAMES,
+    )
+
+
+def _mamba2(config: Any, **differences: Any) -> Mamba2Shape:
+    fields: dict[str, Any] = {
+        "heads": config.mamba_n_heads,
+        "head_dim": config.mamba_d_head,
+        "groups": config.mamba_n_groups,
+        "state": config.mamba_d_state,
+        "kernel": config.mamba_d_conv,
+        "act": config.hidden_act,
+        "conv_bias": config.mamba_conv_bias,
+        "proj_bias": config.mamba_proj_bias,
+        "out_bias": config.mamba_proj_bias,
+        "time_step_limit": tuple(config.time_step_limit),
+    }
+    return Mamba2Shape(**(fields | differences))
+
+
+BAMBA_NAMES = TensorNames(
+    mlp_norm="pre_ff_layernorm",
+    recurrence="mamba",
+    mlp="feed_forward",
+    final_norm="final_layernorm",
+)
+
+
+def _bamba(config: Any) -> DecoderShape:
+    attention, mamba = _attention(config, **_biases(config)), _mamba2(config)
+    kinds = _layer_types(config, "full_attention", "linear_attention")
+    mixers = [mamba if kind == "linear_attention" else attention for kind in kinds]
+    return _decoder(config, mixers, _dense(config, bias=config.mlp_bias), names=BAMBA_NAMES)
+
+
+def _falcon_h1(config: Any) -> DecoderShape:
+    attention = _attention(config, **_biases(config))
+    norm = "before gate" if config.mamba_norm_before_gate else "after gate"
+    gate_scale, output_scale = config.mlp_multipliers
+    mixers = ParallelShape(
+        replace(attention, scale=attention.scale * config.key_multiplier),
+        _mamba2(
+            config,
+            out_bias=config.projectors_bias,
+            norm=norm if config.mamba_rms_norm else "none",
+            row_scales=tuple(config.ssm_multipliers),
+        ),
+        attention_scales=(config.attention_in_multiplier, config.attention_out_multiplier),
+        mamba_scales=(config.ssm_in_multiplier, config.ssm_out_multiplier),
+    )
+    mlp = replace(
+        _dense(config, bias=config.mlp_bias), gate_scale=gate_scale, output_scale=output_scale
+    )
+    return _decoder(
+        config,
+        [mixers] * config.num_hidden_layers,
+        mlp,
+        embedding_scale=config.embedding_multiplier,
+        logit_scale=config.lm_head_multiplier,
+        names=BAMBA_NAMES,
+    )
+
+
+NEMOTRON_H_NAMES = TensorNames(
+    embedding="embeddings",
+    input_norm="norm",
+    mlp_norm="norm",
+    attention="mixer",
+    recurrence="mixer",
+    mlp="mixer",
+    gate_up=("up_proj",),
+    mixture="mixer",
+    choice_bias="gate.e_score_correction_bias",
+    expert_gate_up=("up_proj",),
+    stacked_gate_up="experts.up_proj",
+    shared="mixer.shared_experts",
+    shared_gate_up=("up_proj",),
+    final_norm="norm_f",
+)
+
+
+def _nemotron_h(config: Any) -> DecoderShape:
+    mamba = Mamba2Shape(
+        heads=config.mamba_num_heads,
+        head_dim=config.mamba_head_dim,
+        groups=config.n_groups,
+        state=config.ssm_state_size,
+        kernel=config.conv_kernel,
+        act=config.mamba_hidden_act,
+        conv_bias=config.use_conv_bias,
+        proj_bias=config.mamba_proj_bias,
+        out_bias=config.mamba_proj_bias,
+        time_step_limit=tuple(config.time_step_limit),
+    )
+    act = config.mlp_hidden_act
+    mlp = MlpShape(config.intermediate_size, act, config.mlp_bias, is_gated=False)
+    attention = _attention(config, rope=None)
+    parts = {
+        "linear_attention": LayerShape(mamba, None),
+        "full_attention": LayerShape(attention, None),
+        "mlp": LayerShape(None, mlp),
+        "moe": LayerShape(None, _nemotron_h_mixture(config)),
+    }
+    kinds = _layer_types(config, *parts)
+    if "moe" in kinds and (config.n_group, config.moe_latent_size) != (1, None):
+        raise ModelError("config.json: n_group and moe_latent_size are not supported")
+    return DecoderShape(
+        config.vocab_size,
+        config.hidden_size,
+        config.layer_norm_epsilon,
+        tuple(parts[kind] for kind in kinds),
+        names=NEMOTRON_H_NAMES,
+    )
+
+
+def _nemotron_h_mixture(config: Any) -> MixtureShape:
+    act = config.mlp_hidden_act
+    shared = MlpShape(
+        config.moe_shared_expert_intermediate_size, act, config.mlp_bias, is_gated=False
+    )
+    return MixtureShape(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        act,
+        "sigmoid",
+        normalizes=config.norm_topk_prob,
+        weight_scale=float(config.routed_scaling_factor),
+        has_choice_bias=True,
+        is_gated=False,
+        has_fp32_router=True,
+        shared=shared,
     )
 
 
@@ -455,6 +577,9 @@ FAMILIES: dict[str, Callable[[Any], DecoderShape]] = {
     "GraniteForCausalLM": _granite,
     "GraniteMoeForCausalLM": _granite_moe,
     "GraniteMoeHybridForCausalLM": _granite_hybrid,
+    "BambaForCausalLM": _bamba,
+    "FalconH1ForCausalLM": _falcon_h1,
+    "NemotronHForCausalLM": _nemotron_h,
     "Qwen2MoeForCausalLM": _qwen2_moe,
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "MixtralForCausalLM": _mixtral,

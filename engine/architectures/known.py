@@ -50,6 +50,9 @@ KNOWN_ARCHITECTURES = (
     KnownArchitecture("Lfm2ForCausalLM", "LFM 2, 2.5", "C"),
     KnownArchitecture("Lfm2MoeForCausalLM", "LFM 2 MoE", "torch"),
     KnownArchitecture("GraniteMoeHybridForCausalLM", "Granite 4", "torch"),
+    KnownArchitecture("NemotronHForCausalLM", "Nemotron-H, Nemotron Nano 2, 3 Nano", "torch"),
+    KnownArchitecture("FalconH1ForCausalLM", "Falcon-H1", "torch"),
+    KnownArchitecture("BambaForCausalLM", "Bamba", "torch"),
     KnownArchitecture("GraniteForCausalLM", "Granite 3", "C"),
     KnownArchitecture("GraniteMoeForCausalLM", "Granite 3 MoE", "C"),
     KnownArchitecture("MinistralForCausalLM", "Ministral 8B", "C"),
@@ -93,12 +96,7 @@ KNOWN_ARCHITECTURES = (
     KnownArchitecture(
         "Llama4ForCausalLM", "Llama 4", "refused", "it has layers with chunked attention"
     ),
-    KnownArchitecture("NemotronHForCausalLM", "Nemotron-H, Nemotron Nano 2", "refused", _RECURRENT),
-    KnownArchitecture(
-        "FalconH1ForCausalLM", "Falcon-H1", "refused", "its layers join attention and a recurrence"
-    ),
     KnownArchitecture("KimiLinearForCausalLM", "Kimi Linear", "refused", _RECURRENT),
-    KnownArchitecture("BambaForCausalLM", "Bamba", "refused", _RECURRENT),
     KnownArchitecture("JambaForCausalLM", "Jamba", "refused", _RECURRENT),
     KnownArchitecture("OlmoHybridForCausalLM", "OLMo Hybrid", "refused", _RECURRENT),
     KnownArchitecture("MambaForCausalLM", "Mamba", "refused", "it has no layer with attention"),

@@ -20,6 +20,7 @@ from continuo.engine.architectures.shapes import (
     MixerShape,
     MixtureShape,
     MlpShape,
+    ParallelShape,
     ShortConvolutionShape,
 )
 from continuo.engine.architectures.sizes import ModelSize
@@ -94,14 +95,14 @@ def _is_quantizable(part: tuple[int, ...]) -> bool:
 def _token_elements(shape: DecoderShape) -> dict[int | None, int]:
     elements: dict[int | None, int] = {}
     for layer in shape.layers:
-        mixer = layer.mixer
-        if isinstance(mixer, AttentionShape) and mixer.kv_layer is None:
-            kv = 2 * mixer.kv_heads * mixer.head_dim
-            elements[mixer.window] = elements.get(mixer.window, 0) + kv
+        attention = layer.attention
+        if attention is not None and attention.kv_layer is None:
+            kv = 2 * attention.kv_heads * attention.head_dim
+            elements[attention.window] = elements.get(attention.window, 0) + kv
     return elements
 
 
-def _state_elements(mixer: MixerShape, hidden: int) -> tuple[int, int]:
+def _state_elements(mixer: MixerShape | None, hidden: int) -> tuple[int, int]:
     """Return the elements of the state of a layer: the last inputs of a convolution, in the dtype
     of the model, and a matrix in fp32 for each head."""
     match mixer:
@@ -114,17 +115,23 @@ def _state_elements(mixer: MixerShape, hidden: int) -> tuple[int, int]:
         case Mamba2Shape():
             channels = mixer.heads * mixer.head_dim + 2 * mixer.groups * mixer.state
             return (mixer.kernel - 1) * channels, mixer.heads * mixer.head_dim * mixer.state
-        case AttentionShape():
+        case ParallelShape():
+            return _state_elements(mixer.mamba, hidden)
+        case AttentionShape() | None:
             return 0, 0
 
 
 def _layer_parts(layer: LayerShape, decoder: DecoderShape) -> Parts:
     hidden = decoder.hidden
-    yield from [(hidden,)] * (4 if decoder.has_output_norms else 2)
-    yield from _mixer_parts(layer.mixer, hidden)
+    norms = 2 if decoder.has_output_norms else 1
+    if layer.mixer is not None:
+        yield from [(hidden,)] * norms
+        yield from _mixer_parts(layer.mixer, hidden)
+    if layer.mlp is not None:
+        yield from [(hidden,)] * norms
     if isinstance(layer.mlp, MixtureShape):
         yield from _mixture_parts(layer.mlp, hidden)
-    else:
+    elif layer.mlp is not None:
         yield from _mlp_parts(layer.mlp, hidden)
     if (mixture := layer.mixture_beside) is not None:
         yield from _mixture_parts(mixture, hidden)
@@ -160,20 +167,26 @@ def _mixer_parts(mixer: MixerShape, hidden: int) -> Parts:
             channels = inner + 2 * mixer.groups * mixer.state
             rows = inner + channels + mixer.heads
             yield from ((hidden, rows), (inner, hidden))
-            yield ((rows + hidden) * mixer.proj_bias,)
-            yield ((mixer.kernel + mixer.conv_bias) * channels + 3 * mixer.heads + inner,)
+            yield (rows * mixer.proj_bias + hidden * mixer.out_bias,)
+            yield ((mixer.kernel + mixer.conv_bias) * channels + 3 * mixer.heads,)
+            yield (inner * (mixer.norm != "none"),)
+        case ParallelShape():
+            yield from _mixer_parts(mixer.attention, hidden)
+            yield from _mixer_parts(mixer.mamba, hidden)
 
 
 def _mlp_parts(mlp: MlpShape, hidden: int) -> Parts:
-    yield from ((hidden, 2 * mlp.intermediate), (mlp.intermediate, hidden))
-    yield ((2 * mlp.intermediate + hidden) * mlp.bias,)
+    rows = mlp.intermediate * (1 + mlp.is_gated)
+    yield from ((hidden, rows), (mlp.intermediate, hidden))
+    yield ((rows + hidden) * mlp.bias,)
 
 
 def _mixture_parts(mixture: MixtureShape, hidden: int) -> Parts:
     experts, inner = mixture.experts, mixture.intermediate
-    yield from ((hidden, experts), (experts, 3 * inner, hidden))
+    rows = inner * (1 + mixture.is_gated)
+    yield from ((hidden, experts), (experts, rows + inner, hidden))
     yield (experts * (mixture.router_bias + mixture.has_choice_bias),)
-    yield (experts * (2 * inner + hidden) * mixture.expert_bias,)
+    yield (experts * (rows + hidden) * mixture.expert_bias,)
     if mixture.shared is not None:
         yield from _mlp_parts(mixture.shared, hidden)
         yield (hidden * mixture.shared_has_gate,)

@@ -75,10 +75,28 @@ class Mamba2Shape:
     act: str
     conv_bias: bool
     proj_bias: bool
+    out_bias: bool
     time_step_limit: tuple[float, float]
+    norm: Literal["after gate", "before gate", "none"] = "after gate"
+    """Whether the output is normalized, and whether it is multiplied by the gate before."""
+    row_scales: tuple[float, float, float, float, float] | None = None
+    """Factors of the projected gates, x, b, c and time steps."""
 
 
-MixerShape = AttentionShape | ShortConvolutionShape | GatedDeltaNetShape | Mamba2Shape
+@dataclass(frozen=True)
+class ParallelShape:
+    """Attention and a state space model on the same input, whose outputs are added (Falcon-H1).
+    Each has a factor for its input and one for its output."""
+
+    attention: AttentionShape
+    mamba: Mamba2Shape
+    attention_scales: tuple[float, float]
+    mamba_scales: tuple[float, float]
+
+
+MixerShape = (
+    AttentionShape | ShortConvolutionShape | GatedDeltaNetShape | Mamba2Shape | ParallelShape
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,12 @@ class MlpShape:
     intermediate: int
     act: str
     bias: bool = False
+    is_gated: bool = True
+    """Whether the activation is that of a gate, by which `up` is multiplied; else it is that of
+    `up`."""
+    gate_scale: float = 1.0
+    """Factor of the gate before its activation."""
+    output_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -103,11 +127,15 @@ class MixtureShape:
     """Whether the weights of the chosen experts are scaled to the sum 1."""
     weight_scale: float = 1.0
     has_choice_bias: bool = False
-    """Whether a bias is added to the weights for the choice of experts alone (`expert_bias`)."""
+    """Whether a bias is added to the weights for the choice of experts alone ."""
     router_bias: bool = False
     expert_bias: bool = False
     clamp: tuple[float, float] | None = None
     """(alpha, limit) of gpt-oss's clamped activation, in place of `act`."""
+    is_gated: bool = True
+    """The `is_gated` of each expert's MLP."""
+    has_fp32_router: bool = False
+    """Whether the router is computed in fp32, whatever the dtype of the model."""
     shared: MlpShape | None = None
     """A dense MLP whose output is added for every token."""
     shared_has_gate: bool = False
@@ -116,10 +144,18 @@ class MixtureShape:
 
 @dataclass(frozen=True)
 class LayerShape:
-    mixer: MixerShape
-    mlp: MlpShape | MixtureShape
+    """A layer that lacks `mixer` or `mlp` (None) lacks its norm, too (Nemotron-H)."""
+
+    mixer: MixerShape | None
+    mlp: MlpShape | MixtureShape | None
     mixture_beside: MixtureShape | None = None
     """A mixture whose output is added to that of `mlp` (Gemma 4)."""
+
+    @property
+    def attention(self) -> AttentionShape | None:
+        """The attention of the layer, also where another mixer is beside it."""
+        mixer = self.mixer.attention if isinstance(self.mixer, ParallelShape) else self.mixer
+        return mixer if isinstance(mixer, AttentionShape) else None
 
 
 @dataclass(frozen=True)
@@ -136,6 +172,7 @@ class TensorNames:
     """Names of tensors in a checkpoint; the defaults are those of Llama. A tuple names matrices
     that are stacked to one."""
 
+    embedding: str = "embed_tokens"
     input_norm: str = "input_layernorm"
     mixer_output_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"
@@ -145,11 +182,13 @@ class TensorNames:
     out: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    recurrence: str = "linear_attn"
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     mixture: str = "mlp"
     router: str = "gate"
+    choice_bias: str = "expert_bias"
     experts: Literal["each", "stacked", "stacked, transposed"] = "each"
     """Tensors of the experts: one for each (`experts.0.` …), or one for all, [expert, out, in] or
     [expert, in, out]. A checkpoint of kind "each" may also have stacked ones."""

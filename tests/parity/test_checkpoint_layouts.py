@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from continuo.engine.device.models.decoder import Decoder
+from continuo.engine.errors import ModelError
 from tests.support import transformers_oracle as oracle
 from tests.support.architectures import ARCHITECTURES, GEMMA4_MIXTURE, GEMMA4_SHARED
 
@@ -39,6 +40,39 @@ def test_dense_granite_4_equals_transformers(position: str | None, tmp_path: Pat
     )
     model.save_pretrained(tmp_path)
     assert_equal_logits(model, tmp_path)
+
+
+@pytest.mark.parametrize("norms_first", [True, False])
+def test_falcon_h1_with_a_norm_equals_transformers(norms_first: bool, tmp_path: Path) -> None:
+    """Before and after the gate, in groups; and a bias in each projection."""
+    model = MAKERS["FalconH1ForCausalLM"](
+        mamba_rms_norm=True,
+        mamba_norm_before_gate=norms_first,
+        mamba_n_groups=2,
+        mamba_proj_bias=True,
+        projectors_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+    )
+    model.save_pretrained(tmp_path)
+    assert_equal_logits(model, tmp_path)
+
+
+def test_pattern_of_the_layers_of_nemotron_h_is_read(tmp_path: Path) -> None:
+    """Published configs have one letter for each layer."""
+    model = MAKERS["NemotronHForCausalLM"]()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["layers_block_type"]
+    config["hybrid_override_pattern"] = "M-*EM"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_equal_logits(model, tmp_path)
+
+
+def test_grouped_experts_of_nemotron_h_are_refused(tmp_path: Path) -> None:
+    MAKERS["NemotronHForCausalLM"](n_group=2).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="n_group"):
+        oracle.build_cpu_runner(tmp_path)
 
 
 def test_window_wider_than_the_longest_sequence_is_no_window(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ MAKERS: dict[str, Callable[..., Any]] = {
         "Qwen3NextForCausalLM",
         "Lfm2ForCausalLM",
         "GraniteMoeHybridForCausalLM",
+        "NemotronHForCausalLM",
+        "FalconH1ForCausalLM",
     }
 }
 MAKERS["Gemma4ForCausalLM"] = partial(

@@ -113,6 +113,33 @@ MAMBA: dict[str, Any] = {
     "mamba_d_state": 8,
     "mamba_chunk_size": 16,
 }
+NEMOTRON_H: dict[str, Any] = {
+    "layers_block_type": ["mamba", "mlp", "attention", "moe", "mamba"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 8,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "head_dim": 16,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 1.5,
+    **MIXTURE,
+}
+FALCON_H1: dict[str, Any] = {
+    "mamba_d_ssm": 96,
+    "mamba_n_groups": 1,
+    "attention_in_multiplier": 0.9,
+    "attention_out_multiplier": 0.8,
+    "key_multiplier": 0.7,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.8, 1.1, 0.9, 1.2, 0.7],
+    "mlp_multipliers": [0.9, 0.7],
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.5,
+}
 GEMMA: dict[str, Any] = {"head_dim": 16, "sliding_window": 20, "query_pre_attn_scalar": 24}
 GEMMA4: dict[str, Any] = {
     "head_dim": 16,
@@ -202,6 +229,9 @@ MAKERS: dict[str, Callable[..., Any]] = {
         **MAMBA,
         **LOCAL_EXPERTS,
     ),
+    "NemotronHForCausalLM": _small("NemotronH", **NEMOTRON_H),
+    "FalconH1ForCausalLM": _small("FalconH1", **FALCON_H1, **MAMBA),
+    "BambaForCausalLM": _small("Bamba", attn_layer_indices=[1], **MAMBA),
     "GraniteForCausalLM": _native("Granite"),
     "GraniteMoeForCausalLM": _native("GraniteMoe", **LOCAL_EXPERTS),
     "MinistralForCausalLM": _native("Ministral", head_dim=16, sliding_window=20),
@@ -273,19 +303,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
         intermediate_size_mlp=64,
         attention_chunk_size=32,
     ),
-    "NemotronHForCausalLM": _small(
-        "NemotronH",
-        layers_block_type=["mamba", "attention", "mamba"],
-        mamba_num_heads=6,
-        mamba_head_dim=16,
-        ssm_state_size=8,
-        n_groups=1,
-        chunk_size=16,
-        head_dim=16,
-    ),
-    "FalconH1ForCausalLM": _small("FalconH1", mamba_d_ssm=96, mamba_n_groups=1, **MAMBA),
     "KimiLinearForCausalLM": _small("KimiLinear"),
-    "BambaForCausalLM": _small("Bamba", attn_layer_indices=[1], **MAMBA),
     "JambaForCausalLM": _small(
         "Jamba",
         num_experts=2,
@@ -310,10 +328,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
 _RECURRENT = "of 3 layers use softmax attention"
 _FOUND = {
     "Llama4ForCausalLM": "layers of type chunked_attention",
-    "NemotronHForCausalLM": _RECURRENT,
-    "FalconH1ForCausalLM": "layers of type hybrid",
     "KimiLinearForCausalLM": _RECURRENT,
-    "BambaForCausalLM": _RECURRENT,
     "JambaForCausalLM": _RECURRENT,
     "OlmoHybridForCausalLM": _RECURRENT,
 }

@@ -17,7 +17,10 @@ from continuo.engine.architectures.shapes import (
     GatedDeltaNetShape,
     LayerShape,
     Mamba2Shape,
+    MixerShape,
     MixtureShape,
+    MlpShape,
+    ParallelShape,
     ShortConvolutionShape,
     TensorNames,
 )
@@ -30,12 +33,16 @@ from continuo.engine.device.models.layers import (
     ForwardStep,
     GatedMlp,
     Linear,
+    Mixer,
+    Mlp,
+    build_mlp,
     prefix_names,
     whole_target,
 )
 from continuo.engine.device.models.mamba2 import Mamba2
 from continuo.engine.device.models.mixture import Mixture
 from continuo.engine.device.models.operations import PLAIN, Operations
+from continuo.engine.device.models.parallel import ParallelMixers
 from continuo.engine.device.models.rms_norm import RMSNorm
 from continuo.engine.device.models.short_convolution import ShortConvolution
 
@@ -43,6 +50,7 @@ PREFIXES = (
     ("model.", ""),
     ("model.language_model.", ""),
     ("language_model.model.", "language_model."),
+    ("backbone.", ""),
 )
 """Prefixes of the tensors of a model, and of its head, in a checkpoint: of a model of text alone,
 and of the text part of a model of text and images."""
@@ -50,15 +58,12 @@ and of the text part of a model of text and images."""
 
 class DecoderLayer:
     """A decoder layer: x + mixer(norm(x)), then x + mlp(norm(x)). In some families the outputs of
-    mixer and MLP are normalized and scaled, too."""
+    mixer and MLP are normalized and scaled, too; in others a layer has but one of the two."""
 
     def __init__(self, number: int, shape: LayerShape, decoder: DecoderShape, like: Tensor) -> None:
-        self.mixer = _build_mixer(number, shape, decoder, like)
-        if isinstance(shape.mlp, MixtureShape):
-            self.mlp = Mixture(shape.mlp, decoder.hidden, like)
-        else:
-            mlp = shape.mlp
-            self.mlp = GatedMlp(decoder.hidden, mlp.intermediate, mlp.act, like, bias=mlp.bias)
+        self.mixer = _build_mixer(number, shape.mixer, decoder, like)
+        self.memory = LayerMemory() if self.mixer is None else self.mixer.memory
+        self.mlp = _build_mlp(shape.mlp, decoder, like)
         self.input_norm, self.mlp_norm = _norms(2, decoder, like)
         self.mixer_output_norm = self.mlp_output_norm = None
         if decoder.has_output_norms:
@@ -81,11 +86,14 @@ class DecoderLayer:
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the layer for x + scale * addend, and return its output in the same form, so that
         each sum is computed together with the norm that follows it. `addend` None: zero."""
-        x, normed = step.operations.add_norm(x, addend, self.scale, self.input_norm)
-        mixed = self.mixer(normed, step)
-        if self.mixer_output_norm is not None:
-            mixed = self.mixer_output_norm(mixed)
-        x, normed = step.operations.add_norm(x, mixed, self.scale, self.mlp_norm)
+        if self.mixer is not None:
+            x, normed = step.operations.add_norm(x, addend, self.scale, self.input_norm)
+            addend = self.mixer(normed, step)
+            if self.mixer_output_norm is not None:
+                addend = self.mixer_output_norm(addend)
+        if self.mlp is None:
+            return x, addend
+        x, normed = step.operations.add_norm(x, addend, self.scale, self.mlp_norm)
         out = self.mlp(normed, step.operations)
         if self.mixture_beside is not None:
             out = self.mixture_beside.add_to(out, x)
@@ -103,20 +111,18 @@ class DecoderLayer:
     ) -> dict[str, WeightTarget]:
         """Map tensor names to their destinations. `present`: names of all tensors in the
         checkpoint; `prefix`: that of this layer's."""
-        targets = {
-            f"{names.input_norm}.weight": self.input_norm.target(),
-            f"{names.mlp_norm}.weight": self.mlp_norm.target(),
-        }
+        targets: dict[str, WeightTarget] = {}
+        if self.mixer is not None:
+            targets |= self.mixer.targets(names)
+            targets[f"{names.input_norm}.weight"] = self.input_norm.target()
+        if self.mlp is not None:
+            targets[f"{names.mlp_norm}.weight"] = self.mlp_norm.target()
         if self.mixer_output_norm is not None and self.mlp_output_norm is not None:
             targets[f"{names.mixer_output_norm}.weight"] = self.mixer_output_norm.target()
             targets[f"{names.mlp_output_norm}.weight"] = self.mlp_output_norm.target()
-        if isinstance(self.mixer, SelfAttention):
-            targets |= self.mixer.targets(names)
-        else:
-            targets |= self.mixer.targets()
         if isinstance(self.mlp, Mixture):
             targets |= self.mlp.targets(names, present, prefix)
-        else:
+        elif self.mlp is not None:
             targets |= prefix_names(f"{names.mlp}.", self.mlp.targets(names.gate_up, names.down))
         if self.mixture_beside is not None:
             targets |= self.mixture_beside.targets(names, present, prefix)
@@ -135,17 +141,33 @@ def _norms(count: int, decoder: DecoderShape, like: Tensor) -> Iterable[RMSNorm]
 
 
 def _build_mixer(
-    number: int, shape: LayerShape, decoder: DecoderShape, like: Tensor
-) -> SelfAttention | ShortConvolution | GatedDeltaNet | Mamba2:
-    match shape.mixer:
+    number: int, shape: MixerShape | None, decoder: DecoderShape, like: Tensor
+) -> Mixer | None:
+    match shape:
         case AttentionShape():
-            return SelfAttention(number, shape.mixer, decoder, like)
+            return SelfAttention(number, shape, decoder, like)
         case ShortConvolutionShape():
-            return ShortConvolution(number, shape.mixer, decoder, like)
+            return ShortConvolution(number, shape, decoder, like)
         case GatedDeltaNetShape():
-            return GatedDeltaNet(number, shape.mixer, decoder, like)
+            return GatedDeltaNet(number, shape, decoder, like)
         case Mamba2Shape():
-            return Mamba2(number, shape.mixer, decoder, like)
+            return Mamba2(number, shape, decoder, like)
+        case ParallelShape():
+            return ParallelMixers(number, shape, decoder, like)
+        case None:
+            return None
+
+
+def _build_mlp(
+    shape: MlpShape | MixtureShape | None, decoder: DecoderShape, like: Tensor
+) -> Mixture | Mlp | GatedMlp | None:
+    match shape:
+        case MixtureShape():
+            return Mixture(shape, decoder.hidden, like)
+        case MlpShape():
+            return build_mlp(shape, decoder.hidden, like)
+        case None:
+            return None
 
 
 class Decoder:
@@ -176,7 +198,7 @@ class Decoder:
         self.layers = [
             DecoderLayer(number, layer, shape, like) for number, layer in enumerate(shape.layers)
         ]
-        self.memory: list[LayerMemory] = [layer.mixer.memory for layer in self.layers]
+        self.memory: list[LayerMemory] = [layer.memory for layer in self.layers]
         [self.norm] = _norms(1, shape, like)
         tied = self.embedding if shape.has_tied_embeddings else None
         self.head = Linear(shape.hidden, shape.vocab_size, like, bias=False, tied=tied)
@@ -185,8 +207,8 @@ class Decoder:
         self.embedding_scale = like.new_tensor(shape.embedding_scale)
         self.rope_tables = {
             each.rope: rope.build_table(config, each.head_dim, length, like, each.rope)
-            for each in (layer.mixer for layer in shape.layers)
-            if isinstance(each, AttentionShape) and each.rope is not None
+            for each in (layer.attention for layer in shape.layers)
+            if each is not None and each.rope is not None
         }
 
     def __call__(
@@ -242,12 +264,11 @@ class Decoder:
     def weight_targets(self, present: set[str]) -> dict[str, WeightTarget]:
         """Map the names of all required checkpoint tensors to their destinations. `present`: names
         of all tensors in the checkpoint, which decide between the names that a family may use."""
-        body, head = next(
-            (pair for pair in PREFIXES if f"{pair[0]}embed_tokens.weight" in present), PREFIXES[0]
-        )
         names = self.shape.names
+        at = f"{names.embedding}.weight"
+        body, head = next((pair for pair in PREFIXES if f"{pair[0]}{at}" in present), PREFIXES[0])
         head_target = self.head.targets(["head"])["head.weight"]
-        targets = {f"{body}embed_tokens.weight": whole_target(self.embedding)}
+        targets = {f"{body}{names.embedding}.weight": whole_target(self.embedding)}
         for number, layer in enumerate(self.layers):
             targets |= layer.targets(names, present, f"{body}layers.{number}.")
         if self.layer_inputs is not None:
@@ -255,7 +276,7 @@ class Decoder:
         targets[f"{body}{names.final_norm}.weight"] = self.norm.target()
         at = f"{head}lm_head.weight"
         if self.head.is_tied:
-            at = f"{body}embed_tokens.weight"
+            at = f"{body}{names.embedding}.weight"
         targets[at if at in present else "lm_head.weight"] = head_target
         return targets
 

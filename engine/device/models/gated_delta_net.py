@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from continuo.engine.architectures.shapes import DecoderShape, GatedDeltaNetShape
+from continuo.engine.architectures.shapes import DecoderShape, GatedDeltaNetShape, TensorNames
 from continuo.engine.device.model import LayerMemory, StateTensor, WeightTarget
 from continuo.engine.device.models.layers import (
     ForwardStep,
@@ -90,14 +90,14 @@ class GatedDeltaNet:
         x = x.unflatten(-1, (self.shape.key_heads, -1)).transpose(1, 2).float()
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
 
-    def targets(self) -> dict[str, WeightTarget]:
+    def targets(self, names: TensorNames) -> dict[str, WeightTarget]:
         targets = convolution_targets("conv1d", self.weight, None) | self.out.targets(["out_proj"])
         heads = (self.shape.value_heads,)
         targets["A_log"] = WeightTarget(self.decay_rate, heads, _to_decay_rate)
         targets["dt_bias"] = whole_target(self.decay_bias)
         targets["norm.weight"] = whole_target(self.norm_weight)
         targets |= self._projection_targets()
-        return prefix_names("linear_attn.", targets)
+        return prefix_names(f"{names.recurrence}.", targets)
 
     def _projection_targets(self) -> dict[str, WeightTarget]:
         shape, weight = self.shape, self.inputs.weight

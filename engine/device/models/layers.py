@@ -17,23 +17,32 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional as F
 
+from continuo.engine.architectures.shapes import MlpShape, TensorNames
 from continuo.engine.device.model import LayerMemory, PagedAttentionFn, StepStates, WeightTarget
 from continuo.engine.device.models.operations import Operations, Rotation
 from continuo.engine.device.quantization import QuantizedMatrix
 from continuo.engine.errors import ModelError
 
+Activation = Callable[[Tensor], Tensor]
 GELU_TANH = partial(F.gelu, approximate="tanh")
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+
+
+def square_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Activation] = {
     "silu": F.silu,
     "swish": F.silu,
     "gelu": F.gelu,
     "gelu_new": GELU_TANH,
     "gelu_pytorch_tanh": GELU_TANH,
     "relu": F.relu,
+    "relu2": square_relu,
 }
 
 
-def find_activation(name: str) -> Callable[[Tensor], Tensor]:
+def find_activation(name: str) -> Activation:
     """Return an activation function by its name in transformers. Raises ModelError if it is
     unknown."""
     if name in ACTIVATIONS:
@@ -63,6 +72,10 @@ class Mixer(Protocol):
     memory: LayerMemory
 
     def __call__(self, x: Tensor, step: ForwardStep) -> Tensor: ...
+
+    def targets(self, names: TensorNames) -> dict[str, WeightTarget]:
+        """Map tensor names to their destinations."""
+        ...
 
 
 def whole_target(tensor: Tensor) -> WeightTarget:
@@ -141,26 +154,43 @@ class Linear:
         return taken
 
 
+class Mlp:
+    """The MLP down(act(up(x)))."""
+
+    def __init__(self, shape: MlpShape, hidden: int, like: Tensor) -> None:
+        self.act = find_activation(shape.act)
+        self.up = Linear(hidden, shape.intermediate, like, bias=shape.bias)
+        self.down = Linear(shape.intermediate, hidden, like, bias=shape.bias)
+
+    def __call__(self, x: Tensor, operations: Operations) -> Tensor:  # noqa: ARG002
+        return self.down(self.act(self.up(x)))
+
+    def targets(self, up: Sequence[str], down: str) -> dict[str, WeightTarget]:
+        return self.up.targets(up) | self.down.targets([down])
+
+
 class GatedMlp:
     """The gated MLP down(act(gate(x)) * up(x)), with gate and up in one matrix."""
 
-    def __init__(
-        self, hidden: int, intermediate: int, act: str, like: Tensor, *, bias: bool
-    ) -> None:
-        """Args:
-        hidden: values of an input and of an output vector.
-        intermediate: values between them; the matrix of gate and up has twice as many rows.
-        act: name of the activation in config.json; an unsupported one raises ModelError.
-        like: a tensor whose dtype and device the parameters get.
-        bias: whether both matrices have one.
-        """
-        self.intermediate = intermediate
-        self.act = find_activation(act)
-        self.gate_up = Linear(hidden, 2 * intermediate, like, bias=bias)
-        self.down = Linear(intermediate, hidden, like, bias=bias)
+    def __init__(self, shape: MlpShape, hidden: int, like: Tensor) -> None:
+        self.intermediate, self.scale = shape.intermediate, shape.output_scale
+        self.act = _scale_input(find_activation(shape.act), shape.gate_scale)
+        self.gate_up = Linear(hidden, 2 * self.intermediate, like, bias=shape.bias)
+        self.down = Linear(self.intermediate, hidden, like, bias=shape.bias)
 
     def __call__(self, x: Tensor, operations: Operations) -> Tensor:
-        return self.down(operations.gate(self.gate_up(x), self.act))
+        out = self.down(operations.gate(self.gate_up(x), self.act))
+        return out if self.scale == 1.0 else out * self.scale
 
     def targets(self, gate_up: Sequence[str], down: str) -> dict[str, WeightTarget]:
         return self.gate_up.targets(gate_up, [self.intermediate] * 2) | self.down.targets([down])
+
+
+def build_mlp(shape: MlpShape, hidden: int, like: Tensor) -> Mlp | GatedMlp:
+    """Create an MLP for vectors of `hidden` values; its parameters get the dtype and the device of
+    `like`. Raises ModelError for an activation that is not supported."""
+    return (GatedMlp if shape.is_gated else Mlp)(shape, hidden, like)
+
+
+def _scale_input(act: Activation, scale: float) -> Activation:
+    return act if scale == 1.0 else lambda x: act(x * scale)

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from continuo.engine.architectures.shapes import MixtureShape, TensorNames
 from continuo.engine.device.model import WeightTarget
 from continuo.engine.device.models.layers import (
-    GatedMlp,
+    Activation,
     Linear,
+    build_mlp,
     find_activation,
     prefix_names,
     whole_target,
@@ -23,8 +24,8 @@ from continuo.engine.device.models.operations import Operations
 
 
 class Mixture:
-    """A mixture of gated MLPs, whose matrices are stacked: gate and up [expert, 2 * intermediate,
-    hidden], down [expert, hidden, intermediate]."""
+    """A mixture of MLPs, whose matrices are stacked: gate and up [expert, 2 * intermediate,
+    hidden], or up alone, [expert, intermediate, hidden]; down [expert, hidden, intermediate]."""
 
     def __init__(self, shape: MixtureShape, hidden: int, like: Tensor) -> None:
         self.shape = shape
@@ -32,17 +33,17 @@ class Mixture:
         self.choice_bias = None
         if shape.has_choice_bias:
             self.choice_bias = like.new_empty(shape.experts, dtype=torch.float32)
-        self.gate_up = like.new_empty(shape.experts, 2 * shape.intermediate, hidden)
+        rows = shape.intermediate * (1 + shape.is_gated)
+        self.gate_up = like.new_empty(shape.experts, rows, hidden)
         self.down = like.new_empty(shape.experts, hidden, shape.intermediate)
         self.gate_up_bias = self.down_bias = None
         if shape.expert_bias:
-            self.gate_up_bias = like.new_empty(shape.experts, 2 * shape.intermediate)
+            self.gate_up_bias = like.new_empty(shape.experts, rows)
             self.down_bias = like.new_empty(shape.experts, hidden)
-        self.gated = _find_gated_activation(shape)
+        self.activate = _find_activation(shape)
         self.shared = self.shared_gate = None
         if shape.shared is not None:
-            mlp = shape.shared
-            self.shared = GatedMlp(hidden, mlp.intermediate, mlp.act, like, bias=mlp.bias)
+            self.shared = build_mlp(shape.shared, hidden, like)
             if shape.shared_has_gate:
                 self.shared_gate = Linear(hidden, 1, like, bias=False)
 
@@ -58,7 +59,10 @@ class Mixture:
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the experts of each token: their numbers and weights, each [T, chosen]."""
         shape = self.shape
-        logits = self.router(x).float()
+        if shape.has_fp32_router:
+            logits = F.linear(x.float(), self.router.weight.float())
+        else:
+            logits = self.router(x).float()
         if shape.router == "softmax of chosen":
             weights, experts = logits.topk(shape.chosen)
             return experts, weights.softmax(-1)
@@ -82,8 +86,7 @@ class Mixture:
         both = multiply(x[order // chosen], self.gate_up, counts)
         if self.gate_up_bias is not None:
             both += self.gate_up_bias[sorted_experts]
-        gate, up = both.chunk(2, -1)
-        outputs = multiply(self.gated(gate, up), self.down, counts)
+        outputs = multiply(self.activate(both), self.down, counts)
         if self.down_bias is not None:
             outputs += self.down_bias[sorted_experts]
         by_token = torch.empty_like(outputs)
@@ -95,7 +98,7 @@ class Mixture:
         checkpoint; `layer`: the prefix of this layer's."""
         targets = self.router.targets([names.router])
         if self.choice_bias is not None:
-            targets["expert_bias"] = whole_target(self.choice_bias)
+            targets[names.choice_bias] = whole_target(self.choice_bias)
         stacked = f"{layer}{names.mixture}.{names.stacked_gate_up}" in present
         if names.experts == "each" and not stacked:
             targets |= self._targets_of_each_expert(names)
@@ -168,15 +171,22 @@ def _split_interleaved_columns(x: Tensor) -> Tensor:
     return _split_interleaved(x).transpose(1, 2)
 
 
-def _find_gated_activation(shape: MixtureShape) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function (gate, up) -> input of the down projection."""
+def _find_activation(shape: MixtureShape) -> Activation:
+    """Return the function from the rows of gate and up, or of up alone, to the input of the down
+    projection."""
+    act = find_activation(shape.act)
+    if not shape.is_gated:
+        return act
     if shape.clamp is None:
-        act = find_activation(shape.act)
-        return lambda gate, up: act(gate) * up
+        return lambda both: _gate(both, lambda gate, up: act(gate) * up)
     alpha, limit = shape.clamp
 
     def clamped(gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return (up + 1) * gate * torch.sigmoid(gate * alpha)
 
-    return clamped
+    return lambda both: _gate(both, clamped)
+
+
+def _gate(both: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    return combine(*both.chunk(2, -1))

@@ -57,6 +57,8 @@ def context_limit(config: Any) -> int:
     sets = read_all_parameters(config)
     if len(sets) > 1:  # In such a model, layers with a window are not scaled.
         return limit
+    if sets == [{}]:  # No layer has rotary positions.
+        return limit
     rope = read_parameters(config)
     if rope.get("rope_type") in ("linear", "dynamic", "yarn") and rope.get("factor"):
         original = rope.get("original_max_position_embeddings") or limit

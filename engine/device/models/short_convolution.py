@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from continuo.engine.architectures.shapes import DecoderShape, ShortConvolutionShape
+from continuo.engine.architectures.shapes import DecoderShape, ShortConvolutionShape, TensorNames
 from continuo.engine.device.model import LayerMemory, StateTensor, WeightTarget
 from continuo.engine.device.models.layers import ForwardStep, Linear, prefix_names, whole_target
 from continuo.engine.device.models.recurrence import convolve, run_rows
@@ -35,10 +35,10 @@ class ShortConvolution:
     def _advance(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         return convolve(x, past, self.weight, self.bias)
 
-    def targets(self) -> dict[str, WeightTarget]:
+    def targets(self, names: TensorNames) -> dict[str, WeightTarget]:
         targets = self.inputs.targets(["in_proj"]) | self.out.targets(["out_proj"])
         targets |= convolution_targets("conv", self.weight, self.bias)
-        return prefix_names("conv.", targets)
+        return prefix_names(f"{names.recurrence}.", targets)
 
 
 def convolution_targets(name: str, weight: Tensor, bias: Tensor | None) -> dict[str, WeightTarget]:

@@ -295,7 +295,8 @@ class NativeModel:
             self._fp32_address(gate.weight[0] if gate else None),
         )
 
-    def _build_mlp(self, mlp: GatedMlp) -> Structure:
+    def _build_mlp(self, mlp: object) -> Structure:
+        assert isinstance(mlp, GatedMlp), "the C code lacks this MLP"
         return _Mlp(*map(self._build_linear, (mlp.gate_up, mlp.down)))
 
     def _build_linear(self, linear: Linear) -> Structure:
@@ -385,17 +386,20 @@ def _iter_sizes(layer: LayerShape) -> Iterator[int | None]:
         mixture = layer.mlp
         yield mixture.intermediate
         yield None if mixture.router == "sigmoid" or mixture.has_choice_bias else 0
+        yield None if mixture.has_fp32_router or not mixture.is_gated else 0
         yield 0 if mixture.weight_scale == 1.0 else None
         if mixture.shared is not None:
             yield mixture.shared.intermediate
-            yield 0 if mixture.shared.act == mixture.act else None
-    else:
-        yield layer.mlp.intermediate
+            yield 0 if mixture.shared.is_gated and mixture.shared.act == mixture.act else None
+    elif layer.mlp is not None:
+        mlp = layer.mlp
+        yield mlp.intermediate
+        yield 0 if mlp.is_gated and (mlp.gate_scale, mlp.output_scale) == (1.0, 1.0) else None
     yield None if layer.mixture_beside else 0
 
 
-def _act_number(mlp: MlpShape | MixtureShape) -> int | None:
-    act = ACTIVATIONS.get(mlp.act)
+def _act_number(mlp: MlpShape | MixtureShape | None) -> int | None:
+    act = None if mlp is None else ACTIVATIONS.get(mlp.act)
     return None if act is None else ACT_NUMBERS.get(act)
 
 
@@ -409,8 +413,9 @@ def _count_floats(layer: DecoderLayer, hidden: int) -> tuple[int, int, int]:
             mixer_sizes = mixer.inputs.size_out, mixer.out.size_in
         case _:
             raise AssertionError("the C code lacks this mixer")
-    if not isinstance(layer.mlp, Mixture):
+    if isinstance(layer.mlp, GatedMlp):
         return *mixer_sizes, 3 * layer.mlp.intermediate
+    assert isinstance(layer.mlp, Mixture), "the C code lacks this MLP"
     shape = layer.mlp.shape
     pair = 2 * hidden + 3 * shape.intermediate + 4
     shared = 0 if shape.shared is None else 3 * shape.shared.intermediate + hidden
