@@ -188,11 +188,13 @@ def _gemma4(config: Any) -> DecoderShape:
         width = 2 if config.use_double_wide_mlp and is_shared else 1
         mlp = MlpShape(width * config.intermediate_size, config.hidden_activation)
         layers.append(LayerShape(attention, mlp, _gemma4_mixture(config)))
-    inputs = LayerInputsShape(
-        config.vocab_size_per_layer_input,
-        config.hidden_size_per_layer_input,
-        config.hidden_activation,
-    )
+    inputs = None
+    if getattr(config, "hidden_size_per_layer_input", 0):
+        inputs = LayerInputsShape(
+            config.vocab_size_per_layer_input,
+            config.hidden_size_per_layer_input,
+            config.hidden_activation,
+        )
     return DecoderShape(
         config.vocab_size,
         config.hidden_size,
@@ -201,14 +203,14 @@ def _gemma4(config: Any) -> DecoderShape:
         has_output_norms=True,
         embedding_scale=config.hidden_size**0.5,
         logit_softcap=config.final_logit_softcapping,
-        layer_inputs=inputs if config.hidden_size_per_layer_input else None,
+        layer_inputs=inputs,
         has_layer_scalars=True,
         names=GEMMA2_NAMES,
     )
 
 
 def _gemma4_mixture(config: Any) -> MixtureShape | None:
-    if not config.enable_moe_block:
+    if not getattr(config, "enable_moe_block", False):
         return None
     return MixtureShape(
         config.num_experts,
@@ -574,6 +576,7 @@ FAMILIES: dict[str, Callable[[Any], DecoderShape]] = {
     "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
     "Gemma4ForCausalLM": _gemma4,
+    "Gemma4UnifiedForCausalLM": _gemma4,
     "GraniteForCausalLM": _granite,
     "GraniteMoeForCausalLM": _granite_moe,
     "GraniteMoeHybridForCausalLM": _granite_hybrid,
@@ -594,6 +597,7 @@ FAMILIES: dict[str, Callable[[Any], DecoderShape]] = {
 WRAPPERS = {
     "Gemma3ForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
@@ -612,6 +616,7 @@ TEXT_FAMILIES: dict[str, Callable[[Any], DecoderShape]] = {
     "qwen3_vl_text": _qwen3,
     "gemma3_text": _gemma3,
     "gemma4_text": _gemma4,
+    "gemma4_unified_text": _gemma4,
     "qwen3_5_text": _qwen3_5,
     "qwen3_5_moe_text": _qwen3_5_moe,
 }

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as tf
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from continuo.engine.device.models.transformers_model import TransformersModel
 from continuo.engine.device.native.native_decoder import NativeDecoder
@@ -19,6 +21,8 @@ from tests.support import transformers_oracle as oracle
 from tests.support.architectures import Architecture, Way
 
 LOGITS_TOLERANCE = 2e-4
+TABLE_VERSION = "5.24"
+"""The version of transformers whose causal models the table has."""
 BF16_NOISE = 0.02
 """Relative error that rounding to bf16 causes in models this small, however exact the code is."""
 
@@ -108,3 +112,15 @@ def test_each_known_architecture_has_a_model_and_a_reason_if_it_is_refused() -> 
     rows = architectures.ARCHITECTURES
     assert list(architectures.MAKERS) == [row.name for row in rows]
     assert all(bool(row.reason) == (row.way == "refused") for row in rows)
+
+
+def test_table_has_every_causal_model_of_transformers() -> None:
+    if not tf.__version__.startswith(f"{TABLE_VERSION}."):
+        pytest.skip(f"the table is that of transformers {TABLE_VERSION}, not of {tf.__version__}")
+    names = {
+        name
+        for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        for name in ([value] if isinstance(value, str) else value)
+    }
+    left_out = set(" ".join(architectures.LEFT_OUT.values()).split())
+    assert names - {row.name for row in architectures.ARCHITECTURES} == left_out

@@ -10,6 +10,7 @@ import torch
 import transformers as tf
 
 from continuo.engine.architectures.known import KNOWN_ARCHITECTURES, Way
+from tests.support.shrunk_models import shrunk
 from tests.support.transformers_oracle import (
     NATIVE_SIZES,
     SMALL_CONFIG,
@@ -58,7 +59,11 @@ TINY_QWEN_VISION: dict[str, Any] = {
 
 
 def _wrapper(
-    kind: str, text_kind: str, vision: dict[str, Any], differences: dict[str, Any], **others: Any
+    kind: str,
+    text_kind: str,
+    vision: dict[str, Any] | None,
+    differences: dict[str, Any],
+    **others: Any,
 ) -> Callable[[], Any]:
     """Return the maker of a `<kind>ForConditionalGeneration`, whose text part has the config
     `<text_kind>Config`. `others`: further fields of the outer config."""
@@ -148,6 +153,12 @@ GEMMA4: dict[str, Any] = {
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": 131,
     "num_kv_shared_layers": 0,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
+GEMMA4_UNIFIED: dict[str, Any] = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 20,
     "layer_types": ["sliding_attention", "full_attention", "full_attention"],
 }
 GEMMA4_SHARED: dict[str, Any] = GEMMA4 | {
@@ -242,6 +253,10 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "Gemma4ForConditionalGeneration": _wrapper(
         "Gemma4", "Gemma4Text", TINY_VISION | {"head_dim": 8}, GEMMA4
     ),
+    "Gemma4UnifiedForCausalLM": _small("Gemma4UnifiedText", **GEMMA4_UNIFIED),
+    "Gemma4UnifiedForConditionalGeneration": _wrapper(
+        "Gemma4Unified", "Gemma4UnifiedText", None, GEMMA4_UNIFIED
+    ),
     "Qwen2MoeForCausalLM": _native("Qwen2Moe", **EXPERTS, **SHARED_EXPERT),
     "OlmoeForCausalLM": _small("Olmoe", num_experts=4, **MIXTURE),
     "OlmoForCausalLM": _small("Olmo"),
@@ -275,6 +290,47 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "GPT2LMHeadModel": _small("GPT2", n_positions=512, n_embd=48, n_head=4, n_layer=3),
     "ArceeForCausalLM": _small("Arcee"),
     "HeliumForCausalLM": _small("Helium", head_dim=12),
+    "AfmoeForCausalLM": shrunk("Afmoe"),
+    "Apertus1p5TextForCausalLM": shrunk("Apertus1p5Text"),
+    "AriaTextForCausalLM": shrunk("AriaText"),
+    "AXK1ForCausalLM": shrunk("AXK1"),
+    "BeamForCausalLM": shrunk("Beam"),
+    "BioGptForCausalLM": shrunk("BioGpt"),
+    "CodeGenForCausalLM": shrunk("CodeGen", rotary_dim=8),
+    "Cohere2MoeForCausalLM": shrunk("Cohere2Moe"),
+    "CTRLLMHeadModel": shrunk("CTRL"),
+    "CwmForCausalLM": shrunk("Cwm"),
+    "Dots1ForCausalLM": shrunk(
+        "Dots1", n_group=1, topk_group=1, n_shared_experts=1, **ROUTED_EXPERTS
+    ),
+    "ExaoneMoeForCausalLM": shrunk("ExaoneMoe"),
+    "FlexOlmoForCausalLM": shrunk("FlexOlmo"),
+    "FlintForCausalLM": shrunk("Flint"),
+    "FuyuForCausalLM": shrunk("Fuyu"),
+    "GPTBigCodeForCausalLM": shrunk("GPTBigCode"),
+    "GPTJForCausalLM": shrunk("GPTJ", rotary_dim=8),
+    "GraniteSWAForCausalLM": shrunk("GraniteSWA"),
+    "GraniteMoeSWAForCausalLM": shrunk("GraniteMoeSWA"),
+    "GraniteMoeSharedForCausalLM": shrunk("GraniteMoeShared"),
+    "HunYuanMoEV1ForCausalLM": shrunk("HunYuanMoEV1", head_dim=16, num_experts=4, moe_topk=2),
+    "HYV3ForCausalLM": shrunk("HYV3"),
+    "HyperCLOVAXForCausalLM": shrunk("HyperCLOVAX"),
+    "Jais2ForCausalLM": shrunk("Jais2"),
+    "JetMoeForCausalLM": shrunk("JetMoe"),
+    "Kolibri1ForCausalLM": shrunk("Kolibri1"),
+    "LagunaForCausalLM": shrunk("Laguna"),
+    "LongcatFlashForCausalLM": shrunk("LongcatFlash", qk_head_dim=32),
+    "MellumForCausalLM": shrunk("Mellum"),
+    "MiMoV2FlashForCausalLM": shrunk("MiMoV2Flash"),
+    "MiniCPM3ForCausalLM": shrunk("MiniCPM3"),
+    "ModernBertDecoderForCausalLM": shrunk("ModernBertDecoder"),
+    "NanoChatForCausalLM": shrunk("NanoChat"),
+    "OPTForCausalLM": shrunk("OPT"),
+    "PersimmonForCausalLM": shrunk("Persimmon"),
+    "SolarOpenForCausalLM": shrunk("SolarOpen"),
+    "StableLmForCausalLM": shrunk("StableLm", partial_rotary_factor=0.5),
+    "VaultGemmaForCausalLM": shrunk("VaultGemma"),
+    "YoutuForCausalLM": shrunk("Youtu", pad_token_id=None, tie_word_embeddings=False),
     "Qwen3VLForConditionalGeneration": _native_wrapper(
         "Qwen3VL",
         "Qwen3VLText",
@@ -320,11 +376,68 @@ MAKERS: dict[str, Callable[..., Any]] = {
         tf.BloomConfig(vocab_size=131, hidden_size=32, n_head=2)
     ),
     "FalconForCausalLM": _small("Falcon", num_kv_heads=2, new_decoder_architecture=True),
+    "AXK2ForCausalLM": shrunk("AXK2"),
+    "DeepseekV32ForCausalLM": shrunk("DeepseekV32"),
+    "DeepseekV4ForCausalLM": shrunk("DeepseekV4"),
+    "Dots3NoteForCausalLM": shrunk("Dots3NoteText", num_key_value_heads=4),
+    "GlmMoeDsaForCausalLM": shrunk("GlmMoeDsa"),
+    "HYV4ForCausalLM": shrunk("HYV4"),
+    "MiniMaxM3VLForCausalLM": shrunk("MiniMaxM3VLText", layer_types=["minimax_m3_sparse"] * 3),
+    "BailingHybridForCausalLM": shrunk("BailingHybrid", num_experts=8),
+    "LaraMiniForCausalLM": shrunk("LaraMini"),
+    "Lfm3ForCausalLM": shrunk("Lfm3"),
+    "MiniMaxForCausalLM": shrunk("MiniMax"),
+    "Qwen4ExpForCausalLM": shrunk("Qwen4ExpText"),
+    "RecurrentGemmaForCausalLM": shrunk("RecurrentGemma"),
+    "Zamba2ForCausalLM": shrunk("Zamba2", layers_block_type=["mamba", "hybrid", "mamba"]),
+    "ZayaForCausalLM": shrunk("Zaya"),
+    "FalconMambaForCausalLM": shrunk("FalconMamba"),
+    "Mamba2ForCausalLM": shrunk("Mamba2", num_heads=6, head_dim=16, n_groups=1),
+    "RwkvForCausalLM": shrunk("Rwkv"),
+    "xLSTMForCausalLM": shrunk("xLSTM"),
+    "DiffLlamaForCausalLM": shrunk("DiffLlama"),
+    "DoryForCausalLM": shrunk("Dory"),
+    "HrmTextForCausalLM": shrunk("HrmText"),
+    "DogeForCausalLM": shrunk("Doge"),
+    "InklingForCausalLM": shrunk("InklingText"),
+    "Inkling2ForCausalLM": shrunk("Inkling2Text"),
+    "Inkling2LoopForCausalLM": shrunk("Inkling2LoopText"),
+    "MptForCausalLM": shrunk("Mpt"),
+    "GPTNeoForCausalLM": shrunk("GPTNeo", attention_types=[[["global"], 3]]),
+    "GPTNeoXJapaneseForCausalLM": shrunk("GPTNeoXJapanese"),
+    "XGLMForCausalLM": shrunk("XGLM"),
     "T5ForConditionalGeneration": lambda: tf.T5ForConditionalGeneration(
         tf.T5Config(vocab_size=131, d_model=32, d_ff=32, num_layers=1, num_heads=2)
     ),
 }
 
+LEFT_OUT = {
+    "the decoder of a model with an encoder": (
+        "BartForCausalLM BigBirdPegasusForCausalLM BlenderbotForCausalLM "
+        "BlenderbotSmallForCausalLM MBartForCausalLM MarianForCausalLM MvpForCausalLM "
+        "PLBartForCausalLM PegasusForCausalLM ProphetNetForCausalLM TrOCRForCausalLM "
+        "WhisperForCausalLM"
+    ),
+    "an encoder, used as a decoder": (
+        "BertGenerationDecoder BertLMHeadModel BigBirdForCausalLM CamembertForCausalLM "
+        "Data2VecTextForCausalLM ElectraForCausalLM ErnieForCausalLM MegatronBertForCausalLM "
+        "RemBertForCausalLM RoCBertForCausalLM RoFormerForCausalLM RobertaForCausalLM "
+        "RobertaPreLayerNormForCausalLM XLMRobertaForCausalLM XLMRobertaXLForCausalLM "
+        "XLMWithLMHeadModel XmodForCausalLM"
+    ),
+    "a model of images, speech or music, or a drafter for another model": (
+        "CohereCompassForCausalLM Emu3ForCausalLM Gemma3nForConditionalGeneration GitForCausalLM "
+        "Gemma4AssistantForCausalLM Gemma4UnifiedAssistantForCausalLM "
+        "GotOcr2ForConditionalGeneration MllamaForCausalLM MoshiForCausalLM "
+        "MossTranscribeDiarizeForConditionalGeneration MusicgenForCausalLM "
+        "MusicgenMelodyForCausalLM Phi4MultimodalForCausalLM"
+    ),
+    "a model of years ago, or one of which transformers makes no small one": (
+        "BltForCausalLM CpmAntForCausalLM DbrxForCausalLM OpenAIGPTLMHeadModel "
+        "ReformerModelWithLMHead XLNetLMHeadModel ZambaForCausalLM"
+    ),
+}
+"""Causal models of transformers that are not in the table, by reason."""
 _RECURRENT = "of 3 layers use softmax attention"
 _FOUND = {
     "Llama4ForCausalLM": "layers of type chunked_attention",

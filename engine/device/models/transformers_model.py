@@ -114,7 +114,7 @@ def _paged_attention(  # noqa: PLR0913 - the arguments of transformers' attentio
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     params = AttentionParams(scale, sliding_window, softcap, s_aux)
-    return call.attend(layer, query, key, value, params)[None], None
+    return call.attend(layer, query, key, value, params).contiguous()[None], None
 
 
 def _check_supported(
@@ -169,7 +169,7 @@ class TransformersModel:
         finally:
             _FORWARD_PASS.reset(token)
         if sorted(call.visited_layers) != list(range(len(self.layer_of_module))):
-            raise self._unsupported("an attention layer does not run exactly once per step")
+            raise ModelError("an attention layer does not run exactly once per step")
         return logits if logit_indices is None or keep else logits[logit_indices]
 
     def context_limit(self) -> int | None:
@@ -219,6 +219,8 @@ class TransformersModel:
                 raise self._unsupported(f"layers of type {kind}")
             if kind == "sliding_attention" and window is None:
                 raise self._unsupported("a sliding window that its code applies by a mask")
+        if getattr(config, "layer_types", None):
+            return
         expected = getattr(config, "sliding_window", None)
         if expected and getattr(config, "use_sliding_window", True) and not any(windows):
             raise self._unsupported("a sliding window that its code applies by a mask")
@@ -293,7 +295,12 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     if module.config.get_text_config()._attn_implementation != ATTENTION_NAME:  # noqa: SLF001
         raise refuse("its attention cannot be replaced")
     model = TransformersModel(module, folder, architecture)
-    model.self_check()
+    try:
+        model.self_check()
+    except ModelError:
+        raise
+    except Exception as error:
+        raise refuse(first_line(error)) from error
     return model
 
 
