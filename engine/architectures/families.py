@@ -564,6 +564,40 @@ def _nemotron_h_mixture(config: Any) -> MixtureShape:
     )
 
 
+MAMBA2_NAMES = TensorNames(
+    embedding="embeddings", input_norm="norm", recurrence="mixer", final_norm="norm_f"
+)
+
+
+CONTEXT_OF_RECURRENCES = 262_144
+"""Longest context, in tokens, of a model that consists of recurrences and states none: nothing in
+it depends on the length."""
+
+
+def _mamba2_alone(config: Any) -> DecoderShape:
+    if not hasattr(config, "max_position_embeddings"):
+        config.max_position_embeddings = CONTEXT_OF_RECURRENCES
+    mamba = Mamba2Shape(
+        heads=config.num_heads,
+        head_dim=config.head_dim,
+        groups=config.n_groups,
+        state=config.state_size,
+        kernel=config.conv_kernel,
+        act=config.hidden_act,
+        conv_bias=config.use_conv_bias,
+        proj_bias=config.use_bias,
+        out_bias=config.use_bias,
+        time_step_limit=tuple(config.time_step_limit),
+    )
+    return DecoderShape(
+        config.vocab_size,
+        config.hidden_size,
+        config.layer_norm_epsilon,
+        (LayerShape(mamba, None),) * config.num_hidden_layers,
+        names=MAMBA2_NAMES,
+    )
+
+
 FAMILIES: dict[str, Callable[[Any], DecoderShape]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
@@ -583,6 +617,7 @@ FAMILIES: dict[str, Callable[[Any], DecoderShape]] = {
     "BambaForCausalLM": _bamba,
     "FalconH1ForCausalLM": _falcon_h1,
     "NemotronHForCausalLM": _nemotron_h,
+    "Mamba2ForCausalLM": _mamba2_alone,
     "Qwen2MoeForCausalLM": _qwen2_moe,
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "MixtralForCausalLM": _mixtral,

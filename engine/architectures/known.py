@@ -58,6 +58,7 @@ KNOWN_ARCHITECTURES = (
     KnownArchitecture("NemotronHForCausalLM", "Nemotron-H, Nemotron Nano 2, 3 Nano", "torch"),
     KnownArchitecture("FalconH1ForCausalLM", "Falcon-H1", "torch"),
     KnownArchitecture("BambaForCausalLM", "Bamba", "torch"),
+    KnownArchitecture("Mamba2ForCausalLM", "Mamba 2, Codestral Mamba", "torch"),
     KnownArchitecture("GraniteForCausalLM", "Granite 3", "C"),
     KnownArchitecture("GraniteMoeForCausalLM", "Granite 3 MoE", "C"),
     KnownArchitecture("MinistralForCausalLM", "Ministral 8B", "C"),
@@ -168,7 +169,6 @@ KNOWN_ARCHITECTURES = (
         "ZayaForCausalLM", "ZAYA1", "refused", "its layers join attention and a convolution"
     ),
     KnownArchitecture("FalconMambaForCausalLM", "Falcon Mamba", "refused", _NO_ATTENTION),
-    KnownArchitecture("Mamba2ForCausalLM", "Mamba 2, Codestral Mamba", "refused", _NO_ATTENTION),
     KnownArchitecture("RwkvForCausalLM", "RWKV 4", "refused", _NO_ATTENTION),
     KnownArchitecture("xLSTMForCausalLM", "xLSTM", "refused", _NO_ATTENTION),
     KnownArchitecture("DiffLlamaForCausalLM", "DiffLlama", "refused", _REPEATED),

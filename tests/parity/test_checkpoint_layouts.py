@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from continuo.engine.architectures.listing import read_model_size
 from continuo.engine.device.models.decoder import Decoder
 from continuo.engine.errors import ModelError
 from tests.support import transformers_oracle as oracle
@@ -73,6 +74,16 @@ def test_grouped_experts_of_nemotron_h_are_refused(tmp_path: Path) -> None:
     MAKERS["NemotronHForCausalLM"](n_group=2).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="n_group"):
         oracle.build_cpu_runner(tmp_path)
+
+
+def test_mamba_2_has_no_longest_context(tmp_path: Path) -> None:
+    model = MAKERS["Mamba2ForCausalLM"]()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_equal_logits(model, tmp_path)
+    assert read_model_size(tmp_path).context == 262_144
 
 
 def test_window_wider_than_the_longest_sequence_is_no_window(tmp_path: Path) -> None:

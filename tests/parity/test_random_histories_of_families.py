@@ -40,6 +40,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
         "GraniteMoeHybridForCausalLM",
         "NemotronHForCausalLM",
         "FalconH1ForCausalLM",
+        "Mamba2ForCausalLM",
     }
 }
 MAKERS["Gemma4ForCausalLM"] = partial(

@@ -118,6 +118,13 @@ MAMBA: dict[str, Any] = {
     "mamba_d_state": 8,
     "mamba_chunk_size": 16,
 }
+MAMBA2: dict[str, Any] = {
+    "num_heads": 6,
+    "head_dim": 16,
+    "state_size": 8,
+    "n_groups": 2,
+    "chunk_size": 16,
+}
 NEMOTRON_H: dict[str, Any] = {
     "layers_block_type": ["mamba", "mlp", "attention", "moe", "mamba"],
     "mamba_num_heads": 6,
@@ -243,6 +250,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "NemotronHForCausalLM": _small("NemotronH", **NEMOTRON_H),
     "FalconH1ForCausalLM": _small("FalconH1", **FALCON_H1, **MAMBA),
     "BambaForCausalLM": _small("Bamba", attn_layer_indices=[1], **MAMBA),
+    "Mamba2ForCausalLM": _small("Mamba2", **MAMBA2),
     "GraniteForCausalLM": _native("Granite"),
     "GraniteMoeForCausalLM": _native("GraniteMoe", **LOCAL_EXPERTS),
     "MinistralForCausalLM": _native("Ministral", head_dim=16, sliding_window=20),
@@ -392,7 +400,6 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "Zamba2ForCausalLM": shrunk("Zamba2", layers_block_type=["mamba", "hybrid", "mamba"]),
     "ZayaForCausalLM": shrunk("Zaya"),
     "FalconMambaForCausalLM": shrunk("FalconMamba"),
-    "Mamba2ForCausalLM": shrunk("Mamba2", num_heads=6, head_dim=16, n_groups=1),
     "RwkvForCausalLM": shrunk("Rwkv"),
     "xLSTMForCausalLM": shrunk("xLSTM"),
     "DiffLlamaForCausalLM": shrunk("DiffLlama"),
