@@ -564,6 +564,56 @@ def _nemotron_h_mixture(config: Any) -> MixtureShape:
     )
 
 
+def _olmo2(config: Any) -> DecoderShape:
+    attention = _windowed(config, norms_all_heads=True, **_biases(config))
+    mlp = _dense(config)
+    return _decoder(config, attention, layers=tuple(_norm_outputs(x, mlp) for x in attention))
+
+
+def _olmo3(config: Any) -> DecoderShape:
+    kinds = config.layer_types
+    attention = [
+        replace(each, rope=kind)
+        for each, kind in zip(
+            _windowed(config, norms_all_heads=True, **_biases(config)), kinds, strict=True
+        )
+    ]
+    mlp = _dense(config)
+    return _decoder(config, attention, layers=tuple(_norm_outputs(x, mlp) for x in attention))
+
+
+def _norm_outputs(mixer: MixerShape, mlp: MlpShape) -> LayerShape:
+    return LayerShape(mixer, mlp, has_input_norms=False)
+
+
+OLMO_HYBRID_NAMES = TensorNames(
+    input_norm="attention_layer_norm", mlp_norm="feedforward_layer_norm"
+)
+
+
+def _olmo_hybrid(config: Any) -> DecoderShape:
+    rotates = (config.rope_parameters or {}).get("rope_theta") is not None
+    rope = "" if rotates else None
+    attention = _attention(config, norms_all_heads=True, rope=rope, **_biases(config))
+    delta_net = GatedDeltaNetShape(
+        key_heads=config.linear_num_key_heads,
+        value_heads=config.linear_num_value_heads,
+        key_dim=config.linear_key_head_dim,
+        value_dim=config.linear_value_head_dim,
+        kernel=config.linear_conv_kernel_dim,
+        act=config.hidden_act,
+        projections="each",
+        rate_scale=2.0 if config.linear_allow_neg_eigval else 1.0,
+        norm_eps=1e-5,
+    )
+    parts = {
+        "full_attention": _norm_outputs(attention, _dense(config)),
+        "linear_attention": LayerShape(delta_net, _dense(config)),
+    }
+    layers = tuple(parts[kind] for kind in _layer_types(config, *parts))
+    return _decoder(config, [], layers=layers, names=OLMO_HYBRID_NAMES)
+
+
 MAMBA2_NAMES = TensorNames(
     embedding="embeddings", input_norm="norm", recurrence="mixer", final_norm="norm_f"
 )
@@ -618,6 +668,9 @@ FAMILIES: dict[str, Callable[[Any], DecoderShape]] = {
     "FalconH1ForCausalLM": _falcon_h1,
     "NemotronHForCausalLM": _nemotron_h,
     "Mamba2ForCausalLM": _mamba2_alone,
+    "Olmo2ForCausalLM": _olmo2,
+    "Olmo3ForCausalLM": _olmo3,
+    "OlmoHybridForCausalLM": _olmo_hybrid,
     "Qwen2MoeForCausalLM": _qwen2_moe,
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "MixtralForCausalLM": _mixtral,

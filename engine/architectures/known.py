@@ -59,6 +59,7 @@ KNOWN_ARCHITECTURES = (
     KnownArchitecture("FalconH1ForCausalLM", "Falcon-H1", "torch"),
     KnownArchitecture("BambaForCausalLM", "Bamba", "torch"),
     KnownArchitecture("Mamba2ForCausalLM", "Mamba 2, Codestral Mamba", "torch"),
+    KnownArchitecture("OlmoHybridForCausalLM", "OLMo Hybrid", "torch"),
     KnownArchitecture("GraniteForCausalLM", "Granite 3", "C"),
     KnownArchitecture("GraniteMoeForCausalLM", "Granite 3 MoE", "C"),
     KnownArchitecture("MinistralForCausalLM", "Ministral 8B", "C"),
@@ -72,8 +73,8 @@ KNOWN_ARCHITECTURES = (
     KnownArchitecture("Qwen2MoeForCausalLM", "Qwen 1.5 MoE, 2 57B", "C"),
     KnownArchitecture("OlmoeForCausalLM", "OLMoE", "transformers"),
     KnownArchitecture("OlmoForCausalLM", "OLMo", "transformers"),
-    KnownArchitecture("Olmo2ForCausalLM", "OLMo 2", "transformers"),
-    KnownArchitecture("Olmo3ForCausalLM", "OLMo 3", "transformers"),
+    KnownArchitecture("Olmo2ForCausalLM", "OLMo 2", "torch"),
+    KnownArchitecture("Olmo3ForCausalLM", "OLMo 3", "torch"),
     KnownArchitecture("GlmForCausalLM", "GLM 4 9B", "transformers"),
     KnownArchitecture("Glm4ForCausalLM", "GLM 4 0414", "transformers"),
     KnownArchitecture("Glm4MoeForCausalLM", "GLM 4.5, 4.6", "transformers"),
@@ -145,7 +146,6 @@ KNOWN_ARCHITECTURES = (
     ),
     KnownArchitecture("KimiLinearForCausalLM", "Kimi Linear", "refused", _RECURRENT),
     KnownArchitecture("JambaForCausalLM", "Jamba", "refused", _RECURRENT),
-    KnownArchitecture("OlmoHybridForCausalLM", "OLMo Hybrid", "refused", _RECURRENT),
     KnownArchitecture("MambaForCausalLM", "Mamba", "refused", _NO_ATTENTION),
     KnownArchitecture(
         "BloomForCausalLM", "BLOOM", "refused", "its attention has no rotary positions"

@@ -123,7 +123,7 @@ def _state_elements(mixer: MixerShape | None, hidden: int) -> tuple[int, int]:
 
 def _layer_parts(layer: LayerShape, decoder: DecoderShape) -> Parts:
     hidden = decoder.hidden
-    norms = 2 if decoder.has_output_norms else 1
+    norms = 1 + (decoder.has_output_norms and layer.has_input_norms)
     if layer.mixer is not None:
         yield from [(hidden,)] * norms
         yield from _mixer_parts(layer.mixer, hidden)
@@ -151,6 +151,7 @@ def _mixer_parts(mixer: MixerShape, hidden: int) -> Parts:
             yield from ((hidden, rows), (mixer.heads * dim, hidden))
             yield (rows * mixer.qkv_bias + hidden * mixer.out_bias,)
             yield (dim * mixer.qk_norm * (1 + has_kv) + mixer.heads * mixer.has_sinks,)
+            yield ((mixer.heads + mixer.kv_heads) * dim * mixer.norms_all_heads,)
         case ShortConvolutionShape():
             yield from ((hidden, 3 * hidden), (hidden, hidden))
             yield ((mixer.kernel + 5 * mixer.bias) * hidden,)
@@ -159,7 +160,7 @@ def _mixer_parts(mixer: MixerShape, hidden: int) -> Parts:
             channels = 2 * mixer.key_heads * mixer.key_dim + values
             inputs = hidden, channels + values + 2 * mixer.value_heads
             # Interleaved projections are reordered at load, and not quantized.
-            yield inputs if mixer.projections == "separate" else (1, *inputs)
+            yield (1, *inputs) if mixer.projections == "interleaved" else inputs
             yield from ((values, hidden), (mixer.kernel * channels,))
             yield (2 * mixer.value_heads + mixer.value_dim,)
         case Mamba2Shape():

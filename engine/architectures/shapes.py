@@ -27,6 +27,8 @@ class AttentionShape:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    norms_all_heads: bool = False
+    """Whether the queries of all heads are normalized as one vector, and so the keys (OLMo 2)."""
     softcap: float | None = None
     has_sinks: bool = False
     v_norm: bool = False
@@ -58,9 +60,14 @@ class GatedDeltaNetShape:
     value_dim: int
     kernel: int
     act: str
-    projections: Literal["separate", "interleaved"]
+    projections: Literal["separate", "interleaved", "each"]
     """How the checkpoint stores the input projections: `in_proj_qkv`, `_z`, `_b`, `_a`; or
-    `in_proj_qkvz` and `in_proj_ba`, by key head."""
+    `in_proj_qkvz` and `in_proj_ba`, by key head; or `q_proj`, `k_proj` and so on, with three
+    convolutions (OLMo Hybrid)."""
+    rate_scale: float = 1.0
+    """Factor of the sigmoid of b: 2 for a state that may also change its sign."""
+    norm_eps: float | None = None
+    """Epsilon of the norm of the output; None: that of the decoder's norms."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,9 @@ class LayerShape:
     mlp: MlpShape | MixtureShape | None
     mixture_beside: MixtureShape | None = None
     """A mixture whose output is added to that of `mlp` (Gemma 4)."""
+
+    has_input_norms: bool = True
+    """Whether the inputs of mixer and MLP are normalized; if not, their outputs are (OLMo 2)."""
 
     @property
     def attention(self) -> AttentionShape | None:

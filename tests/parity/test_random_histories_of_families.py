@@ -41,6 +41,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
         "NemotronHForCausalLM",
         "FalconH1ForCausalLM",
         "Mamba2ForCausalLM",
+        "OlmoHybridForCausalLM",
     }
 }
 MAKERS["Gemma4ForCausalLM"] = partial(

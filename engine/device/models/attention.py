@@ -48,6 +48,10 @@ class SelfAttention:
             is_centered = decoder.has_centered_norms
             rows = self.rotated_heads
             self.qk_norm = RMSNorm(dim, decoder.eps, like, is_centered=is_centered, rows=rows)
+        self.whole_norms: tuple[RMSNorm, RMSNorm] | None = None  # of queries, and of keys
+        if shape.norms_all_heads:
+            sizes = (heads * dim, self.key_heads * dim)
+            self.whole_norms = tuple(RMSNorm(size, decoder.eps, like) for size in sizes)
         sinks = like.new_empty(heads) if shape.has_sinks else None
         self.params = AttentionParams(shape.scale, shape.window, shape.softcap, sinks)
         self.heads = AttentionHeads(
@@ -67,6 +71,11 @@ class SelfAttention:
         qkv = self.qkv(x)
         if self.shape.has_gate:
             gate, qkv = qkv[:, : heads * dim], qkv[:, heads * dim :]
+        if self.whole_norms is not None:
+            sizes = [heads * dim, self.key_heads * dim, self.value_heads * dim]
+            query, key, value = qkv.split(sizes, -1)
+            query_norm, key_norm = self.whole_norms
+            qkv = torch.cat((query_norm(query), key_norm(key), value), -1)
         rope = self.shape.rope
         rotation = None if rope is None else step.rope[rope]
         attended = step.operations.attend(qkv, self.heads, rotation, step.attend)
@@ -87,6 +96,9 @@ class SelfAttention:
             targets[f"{names.q_norm}.weight"] = self.qk_norm.target(slice(0, heads))
             if self.key_heads:
                 targets[f"{names.k_norm}.weight"] = self.qk_norm.target(slice(heads, None))
+        if self.whole_norms is not None:
+            for name, norm in zip((names.q_norm, names.k_norm), self.whole_norms, strict=True):
+                targets[f"{name}.weight"] = norm.target()
         if self.params.sinks is not None:
             targets["sinks"] = whole_target(self.params.sinks)
         return prefix_names(f"{names.attention}.", targets)

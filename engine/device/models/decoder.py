@@ -64,9 +64,11 @@ class DecoderLayer:
         self.mixer = _build_mixer(number, shape.mixer, decoder, like)
         self.memory = LayerMemory() if self.mixer is None else self.mixer.memory
         self.mlp = _build_mlp(shape.mlp, decoder, like)
-        self.input_norm, self.mlp_norm = _norms(2, decoder, like)
+        self.input_norm = self.mlp_norm = None
+        if shape.has_input_norms:
+            self.input_norm, self.mlp_norm = _norms(2, decoder, like)
         self.mixer_output_norm = self.mlp_output_norm = None
-        if decoder.has_output_norms:
+        if decoder.has_output_norms or not shape.has_input_norms:
             self.mixer_output_norm, self.mlp_output_norm = _norms(2, decoder, like)
         self.scale = decoder.residual_scale
         self.mixture_beside = self.input_gate = self.scalar = None
@@ -87,13 +89,13 @@ class DecoderLayer:
         """Compute the layer for x + scale * addend, and return its output in the same form, so that
         each sum is computed together with the norm that follows it. `addend` None: zero."""
         if self.mixer is not None:
-            x, normed = step.operations.add_norm(x, addend, self.scale, self.input_norm)
+            x, normed = self._add(x, addend, step, self.input_norm)
             addend = self.mixer(normed, step)
             if self.mixer_output_norm is not None:
                 addend = self.mixer_output_norm(addend)
         if self.mlp is None:
             return x, addend
-        x, normed = step.operations.add_norm(x, addend, self.scale, self.mlp_norm)
+        x, normed = self._add(x, addend, step, self.mlp_norm)
         out = self.mlp(normed, step.operations)
         if self.mixture_beside is not None:
             out = self.mixture_beside.add_to(out, x)
@@ -106,6 +108,16 @@ class DecoderLayer:
             x = self.input_gate(x, layer_input)
         return x if self.scalar is None else x * self.scalar, None
 
+    def _add(
+        self, x: Tensor, addend: Tensor | None, step: ForwardStep, norm: RMSNorm | None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute y = x + scale * addend; return y and norm(y), or y twice without a norm."""
+        if norm is not None:
+            return step.operations.add_norm(x, addend, self.scale, norm)
+        if addend is not None:
+            x = x.add_(addend, alpha=self.scale)
+        return x, x
+
     def targets(
         self, names: TensorNames, present: set[str], prefix: str
     ) -> dict[str, WeightTarget]:
@@ -114,8 +126,9 @@ class DecoderLayer:
         targets: dict[str, WeightTarget] = {}
         if self.mixer is not None:
             targets |= self.mixer.targets(names)
-            targets[f"{names.input_norm}.weight"] = self.input_norm.target()
-        if self.mlp is not None:
+            if self.input_norm is not None:
+                targets[f"{names.input_norm}.weight"] = self.input_norm.target()
+        if self.mlp is not None and self.mlp_norm is not None:
             targets[f"{names.mlp_norm}.weight"] = self.mlp_norm.target()
         if self.mixer_output_norm is not None and self.mlp_output_norm is not None:
             targets[f"{names.mixer_output_norm}.weight"] = self.mixer_output_norm.target()

@@ -1,6 +1,6 @@
 # pyright: basic
-"""The gated delta net of Qwen3-Next and Qwen3.5: linear attention whose state is a matrix per head,
-updated by the delta rule (Yang et al. 2024)."""
+"""The gated delta net of Qwen3-Next, Qwen3.5 and OLMo Hybrid: linear attention whose state is a
+matrix per head, updated by the delta rule (Yang et al. 2024)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class GatedDeltaNet:
     def __init__(
         self, layer: int, shape: GatedDeltaNetShape, decoder: DecoderShape, like: Tensor
     ) -> None:
-        self.layer, self.shape, self.eps = layer, shape, decoder.eps
+        self.layer, self.shape = layer, shape
+        self.eps = decoder.eps if shape.norm_eps is None else shape.norm_eps
         self.key_size = shape.key_heads * shape.key_dim
         self.value_size = shape.value_heads * shape.value_dim
         self.channels = 2 * self.key_size + self.value_size
@@ -81,7 +82,8 @@ class GatedDeltaNet:
         query, key = (self._normalize(part).repeat_interleave(repeats, 1) for part in (query, key))
         value = value.unflatten(-1, (shape.value_heads, -1)).transpose(1, 2).float()
         query = query * shape.key_dim**-0.5
-        out, state = delta_rule(query, key, value, decay, rate.sigmoid().float(), state)
+        rate = rate.sigmoid() * shape.rate_scale
+        out, state = delta_rule(query, key, value, decay, rate.float(), state)
         return out.transpose(1, 2), past, state
 
     def _normalize(self, x: Tensor) -> Tensor:
@@ -91,19 +93,33 @@ class GatedDeltaNet:
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
 
     def targets(self, names: TensorNames) -> dict[str, WeightTarget]:
-        targets = convolution_targets("conv1d", self.weight, None) | self.out.targets(["out_proj"])
+        has_one_each = self.shape.projections == "each"
+        targets = self.out.targets(["o_proj" if has_one_each else "out_proj"])
         heads = (self.shape.value_heads,)
         targets["A_log"] = WeightTarget(self.decay_rate, heads, _to_decay_rate)
         targets["dt_bias"] = whole_target(self.decay_bias)
-        targets["norm.weight"] = whole_target(self.norm_weight)
-        targets |= self._projection_targets()
+        targets["o_norm.weight" if has_one_each else "norm.weight"] = whole_target(self.norm_weight)
+        targets |= self._projection_targets() | self._convolution_targets()
         return prefix_names(f"{names.recurrence}.", targets)
+
+    def _convolution_targets(self) -> dict[str, WeightTarget]:
+        if self.shape.projections != "each":
+            return convolution_targets("conv1d", self.weight, None)
+        targets: dict[str, WeightTarget] = {}
+        parts = self.weight.split((self.key_size, self.key_size, self.value_size), 1)
+        for name, part in zip(("q_conv1d", "k_conv1d", "v_conv1d"), parts, strict=True):
+            targets |= convolution_targets(name, part, None)
+        return targets
 
     def _projection_targets(self) -> dict[str, WeightTarget]:
         shape, weight = self.shape, self.inputs.weight
         sizes = (self.channels, self.value_size, shape.value_heads, shape.value_heads)
         if shape.projections == "separate":
             names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+            return self.inputs.targets(names, sizes)
+        if shape.projections == "each":
+            names = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
+            sizes = (self.key_size, self.key_size, self.value_size, *sizes[1:])
             return self.inputs.targets(names, sizes)
         values = self.value_size // shape.key_heads  # of one key head
         qkvz, ba = weight.split((self.channels + self.value_size, 2 * shape.value_heads))

@@ -373,13 +373,14 @@ def _iter_sizes(layer: LayerShape) -> Iterator[int | None]:
         case AttentionShape() as attention:
             yield attention.head_dim
             lacks = attention.v_norm or attention.key_is_value or attention.kv_layer is not None
-            yield None if lacks else 0
+            yield None if lacks or attention.norms_all_heads else 0
         case ShortConvolutionShape():
             pass
         case GatedDeltaNetShape() as net:
             yield from (net.key_dim, net.value_dim, 2 * net.value_heads)
             is_small = max(net.key_dim, net.value_dim) <= HEAD_DIM_MAX
             yield 0 if is_small and ACTIVATIONS.get(net.act) is F.silu else None
+            yield 0 if (net.rate_scale, net.norm_eps) == (1.0, None) else None
         case _:
             yield None
     if isinstance(layer.mlp, MixtureShape):
@@ -395,7 +396,7 @@ def _iter_sizes(layer: LayerShape) -> Iterator[int | None]:
         mlp = layer.mlp
         yield mlp.intermediate
         yield 0 if mlp.is_gated and (mlp.gate_scale, mlp.output_scale) == (1.0, 1.0) else None
-    yield None if layer.mixture_beside else 0
+    yield None if layer.mixture_beside or not layer.has_input_norms else 0
 
 
 def _act_number(mlp: MlpShape | MixtureShape | None) -> int | None:
