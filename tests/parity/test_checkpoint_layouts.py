@@ -83,7 +83,9 @@ def test_mamba_2_has_no_longest_context(tmp_path: Path) -> None:
     del config["max_position_embeddings"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert_equal_logits(model, tmp_path)
-    assert read_model_size(tmp_path).context == 262_144
+    size = read_model_size(tmp_path)
+    assert size is not None
+    assert size.context == 262_144
 
 
 def test_window_wider_than_the_longest_sequence_is_no_window(tmp_path: Path) -> None:

@@ -50,8 +50,10 @@ class SelfAttention:
             self.qk_norm = RMSNorm(dim, decoder.eps, like, is_centered=is_centered, rows=rows)
         self.whole_norms: tuple[RMSNorm, RMSNorm] | None = None  # of queries, and of keys
         if shape.norms_all_heads:
-            sizes = (heads * dim, self.key_heads * dim)
-            self.whole_norms = tuple(RMSNorm(size, decoder.eps, like) for size in sizes)
+            self.whole_norms = (
+                RMSNorm(heads * dim, decoder.eps, like),
+                RMSNorm(self.key_heads * dim, decoder.eps, like),
+            )
         sinks = like.new_empty(heads) if shape.has_sinks else None
         self.params = AttentionParams(shape.scale, shape.window, shape.softcap, sinks)
         self.heads = AttentionHeads(
