@@ -81,6 +81,21 @@ def test_session_holds_only_the_pages_that_later_tokens_see() -> None:
     core.cache.audit()
 
 
+def test_session_of_8k_on_gemma_3_holds_a_sixth_of_its_kv_and_the_window() -> None:
+    """Five of its six layers have a window, here of 512 tokens. They keep that of each token of the
+    last answer, too, so that an interruption inside it costs nothing."""
+    core = window_core(512, full=True, pages=160)
+    core.open("s")
+    core.append("s", words(8000))
+    core.run()
+    answer = speak(core, "s", 192)
+    tokens = len(core.sequence("s").ids)
+    window_pages = held_pages(core, "s") - -(-tokens // PAGE)
+    held = tokens / 6 + window_pages * PAGE * 5 / 6  # in tokens of all layers
+    assert held <= (tokens / 6 + (512 + len(answer)) * 5 / 6) * 1.02
+    core.cache.audit()
+
+
 def test_one_shot_turn_frees_the_pages_it_no_longer_sees() -> None:
     core = window_core(pages=20)
     core.open("s", streaming=False)
