@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.server import logging_setup
 from continuo.realtime.server.config.settings import GatewaySettings
 from tests.fuzz.large import CONTEXT
+from tests.support.configured_logging import configured_logging
 from tests.support.engines import digest_engine
 from tests.support.web_servers import RunningServer, serve_harness
 
@@ -25,7 +25,13 @@ SHORT_LIMITS = Limits(
 @contextlib.asynccontextmanager
 async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[RunningServer]:
     """Serve the target. At exit the engine must hold no session, turn or page."""
-    logging_setup.configure("warning", ())
+    with configured_logging():
+        async with _serve_target(folder, max_model_len) as server:
+            yield server
+
+
+@contextlib.asynccontextmanager
+async def _serve_target(folder: Path, max_model_len: int) -> AsyncIterator[RunningServer]:
     async with digest_engine(
         folder,
         pages=max(256, max_model_len // 4),

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import logging
 import resource
 import socket
 from pathlib import Path
@@ -15,7 +14,6 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.server import logging_setup
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.hardening import guarded_http, guards
 from continuo.realtime.server.hardening.guarded_websocket import (
@@ -26,6 +24,7 @@ from continuo.realtime.server.hardening.guarded_websocket import (
 from continuo.realtime.server.process import web_server
 from continuo.realtime.server.process.web_server import USER_TIMEOUT_MS, bind
 from tests.support.clients import open_realtime_session
+from tests.support.configured_logging import configured_logging
 from tests.support.engines import EngineHarness
 from tests.support.frames import (
     BINARY,
@@ -146,12 +145,10 @@ async def test_endless_frame_is_read_up_to_a_bound(
 async def test_invalid_utf8_closes_without_a_traceback(
     server: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    handlers = logging.getLogger().handlers[:]
-    logging_setup.configure("warning", ())
-    async with open_realtime_session(server.url) as client:
-        await client.socket.send(b"\xff\xfe", text=True)
-        assert await client.wait_close_code() == 1007
-    logging.getLogger().handlers[:] = handlers
+    with configured_logging():
+        async with open_realtime_session(server.url) as client:
+            await client.socket.send(b"\xff\xfe", text=True)
+            assert await client.wait_close_code() == 1007
     assert "Traceback" not in capsys.readouterr().err
 
 
