@@ -188,6 +188,9 @@ class LlamaServer:
             return "llama-server enforces JSON schemas only, no Lark grammars and no forced calls"
         return None
 
+    def keeps(self, session: str) -> bool | None:
+        return self._slots.keeps(session)
+
     def fork(self, parent: str, child: str) -> None:
         self._parents[child] = parent
 
