@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
+
 from continuo.engine.batch import Geometry
 from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.local_checkpoint import find_local_checkpoint
@@ -37,7 +39,8 @@ class ServerHarness(EngineHarness):
         check = ModelCheck(self._url, self._text)
         await check.compare(self.server, model)
         geometry = Geometry(1, 1, model.max_model_len, self._vocab_size, 1, 0)
-        self.ready = make_engine_ready(geometry, self._folder, self._incarnation)
+        ready = make_engine_ready(geometry, self._folder, self._incarnation)
+        self.ready = msgspec.structs.replace(ready, enforces_lark=self.server.enforces_lark)
         self.core = assemble_upstream(
             self.server, check, self._text, self.ready, self.config, self.record_turn
         )
