@@ -140,7 +140,7 @@ class EngineClient:
 
     @property
     def ready(self) -> EngineReady:
-        """What an engine has reported of itself: one that enforces the least, if they differ,
+        """The report of an engine about itself: of one that enforces the least, if they differ,
         because a session may move to it."""
         return self._router.find_least_able()
 

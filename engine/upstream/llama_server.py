@@ -207,8 +207,9 @@ class LlamaServer:
                 pass
 
     async def generate(self, request: Completion) -> AsyncGenerator[Chunk]:
-        """See UpstreamServer. Cached tokens are known before the first id. The server leaves out
-        ids that end within a character; raises UnusableReply where its text does not tell them."""
+        """See UpstreamServer. Cached tokens are known before the first id. Raises UnusableReply if
+        the server has left out ids, which end within a character, and its text does not determine
+        them."""
         slots = self._slots
         slot = slots.begin(request.session)
         held: array[int] | None = None
@@ -282,14 +283,14 @@ class LlamaServer:
 
     async def _find_lost(self, event: _Event, received: int) -> list[int]:
         """Return the ids that were drawn before those of an event and left out. Raises
-        UnusableReply unless the text of the event tells them."""
+        UnusableReply unless the text of the event determines them."""
         drawn = event.tokens_predicted or 0
         await asyncio.to_thread(self._lost_ids.prepare)
         found = self._lost_ids.find(event.content, drawn - received, event.tokens)
         if found is None:
             raise UnusableReply(
                 "llama-server has left out ids that end within a character, and its text does not"
-                f" tell them: {drawn} were drawn, {received} received"
+                f" determine them: {drawn} were drawn, {received} received"
             )
         return found
 

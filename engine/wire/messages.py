@@ -231,7 +231,7 @@ LoopCommand = SessionCommand | ListSessions | GetStats | DrainEngine
 EngineCommand = LoopCommand | Ping | LocateSession | GetModelFiles
 
 
-class SessionInfo(msgspec.Struct, frozen=True):
+class SessionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     session: str
     streaming: bool
     state: Literal["idle", "prefilling", "generating"]

@@ -245,7 +245,7 @@ async def test_ids_of_which_others_have_the_same_text_are_not_found(
     llama: LlamaServer, fake: FakeLlama
 ) -> None:
     spell(fake, b"\xc3", b"\x9f", others=b"\xc3")
-    with pytest.raises(UnusableReply, match="its text does not tell them: 2 were drawn, 1"):
+    with pytest.raises(UnusableReply, match="does not determine them: 2 were drawn, 1"):
         await collect(llama, request())
 
 
