@@ -97,7 +97,6 @@ class EngineClient:
     raise StaleEngineFence.
     """
 
-    ready: EngineReady
     text: ModelText
 
     def __init__(
@@ -140,6 +139,12 @@ class EngineClient:
         return client
 
     @property
+    def ready(self) -> EngineReady:
+        """The report of an engine about itself: of one that enforces the least, if they differ,
+        because a session may move to it."""
+        return self._router.find_least_able()
+
+    @property
     def pid(self) -> int | None:
         """Process id of this client's own engine process, if it has one."""
         return None if self._process is None else self._process.pid
@@ -169,7 +174,7 @@ class EngineClient:
         try:
             await connection.connect()
             self.fleet.supervise(connection)
-            self.ready = await self._router.first_ready
+            await self._router.first_ready
             self.text = await early_text or await asyncio.to_thread(ModelText, self.ready.folder)
             await asyncio.to_thread(self.text.limit_tokens, _text_tokens_max(self.ready))
         except BaseException:
@@ -179,7 +184,7 @@ class EngineClient:
     async def wait_until_ready(self) -> None:
         """Wait until the first remote engine is ready, then load tokenizer and chat template from
         it. Raises ModelError, EngineLost."""
-        self.ready = await asyncio.shield(self._router.first_ready)
+        await asyncio.shield(self._router.first_ready)
         done = await self._router.request(GetModelFiles(self._router.next_number()))
         self.text = await asyncio.to_thread(
             _load_text, done.files or {}, _text_tokens_max(self.ready)

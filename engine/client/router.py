@@ -452,6 +452,13 @@ class Router:
             if session is not None:
                 self._quarantine_session(session)
 
+    def find_least_able(self) -> EngineReady:
+        """Return the report of an engine that does not enforce all grammars, else of the first
+        one. An engine that was lost counts, because it may return."""
+        reports = (connection.ready for connection in self.connections)
+        least = next((ready for ready in reports if ready and not ready.enforces_lark), None)
+        return least or self.first_ready.result()
+
     def on_connected(self, connection: EngineConnection) -> None:
         """Close the sessions that moved away from an engine while it was disconnected, then send
         waiting commands."""

@@ -4,6 +4,7 @@ Each session has a slot of the server, which keeps its KV: of a prompt that begi
 the slot, only the others are computed.
 """
 
+import asyncio
 import logging
 from array import array
 from collections.abc import AsyncGenerator
@@ -21,6 +22,7 @@ from continuo.engine.upstream.errors import (
     UpstreamError,
 )
 from continuo.engine.upstream.http import HttpClient, make_error
+from continuo.engine.upstream.lost_ids import LostIds
 from continuo.engine.upstream.server import (
     Chunk,
     Completion,
@@ -108,6 +110,8 @@ class _Error(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
+    content: str = ""
+    """Text that this event completes, also of ids that have no event."""
     tokens: list[int] = []
     stop: bool = False
     stop_type: str = "none"
@@ -127,8 +131,9 @@ class LlamaServer:
     has_slots = True
     enforces_lark = False
 
-    def __init__(self, http: HttpClient) -> None:
+    def __init__(self, http: HttpClient, lost_ids: LostIds) -> None:
         self._http = http
+        self._lost_ids = lost_ids
         self._slots = SlotTable(1)
         self._context_tokens = REPEAT_TOKENS_MAX
         self._has_logged_miss = False
@@ -183,6 +188,9 @@ class LlamaServer:
             return "llama-server enforces JSON schemas only, no Lark grammars and no forced calls"
         return None
 
+    def keeps(self, session: str) -> bool | None:
+        return self._slots.keeps(session)
+
     def fork(self, parent: str, child: str) -> None:
         self._parents[child] = parent
 
@@ -200,7 +208,8 @@ class LlamaServer:
 
     async def generate(self, request: Completion) -> AsyncGenerator[Chunk]:
         """See UpstreamServer. Cached tokens are known before the first id. Raises UnusableReply if
-        the server has left out ids: it sends none that end within a character."""
+        the server has left out ids, which end within a character, and its text does not determine
+        them."""
         slots = self._slots
         slot = slots.begin(request.session)
         held: array[int] | None = None
@@ -256,16 +265,34 @@ class LlamaServer:
                     self._check_pin(slot, event.id_slot, held - cached)
                     yield Chunk([], cached_tokens=cached)
                     continue
+                chunk = _read_chunk(event, request)
                 received += len(event.tokens)
                 if request.max_tokens and event.tokens_predicted not in (None, received):
-                    raise UnusableReply(
-                        "llama-server has left out ids that end within a character:"
-                        f" {event.tokens_predicted} were drawn, {received} received"
-                    )
-                yield _read_chunk(event, request)
+                    lost = await self._find_lost(event, received)
+                    received += len(lost)
+                    if chunk.logprobs is not None:
+                        raise UnusableReply(
+                            "llama-server has left out the log-probabilities of ids that end within"
+                            " a character"
+                        )
+                    chunk = msgspec.structs.replace(chunk, ids=[*lost, *chunk.ids])
+                yield chunk
                 if event.stop:
                     return
         raise ReplyLost("the stream of a completion was cut")
+
+    async def _find_lost(self, event: _Event, received: int) -> list[int]:
+        """Return the ids that were drawn before those of an event and left out. Raises
+        UnusableReply unless the text of the event determines them."""
+        drawn = event.tokens_predicted or 0
+        await asyncio.to_thread(self._lost_ids.prepare)
+        found = self._lost_ids.find(event.content, drawn - received, event.tokens)
+        if found is None:
+            raise UnusableReply(
+                "llama-server has left out ids that end within a character, and its text does not"
+                f" determine them: {drawn} were drawn, {received} received"
+            )
+        return found
 
     def _check_pin(self, slot: int, used_slot: int | None, missing: int) -> None:
         """Log once that a slot does not keep its KV, which costs time and changes no output."""

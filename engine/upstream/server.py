@@ -98,6 +98,11 @@ class UpstreamServer(Protocol):
         """Compute the KV of ids, so that a completion that begins with them finds it."""
         ...
 
+    def keeps(self, session: str) -> bool | None:
+        """Return whether the server has the KV that was computed for a session. Returns None if it
+        decides that by itself."""
+        ...
+
     def fork(self, parent: str, child: str) -> None:
         """Record that the session `child` begins as `parent`, whose KV it may get."""
         ...

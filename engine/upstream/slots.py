@@ -60,6 +60,13 @@ class SlotTable:
         """End a request that has not changed what the slot holds."""
         self._requests[slot] -= 1
 
+    def keeps(self, session: str) -> bool:
+        """Return whether a session has a slot, with what was computed in it before."""
+        return any(
+            owner == session and (slot in self._ids or self._requests[slot] > 0)
+            for slot, owner in self._owners.items()
+        )
+
     def find_idle(self, session: str) -> int | None:
         """Return the slot of a session, if it has one without a request, else None."""
         slots = (slot for slot, owner in self._owners.items() if owner == session)

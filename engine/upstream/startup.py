@@ -50,7 +50,7 @@ async def start_server(config: EngineConfig, progress: Progress) -> StartedServe
     check = ModelCheck(http.url, text, config.max_model_len)
     while True:
         try:
-            server = await detect_server(http)
+            server = await detect_server(http, text)
             model, load = await server.describe(), await server.measure()
             await check.compare(server, model)
             break

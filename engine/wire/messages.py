@@ -231,7 +231,7 @@ LoopCommand = SessionCommand | ListSessions | GetStats | DrainEngine
 EngineCommand = LoopCommand | Ping | LocateSession | GetModelFiles
 
 
-class SessionInfo(msgspec.Struct, frozen=True):
+class SessionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     session: str
     streaming: bool
     state: Literal["idle", "prefilling", "generating"]
@@ -252,6 +252,9 @@ class SessionInfo(msgspec.Struct, frozen=True):
     idle_s: float
     """Seconds since the session was last used: since its last turn ended or its log last
     changed."""
+    is_kv_known: bool = True
+    """Whether the counts of KV are known. False where another server has evicted what it chose, and
+    `committed` is what it has computed."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):

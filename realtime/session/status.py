@@ -12,8 +12,9 @@ from continuo.realtime.protocol.response import KVResidency
 class KVStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that holds the KV of a conversation, in tokens and pages of the engine."""
 
-    place: Literal["device", "host", "none"]
-    """`host`: at least some of the KV is in host memory and must be recalled to the device."""
+    place: Literal["device", "host", "none", "unknown"]
+    """`host`: at least some of the KV is in host memory and must be recalled to the device.
+    `unknown`: another server computes, which may have evicted any of it."""
     tokens: int
     pages: int
     """Pages on the device; `tokens` are the tokens there."""
@@ -31,8 +32,9 @@ class KVStatus(msgspec.Struct, frozen=True, kw_only=True):
             return cls(
                 place="none", tokens=0, pages=0, host_tokens=0, host_pages=0, lost_tokens=lost
             )
+        place = "host" if info.host_tokens else "device" if info.committed else "none"
         return cls(
-            place="host" if info.host_tokens else "device" if info.committed else "none",
+            place=place if info.is_kv_known else "unknown",
             tokens=info.committed,
             pages=info.held_pages,
             host_tokens=info.host_tokens,

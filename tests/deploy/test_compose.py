@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import ssl
@@ -48,13 +49,14 @@ from tools.set_up import CPU_INDEX
 
 T = TypeVar("T")
 FILES = ("compose.yaml", "deploy/compose.gpu.yaml", "deploy/compose.tls.yaml")
+VLLM_FILE = "deploy/compose.vllm.yaml"
 SCHEMA = "vendor.compose-spec"
 OVER_IT = "deploy/compose.*.yaml"
 LONGEST_DOWNLOAD_S = 1800.0
 """70 GB at 40 MB a second, and loading them."""
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", [*FILES, VLLM_FILE])
 def test_file_is_valid_by_the_compose_schema(file: str, tmp_path: Path) -> None:
     """The file is checked with the published schema of the Compose specification. (Its tag `!reset`
     is none of YAML, so the values are checked.)"""
@@ -141,6 +143,22 @@ def test_gpu_file_gives_each_engine_the_image_with_cuda_and_a_gpu_of_its_own() -
         assert memory_limit(services[name]) == memory_limit(below[name])
         gpus += [resolve(gpu, {}) for gpu in device["device_ids"]]
     assert sorted(gpus) == ["0", "1"]
+
+
+def test_vllm_file_makes_vllm_compute_for_all_engines() -> None:
+    """vLLM is started with the options that the documentation names, and no one else reaches it."""
+    services = read_compose(VLLM_FILE)["services"]
+    vllm = services["vllm"]
+    assert "ports" not in vllm
+    for name in ("engine-1", "engine-2"):
+        assert services[name]["environment"]["CONTINUO_ENGINE_URL"] == "http://vllm:8000", name
+    page = (ROOT / "docs/other-servers.md").read_text()
+    documented = re.search(r"^vllm serve \S+ (.*?)^llama-server", page, re.MULTILINE | re.DOTALL)
+    assert documented is not None
+    assert set(shlex.split(documented[1].replace("\\\n", ""))) <= set(vllm["command"])
+    assert resolve(vllm["command"][0], {"CONTINUO_MODEL": "a/b"}) == "a/b"
+    with pytest.raises(KeyError, match="a hub id"):
+        resolve(vllm["command"][0], {})
 
 
 def test_no_service_is_unhealthy_while_a_model_is_downloaded() -> None:

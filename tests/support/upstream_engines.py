@@ -1,9 +1,11 @@
-"""UpstreamHarness: an engine client and an engine core on a fake server, connected by real
-sockets."""
+"""ServerHarness: an engine client and an engine core on another server, connected by real sockets;
+UpstreamHarness: the same on a fake server."""
 
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+
+import msgspec
 
 from continuo.engine.batch import Geometry
 from continuo.engine.client.engine_client import EngineClient
@@ -13,23 +15,49 @@ from continuo.engine.text import ModelText
 from continuo.engine.upstream.detection import detect_server
 from continuo.engine.upstream.http import HttpClient
 from continuo.engine.upstream.model_check import ModelCheck
+from continuo.engine.upstream.server import UpstreamServer
 from tests.support.digest_runner import VOCABULARY, DigestRunner, make_engine_ready
 from tests.support.engines import EngineHarness, RunningCore
 from tests.support.ports import free_port
 from tests.support.upstream_servers import FakeLlama, FakeServer, FakeVllm, serve_fake
 
 
-class UpstreamHarness(EngineHarness):
-    """Engine whose ids a fake server draws, which a test may stop and start again. It has neither
-    runner nor cache nor scheduler."""
+class ServerHarness(EngineHarness):
+    """Engine whose ids another server draws. It has neither runner nor cache nor scheduler."""
 
     core: UpstreamCore
+    server: UpstreamServer
+
+    def __init__(self, folder: Path, url: str, vocab_size: int = VOCABULARY) -> None:
+        super().__init__(folder, _make_no_runner, rows=1)
+        self._url = url
+        self._vocab_size = vocab_size
+
+    async def assemble(self) -> RunningCore:
+        self.server = await detect_server(HttpClient(self._url), self._text)
+        model = await self.server.describe()
+        check = ModelCheck(self._url, self._text)
+        await check.compare(self.server, model)
+        geometry = Geometry(1, 1, model.max_model_len, self._vocab_size, 1, 0)
+        ready = make_engine_ready(geometry, self._folder, self._incarnation)
+        self.ready = msgspec.structs.replace(ready, enforces_lark=self.server.enforces_lark)
+        self.core = assemble_upstream(
+            self.server, check, self._text, self.ready, self.config, self.record_turn
+        )
+        await self.core.watch.measure()
+        return self.core
+
+
+class UpstreamHarness(ServerHarness):
+    """Engine on a fake server, which a test may stop and start again."""
 
     def __init__(self, folder: Path, fake: FakeServer) -> None:
-        super().__init__(folder, _make_no_runner, rows=1)
+        self._port = free_port()
+        super().__init__(folder, f"http://127.0.0.1:{self._port}")
         self.fake = fake
         fake.make_ids = self._text.encode_untrusted
-        self._port = free_port()
+        if isinstance(fake, FakeLlama):
+            fake.bytes_of = self._text.token_bytes.of
         self._serving = contextlib.AsyncExitStack()
 
     async def start_server(self) -> None:
@@ -39,22 +67,21 @@ class UpstreamHarness(EngineHarness):
         """Stop the server like a crash: its connections are cut."""
         await self._serving.aclose()
 
-    async def assemble(self) -> RunningCore:
-        server = await detect_server(HttpClient(f"http://127.0.0.1:{self._port}"))
-        model = await server.describe()
-        check = ModelCheck(f"http://127.0.0.1:{self._port}", self._text)
-        await check.compare(server, model)
-        geometry = Geometry(1, 1, model.max_model_len, VOCABULARY, 1, 0)
-        self.ready = make_engine_ready(geometry, self._folder, self._incarnation)
-        self.core = assemble_upstream(
-            server, check, self._text, self.ready, self.config, self.record_turn
-        )
-        await self.core.watch.measure()
-        return self.core
-
 
 def _make_no_runner() -> DigestRunner:
     raise NotImplementedError
+
+
+@contextlib.asynccontextmanager
+async def engine_on(url: str, folder: Path, vocab_size: int) -> AsyncIterator[ServerHarness]:
+    """Run an engine on the server at `url`, and a client of the engine."""
+    harness = ServerHarness(folder, url, vocab_size)
+    harness.engine = EngineClient(harness.launch)
+    await harness.engine.connect()
+    try:
+        yield harness
+    finally:
+        await harness.close()
 
 
 @contextlib.asynccontextmanager

@@ -46,7 +46,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     pause_after: int | None = None
     """Ids after which the stream waits until `FakeServer.resume`."""
     lost: tuple[int, ...] = ()
-    """Indexes of ids that are drawn and not sent (llama-server)."""
+    """Indexes of ids that are drawn and not sent, nor any text of them (llama-server)."""
     slot: int | None = None
     """Slot that is used instead of the requested one (llama-server)."""
 
@@ -303,6 +303,8 @@ class FakeLlama(FakeServer):
         """Whether a slot keeps its KV from one request to the next: False with unified KV."""
         self.files: dict[str, list[int]] | None = None
         """Saved slots by the name of their file; None: without --slot-save-path."""
+        self.bytes_of: Callable[[int], bytes] = lambda id: b"?"
+        """Text of each id. One after which the text ends within a character has no event."""
 
     def routes(self) -> list[Route]:
         return [
@@ -369,15 +371,19 @@ class FakeLlama(FakeServer):
         yield {"tokens": [0], "stop": False, "id_slot": slot, "prompt_progress": progress}
         held = self.slots[slot] = list(prompt)
         stops = frozenset() if body["ignore_eos"] else self.end_ids
-        sent, stop_type = 0, "limit"
+        sent, stop_type, text = 0, "limit", b""
         try:
             async with contextlib.aclosing(self.drawn_ids(body, count, stops, fault)) as drawn:
                 async for id in drawn:
                     held.append(id)
                     sent += 1
                     stop_type = "eos" if id in stops else "limit"
-                    if sent - 1 not in fault.lost:
-                        yield self._event(body, id, sent, slot)
+                    if sent - 1 in fault.lost:
+                        continue
+                    text += self.bytes_of(id)
+                    if not _ends_within_character(text):
+                        yield self._event(body, id, sent, slot) | {"content": text.decode()}
+                        text = b""
         except FakeError as error:
             yield error.event
             return
@@ -396,6 +402,14 @@ class FakeLlama(FakeServer):
             tops = [{"id": other, "logprob": -0.5 - n} for n, other in enumerate(others)]
             event["completion_probabilities"] = [{"id": id, "logprob": -0.5, "top_logprobs": tops}]
         return event
+
+
+def _ends_within_character(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data"
+    return False
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

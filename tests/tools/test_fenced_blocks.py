@@ -198,9 +198,12 @@ OTHER_PROGRAMS = {
     "llama-server": {"--no-kv-unified", "--no-cache-idle-slots", "--slot-save-path", "--slots"},
     "pip": {"--index-url", "--no-deps", "--wheel-dir"},
     "vllm": {
+        "--distributed-executor-backend",
         "--enable-prompt-tokens-details",
+        "--pipeline-parallel-size",
         "--scheduling-policy",
         "--structured-outputs-config",
+        "--tensor-parallel-size",
     },
 }
 IMAGINED = {"--top-p"}

@@ -32,7 +32,7 @@ from tests.support.digest_runner import oracle
 from tests.support.engine_sessions import recover_ids
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.upstream_engines import upstream_engine
-from tests.support.upstream_servers import FakeVllm
+from tests.support.upstream_servers import FakeLlama, FakeVllm
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
@@ -69,6 +69,17 @@ async def harness(request: pytest.FixtureRequest, letters: Path) -> AsyncIterato
 
 
 on_both = pytest.mark.parametrize("harness", ["device", "vllm"], indirect=True)
+
+
+async def test_engine_that_enforces_the_least_speaks_for_all(letters: Path) -> None:
+    async with (
+        digest_engine(letters, max_model_len=200) as own,
+        upstream_engine(letters, FakeLlama(200)) as other,
+        front(await own.listen()) as engine,
+    ):
+        assert engine.ready.enforces_lark
+        engine.fleet.add("127.0.0.1", await other.listen())
+        await wait_until(lambda: not engine.ready.enforces_lark)
 
 
 async def start_turn(

@@ -1,8 +1,11 @@
 """Tests of the detection of a server."""
 
+from pathlib import Path
+
 import pytest
 
 from continuo.engine.errors import ModelError
+from continuo.engine.text import ModelText
 from continuo.engine.upstream.detection import detect_server
 from continuo.engine.upstream.errors import ServerLost
 from continuo.engine.upstream.http import HttpClient
@@ -22,6 +25,11 @@ class NoServer(FakeVllm):
         return []
 
 
+@pytest.fixture(scope="module")
+def text(letters: Path) -> ModelText:
+    return ModelText(str(letters))
+
+
 def routed(fake: FakeVllm, owner: str) -> FakeVllm:
     fake.owner = owner
     return fake
@@ -36,21 +44,23 @@ def routed(fake: FakeVllm, owner: str) -> FakeVllm:
         (FakeLlama(), "llama-server"),
     ],
 )
-async def test_server_is_detected(fake: FakeServer, kind: str) -> None:
+async def test_server_is_detected(fake: FakeServer, kind: str, text: ModelText) -> None:
     async with serve_fake(fake) as url:
-        assert (await detect_server(HttpClient(url))).kind == kind
+        assert (await detect_server(HttpClient(url), text)).kind == kind
 
 
 @pytest.mark.parametrize(
     ("fake", "words"),
     [(routed(OtherServer(), "sglang"), "owned by 'sglang'"), (NoServer(), "/v1/models: Not Found")],
 )
-async def test_other_server_is_refused_by_name(fake: FakeServer, words: str) -> None:
+async def test_other_server_is_refused_by_name(
+    fake: FakeServer, words: str, text: ModelText
+) -> None:
     async with serve_fake(fake) as url:
         with pytest.raises(ModelError, match=words):
-            await detect_server(HttpClient(url))
+            await detect_server(HttpClient(url), text)
 
 
-async def test_missing_server_may_come_later() -> None:
+async def test_missing_server_may_come_later(text: ModelText) -> None:
     with pytest.raises(ServerLost):
-        await detect_server(HttpClient(f"http://127.0.0.1:{free_port()}"))
+        await detect_server(HttpClient(f"http://127.0.0.1:{free_port()}"), text)

@@ -11,7 +11,9 @@ from continuo.engine.sampling import Grammar, Sampling
 from continuo.engine.upstream.errors import RequestRefused, ServerLost, UnusableReply
 from continuo.engine.upstream.http import HttpClient
 from continuo.engine.upstream.llama_server import LlamaServer
+from continuo.engine.upstream.lost_ids import LostIds
 from continuo.engine.upstream.server import Chunk, Completion, ServerLoad
+from tests.support.digest_runner import VOCABULARY
 from tests.support.upstream_servers import EOS, FakeLlama, Fault, complete, serve_fake
 from tests.support.waiting import wait_until
 
@@ -28,7 +30,7 @@ def fake() -> FakeLlama:
 @pytest.fixture
 async def llama(fake: FakeLlama) -> AsyncIterator[LlamaServer]:
     async with serve_fake(fake) as url:
-        server = LlamaServer(HttpClient(url))
+        server = LlamaServer(HttpClient(url), LostIds(lambda id: fake.bytes_of(id), VOCABULARY))
         await server.describe()
         yield server
 
@@ -186,7 +188,7 @@ async def test_schema_is_sent_as_json(llama: LlamaServer, fake: FakeLlama) -> No
 
 
 def test_lark_is_refused_by_name() -> None:
-    llama = LlamaServer(HttpClient("http://host"))
+    llama = LlamaServer(HttpClient("http://host"), LostIds(bytes, 0))
     lark = Sampling(grammar=Grammar("lark", "start: /a/"), stop_ids=(EOS,))
     assert "no Lark" in (llama.find_problem(lark) or "")
     assert llama.find_problem(Sampling(grammar=Grammar("json"), stop_ids=(EOS,))) is None
@@ -201,6 +203,50 @@ async def test_ids_that_the_stream_leaves_out_are_detected(
     with pytest.raises(UnusableReply, match="left out ids"):
         await collect_into(chunks, llama, request())
     assert ids_of(chunks) == complete(PROMPT, 6)[: lost[0]]
+
+
+def spell(fake: FakeLlama, *texts: bytes, others: bytes = b"?") -> list[int]:
+    """Give the first ids of the completion of PROMPT these texts, and all others one. Returns the
+    completion."""
+    ids = complete(PROMPT, 6)
+    by_id = dict(zip(ids, texts, strict=False))
+    fake.bytes_of = lambda id: by_id.get(id, others)
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("texts", "chunks"),
+    [
+        ((b"a", b" \xe6\x97", b"\xa5b"), [1, 2, 1, 1, 1]),
+        ((b"\xe6", b"\x97", b"\xa5"), [3, 1, 1, 1]),
+        ((b"\xf0", b"\x9f", b"\x98", b"\x80"), [4, 1, 1]),
+    ],
+)
+async def test_ids_that_the_stream_leaves_out_are_found_by_the_text(
+    llama: LlamaServer, fake: FakeLlama, texts: tuple[bytes, ...], chunks: list[int]
+) -> None:
+    expected = spell(fake, *texts)
+    received = await collect(llama, request())
+    assert ids_of(received) == expected
+    assert [len(chunk.ids) for chunk in received if chunk.ids] == chunks
+    longer = PROMPT + array("i", [*expected, 3])
+    assert cached_of(await collect(llama, request(ids=longer))) == len(longer) - 1
+
+
+async def test_ids_left_out_with_their_logprobs_are_not_found(
+    llama: LlamaServer, fake: FakeLlama
+) -> None:
+    spell(fake, b"\xc3", b"\x9f")
+    with pytest.raises(UnusableReply, match="left out the log-probabilities"):
+        await collect(llama, request(sampling=Sampling(logprobs=1)))
+
+
+async def test_ids_of_which_others_have_the_same_text_are_not_found(
+    llama: LlamaServer, fake: FakeLlama
+) -> None:
+    spell(fake, b"\xc3", b"\x9f", others=b"\xc3")
+    with pytest.raises(UnusableReply, match="does not determine them: 2 were drawn, 1"):
+        await collect(llama, request())
 
 
 @pytest.mark.parametrize(

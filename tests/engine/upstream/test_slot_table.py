@@ -53,3 +53,17 @@ def test_closed_session_frees_its_slot() -> None:
     assert slots.used == 1
     assert slots.count_held(0, array("i", [1])) == 0
     assert use(slots, "c") == 0
+
+
+def test_session_keeps_what_was_computed_until_its_slot_is_taken() -> None:
+    slots = SlotTable(1)
+    assert not slots.keeps("a")
+    slot = slots.begin("a")
+    assert slots.keeps("a"), "while it is computed"
+    slots.end(slot, "a", array("i", [1]))
+    assert slots.keeps("a")
+    slots.clear()
+    assert not slots.keeps("a"), "the server may have been started anew"
+    use(slots, "a", 1)
+    use(slots, "b", 1)
+    assert [slots.keeps("a"), slots.keeps("b")] == [False, True]

@@ -217,6 +217,31 @@ async def test_residency_is_unknown_where_kv_is_not_pinned(
         assert turn.ended.residency == expected
 
 
+async def test_kv_of_a_session_on_vllm_is_unknown(letters: Path) -> None:
+    async with upstream_engine(letters, FakeVllm()) as harness:
+        turn = await generate(harness, Sampling(max_tokens=3))
+        await collect_ids(turn)
+        info = await harness.engine.info(turn.session)
+        assert (info.is_kv_known, info.lost_tokens) == (False, 0)
+        assert info.committed >= len(PROMPT)
+
+
+async def test_kv_of_a_session_on_llama_server_is_lost_with_its_slot(letters: Path) -> None:
+    fake = FakeLlama(slots=1)
+    fake.end_ids = frozenset()
+    async with upstream_engine(letters, fake) as harness:
+        turns = [await generate(harness, Sampling(max_tokens=3))]
+        await collect_ids(turns[0])
+        info = await harness.engine.info(turns[0].session)
+        assert (info.is_kv_known, info.lost_tokens) == (True, 0)
+        assert info.committed >= len(PROMPT)
+        turns.append(await generate(harness, Sampling(max_tokens=3)))
+        await collect_ids(turns[1])
+        lost, kept = [await harness.engine.info(turn.session) for turn in turns]
+        assert (lost.committed, lost.lost_tokens) == (0, info.committed)
+        assert (kept.committed, kept.lost_tokens) == (info.committed, 0)
+
+
 DEPENDENT = Sampling(temperature=1.0, seed=7, max_tokens=9, presence_penalty=0.5)
 """Sampling whose ids depend on more than the ids before them."""
 

@@ -12,6 +12,8 @@ from continuo.realtime.session.status import KVStatus
 from tests.support.engines import EngineHarness, digest_engine
 from tests.support.in_process_client import InProcessClient, connect_client, resume_result
 from tests.support.sessions import create_registry
+from tests.support.upstream_engines import upstream_engine
+from tests.support.upstream_servers import FakeVllm
 
 
 @pytest.fixture(params=[0, 24], ids=["no host tier", "host tier"])
@@ -61,6 +63,18 @@ async def residency_after_resume(client: InProcessClient) -> str:
     client.resume()
     await client.socket.wait_for("session.updated")
     return resume_result(client.socket)["kv"]
+
+
+async def test_kv_on_a_server_that_does_not_report_it_is_unknown(chat_model: Path) -> None:
+    async with upstream_engine(chat_model, FakeVllm()) as harness:
+        registry = await create_registry(harness)
+        client = await connect_client(registry)
+        assert await residency_of_response(client, 8) == "unknown"
+        client.receive()
+        kv = await kv_status(registry, client)
+        assert (kv.place, kv.host_tokens, kv.lost_tokens) == ("unknown", 0, 0)
+        assert kv.tokens > 0
+        assert await residency_after_resume(client) == "unknown"
 
 
 async def test_kv_evicted_by_another_session_is_reported(small_harness: EngineHarness) -> None:
