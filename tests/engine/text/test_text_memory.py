@@ -20,7 +20,7 @@ from continuo.engine.text import grammar
 
 text = ModelText(sys.argv[1])
 tokenizer, renderer = text._tokenizer, text.template._renderer
-letters = random.Random(1).choices("ab \u00e9\u4e2d\U0001f600", k=4_000)
+letters = random.Random(1).choices("ab \u00e9\u4e2d\U0001f600", k=8_000)
 
 def resident_bytes():
     gc.collect()
@@ -51,7 +51,7 @@ cache, add = {{
     "renderings of long texts": (
         renderer._renderings,
         lambda n: renderer.render(
-            [ChatMessage(role="user", content=f"{{n}}" + 20 * "".join(letters))]
+            [ChatMessage(role="user", content=f"{{n}}" + 10 * "".join(letters))]
         ),
     ),
     "schema checks": (grammar._schema_problems, lambda n: find_schema_problem(str(n))),
@@ -60,17 +60,14 @@ if sys.argv[2] == "schema checks":
     cache.bytes_max *= 16
     grammar._find_schema_problem = nothing
 
-def fill():
-    evicted_bytes, n = cache.evicted_bytes, 0
-    while cache.evicted_bytes < evicted_bytes + cache.bytes_max / 2:
-        add(n)
-        n += 1
-
-fill()
+for n in range(10):
+    add(n)
 cache.clear()
 tokenizer._encodings.clear()
-before = resident_bytes()
-fill()
+before, evicted_bytes = resident_bytes(), cache.evicted_bytes
+while cache.evicted_bytes < evicted_bytes + cache.bytes_max / 4:
+    n += 1
+    add(n)
 if cache is not tokenizer._encodings:
     tokenizer._encodings.clear()
 held = resident_bytes() - before
