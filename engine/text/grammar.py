@@ -13,13 +13,12 @@ MB. The number of states is therefore limited, their memory is estimated from th
 and a grammar that was used for long is compiled again for the next turn, without the states.
 """
 
-import contextlib
-import ctypes
 import functools
 import hashlib
 import json
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +26,7 @@ from typing import NamedTuple, cast
 
 import llguidance
 
+from continuo.engine.allocator import count_allocated_bytes, give_memory_back
 from continuo.engine.errors import BadRequest
 from continuo.engine.resident_cache import CacheSize, ResidentCache
 from continuo.engine.sampling import Grammar
@@ -48,6 +48,8 @@ _COMPILED_BYTES_MIN, _SOURCE_FACTOR_MIN = 16 * 1024, 2
 _COMPILED_BYTES_MAX, _SOURCE_FACTOR_MAX = 640 * 1024, 800
 """Bounds of the memory of a compiled grammar: so much, and so many times its source. What is
 measured beyond them is memory of other threads."""
+_MEASURED_ONCE_CHARS_MAX = 1024
+"""Longest source whose memory is measured only once: its bounds are close to each other."""
 _STATES_BYTES_PER_S = 400_000_000
 """Memory of the lexer states that are added in a second of computing masks: up to this where all
 are new, hardly any where they are known."""
@@ -162,29 +164,41 @@ class _Trial(NamedTuple):
 
 
 def _try_grammar(vocabulary: llguidance.LLTokenizer, source: str) -> _Trial:
-    """Compile a grammar and compute its first masks. `source`: as from `grammar_from_lark`."""
-    trial = _try_once(vocabulary, source)
-    if trial.size_bytes > TRIAL_BYTES_MAX and not trial.problem:
-        again = _try_once(vocabulary, source)  # other threads may have allocated memory meanwhile
-        trial = min(trial, again, key=lambda trial: trial.size_bytes)
-    if trial.size_bytes > TRIAL_BYTES_MAX and not trial.problem:
-        problem = (
-            f"it takes {trial.size_bytes / MIB:.1f} MiB of memory; the limit is "
-            f"{TRIAL_BYTES_MAX / MIB:g}"
-        )
+    """Compile a grammar and compute its first masks. `source`: as from `grammar_from_lark`.
+
+    One at a time, and a long grammar several times, because other threads allocate and free memory
+    meanwhile.
+    """
+    with _trial_lock:
+        trial = _try_once(vocabulary, source)
+        sizes = [trial.size_bytes]
+        while not trial.problem and len(source) > _MEASURED_ONCE_CHARS_MAX and not _agree(sizes):
+            sizes.append(_try_once(vocabulary, source).size_bytes)
+    size_bytes = sorted(sizes)[len(sizes) // 2]
+    if size_bytes > TRIAL_BYTES_MAX and not trial.problem:
+        size = f"{size_bytes / MIB:.1f} MiB"
+        problem = f"it takes {size} of memory; the limit is {TRIAL_BYTES_MAX / MIB:g}"
         return trial._replace(problem=problem)
-    return trial
+    return trial._replace(size_bytes=size_bytes)
+
+
+_trial_lock = threading.Lock()
+
+
+def _agree(sizes: list[int]) -> bool:
+    """Whether no further measurement is needed: two differ little, or there are three."""
+    return len(sizes) == 3 or (len(sizes) == 2 and max(sizes) <= 1.1 * min(sizes))
 
 
 def _try_once(vocabulary: llguidance.LLTokenizer, source: str) -> _Trial:
-    before_bytes = _count_allocated_bytes()
+    before_bytes = count_allocated_bytes()
     matcher = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         return _Trial(matcher, _shorten_problem(matcher.get_error()), 0)
     problem = _find_slowness(matcher) or ""
     least_bytes = _COMPILED_BYTES_MIN + _SOURCE_FACTOR_MIN * len(source)
     most_bytes = _COMPILED_BYTES_MAX + _SOURCE_FACTOR_MAX * len(source)
-    if before_bytes is None or (now_bytes := _count_allocated_bytes()) is None:
+    if before_bytes is None or (now_bytes := count_allocated_bytes()) is None:
         return _Trial(matcher, problem, min(most_bytes, TRIAL_BYTES_MAX))
     size_bytes = max(least_bytes, min(now_bytes - before_bytes, most_bytes))
     return _Trial(matcher, problem, size_bytes)
@@ -207,28 +221,6 @@ def _find_slowness(matcher: llguidance.LLMatcher) -> str | None:
             f"its first masks take {1000 * spent_s:.0f} ms; the limit is {1000 * TRIAL_S_MAX:.0f}"
         )
     return None
-
-
-class _HeapStatistics(ctypes.Structure):
-    """The result of glibc's mallinfo2."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
-
-
-def _count_allocated_bytes() -> int | None:
-    """Return how much memory the allocator has given to all threads. None: without glibc 2.33."""
-    read_statistics = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if read_statistics is None:
-        return None
-    read_statistics.restype = _HeapStatistics
-    statistics = read_statistics()
-    return statistics.uordblks + statistics.hblkhd
 
 
 @functools.cache
@@ -398,7 +390,9 @@ class GrammarCompiler:
             )
         self._executor = ThreadPoolExecutor(1, "grammar")
         self._pending: dict[str, Future[_Compiled]] = {}
-        self._compiled: ResidentCache[str, _Compiled] = ResidentCache(CACHE_BYTES_MAX)
+        self._compiled: ResidentCache[str, _Compiled] = ResidentCache(
+            CACHE_BYTES_MAX, on_removed=self._release
+        )
         self._trimmed_s = -_TRIM_INTERVAL_S
         self._trimmed_bytes = 0
 
@@ -479,6 +473,10 @@ class GrammarCompiler:
             self._trimmed_bytes, self._trimmed_s = evicted_bytes, now_s
             self._executor.submit(give_memory_back)
 
+    def _release(self, _key: str, compiled: _Compiled) -> None:
+        """Free an evicted grammar on the compiler's thread, between the measurements there."""
+        self._executor.submit(_hold, compiled)
+
     def _compile(self, grammar: Grammar) -> _Compiled:
         """Compile a grammar. `prepare` runs this on the compiler's thread, `create_matcher` on the
         caller's."""
@@ -496,10 +494,8 @@ class GrammarCompiler:
         return _Compiled(trial.matcher, "", _Use(trial.size_bytes), spent_s)
 
 
-def give_memory_back() -> None:
-    """Return freed memory from the allocator to the system. Does nothing without glibc."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+def _hold(_compiled: _Compiled) -> None:
+    """Do nothing. The last reference to the grammar is dropped where this was called."""
 
 
 def _to_lark(grammar: Grammar) -> str:

@@ -227,7 +227,7 @@ import random
 import sys
 from continuo.engine.sampling import Grammar
 from continuo.engine.text import ModelText
-from continuo.engine.text.grammar import give_memory_back
+from continuo.engine.allocator import give_memory_back
 
 def resident_bytes():
     gc.collect()
@@ -266,8 +266,10 @@ turn(compiler, '{{"type": "object"}}', source, 20)
 before = resident_bytes()
 for schema in costly_schemas(sys.argv[2]):
     turn(compiler, json.dumps(schema), source, 60 if sys.argv[2] == "patterns" else 3)
+compiler._executor.submit(int).result()  # frees what was evicted
 held, counted = resident_bytes() - before, compiler.size.held_bytes
 compiler._compiled.clear()
+compiler._executor.submit(int).result()
 print(held, resident_bytes() - before, counted, compiler.size.held_bytes)
 """
 

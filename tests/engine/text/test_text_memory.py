@@ -13,18 +13,18 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 FILL = f"""
 import gc
-import random
 import sys
 from continuo.engine.text import ChatMessage, ModelText, find_schema_problem
+from continuo.engine.allocator import give_memory_back
 from continuo.engine.text import grammar
 
 text = ModelText(sys.argv[1])
 tokenizer, renderer = text._tokenizer, text.template._renderer
-letters = random.Random(1).choices("ab \u00e9\u4e2d\U0001f600", k=8_000)
+words = "\U0001f600 ab cd " * 1_000
 
 def resident_bytes():
     gc.collect()
-    grammar.give_memory_back()
+    give_memory_back()
     return int(open("/proc/self/statm").read().split()[1]) * {resource.getpagesize()}
 
 def empty_values(n):
@@ -39,7 +39,7 @@ def nothing(schema):
 cache, add = {{
     "encodings of short texts": (tokenizer._encodings, lambda n: text.encode(str(n))),
     "encodings of long texts": (
-        tokenizer._encodings, lambda n: text.encode(f"{{n}}" + "".join(letters))
+        tokenizer._encodings, lambda n: text.encode(f"{{n}} {{words}}")
     ),
     "renderings of tools": (
         renderer._renderings,
@@ -51,23 +51,25 @@ cache, add = {{
     "renderings of long texts": (
         renderer._renderings,
         lambda n: renderer.render(
-            [ChatMessage(role="user", content=f"{{n}}" + 10 * "".join(letters))]
+            [ChatMessage(role="user", content=f"{{n}}" + 10 * words)]
         ),
     ),
     "schema checks": (grammar._schema_problems, lambda n: find_schema_problem(str(n))),
 }}[sys.argv[2]]
-if sys.argv[2] == "schema checks":
-    cache.bytes_max *= 16
-    grammar._find_schema_problem = nothing
+cache.bytes_max = {16 * 1024 * 1024}
+grammar._find_schema_problem = nothing
 
-for n in range(10):
-    add(n)
+def fill():
+    evicted_bytes, n = cache.evicted_bytes, 0
+    while cache.evicted_bytes < evicted_bytes + cache.bytes_max / 4:
+        add(n)
+        n += 1
+
+fill()
 cache.clear()
 tokenizer._encodings.clear()
-before, evicted_bytes = resident_bytes(), cache.evicted_bytes
-while cache.evicted_bytes < evicted_bytes + cache.bytes_max / 4:
-    n += 1
-    add(n)
+before = resident_bytes()
+fill()
 if cache is not tokenizer._encodings:
     tokenizer._encodings.clear()
 held = resident_bytes() - before
