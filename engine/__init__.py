@@ -1,5 +1,6 @@
 """Public interface of the engine package: all that other packages may import."""
 
+from continuo.engine.allocator import give_memory_back
 from continuo.engine.architectures.known import KNOWN_ARCHITECTURES, KnownArchitecture
 from continuo.engine.architectures.listing import read_model_size, suggest_models
 from continuo.engine.architectures.sizes import ModelSize
@@ -141,6 +142,7 @@ __all__ = [
     "find_types",
     "flush_traces",
     "format_bytes",
+    "give_memory_back",
     "parse_bytes",
     "read_model_size",
     "read_secret",

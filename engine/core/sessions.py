@@ -155,7 +155,12 @@ class Sessions(Generic[SequenceT]):
                 sessions = [self._backend.info(s, now) for s in self._sequences.values()]
                 self._emit(CommandDone(command.n, sessions=sessions))
             case GetStats():
-                stats = self._backend.stats(self._sequences.values())
+                grammars = self._grammars.size
+                stats = msgspec.structs.replace(
+                    self._backend.stats(self._sequences.values()),
+                    grammar_bytes=grammars.held_bytes,
+                    grammar_bytes_max=grammars.bytes_max,
+                )
                 self._emit(CommandDone(command.n, stats=stats))
             case DrainEngine():
                 self._is_draining = True

@@ -6,19 +6,19 @@ A matcher follows one turn. It accepts an id only once the device has returned i
 may still be discarded, so cancel, retraction and rewind need no code here; a turn that resumes on
 another engine replays its ids. A mask is bytes: torch is not imported.
 
-All matchers of one compiled grammar share the states of its lexer, which are added as masks are
-computed: a pattern of 80 characters can come to hold 100 MB. The number of states is therefore
-limited, the memory of a grammar is estimated from the time of its masks, and one that was used for
-long is compiled again for the next turn, without the states.
+The memory of a compiled grammar is measured, because it follows from nothing that is known before:
+a schema takes 20 to 700 times its length. All matchers of one compiled grammar share the states of
+its lexer, which are added as masks are computed: a pattern of 80 characters can come to hold 100
+MB. The number of states is therefore limited, their memory is estimated from the time of the masks,
+and a grammar that was used for long is compiled again for the next turn, without the states.
 """
 
-import contextlib
-import ctypes
 import functools
 import hashlib
 import json
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,28 +26,37 @@ from typing import NamedTuple, cast
 
 import llguidance
 
+from continuo.engine.allocator import count_allocated_bytes, give_memory_back
 from continuo.engine.errors import BadRequest
 from continuo.engine.resident_cache import CacheSize, ResidentCache
 from continuo.engine.sampling import Grammar
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
+MIB = 1024 * 1024
 SOURCE_BYTES_MAX = 256 * 1024
 """Longest source of a grammar; longer ones are refused."""
 SCHEMA_CHARS_MAX = 64 * 1024
 """Longest JSON schema that can be enforced."""
 CACHE_BYTES_MAX = 64 * 1024 * 1024
-"""Size of the cache of compiled grammars, in resident bytes as estimated."""
+"""Size of the cache of compiled grammars, in resident bytes."""
 TRIAL_S_MAX = 0.05
 """Maximum thread time of the first masks of a grammar, in seconds; a slower grammar is refused."""
+TRIAL_BYTES_MAX = 8 * 1024 * 1024
+"""Maximum memory of a grammar with its first masks; a larger grammar is refused."""
 _TRIAL_MASKS = 3
-_GRAMMAR_OVERHEAD_BYTES = 32 * 1024
-_SOURCE_FACTOR = 10
-"""A compiled grammar takes about ten times the bytes of its source, before its first mask."""
-_STATES_BYTES_PER_S = 150_000_000
+_COMPILED_BYTES_MIN, _SOURCE_FACTOR_MIN = 16 * 1024, 2
+_COMPILED_BYTES_MAX, _SOURCE_FACTOR_MAX = 640 * 1024, 800
+"""Bounds of the memory of a compiled grammar: so much, and so many times its source. What is
+measured beyond them is memory of other threads."""
+_MEASURED_ONCE_CHARS_MAX = 1024
+"""Longest source whose memory is measured only once: its bounds are close to each other."""
+_STATES_BYTES_PER_S = 400_000_000
 """Memory of the lexer states that are added in a second of computing masks: up to this where all
 are new, hardly any where they are known."""
 _STATES_BYTES_MAX = 8 * 1024 * 1024
 """Memory of the lexer states of one grammar at its limit: about 500 bytes each."""
+_GROWTH_CHARGED = 1.125
+"""A grammar that has grown by this factor during a turn is charged again."""
 _REUSE_S_MAX = 0.02
 """Time of masks after which a grammar is compiled again for the next turn, or _REUSE_COMPILATIONS
 times what that takes, if this is more."""
@@ -138,16 +147,66 @@ def _find_schema_problem(schema: str) -> str | None:
     problem = llguidance.LLMatcher.validate_grammar(rule, limits=_LIMITS)
     if problem:
         return _shorten_problem(problem)
-    matcher = llguidance.LLMatcher(_byte_tokenizer(), rule, log_level=0, limits=_LIMITS)
-    problem = _find_cost_problem(matcher)
-    if matcher.is_stopped():
+    trial = _try_grammar(_byte_tokenizer(), rule)
+    if trial.matcher.is_stopped():
         return "no value satisfies it: a reference refers to itself"
-    return problem
+    return trial.problem or None
 
 
-def _find_cost_problem(matcher: llguidance.LLMatcher) -> str | None:
+class _Trial(NamedTuple):
+    """A grammar that was compiled, with its first masks."""
+
+    matcher: llguidance.LLMatcher
+    problem: str
+    """Why the grammar is invalid or costs too much; "" if it does not."""
+    size_bytes: int
+    """Its memory."""
+
+
+def _try_grammar(vocabulary: llguidance.LLTokenizer, source: str) -> _Trial:
+    """Compile a grammar and compute its first masks. `source`: as from `grammar_from_lark`.
+
+    One at a time, and a long grammar several times, because other threads allocate and free memory
+    meanwhile.
+    """
+    with _trial_lock:
+        trial = _try_once(vocabulary, source)
+        sizes = [trial.size_bytes]
+        while not trial.problem and len(source) > _MEASURED_ONCE_CHARS_MAX and not _agree(sizes):
+            sizes.append(_try_once(vocabulary, source).size_bytes)
+    size_bytes = sorted(sizes)[len(sizes) // 2]
+    if size_bytes > TRIAL_BYTES_MAX and not trial.problem:
+        size = f"{size_bytes / MIB:.1f} MiB"
+        problem = f"it takes {size} of memory; the limit is {TRIAL_BYTES_MAX / MIB:g}"
+        return trial._replace(problem=problem)
+    return trial._replace(size_bytes=size_bytes)
+
+
+_trial_lock = threading.Lock()
+
+
+def _agree(sizes: list[int]) -> bool:
+    """Whether no further measurement is needed: two differ little, or there are three."""
+    return len(sizes) == 3 or (len(sizes) == 2 and max(sizes) <= 1.1 * min(sizes))
+
+
+def _try_once(vocabulary: llguidance.LLTokenizer, source: str) -> _Trial:
+    before_bytes = count_allocated_bytes()
+    matcher = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=_LIMITS)
+    if matcher.is_error():
+        return _Trial(matcher, _shorten_problem(matcher.get_error()), 0)
+    problem = _find_slowness(matcher) or ""
+    least_bytes = _COMPILED_BYTES_MIN + _SOURCE_FACTOR_MIN * len(source)
+    most_bytes = _COMPILED_BYTES_MAX + _SOURCE_FACTOR_MAX * len(source)
+    if before_bytes is None or (now_bytes := count_allocated_bytes()) is None:
+        return _Trial(matcher, problem, min(most_bytes, TRIAL_BYTES_MAX))
+    size_bytes = max(least_bytes, min(now_bytes - before_bytes, most_bytes))
+    return _Trial(matcher, problem, size_bytes)
+
+
+def _find_slowness(matcher: llguidance.LLMatcher) -> str | None:
     """Compute the first masks of a grammar, in a copy of its matcher, and explain in one line why
-    they cost too much. Returns None if they do not. The matcher itself computes the first mask."""
+    they take too long. Returns None if they do not. The matcher itself computes the first mask."""
     start_s = time.thread_time()
     mask = matcher.compute_bitmask()
     trial = matcher.deep_copy()
@@ -172,18 +231,31 @@ def _byte_tokenizer() -> llguidance.LLTokenizer:
 class _Use:
     """How much one compiled grammar was used, by the matchers that share its lexer."""
 
-    __slots__ = ("has_failed", "masks_s")
+    __slots__ = ("charge", "charged_bytes", "has_failed", "masks_s", "size_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, size_bytes: int = 0) -> None:
+        self.size_bytes = size_bytes
+        """Memory of the grammar with its first masks."""
         self.masks_s = 0.0
-        """Thread time of all masks."""
+        """Thread time of all further masks."""
         self.has_failed = False
         """Whether it has become too complex."""
+        self.charge: Callable[[], None] | None = None
+        """Charges to the cache what the grammar holds now. None: it is not in a cache."""
+        self.charged_bytes = 0
+        """Its memory as it was charged last."""
+
+    def add_mask(self, spent_s: float) -> None:
+        """Count a mask that took so much thread time."""
+        self.masks_s += spent_s
+        if self.charge is not None and self.held_bytes > self.charged_bytes * _GROWTH_CHARGED:
+            self.charge()
 
     @property
-    def states_bytes(self) -> int:
-        """The estimated memory of the states of its lexer."""
-        return min(int(self.masks_s * _STATES_BYTES_PER_S), _STATES_BYTES_MAX)
+    def held_bytes(self) -> int:
+        """Memory of the grammar; that of the states of its lexer is estimated."""
+        states_bytes = min(int(self.masks_s * _STATES_BYTES_PER_S), _STATES_BYTES_MAX)
+        return self.size_bytes + states_bytes
 
 
 class GrammarMatcher:
@@ -224,7 +296,7 @@ class GrammarMatcher:
         """
         start_s = time.thread_time()
         mask = bytearray(self._matcher.compute_bitmask())
-        self._use.masks_s += time.thread_time() - start_s
+        self._use.add_mask(time.thread_time() - start_s)
         if self._matcher.is_error():
             self._use.has_failed = True
             return bytes(len(mask))
@@ -270,8 +342,6 @@ class _Compiled(NamedTuple):
     matcher: llguidance.LLMatcher | None
     problem: str
     """Reason why the grammar cannot be enforced, if `matcher` is None; else ""."""
-    size: int
-    """Size of the grammar's source in bytes."""
     use: _Use
     compilation_s: float = 0.0
 
@@ -284,10 +354,9 @@ class _Compiled(NamedTuple):
 
     @property
     def cost_bytes(self) -> int:
-        """The memory of the grammar, as estimated."""
         if self.matcher is None:
             return 500 + sys.getsizeof(self.problem)
-        return _GRAMMAR_OVERHEAD_BYTES + _SOURCE_FACTOR * self.size + self.use.states_bytes
+        return self.use.held_bytes
 
 
 class GrammarCompiler:
@@ -321,14 +390,16 @@ class GrammarCompiler:
             )
         self._executor = ThreadPoolExecutor(1, "grammar")
         self._pending: dict[str, Future[_Compiled]] = {}
-        self._compiled: ResidentCache[str, _Compiled] = ResidentCache(CACHE_BYTES_MAX)
+        self._compiled: ResidentCache[str, _Compiled] = ResidentCache(
+            CACHE_BYTES_MAX, on_removed=self._release
+        )
         self._trimmed_s = -_TRIM_INTERVAL_S
         self._trimmed_bytes = 0
 
     @property
-    def held_bytes(self) -> int:
-        """The estimated memory of the compiled grammars that are kept."""
-        return self._compiled.held_bytes
+    def size(self) -> CacheSize:
+        """Size of the cache of compiled grammars."""
+        return self._compiled.size
 
     def prepare(self, grammar: Grammar, group: str = "") -> bool:
         """Start compiling a grammar unless it is cached. `group`: the tenant whose share of the
@@ -347,7 +418,7 @@ class GrammarCompiler:
                 raise _make_refusal(f"it has {size:,} bytes; the limit is {SOURCE_BYTES_MAX:,}")
             if len(self._pending) >= PENDING_MAX:
                 raise _make_refusal(f"{PENDING_MAX} others are being compiled; try again")
-            future = self._executor.submit(self._compile, grammar, size)
+            future = self._executor.submit(self._compile, grammar)
             self._pending[key] = future
             future.add_done_callback(lambda _: self._wake())
         if not future.done():
@@ -366,7 +437,7 @@ class GrammarCompiler:
         key = _compute_key(grammar)
         found = self._find_compiled(key, group)
         if found is None:
-            found = self._compile(grammar, len(grammar.source.encode()))
+            found = self._compile(grammar)
             self._add_compiled(key, found, group)
         if found.matcher is None:
             raise _make_refusal(found.problem)
@@ -384,8 +455,16 @@ class GrammarCompiler:
         self._add_compiled(key, found, group)
         return found
 
+    def _charge(self, key: str, group: str) -> None:
+        """Charge what a grammar has come to hold. Any thread may call it."""
+        compiled = self._compiled.get(key)
+        if compiled is not None:
+            self._add_compiled(key, compiled, group)
+
     def _add_compiled(self, key: str, compiled: _Compiled, group: str) -> None:
-        self._compiled.add(key, compiled, compiled.cost_bytes, group)
+        use, cost_bytes = compiled.use, compiled.cost_bytes
+        use.charged_bytes, use.charge = cost_bytes, functools.partial(self._charge, key, group)
+        self._compiled.add(key, compiled, cost_bytes, group)
         evicted_bytes, now_s = self._compiled.evicted_bytes, time.monotonic()
         if (
             evicted_bytes - self._trimmed_bytes >= _TRIM_BYTES_MIN
@@ -394,33 +473,29 @@ class GrammarCompiler:
             self._trimmed_bytes, self._trimmed_s = evicted_bytes, now_s
             self._executor.submit(give_memory_back)
 
-    def _compile(self, grammar: Grammar, size: int) -> _Compiled:
+    def _release(self, _key: str, compiled: _Compiled) -> None:
+        """Free an evicted grammar on the compiler's thread, between the measurements there."""
+        self._executor.submit(_hold, compiled)
+
+    def _compile(self, grammar: Grammar) -> _Compiled:
         """Compile a grammar. `prepare` runs this on the compiler's thread, `create_matcher` on the
         caller's."""
         if self._vocabulary is None:
-            return _Compiled(None, self._tokenizer_problem, size, _Use())
+            return _Compiled(None, self._tokenizer_problem, _Use())
         try:
-            source = _to_lark(grammar)
+            source = llguidance.LLMatcher.grammar_from_lark(_to_lark(grammar))
         except SchemaError as error:
-            return _Compiled(None, str(error), size, _Use())
+            return _Compiled(None, str(error), _Use())
         start_s = time.thread_time()
-        matcher = llguidance.LLMatcher(
-            self._vocabulary,
-            llguidance.LLMatcher.grammar_from_lark(source),
-            log_level=0,
-            limits=_LIMITS,
-        )
-        if matcher.is_error():
-            return _Compiled(None, _shorten_problem(matcher.get_error()), size, _Use())
-        if problem := _find_cost_problem(matcher):
-            return _Compiled(None, problem, size, _Use())
-        return _Compiled(matcher, "", size, _Use(), time.thread_time() - start_s)
+        trial = _try_grammar(self._vocabulary, source)
+        if trial.problem:
+            return _Compiled(None, trial.problem, _Use())
+        spent_s = time.thread_time() - start_s
+        return _Compiled(trial.matcher, "", _Use(trial.size_bytes), spent_s)
 
 
-def give_memory_back() -> None:
-    """Return freed memory from the allocator to the system. Does nothing without glibc."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+def _hold(_compiled: _Compiled) -> None:
+    """Do nothing. The last reference to the grammar is dropped where this was called."""
 
 
 def _to_lark(grammar: Grammar) -> str:

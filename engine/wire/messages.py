@@ -301,6 +301,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     draft_tokens: int = 0
     accepted_tokens: int = 0
     """Tokens of output that were drafts; each row with drafts has sampled one more."""
+    grammar_bytes: int = 0
+    """Memory of the compiled grammars that are kept."""
+    grammar_bytes_max: int = 0
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,11 +5,19 @@ quarter of a second. So once a second the young objects are collected, and the s
 (`gc.freeze`): no later collection visits them. Frozen objects are freed by their reference counts
 only. A connection or session that has ended must therefore be in no reference cycle; the tests of
 both prove that with the collector off.
+
+Memory that was freed goes back to the system once the process has grown by TRIM_GROWTH_BYTES: the
+requests that were processed at the same time may have left that much in the allocator.
 """
 
 import asyncio
 import ctypes
 import gc
+import resource
+import time
+from pathlib import Path
+
+from continuo.engine import give_memory_back
 
 COLLECTION_THRESHOLDS = (1_000, 4, 500)
 """Arguments of `gc.set_threshold`: allocations before a collection of generation 0, and collections
@@ -23,7 +31,7 @@ FREEZE_INTERVAL_S = 1.0
 async def collect_garbage() -> None:
     """Freeze the objects that exist now; then collect and freeze every FREEZE_INTERVAL_S until
     cancelled. Afterwards nothing is frozen, and the collector has its earlier thresholds."""
-    thresholds = gc.get_threshold()
+    thresholds, trimming = gc.get_threshold(), _Trimming()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
@@ -32,9 +40,43 @@ async def collect_garbage() -> None:
             await asyncio.sleep(FREEZE_INTERVAL_S)
             gc.collect(1)
             gc.freeze()
+            await trimming.trim_if_grown()
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
+
+
+TRIM_GROWTH_BYTES = 16 * 1024 * 1024
+TRIM_INTERVAL_S = 10.0
+"""Minimum time between two trims of the allocator, which hold its locks for milliseconds."""
+
+
+class _Trimming:
+    """Gives the memory that was freed back to the system when this process has grown."""
+
+    def __init__(self) -> None:
+        self._least_bytes = _read_resident_bytes()
+        """The least resident memory since the last trim."""
+        self._trimmed_s = time.monotonic()
+
+    async def trim_if_grown(self) -> None:
+        now_bytes = _read_resident_bytes()
+        self._least_bytes = min(self._least_bytes, now_bytes)
+        has_grown = now_bytes >= self._least_bytes + TRIM_GROWTH_BYTES
+        if has_grown and time.monotonic() >= self._trimmed_s + TRIM_INTERVAL_S:
+            await asyncio.to_thread(give_memory_back)
+            self._least_bytes, self._trimmed_s = _read_resident_bytes(), time.monotonic()
+
+
+def _read_resident_bytes() -> int:
+    """Return the resident memory of this process; 0 where the system does not report it."""
+    try:
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+_STATM = Path("/proc/self/statm")
 
 
 LARGE_BLOCK_BYTES = 1024 * 1024

@@ -58,11 +58,15 @@ class Cluster:
     async def open_conversation(
         self, first: int = 0
     ) -> tuple[ReconnectingClient, ExpectedConversation]:
-        client, expected = self.create_client(first), self.expected_conversation()
+        client = self.create_client(first)
+        return client, await self.begin_conversation(client)
+
+    async def begin_conversation(self, client: ReconnectingClient) -> ExpectedConversation:
+        expected = self.expected_conversation()
         await client.connect()
         await client.add_message("hello")
         expected.add_user_message("hello")
-        return client, expected
+        return expected
 
     # ------------------------------------------------------------ processes
 

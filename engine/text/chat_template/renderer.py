@@ -38,6 +38,8 @@ _RENDERINGS_BYTES_MAX = 16 * 1024 * 1024
 """Size of the cache of rendered texts: tokenizing one message renders the same few conversations
 repeatedly."""
 _RENDERING_OVERHEAD_BYTES = 2_000
+_MESSAGE_BYTES = 160
+"""Memory of a message without its characters."""
 _CALL_ID_CHARS = 9
 """Length of call ids for templates that require a fixed length, such as Mistral's."""
 
@@ -280,8 +282,10 @@ class TemplateRenderer:
         text = self._renderings.get(key)
         if text is None:
             text = self._render(key[0], key[1], prompt=add_generation_prompt)
-            # Messages and tools have what the text has, the tools as dictionaries.
-            self._renderings.add(key, text, _RENDERING_OVERHEAD_BYTES + 4 * sys.getsizeof(text))
+            cost_bytes = _RENDERING_OVERHEAD_BYTES + _MESSAGE_BYTES * len(messages)
+            # Messages have what the text has, and both may keep a copy in UTF-8.
+            cost_bytes += 4 * sys.getsizeof(text) + sum(map(_measure_json, tools))
+            self._renderings.add(key, text, cost_bytes)
         return text
 
     def _render(self, messages: tuple[ChatMessage, ...], tools: _ToolsKey, *, prompt: bool) -> str:
@@ -440,3 +444,17 @@ def _parse_arguments(call: ToolCall) -> object:
     except ValueError:
         return call.arguments
     return cast(object, value) if isinstance(value, dict) else call.arguments
+
+
+def _measure_json(value: object) -> int:
+    """Return the bytes of a JSON value and all values in it, each counted where it occurs."""
+    size_bytes, left = 0, [value]
+    while left:
+        value = left.pop()
+        size_bytes += sys.getsizeof(value)
+        if isinstance(value, dict):
+            left += cast(dict[object, object], value).keys()
+            left += cast(dict[object, object], value).values()
+        elif isinstance(value, list):
+            left += cast(list[object], value)
+    return size_bytes

@@ -29,7 +29,7 @@ _REPLACEMENT = "\ufffd"
 _ENCODINGS_BYTES_MAX = 32 * 1024 * 1024
 """Size of the cache of encoded texts: searching for clean splits encodes the same texts
 repeatedly."""
-_ENCODING_OVERHEAD_BYTES = 400
+_ENCODING_OVERHEAD_BYTES = 500
 """Memory of a cached text without its characters and ids."""
 _SEARCH_CHARS_MAX = 16 * 1024
 """Number of characters that one call of `re` searches, which takes a few milliseconds at most."""

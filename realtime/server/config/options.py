@@ -266,6 +266,11 @@ OPTIONS: tuple[Option, ...] = (
             "memory of this process that holds input and output of a tenant which wait, and its "
             "idempotency keys, in bytes or as 2GiB; 0: no limit (default: 4GiB)",
         ),
+        _bytes(
+            "continuation-bytes-max SIZE",
+            "memory of this process that holds responses which can be continued without the "
+            "store, in bytes or as 2GiB (default: 320MiB)",
+        ),
         _switch("no-web", "serve only the API, without the web page (default: off)"),
         _switch(
             "demo",

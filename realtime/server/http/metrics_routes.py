@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from continuo.engine import EngineClient, EngineError, EngineStats
+from continuo.engine import CacheSize, EngineClient, EngineError, EngineStats
 from continuo.realtime import metrics
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.responses.continuations import Continuations
@@ -64,9 +64,12 @@ class MetricsRoutes:
         if isinstance(credentials, Response):
             return credentials
         families = [*metrics.REGISTRY.collect(), *self._gateway_gauges()]
+        caches = {**self._engine.text.cache_sizes, "continuation_points": self._continuations.size}
         if self._engine.has_own_engine:
-            families += await collect_engine(self._engine)
-        return metrics_response(families, self._engine.ready.model)
+            stats = await _fetch_stats(self._engine)
+            families += _engine_families(stats)
+            caches |= _engine_caches(stats)
+        return metrics_response([*families, *_cache_gauges(caches)], self._engine.ready.model)
 
     def _gateway_gauges(self) -> Iterator[Metric]:
         sessions = GaugeMetricFamily(
@@ -89,18 +92,6 @@ class MetricsRoutes:
         yield GaugeMetricFamily(
             "continuo_store_up", "1 if the store accepts writes.", int(self._store.is_available)
         )
-        held = GaugeMetricFamily(
-            "continuo_cache_bytes", "Resident bytes that a cache holds.", labels=["cache"]
-        )
-        most = GaugeMetricFamily(
-            "continuo_cache_bytes_max", "Bound of the bytes of a cache.", labels=["cache"]
-        )
-        sizes = {**self._engine.text.cache_sizes, "continuation_points": self._continuations.size}
-        for name, size in sizes.items():
-            held.add_metric([name], size.held_bytes)
-            most.add_metric([name], size.bytes_max)
-        yield held
-        yield most
 
 
 class _Families(Collector):
@@ -130,15 +121,48 @@ def metrics_response(families: Iterable[Metric], model: str) -> Response:
 
 
 async def collect_engine(engine: EngineClient) -> list[Metric]:
-    """Return the metrics of the engine of this process; none while it does not respond."""
-    up = GaugeMetricFamily("continuo_engine_up", "1 if the engine of this process responds.", 0)
+    """Return the metrics of the engine of this process; hardly any while it does not respond."""
+    stats = await _fetch_stats(engine)
+    return [*_engine_families(stats), *_cache_gauges(_engine_caches(stats))]
+
+
+async def _fetch_stats(engine: EngineClient) -> EngineStats | None:
+    """Return the statistics of the engine of this process. None: it does not respond."""
     try:
         async with asyncio.timeout(ENGINE_TIMEOUT_S):
-            stats = await engine.fleet.stats()
+            return await engine.fleet.stats()
     except (EngineError, TimeoutError):
-        return [up]
-    up = GaugeMetricFamily("continuo_engine_up", "1 if the engine of this process responds.", 1)
-    return [up, *_engine_gauges(stats), *_engine_counters(stats)]
+        return None
+
+
+def _engine_families(stats: EngineStats | None) -> Iterator[Metric]:
+    is_up = int(stats is not None)
+    yield GaugeMetricFamily(
+        "continuo_engine_up", "1 if the engine of this process responds.", is_up
+    )
+    if stats is not None:
+        yield from _engine_gauges(stats)
+        yield from _engine_counters(stats)
+
+
+def _engine_caches(stats: EngineStats | None) -> dict[str, CacheSize]:
+    if stats is None:
+        return {}
+    return {"grammars": CacheSize(stats.grammar_bytes, stats.grammar_bytes_max)}
+
+
+def _cache_gauges(sizes: dict[str, CacheSize]) -> Iterator[Metric]:
+    held = GaugeMetricFamily(
+        "continuo_cache_bytes", "Resident bytes that a cache holds.", labels=["cache"]
+    )
+    most = GaugeMetricFamily(
+        "continuo_cache_bytes_max", "Bound of the bytes of a cache.", labels=["cache"]
+    )
+    for name, size in sizes.items():
+        held.add_metric([name], size.held_bytes)
+        most.add_metric([name], size.bytes_max)
+    yield held
+    yield most
 
 
 def _engine_gauges(stats: EngineStats) -> Iterator[Metric]:

@@ -216,7 +216,7 @@ FILL = f"""
 import asyncio, gc, random, sys
 from continuo.engine import SessionGroup
 from continuo.engine.text import ModelText
-from continuo.engine.text.grammar import give_memory_back
+from continuo.engine.allocator import give_memory_back
 from continuo.realtime.limits import Limits
 from continuo.realtime.responses.continuations import ContinuationPoint, Continuations
 from tests.realtime.responses.test_continuation_memory import NoEngine, worst_conversations

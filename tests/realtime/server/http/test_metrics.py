@@ -166,7 +166,7 @@ async def test_labels_are_few_whatever_paths_are_requested(server: RunningServer
 
 async def test_caches_report_what_they_hold_and_their_bounds(server: RunningServer) -> None:
     def read(series: Series) -> dict[str, tuple[float, float]]:
-        names = ("encodings", "renderings", "schema_checks", "continuation_points")
+        names = ("encodings", "renderings", "schema_checks", "continuation_points", "grammars")
         return {
             name: (
                 total(series, "continuo_cache_bytes", cache=name),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -39,6 +40,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
+            preexec_fn=lower_descriptor_limit,
         )
     assert process.stdout is not None
     lines = (re.search(r"ws://(\S+)/v1/realtime", line) for line in process.stdout)
@@ -55,6 +57,11 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def lower_descriptor_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
 
 
 def resident_bytes(pid: int) -> int:
@@ -74,3 +81,8 @@ def test_memory_of_the_bundled_model_is_bounded(started: Started) -> None:
     """The KV pool of the bundled model, 320 MiB, is taken as it is used."""
     assert resident_bytes(started.engine) < ENGINE_BYTES_MAX
     assert resident_bytes(started.gateway) < GATEWAY_BYTES_MAX
+
+
+def test_soft_limit_of_file_descriptors_is_raised(started: Started) -> None:
+    soft, hard = resource.prlimit(started.gateway, resource.RLIMIT_NOFILE)
+    assert soft == hard > 512
