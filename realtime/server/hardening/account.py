@@ -101,6 +101,7 @@ class LoopAccount:
                 sent = yield awaited
             except BaseException as error:  # noqa: BLE001 - all go to the coroutine
                 thrown = error
+            awaited = None  # a future with the exception that comes to refer to this frame
 
     def _charge(self, seconds: float) -> None:
         self._count_s(seconds)

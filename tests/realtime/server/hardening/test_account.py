@@ -1,8 +1,10 @@
 """Loop account: the time that a connection uses, and connections that use too much."""
 
 import asyncio
+import gc
 import json
 import logging
+import weakref
 from typing import cast
 
 import pytest
@@ -118,6 +120,30 @@ async def test_timed_coroutine_passes_exceptions_both_ways() -> None:
     assert caught == ["cancelled"]
     with pytest.raises(ValueError, match="a fault"):
         await loop_account.timed(fail)
+
+
+async def test_exception_of_a_thread_is_freed_without_garbage_collection() -> None:
+    """It refers to the frames that it passed; frozen, a cycle with them would stay for ever."""
+
+    class Failed(Exception):
+        pass
+
+    def fail() -> None:
+        raise Failed
+
+    async def work() -> None:
+        await asyncio.to_thread(fail)
+
+    gc.disable()
+    try:
+        freed = asyncio.Event()
+        try:
+            await LoopAccount("websocket").timed(work)
+        except Failed as error:
+            weakref.finalize(error, freed.set)
+        await asyncio.wait_for(freed.wait(), 5)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture
