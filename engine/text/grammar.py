@@ -160,7 +160,7 @@ class _Trial(NamedTuple):
     problem: str
     """Why the grammar is invalid or costs too much; "" if it does not."""
     size_bytes: int
-    """Its memory."""
+    """Memory of the grammar."""
 
 
 def _try_grammar(vocabulary: llguidance.LLTokenizer, source: str) -> _Trial:
@@ -243,7 +243,7 @@ class _Use:
         self.charge: Callable[[], None] | None = None
         """Charges to the cache what the grammar holds now. None: it is not in a cache."""
         self.charged_bytes = 0
-        """Its memory as it was charged last."""
+        """Memory of the grammar as it was charged last."""
 
     def add_mask(self, spent_s: float) -> None:
         """Count a mask that took so much thread time."""

@@ -123,7 +123,7 @@ async def test_timed_coroutine_passes_exceptions_both_ways() -> None:
 
 
 async def test_exception_of_a_thread_is_freed_without_garbage_collection() -> None:
-    """It refers to the frames that it passed; frozen, a cycle with them would stay for ever."""
+    """A frozen cycle of it and the frames that it passed would stay for ever."""
 
     class Failed(Exception):
         pass
