@@ -144,13 +144,16 @@ def _find_schema_problem(schema: str) -> str | None:
         rule = llguidance.LLMatcher.grammar_from_lark(f"start: {build_json_rule(schema)}")
     except SchemaError as error:
         return str(error)
-    problem = llguidance.LLMatcher.validate_grammar(rule, limits=_LIMITS)
-    if problem:
-        return _shorten_problem(problem)
-    trial = _try_grammar(_byte_tokenizer(), rule)
-    if trial.matcher.is_stopped():
+    with _trial_lock:  # what is allocated and freed here would be measured by another thread
+        problem = llguidance.LLMatcher.validate_grammar(rule, limits=_LIMITS)
+        if problem:
+            return _shorten_problem(problem)
+        trial = _try_grammar(_byte_tokenizer(), rule)
+        has_no_value, problem = trial.matcher.is_stopped(), trial.problem
+        del trial
+    if has_no_value:
         return "no value satisfies it: a reference refers to itself"
-    return trial.problem or None
+    return problem or None
 
 
 class _Trial(NamedTuple):
@@ -182,7 +185,7 @@ def _try_grammar(vocabulary: llguidance.LLTokenizer, source: str) -> _Trial:
     return trial._replace(size_bytes=size_bytes)
 
 
-_trial_lock = threading.Lock()
+_trial_lock = threading.RLock()
 
 
 def _agree(sizes: list[int]) -> bool:

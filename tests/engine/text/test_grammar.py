@@ -5,6 +5,7 @@ import random
 import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,18 @@ def test_schema_that_takes_too_much_memory_is_refused_and_not_kept(schema: dict[
     with pytest.raises(BadRequest, match="of memory; the limit is 8"):
         compiler.create_matcher(Grammar("json_schema", source), (0,))
     assert compiler.size.held_bytes < 1_000
+
+
+def test_schemas_that_are_checked_at_the_same_time_are_measured_apart() -> None:
+    """Half of them are too large by half, and half have room for as much again."""
+    schemas = [
+        json.dumps({"prefixItems": [{"maxLength": n + m} for m in range(count)]})
+        for n in range(3)
+        for count in (500, 1_600)
+    ]
+    with ThreadPoolExecutor(len(schemas)) as threads:
+        problems = list(threads.map(find_schema_problem, schemas))
+    assert [problem is None for problem in problems] == [True, False] * 3
 
 
 def test_grammar_of_many_ordinary_tools_is_compiled() -> None:
