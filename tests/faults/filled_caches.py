@@ -10,11 +10,11 @@ that fill it here, whose own memory the allocators keep: `tests/engine/text/test
 """
 
 import asyncio
+import contextlib
 import http.client
 import itertools
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -71,20 +71,19 @@ class FilledServer:
     def responses_url(self) -> str:
         return self.url.replace("/v1/realtime", "/v1/responses")
 
-    async def take_baseline(self) -> None:
-        self._first_counted = sum(size.held_bytes for size in (await self.count()).values())
+    def take_baseline(self) -> None:
+        self._first_counted = sum(size.held_bytes for size in self.count().values())
         self._first_bytes = self.measure()
 
     def next_text(self) -> str:
         """Return a short text that differs from all before."""
         return f"{next(self._texts):x}"
 
-    async def count(self) -> dict[str, CacheSize]:
+    def count(self) -> dict[str, CacheSize]:
         """Return what each cache counts, and its bound."""
-        content = await asyncio.to_thread(self._get, "/metrics")
         values = {
             (sample.name, sample.labels["cache"]): int(sample.value)
-            for family in text_string_to_metric_families(content.decode())
+            for family in text_string_to_metric_families(self._get("/metrics").decode())
             for sample in family.samples
             if "cache" in sample.labels
         }
@@ -93,28 +92,29 @@ class FilledServer:
             for (name, cache), held_bytes in values.items()
             if name == "continuo_cache_bytes"
         }
-        stats = json.loads(await asyncio.to_thread(self._get, "/v1/stats"))
-        keys = sum(tenant["held_bytes"]["idempotency_keys"] for tenant in stats["tenants"])
-        sessions = sum(tenant["sessions"] for tenant in stats["tenants"])
-        sizes["idempotency_keys"] = CacheSize(keys, sessions * IDEMPOTENCY_MEMORY_BYTES_MAX)
+        tenants = json.loads(self._get("/v1/stats"))["tenants"]
+        keys_bytes = sum(tenant["held_bytes"]["idempotency_keys"] for tenant in tenants)
+        sessions = sum(tenant["sessions"] for tenant in tenants)
+        sizes["idempotency_keys"] = CacheSize(keys_bytes, sessions * IDEMPOTENCY_MEMORY_BYTES_MAX)
         return sizes
 
     async def check(self) -> dict[str, CacheSize]:
         """Assert that no cache, and after a while none of the processes, holds more than it may.
         Returns what the caches count."""
-        until_s = time.monotonic() + SETTLE_S
-        while True:
-            sizes = await self.count()
-            over = {name: size for name, size in sizes.items() if size.held_bytes > size.bytes_max}
-            assert not over, over
-            counted_bytes = sum(size.held_bytes for size in sizes.values()) - self._first_counted
-            grown_bytes = self.measure() - self._first_bytes
-            if grown_bytes <= MEASURED_SHARE * max(counted_bytes, 0) + SLACK_BYTES:
-                return sizes
-            assert time.monotonic() < until_s, (
-                f"{grown_bytes:,} bytes more, of which the caches count {counted_bytes:,}: {sizes}"
-            )
-            await asyncio.sleep(0.5)
+        with contextlib.suppress(TimeoutError):
+            await wait_until(lambda: not self._find_excess(), SETTLE_S)
+        assert not (excess := self._find_excess()), excess
+        return self.count()
+
+    def _find_excess(self) -> str:
+        """Return what is held beyond its bound; "" if nothing is."""
+        sizes = self.count()
+        over = {name: size for name, size in sizes.items() if size.held_bytes > size.bytes_max}
+        counted_bytes = sum(size.held_bytes for size in sizes.values()) - self._first_counted
+        grown_bytes = self.measure() - self._first_bytes
+        if not over and grown_bytes <= MEASURED_SHARE * max(counted_bytes, 0) + SLACK_BYTES:
+            return ""
+        return f"{grown_bytes:,} bytes more, of which the caches count {counted_bytes:,}: {sizes}"
 
     def measure(self) -> int:
         """Return the resident bytes of both processes."""
@@ -333,9 +333,7 @@ async def mint_client_secrets(server: FilledServer, rng: Random) -> None:
 
 async def _wait_until_back(server: FilledServer, cache: str) -> None:
     """Wait until a cache is empty, and assert that its memory is given back."""
-    async with asyncio.timeout(SETTLE_S):
-        while (await server.count())[cache].held_bytes > 0:
-            await asyncio.sleep(0.1)
+    await wait_until(lambda: not server.count()[cache].held_bytes, SETTLE_S)
     await server.check()
 
 
@@ -369,7 +367,7 @@ async def running_server(folder: Path) -> AsyncIterator[FilledServer]:
         await server.post_all(
             "/v1/responses", (response_body(f"{server.next_text()} {words}") for _ in range(40))
         )
-        await server.take_baseline()
+        server.take_baseline()
         yield server
 
 
