@@ -138,7 +138,9 @@ class LlamaServer:
         self._context_tokens = REPEAT_TOKENS_MAX
         self._has_logged_miss = False
         self._parents: dict[str, str] = {}
-        """Parent of each fork that has sent no request yet."""
+        """Parent of each fork whose slot has not been copied yet."""
+        self._copying = asyncio.Lock()
+        """Held while a slot is copied."""
         self._can_copy = True
         """Whether slots may be copied: False once the server has said that it has no folder for
         them."""
@@ -230,13 +232,21 @@ class LlamaServer:
             slots.end(slot, request.session, held)
 
     async def _copy_parent(self, slots: SlotTable, slot: int, request: Completion) -> None:
-        """Copy the slot of a fork's parent before the first request of the fork. Does nothing where
-        that is impossible or not worth it: the ids are computed then."""
-        parent = self._parents.pop(request.session, "")
-        source = slots.find_idle(parent) if parent and self._can_copy else None
-        if source is None or slots.count_held(source, request.ids) < COPIED_TOKENS_MIN:
-            return
-        slots.begin(parent)  # it stays that of the parent
+        """Copy the slot of a fork's parent before the first request of the fork; other requests of
+        the fork wait for it. Does nothing where that is impossible or not worth it: the ids are
+        computed then."""
+        if request.session in self._parents:
+            async with self._copying:
+                parent = self._parents.get(request.session, "")
+                source = slots.find_idle(parent) if parent and self._can_copy else None
+                held = 0 if source is None else slots.count_held(source, request.ids)
+                if source is not None and held >= COPIED_TOKENS_MIN:
+                    slots.begin(parent)  # it stays that of the parent
+                    await self._copy(slots, source, slot)
+                self._parents.pop(request.session, None)
+
+    async def _copy(self, slots: SlotTable, source: int, slot: int) -> None:
+        """Copy a slot for which a request has begun, and end that."""
         file = {"filename": f"continuo-slot-{slot}.bin"}
         try:
             for number, action in ((source, "save"), (slot, "restore")):
@@ -262,7 +272,7 @@ class LlamaServer:
                     raise make_error(event.error.code or 500, event.error.message)
                 if event.prompt_progress is not None:  # its `tokens` are not output
                     cached = event.prompt_progress.cache
-                    self._check_pin(slot, event.id_slot, held - cached)
+                    self._check_pin(slot, None, held - cached)
                     yield Chunk([], cached_tokens=cached)
                     continue
                 chunk = _read_chunk(event, request)
@@ -276,6 +286,8 @@ class LlamaServer:
                             " a character"
                         )
                     chunk = msgspec.structs.replace(chunk, ids=[*lost, *chunk.ids])
+                if event.stop:  # the other events have -1 for the slot
+                    self._check_pin(slot, event.id_slot, 0)
                 yield chunk
                 if event.stop:
                     return

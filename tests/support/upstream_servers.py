@@ -367,8 +367,10 @@ class FakeLlama(FakeServer):
         slot = body["id_slot"] if fault.slot is None else fault.slot
         common = _common(self.slots[slot], prompt) if self.keeps_slots else 0
         progress = {"total": len(prompt), "cache": min(common, len(prompt) - 1), "processed": 0}
-        # The id 0 of a progress event is none that was drawn: llama-server sends it.
-        yield {"tokens": [0], "stop": False, "id_slot": slot, "prompt_progress": progress}
+        # The id 0 of a progress event is none that was drawn, and its slot is none: llama-server
+        # sends them so, and the event twice.
+        for _ in range(2):
+            yield {"tokens": [0], "stop": False, "id_slot": -1, "prompt_progress": progress}
         held = self.slots[slot] = list(prompt)
         stops = frozenset() if body["ignore_eos"] else self.end_ids
         sent, stop_type, text = 0, "limit", b""
@@ -382,7 +384,7 @@ class FakeLlama(FakeServer):
                         continue
                     text += self.bytes_of(id)
                     if not _ends_within_character(text):
-                        yield self._event(body, id, sent, slot) | {"content": text.decode()}
+                        yield self._event(body, id, sent) | {"content": text.decode()}
                         text = b""
         except FakeError as error:
             yield error.event
@@ -395,8 +397,8 @@ class FakeLlama(FakeServer):
             "id_slot": slot,
         }
 
-    def _event(self, body: dict[str, Any], id: int, sent: int, slot: int) -> dict[str, Any]:
-        event = {"tokens": [id], "stop": False, "tokens_predicted": sent, "id_slot": slot}
+    def _event(self, body: dict[str, Any], id: int, sent: int) -> dict[str, Any]:
+        event = {"tokens": [id], "stop": False, "tokens_predicted": sent, "id_slot": -1}
         if "n_probs" in body:
             others = [(id + n) % VOCABULARY for n in range(body["n_probs"])]
             tops = [{"id": other, "logprob": -0.5 - n} for n, other in enumerate(others)]

@@ -1,5 +1,6 @@
 """Tests of LlamaServer on a fake of llama-server."""
 
+import asyncio
 import logging
 from array import array
 from collections.abc import AsyncIterator
@@ -63,7 +64,8 @@ def ids_of(chunks: list[Chunk]) -> list[int]:
 
 
 def cached_of(chunks: list[Chunk]) -> int:
-    (cached,) = (chunk.cached_tokens for chunk in chunks if chunk.cached_tokens is not None)
+    (cached,) = {chunk.cached_tokens for chunk in chunks} - {None}
+    assert cached is not None
     return cached
 
 
@@ -71,7 +73,7 @@ async def test_completion_has_the_ids_and_first_what_was_cached(llama: LlamaServ
     chunks = await collect(llama, request())
     assert ids_of(chunks) == complete(PROMPT, 6)
     assert chunks[0] == Chunk([], cached_tokens=0)
-    assert [chunk.finish for chunk in chunks] == [None] * 7 + ["length"]
+    assert [chunk.finish for chunk in chunks] == [None] * 8 + ["length"]
     again = await collect(llama, request(ids=PROMPT + array("i", [*complete(PROMPT, 6), 3])))
     assert cached_of(again) == 15
 
@@ -116,6 +118,19 @@ async def test_fork_gets_a_copy_of_the_slot_where_the_server_has_a_folder(
     assert (cached_of(chunks), ids_of(chunks)) == (cached, complete(longer, 6))
     assert cached_of(await collect(llama, request(ids=longer))) == len(prompt), "the parent's slot"
     assert folder is None or list(folder) == ["continuo-slot-1.bin"]
+
+
+async def test_all_requests_of_a_fork_wait_for_the_copy_of_its_slot(
+    llama: LlamaServer, fake: FakeLlama
+) -> None:
+    fake.files, prompt = {}, array("i", range(97)) * 2
+    await collect(llama, request(ids=prompt))
+    llama.fork("s", "x")
+    longer = prompt + array("i", [7])
+    _, chunks = await asyncio.gather(
+        llama.prefill("x", prompt, ""), collect(llama, request(ids=longer, session="x"))
+    )
+    assert cached_of(chunks) >= len(prompt) - 1
 
 
 async def test_slot_of_a_busy_parent_is_not_copied(llama: LlamaServer, fake: FakeLlama) -> None:
@@ -171,12 +186,14 @@ async def test_seed_has_32_bits_and_is_never_the_random_one(
 
 async def test_logprobs_are_those_asked_for(llama: LlamaServer, fake: FakeLlama) -> None:
     chunks = await collect(llama, request(1, Sampling(logprobs=2)))
-    assert chunks[1].logprobs is not None
-    (found,) = chunks[1].logprobs
-    id = chunks[1].ids[0]
+    (drawn,) = (chunk for chunk in chunks if chunk.ids)
+    assert drawn.logprobs is not None
+    (found,) = drawn.logprobs
+    id = drawn.ids[0]
     assert (found.drawn, found.top) == (-0.5, [(id, -0.5), ((id + 1) % 97, -1.5)])
     chunks = await collect(llama, request(1, Sampling(logprobs=0)))
-    assert [found.top for found in chunks[1].logprobs or ()] == [[]]
+    (drawn,) = (chunk for chunk in chunks if chunk.ids)
+    assert [found.top for found in drawn.logprobs or ()] == [[]]
 
 
 async def test_schema_is_sent_as_json(llama: LlamaServer, fake: FakeLlama) -> None:
