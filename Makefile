@@ -1,7 +1,7 @@
 # To start:   make demo   ·   make test
 # Everything is installed in .venv, and again whenever pyproject.toml changes.
 
-.PHONY: help setup web demo test quick fuzz attack faults soak frozen check format docs release clean
+.PHONY: help setup web demo test quick fuzz attack faults soak upstream frozen check format docs release clean
 .PHONY: environments system check-format check-lint check-types check-imports check-prose check-web
 .DEFAULT_GOAL := help
 
@@ -28,6 +28,7 @@ help:
 	@echo "make attack   attack a server for half an hour, with other clients connected  (make attack ARGS='--minutes 5')"
 	@echo "make faults   inject each fault often enough to prove recovery  (make faults ROW=F3 ARGS='--minutes 5')"
 	@echo "make soak     run mixed clients for an hour; memory, files and keys stay flat   (make soak ARGS='--minutes 5')"
+	@echo "make upstream install llama-server and vLLM, and test an engine on them  (make upstream KIND=llama-server)"
 	@echo "make frozen   compare 10,000 simulated lives with the frozen ones  (make frozen ARGS='--jobs 4')"
 	@echo "make check    check format, lint, types, imports, prose, docs and web/"
 	@echo "make docs     build the site of the documentation into build/docs; a broken link is an error"
@@ -73,6 +74,10 @@ faults: $(VENV)/ready-dev
 	@sh tools/setup_system.sh
 	$(BIN)/python -m tests.faults $(ROW) $(ARGS)
 
+upstream: $(VENV)/ready-dev
+	@sh tools/setup_system.sh
+	$(BIN)/python -m tests.upstream $(KIND) $(ARGS)
+
 soak: $(VENV)/ready-dev
 	@sh tools/setup_system.sh
 	$(BIN)/python -m tests.faults.soaking $(ARGS)
@@ -117,8 +122,8 @@ release: check
 	@$(BIN)/python tools/release.py $(VERSION) $(if $(REPOSITORY),--repository $(REPOSITORY))
 
 clean:
-	rm -rf build/docs dist realtime/server/assets web/node_modules web/src/client/dist $(NODE_CLIENTS)
-	rm -rf .venv .venv-openai .venv-middleware .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf build/docs build/upstream dist realtime/server/assets web/node_modules web/src/client/dist $(NODE_CLIENTS)
+	rm -rf .venv .venv-openai .venv-middleware .venv-vllm .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 
 $(BIN)/python:
 	@echo "Setting up, which is needed once. Packages in pip's cache are not downloaded again."

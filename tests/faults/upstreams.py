@@ -4,11 +4,11 @@ own."""
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.faults.caller import ReconnectingClient
 from tests.faults.cluster import (
@@ -33,11 +33,13 @@ SEEDS = 2**31
 
 
 class UpstreamCluster(Cluster):
-    """A cluster whose engines have no device: engine n computes on server n."""
+    """A cluster whose engines have no device: engine n computes on server n, a fake."""
+
+    response_tokens = RESPONSE_TOKENS
 
     def __init__(self, folder: Path, redis: RedisProcess) -> None:
         super().__init__(folder, redis)
-        self.servers: list[Process] = []
+        self.servers: list[Any] = []
         self._kinds: list[str] = []
         self._server_ports: list[int] = []
 
@@ -52,7 +54,8 @@ class UpstreamCluster(Cluster):
         self.servers[n].stop()
         self.servers[n] = await self._server(n)
 
-    async def _server(self, n: int) -> Process:
+    async def _server(self, n: int) -> Any:
+        """Start server n. Returns it: something with `send_signal` and `stop`."""
         arguments = (self._kinds[n], str(self._server_ports[n]), str(self._model_folder))
         process = Process(*arguments, str(STEP_S), module="tests.support.upstream_host")
         return await started(process, lambda server: server.wait_for_output("(Serving .*)"))
@@ -69,13 +72,15 @@ class UpstreamCluster(Cluster):
 
 
 @asynccontextmanager
-async def running_upstreams(folder: Path) -> AsyncIterator[UpstreamCluster]:
+async def running_upstreams(
+    folder: Path, make: type[UpstreamCluster] = UpstreamCluster, kinds: Iterable[str] = FAKES
+) -> AsyncIterator[UpstreamCluster]:
     """Run a server of each kind, an engine before each, and two gateways before both."""
     redis = RedisProcess(folder / "redis", "--appendonly", "yes", "--appendfsync", "everysec")
     await redis.start()
-    cluster = UpstreamCluster(folder, redis)
+    cluster = make(folder, redis)
     try:
-        for kind in FAKES:
+        for kind in kinds:
             await cluster.add_server(kind)
         for _ in range(2):
             await cluster.add_gateway()
@@ -103,21 +108,34 @@ async def start_responses(cluster: UpstreamCluster, rng: Random) -> list[Running
         await client.wait_for("session.updated")
     seeds = [rng.randrange(SEEDS) if n // 2 % 2 else None for n in range(SESSIONS)]
     deltas = [1 + rng.randrange(20) for _ in range(SESSIONS)]
-    return await asyncio.gather(*map(start_response, conversations, seeds, deltas))
+    tokens = cluster.response_tokens
+    texts = [
+        expected.compute_response(tokens, ignore_eos=True, seed=seed)
+        for (_, expected), seed in zip(conversations, seeds, strict=True)
+    ]
+    ids = await asyncio.gather(
+        *(
+            start_response(client, tokens, seed, count)
+            for (client, _), seed, count in zip(conversations, seeds, deltas, strict=True)
+        )
+    )
+    return [
+        RunningResponse(client, expected, id, text)
+        for (client, expected), id, text in zip(conversations, ids, texts, strict=True)
+    ]
 
 
 async def start_response(
-    conversation: tuple[ReconnectingClient, ExpectedConversation], seed: int | None, deltas: int
-) -> RunningResponse:
-    """Start a response, with a penalty if it has a seed, and receive some deltas."""
-    client, expected = conversation
-    settings: dict[str, object] = {"max_output_tokens": RESPONSE_TOKENS, "ignore_eos": True}
+    client: ReconnectingClient, tokens: int, seed: int | None, deltas: int
+) -> str:
+    """Start a response, with a penalty if it has a seed, and receive some deltas. Returns its
+    id."""
+    settings: dict[str, object] = {"max_output_tokens": tokens, "ignore_eos": True}
     if seed is not None:
         settings |= {"temperature": 1.0, "presence_penalty": 0.5, "seed": seed}
     id = await client.start_response(**settings)
     await client.wait_deltas(deltas)
-    text = expected.compute_response(RESPONSE_TOKENS, ignore_eos=True, seed=seed)
-    return RunningResponse(client, expected, id, text)
+    return id
 
 
 async def count_interruptions(responses: list[RunningResponse]) -> int:
