@@ -398,6 +398,8 @@ class GrammarCompiler:
         )
         self._trimmed_s = -_TRIM_INTERVAL_S
         self._trimmed_bytes = 0
+        """Bytes that had been evicted at the last trim."""
+        self._is_trim_due = False
 
     @property
     def size(self) -> CacheSize:
@@ -468,13 +470,24 @@ class GrammarCompiler:
         use, cost_bytes = compiled.use, compiled.cost_bytes
         use.charged_bytes, use.charge = cost_bytes, functools.partial(self._charge, key, group)
         self._compiled.add(key, compiled, cost_bytes, group)
-        evicted_bytes, now_s = self._compiled.evicted_bytes, time.monotonic()
-        if (
-            evicted_bytes - self._trimmed_bytes >= _TRIM_BYTES_MIN
-            and now_s - self._trimmed_s >= _TRIM_INTERVAL_S
-        ):
-            self._trimmed_bytes, self._trimmed_s = evicted_bytes, now_s
-            self._executor.submit(give_memory_back)
+        if self._compiled.evicted_bytes - self._trimmed_bytes >= _TRIM_BYTES_MIN:
+            self._trim_later()
+
+    def _trim_later(self) -> None:
+        """Give memory back now, or when _TRIM_INTERVAL_S have passed, with what is evicted until
+        then."""
+        if self._is_trim_due:
+            return
+        self._is_trim_due = True
+        wait_s = max(self._trimmed_s + _TRIM_INTERVAL_S - time.monotonic(), 0.0)
+        timer = threading.Timer(wait_s, self._trim)
+        timer.daemon = True
+        timer.start()
+
+    def _trim(self) -> None:
+        self._trimmed_bytes, self._trimmed_s = self._compiled.evicted_bytes, time.monotonic()
+        self._is_trim_due = False
+        give_memory_back()
 
     def _release(self, _key: str, compiled: _Compiled) -> None:
         """Free an evicted grammar on the compiler's thread, between the measurements there."""

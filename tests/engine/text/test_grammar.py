@@ -5,6 +5,7 @@ import random
 import resource
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -356,6 +357,24 @@ def test_grammar_that_became_too_complex_is_compiled_again() -> None:
     again = compiler.create_matcher(grammar, (0,))
     assert again._use is not use  # pyright: ignore[reportPrivateUsage]
     assert again.compute_bitmask().strip(b"\0")
+
+
+def test_memory_of_the_last_evicted_grammars_is_given_back_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Although the interval since the trim before has not passed when they are evicted."""
+    trims = threading.Semaphore(0)
+    monkeypatch.setattr(grammar_module, "_TRIM_INTERVAL_S", 0.1)
+    monkeypatch.setattr(grammar_module, "_TRIM_BYTES_MIN", 1)
+    monkeypatch.setattr(grammar_module, "CACHE_BYTES_MAX", 1024 * 1024)
+    monkeypatch.setattr(grammar_module, "give_memory_back", trims.release)
+    text = family_text("qwen3")
+    compiler = text.create_grammar_compiler(text.vocab_size, lambda: None)
+    for n in range(80):
+        compiler.create_matcher(Grammar("lark", f'start: "{n}" // {"#" * 10_000}'), (0,))
+        if n == 70:
+            assert trims.acquire(timeout=20)
+    assert trims.acquire(timeout=20)
 
 
 def test_slow_first_masks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
