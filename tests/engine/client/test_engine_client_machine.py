@@ -44,8 +44,8 @@ FOLDER = write_tiny_model(Path(mkdtemp()))
 T = TypeVar("T")
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=9)
 POSITIONS = st.integers(0, 63)
-"""Positions in a log, modulo its length: how long a cancelled turn has made it depends on the clock,
-and what Hypothesis draws must not."""
+"""Positions in a log, modulo its length: how long a cancelled turn has made it depends on the
+clock, and what Hypothesis draws must not."""
 
 
 class SessionModel:

@@ -18,7 +18,7 @@ def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_write_that_ends_while_the_event_loop_stands_still_has_not_timed_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As on a machine without time for this process, or when it is suspended."""
+    """A machine without time for this process, or its suspension, has that effect."""
     written, probes = threading.Event(), 0
 
     async def write() -> None:
