@@ -83,7 +83,7 @@ def test_head_that_config_json_does_not_mention_is_found_among_the_tensors(tmp_p
 
 
 def test_model_that_runs_through_transformers_has_no_size(tmp_path: Path) -> None:
-    oracle.small_model("Olmo2").save_pretrained(tmp_path)
+    oracle.small_model("Arcee").save_pretrained(tmp_path)
     assert read_model_size(tmp_path) is None
 
 
