@@ -63,7 +63,8 @@ class RecordingClient(HttpClient):
                 status, reply = found.status, found.read()
         except HTTPError as error:
             status, reply = error.code, error.read()
-        text = reply.decode()
+        # llama-server names its model by the file's path on this machine.
+        text = reply.decode().replace(f"{ROOT}/", "")
         self.replies.append({"method": method, "path": path, "status": status, "body": text})
         if status != 200:
             raise make_error(status, text)
