@@ -565,25 +565,19 @@ def _nemotron_h_mixture(config: Any) -> MixtureShape:
 
 
 def _olmo2(config: Any) -> DecoderShape:
-    attention = _windowed(config, norms_all_heads=True, **_biases(config))
-    mlp = _dense(config)
-    return _decoder(config, attention, layers=tuple(_norm_outputs(x, mlp) for x in attention))
+    return _norming_outputs(config, _windowed(config, norms_all_heads=True, **_biases(config)))
 
 
 def _olmo3(config: Any) -> DecoderShape:
-    kinds = config.layer_types
-    attention = [
-        replace(each, rope=kind)
-        for each, kind in zip(
-            _windowed(config, norms_all_heads=True, **_biases(config)), kinds, strict=True
-        )
-    ]
-    mlp = _dense(config)
-    return _decoder(config, attention, layers=tuple(_norm_outputs(x, mlp) for x in attention))
+    attention = _windowed(config, norms_all_heads=True, **_biases(config))
+    by_type = zip(attention, config.layer_types, strict=True)
+    return _norming_outputs(config, [replace(each, rope=kind) for each, kind in by_type])
 
 
-def _norm_outputs(mixer: MixerShape, mlp: MlpShape) -> LayerShape:
-    return LayerShape(mixer, mlp, has_input_norms=False)
+def _norming_outputs(config: Any, attention: list[AttentionShape]) -> DecoderShape:
+    """Describe a decoder that normalizes the outputs of mixers and MLPs, not their inputs."""
+    layers = [LayerShape(each, _dense(config), has_input_norms=False) for each in attention]
+    return _decoder(config, attention, layers=tuple(layers))
 
 
 OLMO_HYBRID_NAMES = TensorNames(
@@ -607,7 +601,7 @@ def _olmo_hybrid(config: Any) -> DecoderShape:
         norm_eps=1e-5,
     )
     parts = {
-        "full_attention": _norm_outputs(attention, _dense(config)),
+        "full_attention": LayerShape(attention, _dense(config), has_input_norms=False),
         "linear_attention": LayerShape(delta_net, _dense(config)),
     }
     layers = tuple(parts[kind] for kind in _layer_types(config, *parts))

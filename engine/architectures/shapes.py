@@ -134,7 +134,7 @@ class MixtureShape:
     """Whether the weights of the chosen experts are scaled to the sum 1."""
     weight_scale: float = 1.0
     has_choice_bias: bool = False
-    """Whether a bias is added to the weights for the choice of experts alone ."""
+    """Whether a bias is added to the weights for the choice of experts alone."""
     router_bias: bool = False
     expert_bias: bool = False
     clamp: tuple[float, float] | None = None
@@ -157,7 +157,6 @@ class LayerShape:
     mlp: MlpShape | MixtureShape | None
     mixture_beside: MixtureShape | None = None
     """A mixture whose output is added to that of `mlp` (Gemma 4)."""
-
     has_input_norms: bool = True
     """Whether the inputs of mixer and MLP are normalized; if not, their outputs are (OLMo 2)."""
 

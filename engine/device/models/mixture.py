@@ -71,7 +71,7 @@ class Mixture:
         experts = preferences.topk(shape.chosen).indices
         weights = weights.gather(-1, experts)
         if shape.normalizes:
-            # transformers adds 1e-6 to a sum of sigmoids, which can be close to 0.
+            # A sum of sigmoids can be close to 0: transformers adds 1e-6, or 1e-20 in Nemotron-H.
             weights /= weights.sum(-1, keepdim=True) + (1e-6 if shape.router == "sigmoid" else 0.0)
         return experts, weights * shape.weight_scale
 
