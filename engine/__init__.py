@@ -41,7 +41,7 @@ from continuo.engine.event_loop import run_event_loop
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.local_checkpoint import find_local_checkpoint
 from continuo.engine.log_format import JsonFormatter
-from continuo.engine.resident_cache import CacheSize, ResidentCache
+from continuo.engine.resident_cache import CacheSize, ResidentCache, cache_group
 from continuo.engine.sampling import Grammar, Sampling, SamplingSettings, StopString
 from continuo.engine.text import (
     CallableTool,
@@ -134,6 +134,7 @@ __all__ = [
     "UnfinishedTurn",
     "UnknownEngineSession",
     "available_memory_bytes",
+    "cache_group",
     "compute_fingerprint",
     "cpu_pool_bytes",
     "create_trace_provider",

@@ -3,10 +3,10 @@
     cache   bytes_max ▕ group A ████████ ▕ group B ██ ▕ group C █     a group over its share is
                                                                       evicted from first
 
-An entry belongs to a group (a tenant). Any group may fill the cache while the others leave room.
-Once the cache is full, the group that holds most loses entries first if it holds more than its
-share; otherwise the least recently used entry of all is evicted. Among the entries next in line,
-the most costly goes first.
+An entry belongs to a group (a tenant): one that is named, or that of the task which adds it. Any
+group may fill the cache while the others leave room. Once the cache is full, the group that holds
+most loses entries first if it holds more than its share; otherwise the least recently used entry
+of all is evicted. Among the entries next in line, the most costly goes first.
 
 What several entries of a group share belongs to none of them: it is charged to the group.
 """
@@ -15,10 +15,14 @@ import itertools
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
+from contextvars import ContextVar
 from typing import Generic, NamedTuple, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+cache_group: ContextVar[str] = ContextVar("cache_group", default="")
+"""The group for whose work this task or thread adds entries."""
 
 
 class CacheSize(NamedTuple):
@@ -46,14 +50,16 @@ class ResidentCache(Generic[K, V]):
         bytes_max: int,
         share: float = 0.25,
         *,
+        entry_bytes_max: int | None = None,
         entries_max: int | None = None,
         candidates: int = 8,
         on_removed: Callable[[K, V], None] | None = None,
     ) -> None:
         """Args:
         bytes_max: bound of the costs of all entries and of what groups share, in bytes.
-        share: part of `bytes_max` that a group keeps while others need room. Also the largest
-            entry; larger ones are not kept.
+        share: part of `bytes_max` that a group keeps while others need room.
+        entry_bytes_max: cost of the largest entry, in bytes; larger ones are not kept. None: the
+            share of a group. One beyond the share is evicted as soon as others need its room.
         entries_max: bound of the number of entries. None: only their bytes are bounded.
         candidates: number of least recently used entries of which the most costly is evicted; 1:
             the least recently used one, whatever its cost.
@@ -62,6 +68,7 @@ class ResidentCache(Generic[K, V]):
         """
         self.bytes_max = bytes_max
         self.share_bytes = int(bytes_max * share)
+        self._entry_bytes_max = self.share_bytes if entry_bytes_max is None else entry_bytes_max
         self._entries_max = entries_max
         self._candidates = candidates
         self._on_removed = on_removed
@@ -95,14 +102,16 @@ class ResidentCache(Generic[K, V]):
             self._groups[entry.group].move_to_end(key)
             return entry.value
 
-    def add(self, key: K, value: V, cost_bytes: int, group: str = "") -> bool:
-        """Keep a value, in place of the one under the same key. Returns False, and keeps nothing,
-        if it costs more than the share of a group."""
+    def add(self, key: K, value: V, cost_bytes: int, group: str | None = None) -> bool:
+        """Keep a value, in place of the one under the same key. `group`: None means `cache_group`.
+        Returns False, and keeps nothing, if it costs more than an entry may."""
+        if group is None:
+            group = cache_group.get()
         with self._lock:
             if key in self._entries:
                 self.evicted_bytes -= self._entries[key].cost_bytes
                 self._remove(key)
-            if cost_bytes > self.share_bytes:
+            if cost_bytes > self._entry_bytes_max:
                 return False
             self._entries[key] = _Entry(value, cost_bytes, group, next(self._uses))
             self._groups.setdefault(group, OrderedDict())[key] = None

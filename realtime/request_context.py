@@ -8,6 +8,8 @@ from contextvars import ContextVar
 
 import msgspec
 
+from continuo.engine import cache_group
+
 
 class RequestContext(msgspec.Struct):
     id: str
@@ -30,6 +32,12 @@ _current: ContextVar[RequestContext] = ContextVar("request", default=_UNKNOWN)
 
 def begin_request(context: RequestContext) -> None:
     _current.set(context)
+
+
+def name_tenant(tenant: str) -> None:
+    """Set the tenant of the request that this task serves, whose share of the caches it uses."""
+    current_request().tenant = tenant
+    cache_group.set(tenant)
 
 
 def current_request() -> RequestContext:

@@ -6,6 +6,7 @@ work in the order of submission.
 """
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -34,4 +35,5 @@ class TokenizerThreads:
         if not self.needs_thread(chars):
             return work()
         thread = self._thread if chars <= LONG_TEXT_CHARS else self._long_text_thread
-        return await asyncio.get_running_loop().run_in_executor(thread, work)
+        run = contextvars.copy_context().run  # what is cached counts for the tenant of this task
+        return await asyncio.get_running_loop().run_in_executor(thread, run, work)

@@ -13,7 +13,7 @@ from continuo.realtime import metrics
 from continuo.realtime.errors import ErrorType, Refusal, internal_error
 from continuo.realtime.registry.access import Credentials
 from continuo.realtime.registry.access import Scope as KeyScope
-from continuo.realtime.request_context import current_request
+from continuo.realtime.request_context import current_request, name_tenant
 from continuo.realtime.server.auth.gate import (
     ORIGIN_DENIED,
     Authenticator,
@@ -151,7 +151,7 @@ def authenticate(
         report_denial(credentials, connection)
         return denial_response(credentials)
     connection.state.credentials = credentials
-    current_request().tenant = credentials.tenant
+    name_tenant(credentials.tenant)
     ledger = charge_input_of(connection, credentials)
     if scope != "admin" and isinstance(connection, Request):
         try:

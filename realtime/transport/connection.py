@@ -35,7 +35,7 @@ from continuo.realtime.protocol.realtime_api import (
 )
 from continuo.realtime.registry.access import Credentials, ForkRequest, ResumeRequest
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.request_context import current_request
+from continuo.realtime.request_context import current_request, name_tenant
 from continuo.realtime.session.session import Session
 from continuo.realtime.store import IdempotentRequest
 from continuo.realtime.transport.outbox import Outbox
@@ -82,8 +82,8 @@ class Connection:
             else generate_id("sess")
         )
         self._credentials = credentials or Credentials()
-        context = current_request()
-        context.tenant, context.session = self._credentials.tenant, self._id
+        name_tenant(self._credentials.tenant)
+        current_request().session = self._id
         tenant = registry.tenants.of(self._credentials.tenant)
         self._ledger = tenant.ledger
         hold = partial(self._ledger.hold, "output")

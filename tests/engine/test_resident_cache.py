@@ -1,11 +1,12 @@
 """Tests of ResidentCache: its bound, the shares of groups, and which entry is evicted."""
 
+import contextvars
 import threading
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuo.engine.resident_cache import ResidentCache
+from continuo.engine.resident_cache import ResidentCache, cache_group
 
 BYTES_MAX = 1_000
 
@@ -47,6 +48,31 @@ def test_group_over_its_share_makes_room_for_others() -> None:
     for n in range(20):
         cache.add(f"theirs {n}", None, 100, "small")
     assert sum(f"mine {n}" in cache for n in range(50)) >= 2, "the share of a group stays"
+
+
+def test_entry_counts_for_the_group_of_its_task() -> None:
+    cache: ResidentCache[str, None] = ResidentCache(BYTES_MAX)
+    cache_group.set("small")
+    cache.add("theirs", None, 100)
+
+    def add_more() -> None:
+        cache_group.set("large")
+        for n in range(50):
+            cache.add(f"mine {n}", None, 100)
+
+    contextvars.copy_context().run(add_more)
+    assert "theirs" in cache, "it is of a group within its share"
+
+
+def test_entry_over_the_share_stays_while_others_leave_room() -> None:
+    cache: ResidentCache[str, None] = ResidentCache(BYTES_MAX, entry_bytes_max=BYTES_MAX)
+    assert not cache.add("larger than the cache", None, BYTES_MAX + 1, "large")
+    assert cache.add("theirs", None, 100, "small")
+    assert cache.add("mine", None, 900, "large")
+    assert "mine" in cache
+    assert cache.add("theirs too", None, 100, "small")
+    assert "mine" not in cache
+    assert ("theirs" in cache, cache.held_bytes) == (True, 200)
 
 
 def test_most_costly_of_the_oldest_entries_is_evicted() -> None:

@@ -125,7 +125,7 @@ class TemplateRenderer:
         """Whether the template fails on tools without a description or arguments, so that what is
         missing is added, empty."""
         self._renderings: ResidentCache[tuple[tuple[ChatMessage, ...], _ToolsKey, bool], str] = (
-            ResidentCache(_RENDERINGS_BYTES_MAX, share=1.0)
+            ResidentCache(_RENDERINGS_BYTES_MAX, entry_bytes_max=_RENDERINGS_BYTES_MAX)
         )
         self.mark_lookalikes = tokenizer.mark_lookalikes
         self._needs_short_ids = False

@@ -95,7 +95,7 @@ class Tokenizer:
         self._encoder = ChunkedEncoder(raw, anchor)
         self._plain_encoder = ChunkedEncoder(_strip_added_tokens(raw))
         self._encodings: ResidentCache[tuple[str, bool], array[int]] = ResidentCache(
-            _ENCODINGS_BYTES_MAX, share=1.0
+            _ENCODINGS_BYTES_MAX, entry_bytes_max=_ENCODINGS_BYTES_MAX
         )
 
     @classmethod

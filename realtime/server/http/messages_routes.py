@@ -27,7 +27,7 @@ from continuo.realtime.protocol.messages_api import (
     encode_failure,
     encode_message,
 )
-from continuo.realtime.request_context import current_request
+from continuo.realtime.request_context import name_tenant
 from continuo.realtime.responses.event_stream import EventStream
 from continuo.realtime.responses.run import Requester
 from continuo.realtime.responses.service import ResponseService
@@ -106,7 +106,7 @@ class MessagesRoutes:
             security_log.report("ephemeral_key", request.client)
             raise Refusal("A client secret is not valid for this request.", code="ephemeral_key")
         request.state.credentials = credentials
-        current_request().tenant = credentials.tenant
+        name_tenant(credentials.tenant)
         replies.charge_input_of(request, credentials).admit_operation()
         return Requester(credentials.tenant)
 

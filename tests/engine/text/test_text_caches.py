@@ -1,8 +1,11 @@
 """Memory of the caches of encoded and rendered texts: bounded in bytes, whatever the texts are."""
 
+import hashlib
 import random
+from contextvars import copy_context
 
-from continuo.engine.text import ChatMessage
+from continuo.engine import cache_group
+from continuo.engine.text import ChatMessage, find_schema_problem, grammar
 from tests.support.checkpoints import family_text
 
 MIB = 1024 * 1024
@@ -28,6 +31,29 @@ def test_renderings_of_long_texts_are_bounded() -> None:
         renderer.render([ChatMessage(role="user", content=f"{n}" + "\u4e2d" * MIB)])
         renderings = renderer._renderings  # pyright: ignore[reportPrivateUsage]
         assert 0 < renderings.held_bytes <= renderings.bytes_max == 16 * MIB
+
+
+def test_tenant_keeps_its_share_of_the_caches_of_texts() -> None:
+    text = family_text("qwen3")
+    encodings = text._tokenizer._encodings  # pyright: ignore[reportPrivateUsage]
+    checks = grammar._schema_problems  # pyright: ignore[reportPrivateUsage]
+    encodings.bytes_max, encodings.share_bytes = MIB, MIB // 4
+    words = "go " * 300
+
+    def use(tenant: str, texts: int) -> None:
+        cache_group.set(tenant)
+        for n in range(texts):
+            text.encode(f"{tenant} {n} {words}")
+            find_schema_problem(f"{tenant} {n}")
+
+    def kept(tenant: str, n: int) -> tuple[bool, bool]:
+        digest = hashlib.sha256(f"{tenant} {n}".encode()).digest()
+        return (f"{tenant} {n} {words}", False) in encodings, digest in checks
+
+    copy_context().run(use, "small", 20)
+    copy_context().run(use, "large", 3_000)
+    assert kept("large", 0) == (False, False), "both caches were full"
+    assert {kept("small", n) for n in range(20)} == {(True, True)}
 
 
 def test_size_of_renderings_is_that_of_all_variants() -> None:
