@@ -1,10 +1,15 @@
-"""Settings of a real Redis with which the server replies but refuses writes, or all commands."""
+"""Real stores that refuse writes: a locked SQLite file, and settings of Redis with which it replies
+but refuses writes, or all commands."""
 
 import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import NamedTuple
 
+from continuo.realtime.store import Store
 from tests.support.redis_process import RedisProcess
+from tests.support.waiting import wait_until
 
 RedisCommand = tuple[str, ...]
 
@@ -111,3 +116,14 @@ async def run_commands(redis: RedisProcess, commands: tuple[RedisCommand, ...]) 
     async with redis.client() as admin:
         for command in commands:
             await admin.execute_command(*command)
+
+
+@contextlib.asynccontextmanager
+async def locked_sqlite(file: Path, store: Store) -> AsyncIterator[None]:
+    """While entered, the store in `file` accepts no writes, because another connection locks it."""
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    await wait_until(lambda: not store.is_available)
+    yield
+    other.close()
+    await wait_until(lambda: store.is_available)

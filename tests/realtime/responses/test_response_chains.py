@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import random
-import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from continuo.realtime.store import Store, open_store
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness
 from tests.support.sessions import user_message
-from tests.support.waiting import wait_until
+from tests.support.store_refusals import locked_sqlite
 
 REQUESTER = Requester("acme", "conn_1")
 
@@ -340,23 +339,12 @@ async def sqlite(store_file: Path) -> AsyncIterator[Store]:
     await store.aclose()
 
 
-@contextlib.asynccontextmanager
-async def locked(file: Path, store: Store) -> AsyncIterator[None]:
-    """A store that accepts no writes, because another connection locks its file."""
-    other = sqlite3.connect(file, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    await wait_until(lambda: not store.is_available)
-    yield
-    other.close()
-    await wait_until(lambda: store.is_available)
-
-
 @pytest.mark.parametrize("background", [False, True])
 async def test_response_to_be_stored_is_refused_while_the_store_is_down(
     harness: EngineHarness, sqlite: Store, store_file: Path, background: bool
 ) -> None:
     async with response_service(harness, store=sqlite) as responses:
-        async with locked(store_file, sqlite):
+        async with locked_sqlite(store_file, sqlite):
             command = request("hello", store=True)
             command = msgspec.structs.replace(command, background=background)
             with pytest.raises(Refusal) as refused:
@@ -374,7 +362,7 @@ async def test_response_that_is_not_stored_needs_no_store(
 ) -> None:
     async with (
         response_service(harness, store=sqlite) as responses,
-        locked(store_file, sqlite),
+        locked_sqlite(store_file, sqlite),
     ):
         response = await turn(responses, request("hello"))
         assert response.status in ("completed", "incomplete")
@@ -386,7 +374,7 @@ async def test_stored_response_is_continued_from_memory_while_the_store_is_down(
 ) -> None:
     async with response_service(harness, store=sqlite) as responses:
         first = await turn(responses, request("hello", store=True))
-        async with locked(store_file, sqlite):
+        async with locked_sqlite(store_file, sqlite):
             assert not await is_unknown(responses, first.id)
             response = await turn(responses, request("on", first.id))
             assert response.status in ("completed", "incomplete")
@@ -397,7 +385,7 @@ async def test_response_waits_for_a_store_that_is_lost_while_it_is_generated(
 ) -> None:
     async with response_service(harness, store=sqlite) as responses:
         run = await responses.create(request("hello", store=True, tokens=60), REQUESTER)
-        async with locked(store_file, sqlite):
+        async with locked_sqlite(store_file, sqlite):
             assert not run.ended.is_set(), "the end waits for the store"
         response = await run.event_stream.wait_for_end()
         assert response.status in ("completed", "incomplete")
@@ -412,7 +400,7 @@ async def test_response_fails_that_the_store_did_not_keep(
     limits = Limits(response_store_timeout_s=0.1)
     async with response_service(harness, limits, sqlite) as responses:
         run = await responses.create(request("hello", store=True, tokens=60), REQUESTER)
-        async with locked(store_file, sqlite):
+        async with locked_sqlite(store_file, sqlite):
             response = await run.event_stream.wait_for_end()
             assert response.status == "failed"
             assert response.error is not None

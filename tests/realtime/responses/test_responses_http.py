@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from continuo.engine.client import connection
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
-from continuo.realtime.store import Store
+from continuo.realtime.store import Store, open_store
 from tests.support.clients import (
     FINAL_EVENT_TYPES,
     JsonEvent,
@@ -20,6 +21,7 @@ from tests.support.clients import (
     output_text,
 )
 from tests.support.engines import EngineHarness
+from tests.support.store_refusals import locked_sqlite
 from tests.support.web_servers import (
     TENANTS,
     UMBRELLA,
@@ -118,6 +120,22 @@ async def test_response_is_continued_over_http_and_websocket(
     assert cached_tokens(third) == second["usage"]["total_tokens"] - 1, (
         "HTTP and WebSocket do not share their state"
     )
+
+
+async def test_response_to_be_stored_is_503_while_the_store_is_down(
+    harness: EngineHarness, gateway_settings: GatewaySettings, tmp_path: Path
+) -> None:
+    store = await open_store(f"sqlite:///{tmp_path}/store.db")
+    async with serve_harness(harness, gateway_settings, store) as server:
+        async with locked_sqlite(tmp_path / "store.db", store):
+            for fields in ({}, {"store": True}, {"store": True, "stream": True}):
+                body = {"model": "demo", "input": "hello", **fields}
+                status, refused = await server.request("POST", "/v1/responses", body)
+                assert (status, refused["error"]["code"]) == (503, "store_unavailable"), refused
+            assert (await harness.engine.fleet.stats()).tokens_drawn == 0, "nothing was generated"
+            assert output_text(await post(server, input="hello", store=False))
+        assert (await post(server, input="hello"))["store"] is True
+    await store.aclose()
 
 
 async def test_unstored_response_is_not_found(
