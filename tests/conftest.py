@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from tests.support.configured_logging import read_loggers
 from tests.support.engines import write_tiny_model
 from tests.support.processes import logs_since
 
@@ -259,6 +260,15 @@ def pytest_asyncio_loop_factories(
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run async tests on uvloop, the event loop of gateway and engine."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def unchanged_loggers() -> Iterator[None]:
+    """Fail a test that leaves the loggers of a server otherwise than they were: a later test that
+    counts their lines would find others."""
+    before = read_loggers()
+    yield
+    assert read_loggers() == before, "use tests.support.configured_logging"
 
 
 @pytest.fixture(scope="session")

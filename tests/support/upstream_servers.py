@@ -423,7 +423,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 async def serve_fake(fake: FakeServer, port: int = 0) -> AsyncIterator[str]:
     """Serve a fake on loopback. Yields its URL. At the end its connections are cut."""
     app = Starlette(routes=fake.routes())
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
     with socket.create_server(("127.0.0.1", port)) as sock:
         serving = asyncio.create_task(server._serve([sock]))
         try:
