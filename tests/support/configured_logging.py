@@ -11,7 +11,7 @@ NAMES = ("", "uvicorn", *logging_setup.PEER_LOGGERS)
 
 
 class LoggerState(NamedTuple):
-    """What decides which lines of a logger are written."""
+    """Fields of a logger that decide which of its lines are written."""
 
     level: int
     handlers: list[logging.Handler]

@@ -1,4 +1,4 @@
-"""What the gateway caches of texts counts for the tenant whose request it served."""
+"""Cached texts count for the tenant whose request the gateway served."""
 
 from collections.abc import Awaitable, Callable
 
