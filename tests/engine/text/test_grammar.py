@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from continuo import engine
 from continuo.bench import random_checkpoints
+from continuo.engine.allocator import count_allocated_bytes
 from continuo.engine.errors import BadRequest
 from continuo.engine.sampling import Grammar
 from continuo.engine.text import GrammarCompiler, ModelText, find_schema_problem
@@ -307,16 +308,27 @@ def test_schema_that_takes_too_much_memory_is_refused_and_not_kept(schema: dict[
     assert compiler.size.held_bytes < 1_000
 
 
-def test_schemas_that_are_checked_at_the_same_time_are_measured_apart() -> None:
-    """Half of them are too large by half, and half have room for as much again."""
-    schemas = [
-        json.dumps({"prefixItems": [{"maxLength": n + m} for m in range(count)]})
-        for n in range(3)
-        for count in (500, 1_600)
-    ]
-    with ThreadPoolExecutor(len(schemas)) as threads:
-        problems = list(threads.map(find_schema_problem, schemas))
-    assert [problem is None for problem in problems] == [True, False] * 3
+def test_schemas_that_are_checked_at_the_same_time_are_measured_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The memory that one thread allocates must not count for the schema of another."""
+    measuring = list[int]()
+    overlaps = threading.Event()
+
+    def count_and_wait_for_another() -> int | None:
+        measuring.append(threading.get_ident())
+        if len(measuring) == 1:
+            overlaps.wait(0.5)  # time for another thread to measure as well, if it can
+        elif measuring[-1] != measuring[0]:
+            overlaps.set()
+        return count_allocated_bytes()
+
+    monkeypatch.setattr(grammar_module, "count_allocated_bytes", count_and_wait_for_another)
+    schemas = [json.dumps({"const": f"measured apart {n}"}) for n in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(find_schema_problem, schemas)) == [None, None]
+    first = measuring.index(next(one for one in measuring if one != measuring[0]))
+    assert measuring[0] not in measuring[first:], "both measured at the same time"
 
 
 def test_grammar_of_many_ordinary_tools_is_compiled() -> None:

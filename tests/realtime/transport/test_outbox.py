@@ -25,6 +25,7 @@ from continuo.realtime.protocol.realtime_api.server_events import (
 from continuo.realtime.tenants.ledger import TenantLedger
 from continuo.realtime.transport.backlog import Backlog
 from continuo.realtime.transport.outbox import Outbox
+from tests.simulation.virtual import VirtualLoop
 from tests.support.sockets import FakeSocket
 
 
@@ -222,6 +223,26 @@ async def test_client_that_reads_nothing_is_closed_whatever_the_backlog() -> Non
     with pytest.raises(ConnectionCloseError, match="does not read") as caught:
         await running
     assert caught.value.code == CloseCode.TRY_AGAIN_LATER
+
+
+def test_client_that_reads_nothing_is_closed_within_five_seconds() -> None:
+    """By the limits as they are, on virtual time."""
+    socket = FakeSocket()
+    socket.peer_reads.clear()
+
+    async def serve() -> None:
+        outbox = Outbox(socket, Limits())
+        running = asyncio.create_task(outbox.run())
+        await asyncio.sleep(0)
+        outbox.put(delta(1, "x"))
+        await running
+
+    loop = VirtualLoop()
+    with pytest.raises(ConnectionCloseError) as caught:
+        loop.run_until_complete(serve())
+    loop.close()
+    assert caught.value.code == CloseCode.TRY_AGAIN_LATER
+    assert 0 < loop.now <= 5
 
 
 async def test_reader_that_catches_up_stays_connected() -> None:
