@@ -1,5 +1,7 @@
 """Memory of idempotency keys: bounded in bytes; a key that was evicted is found in the store."""
 
+import resource
+import subprocess
 import sys
 from functools import partial
 
@@ -96,3 +98,65 @@ async def test_outcomes_that_were_not_written_are_bounded_too() -> None:
     assert written[-1] == "event_1999"
     assert len(written) < 1_000
     await store.aclose()
+
+
+SESSIONS = 150
+FILL = f"""
+import gc
+import sys
+from functools import partial
+from continuo.engine import give_memory_back
+from continuo.realtime.session.idempotency_keys import IdempotencyKeys
+from continuo.realtime.store import IdempotentRequest
+from continuo.realtime.tenants.ledger import TenantLedger
+
+chars, letter, record = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+
+def resident_bytes():
+    gc.collect()
+    give_memory_back()
+    return int(open("/proc/self/statm").read().split()[1]) * {resource.getpagesize()}
+
+def fill(ledger):
+    hold = partial(ledger.hold, "idempotency_keys")
+    sessions = [IdempotencyKeys(None, {{}}, is_complete=True, hold=hold) for _ in range({SESSIONS})]
+    for number, keys in enumerate(sessions):
+        for n in range(600):
+            request = IdempotentRequest.of(f"{{number}}_{{n}}".ljust(chars, letter), b"content")
+            request = IdempotentRequest(request.key, request.content_digest, b"item_%d" % n)
+            getattr(keys, record)(request)
+    return sessions
+
+fill(TenantLedger("before"))
+before, ledger = resident_bytes(), TenantLedger("acme")
+sessions = fill(ledger)
+held = resident_bytes() - before
+del sessions
+print(held, resident_bytes() - before, ledger.held_bytes["idempotency_keys"])
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("chars", "letter", "record"),
+    [
+        (1, "x", "record"),
+        (1, "x", "record_unwritten"),
+        (36, "x", "record_unwritten"),
+        (512, "\u6f22", "record_unwritten"),
+        (512, "\U0001f600", "record"),
+    ],
+)
+def test_resident_memory_of_keys_is_as_charged(chars: int, letter: str, record: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FILL, str(chars), letter, record],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    held, left, charged = map(int, done.stdout.split())
+    bound = SESSIONS * IDEMPOTENCY_MEMORY_BYTES_MAX
+    assert 0.9 * bound < charged <= bound
+    assert held <= 1.2 * charged
+    assert left <= 0.2 * charged
