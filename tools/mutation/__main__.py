@@ -66,7 +66,10 @@ TIMING_SENSITIVE = (
 """Path prefixes of tests that run an engine in real time. A failure counts only if it repeats."""
 TEST_S_MAX = 30
 """Time limit of one test in seconds. If a test exceeds the limit, the bug counts as caught."""
-RUN_S_MAX = 600
+UNCHANGED_RUN_S_MAX = 3600.0
+"""Time limit of the run without a bug. A run with one may take RUN_FACTOR_MAX times what that took:
+a bug that only makes it slower on a busy machine is not caught."""
+RUN_FACTOR_MAX = 3.0
 
 
 class MutantResult(TypedDict):
@@ -106,10 +109,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         tree = copy_tree(Path(folder))
         todo = [m for m in chosen if options.again or not is_up_to_date(tree, m, results)]
-        if todo:
-            check_baseline(tree)
+        run_s_max = RUN_FACTOR_MAX * check_baseline(tree) if todo else 0.0
         for number, mutant in enumerate(todo, 1):
-            results[mutant.name] = result = run_mutant(tree, mutant)
+            results[mutant.name] = result = run_mutant(tree, mutant, run_s_max)
             save_results(results)
             caught = result["caught_by"] or "NOT CAUGHT"
             print(f"{number:3}/{len(todo)} {result['seconds']:6.1f} s  {mutant.name}: {caught}")
@@ -147,22 +149,25 @@ def is_up_to_date(tree: Path, mutant: Mutant, results: dict[str, MutantResult]) 
     )
 
 
-def check_baseline(tree: Path) -> None:
+def check_baseline(tree: Path) -> float:
+    """Run the tests without a bug. Returns how long they took, in seconds; exits if one fails."""
     print("  the unchanged tree …", end=" ", flush=True)
     start_s = time.monotonic()
-    failed = first_failure(tree)
+    failed = first_failure(tree, UNCHANGED_RUN_S_MAX)
     if failed is not None:
         sys.exit(f"fails without any bug: {failed}")
-    print(f"passes in {time.monotonic() - start_s:.1f} s")
+    spent_s = time.monotonic() - start_s
+    print(f"passes in {spent_s:.1f} s")
+    return spent_s
 
 
-def run_mutant(tree: Path, mutant: Mutant) -> MutantResult:
+def run_mutant(tree: Path, mutant: Mutant, run_s_max: float) -> MutantResult:
     file = tree / mutant.path
     original = file.read_text()
     mutant.mutate_file(tree)
     start_s = time.monotonic()
     try:
-        caught_by = first_failure(tree)
+        caught_by = first_failure(tree, run_s_max)
     finally:
         file.write_text(original)
     seconds = round(time.monotonic() - start_s, 1)
@@ -170,15 +175,19 @@ def run_mutant(tree: Path, mutant: Mutant) -> MutantResult:
     return MutantResult(digest=digest, caught_by=caught_by, seconds=seconds, on=today)
 
 
-def first_failure(tree: Path) -> str | None:
-    failed = run_tests(tree)
-    if failed and failed.startswith(TIMING_SENSITIVE) and not run_tests(tree, f"tests/{failed}"):
-        return run_tests(tree)
+def first_failure(tree: Path, run_s_max: float) -> str | None:
+    failed = run_tests(tree, run_s_max)
+    if (
+        failed
+        and failed.startswith(TIMING_SENSITIVE)
+        and not run_tests(tree, run_s_max, f"tests/{failed}")
+    ):
+        return run_tests(tree, run_s_max)
     return failed
 
 
-def run_tests(tree: Path, *tests: str) -> str | None:
-    """Run tests in the copy `tree`, by default TESTS.
+def run_tests(tree: Path, run_s_max: float, *tests: str) -> str | None:
+    """Run tests in the copy `tree`, by default TESTS, for at most `run_s_max` seconds.
 
     Returns the first test that failed, a text if a time limit was exceeded, or None if all passed.
     """
@@ -188,10 +197,10 @@ def run_tests(tree: Path, *tests: str) -> str | None:
     environment = {**os.environ, "EXAMPLES": str(EXAMPLES), "PYTHONPATH": str(tree)}
     try:
         run = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=RUN_S_MAX
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=run_s_max
         )
     except subprocess.TimeoutExpired:
-        return f"a run of more than {RUN_S_MAX} s"
+        return f"a run of more than {run_s_max:.0f} s"
     if run.returncode == 0:
         return None
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
