@@ -2,9 +2,12 @@
 
 import hashlib
 import random
+from array import array
 from contextvars import copy_context
 
-from continuo.engine import cache_group
+import pytest
+
+from continuo.engine import ResidentCache, cache_group
 from continuo.engine.text import ChatMessage, find_schema_problem, grammar
 from tests.support.checkpoints import family_text
 
@@ -33,11 +36,12 @@ def test_renderings_of_long_texts_are_bounded() -> None:
         assert 0 < renderings.held_bytes <= renderings.bytes_max == 16 * MIB
 
 
-def test_tenant_keeps_its_share_of_the_caches_of_texts() -> None:
+def test_tenant_keeps_its_share_of_the_caches_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     text = family_text("qwen3")
-    encodings = text._tokenizer._encodings  # pyright: ignore[reportPrivateUsage]
-    checks = grammar._schema_problems  # pyright: ignore[reportPrivateUsage]
-    encodings.bytes_max, encodings.share_bytes = MIB, MIB // 4
+    encodings: ResidentCache[tuple[str, bool], array[int]] = ResidentCache(MIB)
+    checks: ResidentCache[bytes, str] = ResidentCache(MIB)
+    monkeypatch.setattr(text._tokenizer, "_encodings", encodings)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(grammar, "_schema_problems", checks)
     words = "go " * 300
 
     def use(tenant: str, texts: int) -> None:

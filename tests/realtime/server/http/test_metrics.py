@@ -6,10 +6,13 @@ import re
 import urllib.request
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from continuo.engine import ResidentCache
 from continuo.engine.core.speculation import Speculation
 from continuo.engine.sampling import Sampling
+from continuo.engine.text import grammar
 from continuo.realtime import metrics
 from continuo.realtime.server.http.metrics_routes import collect_engine
 from tests.support.clients import open_realtime_session
@@ -164,7 +167,13 @@ async def test_labels_are_few_whatever_paths_are_requested(server: RunningServer
     assert len(after) - len(before) < 80
 
 
-async def test_caches_report_what_they_hold_and_their_bounds(server: RunningServer) -> None:
+async def test_caches_report_what_they_hold_and_their_bounds(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of checks, one for the process, is an empty one: other tests may have filled it."""
+    checks: ResidentCache[bytes, str] = ResidentCache(1024 * 1024)
+    monkeypatch.setattr(grammar, "_schema_problems", checks)
+
     def read(series: Series) -> dict[str, tuple[float, float]]:
         names = ("encodings", "renderings", "schema_checks", "continuation_points", "grammars")
         return {
