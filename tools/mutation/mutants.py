@@ -830,6 +830,21 @@ MUTANTS = [
         ("self.pool.free_count >= pages and self._drop_marks()", "False"),
     ),
     _bug(
+        "a prompt leaves no state where it branches",
+        COMPONENTS,
+        ("        if pages - known >= BRANCH_PAGES_MIN:\n", "        if False:\n"),
+    ),
+    _bug(
+        "a row passes the place where its prompt branches",
+        COMPONENTS,
+        ("for stop in (lease.branch, lease.anchor) if", "for stop in (lease.anchor,) if"),
+    ),
+    _bug(
+        "a prompt leaves a state at every branch",
+        COMPONENTS,
+        ("if pages - known >= BRANCH_PAGES_MIN:", "if pages > known:"),
+    ),
+    _bug(
         "an evicted node keeps its units",
         RADIX,
         (

@@ -110,15 +110,19 @@ class SessionAwareCache:
         self._busy.add(lease)
         return lease
 
-    def match(self, lease: PageLease, ids: "array[int]", limit: int) -> int:
+    def match(self, lease: PageLease, ids: "array[int]", limit: int, publish_to: int = 0) -> int:
         """Replace the lease's pages by shared pages of the tree if these cover more of ids[:limit].
         Returns the tokens now committed. Nothing may be in flight. The search begins behind the
-        shared pages that the lease has, so that a repeated one is O(pages found)."""
+        shared pages that the lease has, so that a repeated one is O(pages found). `publish_to`:
+        tokens of the lease that will be published as they are computed, so that it can give the
+        tree a state where that lacks one."""
         assert lease.reserved == 0
         kept = [] if self.has_components else lease.path[: lease.committed // self.page_size]
         found = self.tree.match(lease.scope, ids, limit, kept)
         if self.has_components:
-            del found[self.components.whole_depth(found, len(found)) :]
+            depth = self.components.whole_depth(found, len(found))
+            self.components.note_branch(lease, min(len(found), publish_to // self.page_size), depth)
+            del found[depth:]
         if (len(kept) + len(found)) * self.page_size <= lease.resident_tokens:
             return lease.committed
         self.host_tier.discard(lease)
@@ -213,6 +217,7 @@ class SessionAwareCache:
         if lease.host_pages:
             self.host_tier.trim(lease, to)
         if self.has_components:
+            lease.branch = lease.branch if lease.branch <= to else 0
             self.components.cut_answer(lease, to)
         if to < lease.committed:
             lease.committed = self.components.rewind(lease, to) if self.has_components else to
