@@ -441,13 +441,13 @@ class SessionAwareCache:
     def _make_room_in(self, component: Component, needed: int) -> bool:
         """Evict units of a component from the tree; then idle leases as a whole, as far as the host
         can take them with all their marks; then what idle leases keep inside their answers; then
-        these leases, and at last the marks of busy ones; until `needed` units are free. Returns
-        False if that is impossible."""
+        these leases, the states where prompts of leases branch, and at last the marks of busy ones;
+        until `needed` units are free. Returns False if that is impossible."""
         while component.pool.free_count < needed:
-            if self.tree.evict_unit(component.index):
+            if self._evict_unit_from_tree(component):
                 continue
             if not self._idle:
-                if not self.components.drop_marks():
+                if not self.tree.evict_unit(component.index) and not self.components.drop_marks():
                     return False
                 continue
             lease = next(iter(self._idle))
@@ -459,6 +459,12 @@ class SessionAwareCache:
                 if not self.components.has_inside(lease):
                     del self._idle_inside[lease]
         return True
+
+    def _evict_unit_from_tree(self, component: Component) -> bool:
+        """Evict a unit from the tree, but no state where prompts of leases branch: without it, each
+        further session would compute their head."""
+        is_state = component is self.components.states
+        return self.tree.evict_unit(component.index, keeps_branches=is_state)
 
     def _make_room_at(self, positions: Sequence[int]) -> bool:
         """Make room for what a lease without parts needs at `positions`."""
@@ -487,7 +493,7 @@ class SessionAwareCache:
         for component in self.components:
             needed = len(places_of(component, positions))
             while component.pool.free_count < needed:
-                if not self.tree.evict_unit(component.index):
+                if not self._evict_unit_from_tree(component):
                     return False
         return True
 

@@ -296,6 +296,40 @@ def test_head_that_is_appended_before_a_turn_is_computed_once(own: int) -> None:
     assert computed == [2004 + own, 468 + own, 4 + own, 4 + own]
 
 
+@pytest.mark.parametrize("host", [0, 20])
+def test_head_keeps_its_state_beside_many_idle_sessions(host: int) -> None:
+    """A session that has lost all its KV therefore computes no more than its own part again."""
+    core, computed = head_core(slots=12, host=host), list[int]()
+    for n in range(8):
+        core.open(f"s{n}")
+        core.append(f"s{n}", HEAD + [n] * 40)
+        computed.append(computed_by(core, lambda n=n: speak(core, f"s{n}", 70)) - 69)
+    assert computed == [2044, 508] + [44] * 6
+    core.append("s0", [9] * 30)
+    computed = computed_by(core, lambda: speak(core, "s0", 1, "next"))
+    assert computed == (31 if host else 44 + 70 + 30)
+    for n in range(8):
+        core.close(f"s{n}")
+    while core.cache.tree.evict_unit(0):
+        pass
+    assert core.cache.components.states is not None
+    assert core.cache.components.states.pool.free_count == 12, "all states can be evicted then"
+
+
+def test_state_where_closed_sessions_branched_is_evicted_before_marks() -> None:
+    core = head_core(slots=9)
+    for n in range(2):
+        speak_after(core, f"s{n}", HEAD + [n] * 40)
+        core.close(f"s{n}")
+    core.open("idle")
+    core.append("idle", words(300, 3))
+    speak(core, "idle", 200)
+    marks = list(core.sequence("idle").lease.marks)
+    speak_after(core, "s3", words(600, 4))
+    assert core.sequence("idle").lease.marks == marks
+    assert speak_after(core, "again", HEAD + [9] * 40) == 2044, "its state was evicted"
+
+
 def test_branch_costs_one_row_and_one_state() -> None:
     """Beside those that the second session has anyway, and for no later session."""
     core, rows, states = head_core(), list[int](), list[int]()
