@@ -13,6 +13,9 @@ from continuo.engine.errors import ModelError
 
 OTHERS_FRACTION = 0.5
 """Share of the memory that windows and states may take from a model that also has full layers."""
+SESSION_TOKENS = 8_192
+"""Tokens of a session for which windows are no scarcer than the full layers, where there is memory
+for more sessions than --max-num-seqs."""
 STEP_SLOTS, MARK_SLOTS = 3, 6
 """State slots of a running sequence: its state and those that two steps in flight write; and those
 of its marks."""
@@ -82,7 +85,9 @@ def plan_memory(
     page = config.block_size
     costs = {window: page * memory.token_bytes[window] for window in windows}
     costs[STATE] = memory.state_bytes
-    shares = _share_out(config, costs, longest, default_pool_bytes, batched_tokens, alone=not full)
+    shares = _share_out(
+        config, costs, page * token_bytes, longest, default_pool_bytes, batched_tokens
+    )
     spent = sum(costs[kind] * count for kind, count in shares.items())
     if full:
         pages, length = size_pool(config, token_bytes, limit, default_pool_bytes, spent)
@@ -107,14 +112,14 @@ STATE = 0
 def _share_out(
     config: EngineConfig,
     costs: dict[int, int],
+    full_cost: int,
     longest: int,
     default_pool_bytes: int,
     batched_tokens: int,
-    *,
-    alone: bool,
 ) -> dict[int, int]:
-    """Count the pages of each window and the state slots. `costs`: bytes of each; `alone`: there
-    are no full layers."""
+    """Count the pages of each window and the state slots. `costs`: bytes of each; `full_cost`:
+    bytes of a page of the full layers; 0: there are none."""
+    alone = not full_cost
     page, rows = config.block_size, config.max_num_seqs
     step = _count_pages(2 * batched_tokens, page) + 1
     session = _count_pages(longest, page) + 1
@@ -141,6 +146,11 @@ def _share_out(
                 )
     budget = _budget_bytes(config, default_pool_bytes)
     available = default_pool_bytes if budget is None else budget
+    if full_cost and budget is not None and not costs[STATE]:
+        windows = {kind: _window_pages(kind, page) for kind in wanted if kind != STATE}
+        sessions = _count_even_sessions(costs, full_cost, windows, available, longest, page)
+        for kind, pages in windows.items():
+            wanted[kind] = max(wanted[kind], min(sessions * pages, rows * session))
     available = int(available * (1.0 if alone else OTHERS_FRACTION))
     total = sum(costs[kind] * count for kind, count in wanted.items())
     scale = min(1.0, available / max(total, 1))
@@ -152,6 +162,21 @@ def _share_out(
             f"max_model_len {longest} need {format_bytes(needed)}: set kv_cache_memory_bytes"
         )
     return shares
+
+
+def _count_even_sessions(
+    costs: dict[int, int],
+    full_cost: int,
+    windows: dict[int, int],
+    available: int,
+    longest: int,
+    page: int,
+) -> int:
+    """Count the sessions of SESSION_TOKENS tokens that fit if no kind of page is scarcer than
+    another. `windows`: pages of a session in each window."""
+    full_pages = _count_pages(min(SESSION_TOKENS, longest), page)
+    windows_bytes = sum(costs[kind] * min(pages, full_pages) for kind, pages in windows.items())
+    return available // (full_cost * full_pages + windows_bytes)
 
 
 def _budget_bytes(config: EngineConfig, default_pool_bytes: int) -> int | None:

@@ -830,6 +830,36 @@ MUTANTS = [
         ("self.pool.free_count >= pages and self._drop_marks()", "False"),
     ),
     _bug(
+        "a prompt leaves no state where it branches",
+        COMPONENTS,
+        ("        if pages - known >= BRANCH_PAGES_MIN:\n", "        if False:\n"),
+    ),
+    _bug(
+        "a row passes the place where its prompt branches",
+        COMPONENTS,
+        ("for stop in (lease.branch, lease.anchor) if", "for stop in (lease.anchor,) if"),
+    ),
+    _bug(
+        "a prompt leaves a state at every branch",
+        COMPONENTS,
+        ("if pages - known >= BRANCH_PAGES_MIN:", "if pages > known:"),
+    ),
+    _bug(
+        "the state where prompts branch is evicted before marks inside answers",
+        CACHE,
+        ("is_state = component is self.components.states", "is_state = False"),
+    ),
+    _bug(
+        "the state where prompts branch outlives the sessions that share them",
+        RADIX,
+        ("keeps_branches and node.ref_count > 1 and len", "keeps_branches and len"),
+    ),
+    _bug(
+        "a state that is kept cannot be evicted later",
+        RADIX,
+        ("        for entry in kept:\n            heapq.heappush(heap, entry)\n", ""),
+    ),
+    _bug(
         "an evicted node keeps its units",
         RADIX,
         (

@@ -16,7 +16,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from continuo.engine.batch import NO_STATE, PageMove, StateSlots, WindowGroup, WindowTable
 from continuo.engine.core.cache.component import Component
 from continuo.engine.core.cache.lease import NO_ANSWER, PageLease
-from continuo.engine.core.cache.marks import add_mark, answer_tokens_max, first_spacing
+from continuo.engine.core.cache.marks import (
+    BRANCH_PAGES_MIN,
+    add_mark,
+    answer_tokens_max,
+    first_spacing,
+)
 from continuo.engine.core.cache.radix_tree import RadixNode, RadixTree
 from continuo.engine.core.cache.state_pool import StatePool
 from continuo.engine.core.cache.window_pages import WindowPages
@@ -97,6 +102,16 @@ class Components:
                 depth = component.whole_depth(path, depth)
         return depth
 
+    def note_branch(self, lease: PageLease, pages: int, depth: int) -> None:
+        """Record that the tree has the first `pages` pages of a lease, but states only for the
+        first `depth` of them: where the ids of the lease leave those in the tree, it will give the
+        tree a state (marks.py)."""
+        if self.states is None:
+            return
+        known = max(depth, lease.committed // self._page_size)
+        if pages - known >= BRANCH_PAGES_MIN:
+            lease.branch = pages * self._page_size
+
     def have_room_for(self, tokens: int, busy: Collection[PageLease]) -> bool:
         """Return whether a lease of `tokens` tokens could compute one more, if all leases but the
         `busy` ones were evicted."""
@@ -116,7 +131,8 @@ class Components:
     def fit_row(self, lease: PageLease, count: int) -> int:
         """Return how many of the next `count` tokens the lease's next row should compute: at least
         one. A row has no more window pages than there are. The rows of a recurrent state end at
-        page boundaries where they can, so that the state there can be kept."""
+        page boundaries where they can, so that the state there can be kept; one of them at the
+        anchor, and one at the branch."""
         if count <= 1:
             return count
         start = lease.launched
@@ -125,8 +141,9 @@ class Components:
         if self.states is None:
             return count
         end = start + count
-        if start < lease.anchor < end:
-            return lease.anchor - start
+        stops = [stop for stop in (lease.branch, lease.anchor) if start < stop < end]
+        if stops:
+            return min(stops) - start
         boundary = end // self._page_size * self._page_size
         return boundary - start if boundary > start else count
 

@@ -26,6 +26,7 @@ class PageLease:
     __slots__ = (
         "anchor",
         "answer",
+        "branch",
         "committed",
         "host_end",
         "host_marks",
@@ -64,6 +65,9 @@ class PageLease:
         they are committed; empty if it keeps none but the marks."""
         self.anchor = 0
         self.mark_spacing = 0
+        self.branch = 0
+        """Position up to which the tree had the pages of the lease, but no state; 0: none such. A
+        row ends there, so that the tree gets one."""
 
     @property
     def private_pages(self) -> int:

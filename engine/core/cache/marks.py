@@ -9,6 +9,16 @@ most MARK_SPACING_TOKENS tokens or half the answer, and a rewind to its start le
 newest mark is the last page boundary that was committed: what is published ends there. All marks
 are at page boundaries, where nodes of the tree end.
 
+The tree has a state at the end of each row that prefilled a published prompt, and one where prompts
+branch, so that the head that they share is computed once:
+
+    first    | state ......... state .... | state       rows end where the step was full
+    second   | ................ branch ... | state       the tree has these pages, but no state
+    third    | ................ state .... | state       computes nothing of the head
+
+The second one ends a row at the branch. A branch less than BRANCH_PAGES_MIN behind the last state
+gets none: the additional row, of all others the first, would save too little.
+
 A model that has windows, but no recurrent state, keeps all pages of the newest answer as well, so
 that a rewind into it owes nothing: unless the answer is longer than `answer_tokens_max`, or the
 pool needs the room. Then the marks remain.
@@ -18,6 +28,8 @@ MARKS_MAX = 4
 """Maximum number of marks inside an answer, besides its anchor and the newest mark."""
 MARK_SPACING_TOKENS = 64
 """Distance of marks inside an answer at first; doubled whenever there are too many."""
+BRANCH_PAGES_MIN = 4
+"""Minimum pages of the tree between a state and a branch that gets one too."""
 
 ANSWER_TOKENS_MIN = 1024
 """Tokens of an answer that all windows keep, however short they are."""

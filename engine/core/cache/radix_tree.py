@@ -181,20 +181,28 @@ class RadixTree:
         entry = (node.last_used, self._pushes, node)
         heapq.heappush(self._evictable_units[component], entry)
 
-    def evict_unit(self, component: int) -> bool:
+    def evict_unit(self, component: int, *, keeps_branches: bool = False) -> bool:
         """Evict the unit of the node that was used least recently. It is free then, unless a lease
-        holds it too. Returns False if no node holds a unit of the component."""
+        holds it too. Returns False if no node holds a unit of the component; with `keeps_branches`,
+        if none does but those where the paths of several leases part or end."""
         heap = self._evictable_units[component]
-        while heap:
-            used, _, node = heapq.heappop(heap)
+        kept: list[tuple[int, int, RadixNode]] = []
+        is_evicted = False
+        while heap and not is_evicted:
+            entry = heapq.heappop(heap)
+            used, _, node = entry
             if node.units[component] < 0:
                 continue
             if used != node.last_used:
                 self._push_unit(node, component)
-                continue
-            self._drop_unit(node, component)
-            return True
-        return False
+            elif keeps_branches and node.ref_count > 1 and len(node.children) != 1:
+                kept.append(entry)
+            else:
+                self._drop_unit(node, component)
+                is_evicted = True
+        for entry in kept:
+            heapq.heappush(heap, entry)
+        return is_evicted
 
     def _drop_unit(self, node: RadixNode, component: int) -> None:
         unit, node.units[component] = node.units[component], -1

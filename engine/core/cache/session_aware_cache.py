@@ -110,15 +110,19 @@ class SessionAwareCache:
         self._busy.add(lease)
         return lease
 
-    def match(self, lease: PageLease, ids: "array[int]", limit: int) -> int:
+    def match(self, lease: PageLease, ids: "array[int]", limit: int, publish_to: int = 0) -> int:
         """Replace the lease's pages by shared pages of the tree if these cover more of ids[:limit].
         Returns the tokens now committed. Nothing may be in flight. The search begins behind the
-        shared pages that the lease has, so that a repeated one is O(pages found)."""
+        shared pages that the lease has, so that a repeated one is O(pages found). `publish_to`:
+        tokens of the lease that will be published as they are computed, so that it can give the
+        tree a state where that lacks one."""
         assert lease.reserved == 0
         kept = [] if self.has_components else lease.path[: lease.committed // self.page_size]
         found = self.tree.match(lease.scope, ids, limit, kept)
         if self.has_components:
-            del found[self.components.whole_depth(found, len(found)) :]
+            depth = self.components.whole_depth(found, len(found))
+            self.components.note_branch(lease, min(len(found), publish_to // self.page_size), depth)
+            del found[depth:]
         if (len(kept) + len(found)) * self.page_size <= lease.resident_tokens:
             return lease.committed
         self.host_tier.discard(lease)
@@ -213,6 +217,7 @@ class SessionAwareCache:
         if lease.host_pages:
             self.host_tier.trim(lease, to)
         if self.has_components:
+            lease.branch = lease.branch if lease.branch <= to else 0
             self.components.cut_answer(lease, to)
         if to < lease.committed:
             lease.committed = self.components.rewind(lease, to) if self.has_components else to
@@ -436,13 +441,13 @@ class SessionAwareCache:
     def _make_room_in(self, component: Component, needed: int) -> bool:
         """Evict units of a component from the tree; then idle leases as a whole, as far as the host
         can take them with all their marks; then what idle leases keep inside their answers; then
-        these leases, and at last the marks of busy ones; until `needed` units are free. Returns
-        False if that is impossible."""
+        these leases, the states where prompts of leases branch, and at last the marks of busy ones;
+        until `needed` units are free. Returns False if that is impossible."""
         while component.pool.free_count < needed:
-            if self.tree.evict_unit(component.index):
+            if self._evict_unit_from_tree(component):
                 continue
             if not self._idle:
-                if not self.components.drop_marks():
+                if not self.tree.evict_unit(component.index) and not self.components.drop_marks():
                     return False
                 continue
             lease = next(iter(self._idle))
@@ -454,6 +459,12 @@ class SessionAwareCache:
                 if not self.components.has_inside(lease):
                     del self._idle_inside[lease]
         return True
+
+    def _evict_unit_from_tree(self, component: Component) -> bool:
+        """Evict a unit from the tree, but no state where prompts of leases branch: without it, each
+        further session would compute their head."""
+        is_state = component is self.components.states
+        return self.tree.evict_unit(component.index, keeps_branches=is_state)
 
     def _make_room_at(self, positions: Sequence[int]) -> bool:
         """Make room for what a lease without parts needs at `positions`."""
@@ -482,7 +493,7 @@ class SessionAwareCache:
         for component in self.components:
             needed = len(places_of(component, positions))
             while component.pool.free_count < needed:
-                if not self.tree.evict_unit(component.index):
+                if not self._evict_unit_from_tree(component):
                     return False
         return True
 

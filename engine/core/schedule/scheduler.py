@@ -563,7 +563,7 @@ class Scheduler:
         recalled = bool(lease.host_pages) and cache.recall(lease)
         known = min(sequence.committed_high_water, length)
         if not lease.committed or lease.committed < known or match_shared:
-            cache.match(lease, sequence.ids, cache.match_end(length))
+            self._match(sequence)
         residency = _residency(lease.committed, lost=lease.committed < known, recalled=recalled)
         if RESIDENCY_ORDER.index(residency) > RESIDENCY_ORDER.index(sequence.worst_residency):
             sequence.worst_residency = residency
@@ -576,11 +576,15 @@ class Scheduler:
         if sequence.in_flight:
             return
         known = lease.committed
-        cache.match(lease, sequence.ids, cache.match_end(len(sequence.ids)))
+        self._match(sequence)
         if not turn.is_admitted:
             cache.mark_idle(lease)
         elif lease.committed > known:
             cache.rewind(lease, len(sequence.ids) - 1)
+
+    def _match(self, sequence: Sequence) -> None:
+        cache, ids = self.cache, sequence.ids
+        cache.match(sequence.lease, ids, cache.match_end(len(ids)), sequence.publish_to)
 
     # ---- rows -----------------------------------------------------------------------------
 

@@ -251,6 +251,116 @@ def test_prompt_shared_by_sessions_is_computed_once() -> None:
         assert computed <= PAGE + 10 + 5
 
 
+HEAD = words(2004)
+"""Ids that many sessions begin with: 125 pages and 4 ids."""
+
+
+def head_core(slots: int = 64, host: int = 0) -> CoreHarness:
+    """Return a core whose steps have 512 ids, so that rows end at 512, 1,024 and 1,536 of HEAD."""
+    return CoreHarness(
+        pages=8192,
+        page_size=PAGE,
+        batched_tokens=512,
+        host_pages=8192 if host else 0,
+        state_slots=slots,
+        host_state_slots=host,
+    )
+
+
+def speak_after(core: CoreHarness, name: str, prompt: list[int], **options: Any) -> int:
+    """Run a turn of one id on a new session. Returns the tokens computed."""
+    core.open(name, **options)
+    core.append(name, prompt)
+    return computed_by(core, lambda: speak(core, name, 1))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("own", [20, 40, 700])
+def test_head_of_many_sessions_is_computed_once(own: int, streaming: bool) -> None:
+    """The second session ends a row where the prompts branch; the others continue from there."""
+    core, computed = head_core(), list[int]()
+    for n in range(5):
+        prompt = HEAD + [n] * own
+        computed.append(speak_after(core, f"s{n}", prompt, streaming=streaming))
+    assert computed == [2004 + own, 468 + own, 4 + own, 4 + own, 4 + own]
+
+
+@pytest.mark.parametrize("own", [20, 700])
+def test_head_that_is_appended_before_a_turn_is_computed_once(own: int) -> None:
+    core, computed = head_core(), list[int]()
+    for n in range(4):
+        core.open(f"s{n}")
+        prompt = HEAD + [n] * own
+        computed.append(computed_by(core, lambda n=n, prompt=prompt: core.append(f"s{n}", prompt)))
+        computed[-1] += computed_by(core, lambda n=n: speak(core, f"s{n}", 1))
+    assert computed == [2004 + own, 468 + own, 4 + own, 4 + own]
+
+
+@pytest.mark.parametrize("host", [0, 20])
+def test_head_keeps_its_state_beside_many_idle_sessions(host: int) -> None:
+    """A session that has lost all its KV therefore computes no more than its own part again."""
+    core, computed = head_core(slots=12, host=host), list[int]()
+    for n in range(8):
+        core.open(f"s{n}")
+        core.append(f"s{n}", HEAD + [n] * 40)
+        computed.append(computed_by(core, lambda n=n: speak(core, f"s{n}", 70)) - 69)
+    assert computed == [2044, 508] + [44] * 6
+    core.append("s0", [9] * 30)
+    computed = computed_by(core, lambda: speak(core, "s0", 1, "next"))
+    assert computed == (31 if host else 44 + 70 + 30)
+    for n in range(8):
+        core.close(f"s{n}")
+    while core.cache.tree.evict_unit(0):
+        pass
+    assert core.cache.components.states is not None
+    assert core.cache.components.states.pool.free_count == 12, "all states can be evicted then"
+
+
+def test_state_where_closed_sessions_branched_is_evicted_before_marks() -> None:
+    core = head_core(slots=9)
+    for n in range(2):
+        speak_after(core, f"s{n}", HEAD + [n] * 40)
+        core.close(f"s{n}")
+    core.open("idle")
+    core.append("idle", words(300, 3))
+    speak(core, "idle", 200)
+    marks = list(core.sequence("idle").lease.marks)
+    speak_after(core, "s3", words(600, 4))
+    assert core.sequence("idle").lease.marks == marks
+    assert speak_after(core, "again", HEAD + [9] * 40) == 2044, "its state was evicted"
+
+
+def test_branch_costs_one_row_and_one_state() -> None:
+    """Beside those that the second session has anyway, and for no later session."""
+    core, rows, states = head_core(), list[int](), list[int]()
+    for n in range(5):
+        before = core.runner.row_count
+        speak_after(core, f"s{n}", HEAD + [n] * 40)
+        rows.append(core.runner.row_count - before)
+        states.append(core.cache.tree.unit_counts[0])
+        core.close(f"s{n}", keep_prefix=False)
+    assert rows == [5, 3, 2, 2, 2], "chunks, the branch, the last page boundary, the last id"
+    assert states == [4, 6, 7, 8, 9], "at the end of each prompt, of three chunks, at the branch"
+
+
+def test_branch_close_to_a_state_gets_none() -> None:
+    """The row would save the later sessions less than four pages."""
+    core, head = head_core(), words(512 + 63)
+    computed = [speak_after(core, f"s{n}", head + [n] * 40) for n in range(3)]
+    assert computed == [615, 103, 103]
+
+
+def test_heads_within_a_head_have_a_state_each() -> None:
+    """The prompts of all users begin alike, those of one tenant longer so."""
+    core, computed = head_core(), list[int]()
+    for n in range(4):
+        for tenant in range(2):
+            prompt = HEAD + [10 + tenant] * 400 + [n] * 40
+            computed.append(speak_after(core, f"s{tenant}{n}", prompt))
+    assert computed[:2] == [2444, 468 + 440]
+    assert computed[4:] == [44] * 4
+
+
 def test_next_request_with_the_whole_history_continues_after_the_last_answer() -> None:
     """Stateless clients send everything again; the tree has the state at the end of the answer."""
     core = state_core()

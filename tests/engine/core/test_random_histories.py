@@ -69,6 +69,15 @@ class RandomHistory:
             scope, group = f"scope {n % 3 % 2}", f"group {n % 2}"
             self.core.open(f"s{n}", streaming=bool(n % 2), scope=scope, group=group)
             self.logs[f"s{n}"] = ReferenceTokenLog()
+        if "state" in kind and seed % 2:
+            self.append_heads(random.Random(seed))
+
+    def append_heads(self, source: random.Random) -> None:
+        """Let the prompts of all sessions begin alike for a while, so that they branch."""
+        longest = self.core.runner.geometry.max_model_len // 2
+        for session in self.logs:
+            head = [n % 4 for n in range(source.randint(1, longest))]
+            self.send(AppendIds(self.core.next_number(), session, head))
 
     def run(self) -> None:
         for _ in range(ACTIONS):

@@ -173,6 +173,15 @@ def test_windows_and_states_take_at_most_half_of_scarce_memory() -> None:
     assert 1024 * sizes.pages >= 98_000
 
 
+def test_windows_are_not_scarcer_than_full_layers_for_long_sessions() -> None:
+    """A session of 8,192 tokens has 512 full pages, and 8 of the window, of 1,024 bytes each."""
+    config = EngineConfig(kv_cache_memory_bytes=100_000_000, max_num_seqs=2)
+    sizes = plan(config, FULL, WINDOW, limit=100_000)
+    assert sizes.count_sessions(8192, 16) == 100_000_000 // (1024 * 520) == 187
+    assert sizes.count_sessions(4096, 16) == 187
+    assert sizes.count_sessions(16_384, 16) == 93
+
+
 def test_model_without_full_layers_is_not_limited_by_its_pages() -> None:
     config = EngineConfig(num_gpu_blocks_override=20)
     sizes = plan(config, WINDOW, WINDOW)

@@ -306,6 +306,24 @@ class CacheMachine(RuleBasedStateMachine):
                 if model.lease.committed <= before:
                     return
 
+    @rule(target=leases, head=st.integers(0, 12), ids=TOKENS)
+    def prefill(self, head: int, ids: list[int]) -> LeaseModel:
+        """Compute a first prompt, which begins like others, row by row, and publish it. A row ends
+        where its ids leave those in the tree, which has a state there then."""
+        model = LeaseModel(self.cache.open("a"), [n % 3 for n in range(head)] + ids)
+        self.all.append(model)
+        cache, lease, length = self.cache, model.lease, len(model.ids)
+        cache.match(lease, model.ids_array, cache.match_end(length), length)
+        while (before := lease.committed) < length:
+            self._step(model, cache.components.fit_row(lease, length - before))
+            if lease.committed <= before:
+                break
+            cache.publish(lease, model.ids_array, length)
+            assert not before < lease.branch < lease.committed, "a row passed the branch"
+            if lease.committed == lease.branch:
+                assert lease.path[-1].units[-1] >= 0, "the tree has no state at the branch"
+        return model
+
     @rule(model=leases)
     def mark_idle(self, model: LeaseModel) -> None:
         self.cache.mark_idle(model.lease)
