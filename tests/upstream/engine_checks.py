@@ -217,7 +217,7 @@ async def test_lark_is_enforced_or_refused(
         assert text.decode(output) in ("yes", "no")
 
 
-async def test_penalty_of_output_is_that_of_our_engine_on_vllm(
+async def test_penalty_of_output_is_that_of_our_engine_unless_it_counts_the_prompt(
     server: RealServer, harness: ServerHarness, own: EngineClient, prompt: list[int]
 ) -> None:
     """llama-server counts the prompt too."""
