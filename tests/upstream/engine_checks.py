@@ -74,6 +74,8 @@ async def test_random_lives_have_the_ids_of_our_engine(
 ) -> None:
     """Each life has messages that are typed in pieces, rewinds, and turns. Ids that differ must be
     about equally likely."""
+    version = (await harness.server.describe()).version
+    figure(f"{server.kind}: {version}, the start took {server.start_s:.1f} s")
     drawn = equal = 0
     for seed in range(LIVES):
         source, log = random.Random(seed), list[int]()
