@@ -39,7 +39,7 @@ from continuo.engine.errors import (
 )
 from continuo.engine.event_loop import run_event_loop
 from continuo.engine.fingerprint import compute_fingerprint
-from continuo.engine.local_checkpoint import find_local_checkpoint
+from continuo.engine.local_checkpoint import find_local_checkpoint, find_local_text
 from continuo.engine.log_format import JsonFormatter
 from continuo.engine.resident_cache import CacheSize, ResidentCache, cache_group
 from continuo.engine.sampling import Grammar, Sampling, SamplingSettings, StopString
@@ -139,6 +139,7 @@ __all__ = [
     "cpu_pool_bytes",
     "create_trace_provider",
     "find_local_checkpoint",
+    "find_local_text",
     "find_schema_problem",
     "find_types",
     "flush_traces",

@@ -28,7 +28,7 @@ from continuo.engine.errors import (
     SessionDetached,
     StaleEngineFence,
 )
-from continuo.engine.local_checkpoint import find_local_checkpoint
+from continuo.engine.local_checkpoint import find_local_text
 from continuo.engine.sampling import Sampling
 from continuo.engine.text import ModelText, OutputDecoder
 from continuo.engine.wire.bounds import check_sampling, check_token_ids
@@ -549,7 +549,7 @@ def _try_load_text(model: str | None) -> ModelText | None:
     Returns None if the model is no folder of this machine, or its text cannot be loaded, which the
     engine reports."""
     try:
-        folder = None if model is None else find_local_checkpoint(model)
+        folder = None if model is None else find_local_text(model)
         text = None if folder is None else ModelText(str(folder))
     except ModelError:
         return None

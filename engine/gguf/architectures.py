@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from continuo.engine.errors import ModelError
-from continuo.engine.gguf.container import GgufFile
+from continuo.engine.gguf.container import GgufFile, GgufMetadata
 
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 OUTER_NAMES = {
@@ -98,7 +98,7 @@ ARCHITECTURES = {
 class Metadata:
     """Metadata of a file, checked as it is read."""
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufMetadata) -> None:
         self._file, self._prefix = file, ""
         name = self.text("general.architecture")
         self.architecture = name

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -83,10 +85,18 @@ class GgufTensor:
 
 
 @dataclass(frozen=True)
-class GgufFile:
+class GgufMetadata:
+    """The metadata of a file, whatever its tensors are."""
+
     path: Path
     metadata: dict[str, Any]
     """Numbers, booleans, strings, and lists of them, by key."""
+    metadata_bytes: int
+    """Size of the metadata and of what is before them."""
+
+
+@dataclass(frozen=True)
+class GgufFile(GgufMetadata):
     tensors: dict[str, GgufTensor]
     header_bytes: int
     """Size of everything before the padding and the tensors."""
@@ -107,12 +117,27 @@ def open_gguf(path: Path) -> GgufFile:
         raise ModelError(f"{path}: cannot be read: {error}") from None
 
 
+def read_gguf_metadata(path: Path) -> GgufMetadata:
+    """Read the metadata alone, of a file with tensors of any type and place. Raises ModelError."""
+    try:
+        with _reading(path, path.stat().st_size) as reader:
+            return reader.read_metadata()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from None
+
+
 @lru_cache(maxsize=1)
 def _open(path: Path, size: int, _mtime_ns: int) -> GgufFile:
+    with _reading(path, size) as reader:
+        return reader.read(size)
+
+
+@contextmanager
+def _reading(path: Path, size: int) -> Generator[_Reader]:
     if size < len(MAGIC):
         raise ModelError(f"{path}: not a GGUF file")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Reader(path, data, min(size, HEADER_BYTES_MAX)).read(size)
+        yield _Reader(path, data, min(size, HEADER_BYTES_MAX))
 
 
 _SCALARS = {
@@ -130,16 +155,17 @@ class _Reader:
     def __init__(self, path: Path, data: mmap.mmap, limit: int) -> None:
         """`limit`: place at which the header must have ended."""
         self._path, self._data, self._limit, self._at = path, data, limit, 0
+        self._tensor_count = 0
 
-    def read(self, size: int) -> GgufFile:
-        """Read the header of a file of `size` bytes."""
+    def read_metadata(self) -> GgufMetadata:
+        """Read what is before the table of tensors."""
         if self._take(len(MAGIC)) != MAGIC:
             raise ModelError(f"{self._path}: not a GGUF file")
         version = self._number("<I")
         if version not in VERSIONS:
             supported = " and ".join(map(str, VERSIONS))
             raise self._defect(f"GGUF version {version}; versions {supported} are supported")
-        tensor_count = self._bounded("<Q", TENSORS_MAX, "tensors")
+        self._tensor_count = self._bounded("<Q", TENSORS_MAX, "tensors")
         metadata_count = self._bounded("<Q", METADATA_MAX, "metadata keys")
         metadata: dict[str, Any] = {}
         for _ in range(metadata_count):
@@ -147,9 +173,14 @@ class _Reader:
             if key in metadata:
                 raise self._defect(f"metadata key {key!r} is repeated")
             metadata[key] = self._value(self._number("<I"), key)
-        places = [self._place() for _ in range(tensor_count)]
+        return GgufMetadata(self._path, metadata, self._at)
+
+    def read(self, size: int) -> GgufFile:
+        """Read the header of a file of `size` bytes."""
+        found = self.read_metadata()
+        places = [self._place() for _ in range(self._tensor_count)]
         header_bytes = self._at
-        alignment = metadata.get("general.alignment", ALIGNMENT_BYTES)
+        alignment = found.metadata.get("general.alignment", ALIGNMENT_BYTES)
         if not isinstance(alignment, int) or not 1 <= alignment <= ALIGNMENT_BYTES_MAX:
             raise self._defect(f"alignment {alignment!r} is not 1 to {ALIGNMENT_BYTES_MAX}")
         start = -(-header_bytes // alignment) * alignment
@@ -161,7 +192,7 @@ class _Reader:
             if tensor.end > size:
                 raise self._defect(f"tensor {name} ends at byte {tensor.end:,} of {size:,}")
             tensors[name] = tensor
-        return GgufFile(self._path, metadata, tensors, header_bytes)
+        return GgufFile(self._path, found.metadata, found.metadata_bytes, tensors, header_bytes)
 
     def _place(self) -> tuple[str, tuple[int, ...], GgmlType, int]:
         """Read an entry of the table of tensors: name, shape, type and offset."""

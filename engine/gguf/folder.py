@@ -1,8 +1,9 @@
 """A GGUF file as a checkpoint folder: its metadata as the files that other checkpoints have, and a
-link to the file, which has the tensors."""
+link to the file, which has the tensors. A folder for the text alone has no link."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from continuo.engine.errors import ModelError
-from continuo.engine.gguf.architectures import build_config
-from continuo.engine.gguf.container import open_gguf
+from continuo.engine.gguf.architectures import Metadata, build_config
+from continuo.engine.gguf.container import open_gguf, read_gguf_metadata
 from continuo.engine.gguf.tokenizer import (
     TokenizerMetadata,
     build_tokenizer,
@@ -21,6 +22,7 @@ from continuo.engine.gguf.tokenizer import (
 )
 
 CACHE_FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "continuo" / "gguf"
+CONFIG_FILE = "config.json"
 GGUF_FILE = "model.gguf"
 """Name of the link to the file."""
 FOLDER_VERSION = 1
@@ -31,11 +33,7 @@ def open_folder(path: Path) -> Path:
     """Return the checkpoint folder of a GGUF file, in the cache of this user; write it unless it
     is there. Raises ModelError."""
     file = open_gguf(path)
-    with path.open("rb") as raw:
-        header = raw.read(file.header_bytes)
-    target = path.resolve()
-    digest = sha256(f"{FOLDER_VERSION} {target}\0".encode() + header)
-    folder = CACHE_FOLDER / digest.hexdigest()[:24]
+    folder = _find_place(path, file.header_bytes, f"{FOLDER_VERSION} {path.resolve()}")
     if (folder / GGUF_FILE).exists():
         return folder
     metadata = TokenizerMetadata(file)
@@ -44,39 +42,73 @@ def open_folder(path: Path) -> Path:
         raise ModelError(
             f"{path}: {len(metadata.tokens):,} tokens, but an embedding of {config['vocab_size']:,}"
         )
+    _write(folder, _build_files(metadata, config), path, GGUF_FILE)
+    return folder
+
+
+def open_text_folder(path: Path) -> Path:
+    """Return the folder of a GGUF file for its tokenizer and chat template: that of `open_folder`
+    where our engine can read the file, else one without weights, whose config has the name of the
+    architecture alone. Raises ModelError if the tokenizer cannot be read either."""
+    with contextlib.suppress(ModelError):
+        return open_folder(path)
+    file = read_gguf_metadata(path)
+    folder = _find_place(path, file.metadata_bytes, f"text {FOLDER_VERSION}")
+    if (folder / CONFIG_FILE).exists():
+        return folder
+    name, metadata = Metadata(file).architecture, TokenizerMetadata(file)
+    config = {"architectures": [name], "model_type": name, "vocab_size": len(metadata.tokens)}
+    _write(folder, _build_files(metadata, config), path, None)
+    return folder
+
+
+def _find_place(path: Path, header_bytes: int, kind: str) -> Path:
+    """Return where the folder of a file is, by the beginning of the file and the kind of folder."""
+    with path.open("rb") as raw:
+        digest = sha256(f"{kind}\0".encode() + raw.read(header_bytes))
+    return CACHE_FOLDER / digest.hexdigest()[:24]
+
+
+def _build_files(metadata: TokenizerMetadata, config: dict[str, Any]) -> dict[str, str]:
+    """Return the content of each file of a folder. Raises ModelError."""
     files: dict[str, str] = {
-        "config.json": _to_json(config),
+        CONFIG_FILE: _to_json(config),
         "generation_config.json": _to_json({"eos_token_id": metadata.stop_ids()}),
         "tokenizer.json": _to_json(build_tokenizer(metadata)),
         "tokenizer_config.json": _to_json(build_tokenizer_config(metadata)),
     }
     if metadata.chat_template:
         files["chat_template.jinja"] = metadata.chat_template
+    return files
+
+
+def _write(folder: Path, files: dict[str, str], path: Path, link: str | None) -> None:
+    """Write the folder of the GGUF file `path`. `link`: name of a link to it. Raises ModelError."""
     try:
-        _write(folder, files, target)
+        _write_atomically(folder, files, path.resolve(), link)
     except OSError as error:
         raise ModelError(
             f"{folder}: the config and tokenizer of {path.name} cannot be written: "
             f"{error.strerror}; XDG_CACHE_HOME moves this folder"
         ) from None
-    return folder
 
 
-def _write(folder: Path, files: dict[str, str], target: Path) -> None:
-    """Write a folder, atomically: another process may write the same one at the same time."""
+def _write_atomically(folder: Path, files: dict[str, str], target: Path, link: str | None) -> None:
+    """Write a folder that another process may write at the same time."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
         new.chmod(0o755)
         for name, text in files.items():
             (new / name).write_text(text, "utf-8")
-        (new / GGUF_FILE).symlink_to(target)
+        if link is not None:
+            (new / link).symlink_to(target)
         if folder.exists():
             shutil.rmtree(folder)  # its link leads nowhere
         new.rename(folder)
     except OSError:
         shutil.rmtree(new, ignore_errors=True)
-        if not (folder / GGUF_FILE).exists():
+        if not (folder / (link or CONFIG_FILE)).exists():
             raise
 
 

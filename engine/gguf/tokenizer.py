@@ -6,7 +6,7 @@ import json
 from typing import Any, cast
 
 from continuo.engine.errors import ModelError
-from continuo.engine.gguf.container import GgufFile
+from continuo.engine.gguf.container import GgufMetadata
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Values of `tokenizer.ggml.token_type`."""
@@ -41,7 +41,7 @@ SPACE = "\u2581"
 class TokenizerMetadata:
     """The metadata of a tokenizer, `tokenizer.*`, checked as it is read."""
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufMetadata) -> None:
         self._file = file
         self.model = cast(str, self._get("ggml.model", str, None))
         self.tokens = self._list("ggml.tokens", str)

@@ -17,7 +17,7 @@ from continuo.engine.architectures.config import read_json
 from continuo.engine.config import EngineConfig
 from continuo.engine.errors import ModelError, first_line
 from continuo.engine.fingerprint import compute_fingerprint
-from continuo.engine.local_checkpoint import find_local_checkpoint
+from continuo.engine.local_checkpoint import find_local_text
 from continuo.engine.text import ModelText
 from continuo.engine.upstream.detection import detect_server
 from continuo.engine.upstream.errors import OtherModel, ServerLost, UpstreamError
@@ -83,9 +83,9 @@ def _make_client(config: EngineConfig) -> HttpClient:
 
 
 def _find_folder(config: EngineConfig) -> Path:
-    """Return the checkpoint folder of the model; downloads it without weights if it is a hub id.
+    """Return the folder of the model's text; downloads it without weights if it is a hub id.
     Raises ModelError."""
-    folder = find_local_checkpoint(config.model)
+    folder = find_local_text(config.model)
     if folder is not None:
         return folder
     # The library of the hub is slow to import.

@@ -63,6 +63,19 @@ def write_gguf(
     return values
 
 
+def write_foreign_gguf(folder: Path, path: Path, *, pre: str) -> None:
+    """Write the tokenizer and the chat template of a checkpoint folder as the GGUF file `path`, of
+    an architecture and with a tensor that our engine cannot read."""
+    writer = gguf.GGUFWriter(path, "unheard-of")
+    _add_tokenizer(writer, folder, json.loads((folder / "config.json").read_text()), pre)
+    blocks = np.zeros((4, gguf.GGML_QUANT_SIZES[KINDS.TQ1_0][1]), np.uint8)
+    writer.add_tensor("blk.0.unheard_of.weight", blocks, raw_dtype=KINDS.TQ1_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def encode(array: np.ndarray, kind: Any) -> np.ndarray:
     """Encode a matrix. A Q4_K, Q5_K or Q6_K gets random values of about the same size instead."""
     if kind not in (KINDS.Q4_K, KINDS.Q5_K, KINDS.Q6_K):

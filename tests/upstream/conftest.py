@@ -9,7 +9,7 @@ import pytest_asyncio
 from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.config import EngineConfig
 from continuo.engine.local_checkpoint import find_local_checkpoint
-from tests.upstream.install import FIGURES
+from tests.upstream.figures import add_figure
 from tests.upstream.servers import SERVERS, RealServer, running_server
 
 
@@ -40,9 +40,4 @@ async def own() -> AsyncIterator[EngineClient]:
 @pytest.fixture(scope="session")
 def figure() -> Callable[[str], None]:
     """Return a function that adds a line to the figures of this run."""
-
-    def add(line: str) -> None:
-        with FIGURES.open("a") as file:
-            print(line, file=file)
-
-    return add
+    return add_figure

@@ -74,6 +74,8 @@ async def test_random_lives_have_the_ids_of_our_engine(
 ) -> None:
     """Each life has messages that are typed in pieces, rewinds, and turns. Ids that differ must be
     about equally likely."""
+    version = (await harness.server.describe()).version
+    figure(f"{server.kind}: {version}, the start took {server.start_s:.1f} s")
     drawn = equal = 0
     for seed in range(LIVES):
         source, log = random.Random(seed), list[int]()
@@ -217,7 +219,7 @@ async def test_lark_is_enforced_or_refused(
         assert text.decode(output) in ("yes", "no")
 
 
-async def test_penalty_of_output_is_that_of_our_engine_on_vllm(
+async def test_penalty_of_output_is_that_of_our_engine_unless_it_counts_the_prompt(
     server: RealServer, harness: ServerHarness, own: EngineClient, prompt: list[int]
 ) -> None:
     """llama-server counts the prompt too."""

