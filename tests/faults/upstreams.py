@@ -36,6 +36,8 @@ class UpstreamCluster(Cluster):
     """A cluster whose engines have no device: engine n computes on server n, a fake."""
 
     response_tokens = RESPONSE_TOKENS
+    seeded_temperature = 1.0
+    """Temperature of the responses with a seed and a penalty."""
 
     def __init__(self, folder: Path, redis: RedisProcess) -> None:
         super().__init__(folder, redis)
@@ -115,7 +117,7 @@ async def start_responses(cluster: UpstreamCluster, rng: Random) -> list[Running
     ]
     ids = await asyncio.gather(
         *(
-            start_response(client, tokens, seed, count)
+            start_response(client, tokens, seed, cluster.seeded_temperature, count)
             for (client, _), seed, count in zip(conversations, seeds, deltas, strict=True)
         )
     )
@@ -126,13 +128,13 @@ async def start_responses(cluster: UpstreamCluster, rng: Random) -> list[Running
 
 
 async def start_response(
-    client: ReconnectingClient, tokens: int, seed: int | None, deltas: int
+    client: ReconnectingClient, tokens: int, seed: int | None, temperature: float, deltas: int
 ) -> str:
-    """Start a response, with a penalty if it has a seed, and receive some deltas. Returns its
-    id."""
+    """Start a response, with a penalty and a temperature if it has a seed, and receive some deltas.
+    Returns its id."""
     settings: dict[str, object] = {"max_output_tokens": tokens, "ignore_eos": True}
     if seed is not None:
-        settings |= {"temperature": 1.0, "presence_penalty": 0.5, "seed": seed}
+        settings |= {"temperature": temperature, "presence_penalty": 0.5, "seed": seed}
     id = await client.start_response(**settings)
     await client.wait_deltas(deltas)
     return id

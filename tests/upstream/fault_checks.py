@@ -47,7 +47,7 @@ class DemoConversation(ExpectedConversation):
         sampling = Sampling(
             stop_ids=stop_ids,
             ignore_eos=ignore_eos,
-            temperature=0.0 if seed is None else 1.0,
+            temperature=0.0,
             presence_penalty=0.0 if seed is None else 0.5,
         )
         with ThreadPoolExecutor(1) as other_thread:
@@ -73,6 +73,8 @@ class DemoConversation(ExpectedConversation):
 
 class RealCluster(UpstreamCluster):
     response_tokens = 1000
+    seeded_temperature = 0.0
+    """At 1, llama-server draws other ids for a seed beside other requests than alone."""
     servers: list[RealServer]
 
     def __init__(self, folder: Path, redis: RedisProcess) -> None:
