@@ -484,6 +484,8 @@ def post_response(url: str) -> tuple[int, bytes]:
 async def test_gateway_and_engine_stop_cleanly_and_are_replaced(stack: Stack, url: str) -> None:
     await wait_until_ready(url)
     for service in ("gateway-1", "engine-1"):
+        # The entry point is ready with one gateway: the other may not handle signals yet.
+        await asyncio.to_thread(wait_until_health_is, stack, service, True)
         assert stack.stop(service) == 0
         stack.start(service)
         await wait_until_ready(url)
