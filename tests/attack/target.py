@@ -24,6 +24,8 @@ tenant = "{TENANT}"
 key = "{BYSTANDER_KEY}"
 tenant = "bystanders"
 """
+KEYS_FILE_OF_ANY_VERSION = f"{KEY} = {TENANT}\n{BYSTANDER_KEY} = bystanders\n"
+"""Without limits, which versions before the tenants' limits do not know."""
 
 
 class Address(NamedTuple):
@@ -65,10 +67,11 @@ class Server:
 @contextmanager
 def serving(folder: Path, *options: str, source: Path = ROOT) -> Iterator[Server]:
     """A server with the bundled model and a SQLite store in `folder`. `source`: root of the source
-    code, such as that of another version."""
+    code, such as that of another version, which is given no limits of tenants."""
     arguments = ["serve", "--port", "0", "--no-web", "--threads", "1"]
     arguments += ["--store", f"sqlite:///{folder}/store.db", *options]
-    (folder / "keys.toml").write_text(KEYS_FILE)
-    arguments += ["--api-keys-file", f"{folder}/keys.toml"]
+    keys = folder / ("keys.toml" if source == ROOT else "keys")
+    keys.write_text(KEYS_FILE if source == ROOT else KEYS_FILE_OF_ANY_VERSION)
+    arguments += ["--api-keys-file", str(keys)]
     with running_process(*arguments, source=source) as process:
         yield Server(process)
