@@ -581,12 +581,12 @@ MUTANTS = [
     _bug(
         "an outlier counts in full",
         STEP_TIME,
-        ("seconds = min(seconds, OUTLIER_RATIO_MAX * self._predict(features) + 1e-4)", "pass"),
+        ("seconds = np.minimum(seconds, OUTLIER_RATIO_MAX * predicted + 1e-4)", "pass"),
     ),
     _bug(
         "coefficients may be negative",
         STEP_TIME,
-        ("[max(c, 0.0) for c in", "[c for c in"),
+        ("np.maximum(solution, 0.0)", "np.array(solution)"),
     ),
     # ---- the turns of a regular session
     _bug(

@@ -143,10 +143,11 @@ class TurnQueue:
         group = self._groups.get(sequence.group)
         if group is None:
             group = self._groups[sequence.group] = _Group()
+        if not group.size:
+            group.virtual_time = max(group.virtual_time, self._virtual_time)
         group.push(entry)
         if not group.has_place:
             group.has_place = True
-            group.virtual_time = max(group.virtual_time, self._virtual_time)
             heapq.heappush(self._order, (group.virtual_time, sequence.group))
 
     def remove(self, sequence: Sequence) -> None:
@@ -157,6 +158,8 @@ class TurnQueue:
     def pop(self, step: int, skipped_groups: Collection[str] = ()) -> Sequence | None:
         """Remove and return the sequence to serve next at `step`, of a group that is not skipped.
         Returns None if there is none."""
+        if not self.turns:
+            return None  # groups without turns leave the order when another one is served
         skipped: list[tuple[float, str]] = []
         sequence = None
         while self._order and sequence is None:
@@ -180,9 +183,10 @@ class TurnQueue:
         return sequence
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
-        """Count `tokens` computed for the group of a sequence, if it has queued turns."""
+        """Count `tokens` computed for the group of a sequence, if it has queued turns, or had more
+        than its share."""
         group = self._groups.get(sequence.group)
-        if group is not None:
+        if group is not None and (group.size or not group.has_place):
             group.virtual_time += tokens / sequence.weight
 
     def _leave_order(self, name: str, group: _Group) -> None:
