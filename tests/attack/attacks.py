@@ -212,12 +212,11 @@ async def foreign_tenants(server: Address, random: Random, tally: Tally) -> None
         ("DELETE", f"/v1/realtime/sessions/{session}"),
     ):
         status = await request(server, method, path, server.key)
-        assert status in ("403", "404"), f"{method} {path} of another tenant: {status}"
-        tally[status] += 1
+        tally[status if status in ("403", "404") else f"{SUCCEEDED} {method} {path}"] += 1
     stats = await get_json(server, "/v1/stats", server.key)
-    shown = [stats["object"], *(each["tenant"] for each in stats["tenants"])]
-    assert shown == ["tenant.stats", TENANT], f"GET /v1/stats shows {shown}"
-    tally["200"] += 1
+    shown = [stats.get("object"), *(each["tenant"] for each in stats.get("tenants", ()))]
+    is_own = shown == ["tenant.stats", TENANT]
+    tally["200" if is_own else f"{SUCCEEDED} GET /v1/stats"] += 1
     await owner.send_event(type="conversation.item.retrieve", item_id="none")
     await owner.wait_for("error")  # the owner is still connected
     owner.reset()

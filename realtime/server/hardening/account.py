@@ -18,6 +18,10 @@ SHARE_MAX = 0.2
 STEP_S_MAX = 0.1
 """Maximum time in seconds that is charged at once: a pause of the whole process, which happens to
 be within a connection's turn, is not the connection's."""
+LIGHT_SHARE_MAX = 0.05
+"""Share of the loop that a light connection uses at most on average, and LIGHT_S_MAX at once, in
+seconds."""
+LIGHT_S_MAX = 0.02
 _USED_S_MAX = WINDOW_S * SHARE_MAX
 
 _Result = TypeVar("_Result")
@@ -28,8 +32,10 @@ class LoopAccount:
     class. `clock`: time in seconds."""
 
     __slots__ = (
+        "_charged_at_s",
         "_clock",
         "_count_s",
+        "_recent_s",
         "_step_began_s",
         "_turn_used_s",
         "_used_s",
@@ -53,6 +59,16 @@ class LoopAccount:
         self._used_s = 0.0
         """Time used in the present window, which begins anew with each effect."""
         self._window_began_s = 0.0
+        self._recent_s = 0.0
+        """Time used lately: it grows by what is charged, and shrinks by LIGHT_SHARE_MAX of what
+        passes."""
+        self._charged_at_s = 0.0
+
+    @property
+    def is_light(self) -> bool:
+        """Whether the connection has used little time lately."""
+        passed_s = self._clock() - self._charged_at_s
+        return self._recent_s - passed_s * LIGHT_SHARE_MAX <= LIGHT_S_MAX
 
     @property
     def turn_used_s(self) -> float:
@@ -107,10 +123,13 @@ class LoopAccount:
         self._count_s(seconds)
         seconds = min(seconds, STEP_S_MAX)
         self._turn_used_s += seconds
+        now_s = self._clock()
+        shrunk_s = self._recent_s - (now_s - self._charged_at_s) * LIGHT_SHARE_MAX
+        self._recent_s, self._charged_at_s = max(shrunk_s, 0.0) + seconds, now_s
         if not self._used_s:
-            self._window_began_s = self._clock()
+            self._window_began_s = now_s
         self._used_s += seconds
         if self._used_s > _USED_S_MAX:
-            if self._clock() - self._window_began_s <= WINDOW_S:
+            if now_s - self._window_began_s <= WINDOW_S:
                 self.is_exceeded = True
             self._used_s = 0.0

@@ -21,6 +21,7 @@ from continuo.realtime.server import replies
 from continuo.realtime.server.hardening.account import SHARE_MAX, WINDOW_S, LoopAccount
 from continuo.realtime.server.hardening.guards import (
     LINGER_S,
+    BoundedReads,
     Lingerer,
     PausedReading,
     UnreadInput,
@@ -105,6 +106,7 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
+        transport.set_protocol(BoundedReads(self))
         self.account = LoopAccount("http")
         self.flow = self._flow = _Flow(transport)
         self._arm(HEAD_TIMEOUT_S)
@@ -123,7 +125,10 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
     def parse_slice(self) -> bool:
         if self.account.is_exceeded and self._refusal is None:
             self._refuse_costly()
-        self._read(self._take_slice())
+        if self._refusal is None:
+            self._read(self._take_slice())
+        else:
+            self._discard_input(self._take_unread())
         if not self._unread:
             self._flow.release_reading()
         return bool(self._unread)
@@ -135,9 +140,6 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
         self._flow.release_reading()
 
     def _read(self, part: bytes) -> None:
-        if self._refusal is not None:
-            self._discard_input(part)
-            return
         if self.parser is None or self.transport.is_closing():
             return
         if self._timeout is None and self._is_answered:
@@ -258,6 +260,9 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
             self.transport.abort()  # a client must wait for the response to its upgrade
             return
         super().handle_websocket_upgrade()
+        websocket = self.transport.get_protocol()
+        if isinstance(websocket, asyncio.Protocol):
+            self.transport.set_protocol(BoundedReads(websocket))
         self.parser = None  # breaks a reference cycle: the parser refers to this object
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:

@@ -295,13 +295,14 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
         if self.disconnected or self._is_lingering:
             return
         unfinished = len(self.conn.reader.buffer) + (self.conn.current_size or 0)
-        whole = self._received_bytes + self._queued_bytes + self.unread_bytes
-        if unfinished + whole > UNCHARGED_BYTES:
+        whole = self._received_bytes + self._queued_bytes
+        unread = self.unread_bytes
+        if unfinished + unread + whole > UNCHARGED_BYTES:
             if self._share is None:
                 self._share = IncomingShare(
                     self.incoming_budget, self._fail_over_budget, ledger_of(self.scope)
                 )
-            self._share.charge(unfinished, whole)
+            self._share.charge(unfinished + unread, whole)
             if self._is_lingering:
                 return
         elif self._share is not None:

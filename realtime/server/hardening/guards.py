@@ -12,9 +12,43 @@ from continuo.realtime.server.hardening.read_turns import ReadTurns
 SLICE_BYTES = 2 * 1024
 """Maximum bytes passed to a parser at once. Limits and time are checked between slices; one of
 pings, the costliest input, takes about 2 ms."""
+READ_BYTES = 16 * 1024
+"""Maximum bytes of a read. The event loop reads all sockets that have input before it does anything
+else, so hundreds of connections that send at the same moment delay it by hundreds of reads."""
+RECEIVE_S_PER_BYTE = 1e-9
+"""Time that a byte takes before a parser has it: the kernel and the event loop copy it."""
 LINGER_S = 2.0
 """Time in seconds for which input is read and discarded after the last response."""
 LINGER_BYTES_MAX = 64 * 1024 * 1024
+
+
+class BoundedReads(asyncio.BufferedProtocol):
+    """Between a transport and a protocol: passes on what is received, READ_BYTES at a time."""
+
+    __slots__ = ("_protocol",)
+    _buffer: ClassVar[bytearray] = bytearray(READ_BYTES)
+    """Shared by all connections: each read is passed on before the next one."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self._protocol = protocol
+
+    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002 - of the protocol
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._protocol.data_received(bytes(memoryview(self._buffer)[:nbytes]))
+
+    def eof_received(self) -> bool | None:
+        return self._protocol.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
 
 
 class PausedReading:
@@ -60,6 +94,10 @@ class UnreadInput:
     def unread_bytes(self) -> int:
         return len(self._unread) - self._unread_start
 
+    @property
+    def is_light(self) -> bool:
+        return self.account.is_light
+
     def hold_reading(self) -> None:
         raise NotImplementedError
 
@@ -83,7 +121,9 @@ class UnreadInput:
         """Parse the bytes of a read, now or in later turns. `least_s`: `ReadTurns.submit`."""
         self._unread = self._unread[self._unread_start :] + data
         self._unread_start = 0
-        self.read_turns.submit(self, least_s)
+        received_s = len(data) * RECEIVE_S_PER_BYTE
+        self.account.spend(received_s)
+        self.read_turns.submit(self, least_s + received_s)
         if self._unread:
             self.hold_reading()
 
@@ -94,6 +134,11 @@ class UnreadInput:
             self._unread_start = end
         else:
             self._unread, self._unread_start = b"", 0
+        return part
+
+    def _take_unread(self) -> bytes:
+        part = self._unread[self._unread_start :]
+        self._unread, self._unread_start = b"", 0
         return part
 
     def _drop_unread(self) -> None:

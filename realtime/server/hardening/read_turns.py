@@ -3,14 +3,15 @@
 What a byte costs is the peer's choice: 256 KiB, one read, take 0.2 ms as one message and 0.3 s as
 43,000 pings. So input is not counted but timed. A connection's unread bytes wait in the connection,
 and a reader parses them slice by slice in turns of TURN_S. Turns are granted in rounds of ROUND_S;
-after a round, the next one is delayed by the time that the round and the work it began have taken.
-A small request needs about ten iterations of the event loop, and would otherwise wait for a round
-in each. In a round, the reader that has waited longest comes first, then those with the fewest
-unread bytes: a client that sends little does not wait behind those that send much, and they do not
-wait for ever.
+after a round, the next one is delayed by twice the time that the round and the work it began have
+taken. A small request needs about ten iterations of the event loop, and would otherwise wait for a
+round in each. In a round, the reader that has waited longest comes first, then those with the
+fewest unread bytes: a client that sends little does not wait behind those that send much, and they
+do not wait for ever.
 
-Ordinary input does not wait: a small read is parsed at once while such reads have taken less than
-half of the time lately.
+Ordinary input does not wait: while nobody waits, a read is parsed at once, as long as such reads
+have taken less than half of the time lately; and a small read of a connection that has used little
+time lately also while others wait, as long as these reads have taken less than a quarter.
 
 The clock is that of the wall: what a bystander waits for includes the time in which the processor
 or the interpreter lock is another's, and to read the clock of a thread can take as long as to parse
@@ -25,17 +26,25 @@ from typing import Protocol
 
 TURN_S = 0.001
 """Time of a turn in seconds; it ends with the slice in which it reaches this."""
-ROUND_S = 0.004
+ROUND_S = 0.002
 """Time of the turns of a round in seconds, and the longest that reads are parsed at once."""
+PAUSE_RATIO = 2
+"""Time between two rounds, as a multiple of what the first one and the work it began have taken."""
 SHARE_AT_ONCE = 0.5
-"""Share of the time in which reads may be parsed at once, on average."""
+"""Share of the time in which reads may be parsed at once while nobody waits, on average."""
+SHARE_OF_LIGHT = 0.25
+"""Share of the time in which small reads of light connections may be parsed at once, on
+average."""
 ITERATIONS_PER_ROUND = 3
 """Iterations of the event loop over which a round is measured: the application begins with a
 request in the second one after its turn."""
+IDLE_S_MAX = 50e-6
+"""Time of an iteration of the event loop without work."""
 SMALL_READ_BYTES = 2048
 """Maximum unread bytes of a reader that need not wait while others do."""
-_CLASSES = 32
-"""Number of classes by size: a reader with N unread bytes is in class N.bit_length()."""
+_CLASS_BITS = 3
+"""A class of readers by size has unread bytes of this many bit lengths: a factor of 8."""
+_CLASSES = 11
 
 
 class Reader(Protocol):
@@ -43,6 +52,11 @@ class Reader(Protocol):
 
     @property
     def unread_bytes(self) -> int: ...
+
+    @property
+    def is_light(self) -> bool:
+        """Whether the connection has used little time lately."""
+        ...
 
     def parse_slice(self) -> bool:
         """Parse one slice of the unread bytes. Returns whether another one can be parsed."""
@@ -78,8 +92,8 @@ class ReadTurns:
         self._classes: list[dict[Reader, float]] = [{} for _ in range(_CLASSES)]
         """The readers of each class, the oldest first, with the least time of their turn."""
         self._scheduled = False
-        self._left_s, self._refilled_s = round_s, clock()
-        """Token bucket of the reads that are parsed at once: seconds left, and when that was."""
+        self._at_once = _TimeBucket(round_s, SHARE_AT_ONCE, clock)
+        self._of_light = _TimeBucket(round_s, SHARE_OF_LIGHT, clock)
         self._context = contextvars.Context()
         """Context of rounds: one that is begun by a request must not run in the request's."""
 
@@ -89,8 +103,9 @@ class ReadTurns:
         begins."""
         if reader in self._waiting:
             return
-        if self._may_parse_at_once(reader):
-            self._left_s -= self._take_turn(reader, least_s)
+        bucket = self._find_bucket(reader)
+        if bucket is not None:
+            bucket.left_s -= self._take_turn(reader, least_s)
         else:
             self._add(reader, least_s)
 
@@ -108,11 +123,14 @@ class ReadTurns:
         if reader in self._waiting:
             self._remove(reader)
 
-    def _may_parse_at_once(self, reader: Reader) -> bool:
-        now_s = self._clock()
-        refill_s = (now_s - self._refilled_s) * SHARE_AT_ONCE
-        self._left_s, self._refilled_s = min(self._round_s, self._left_s + refill_s), now_s
-        return self._left_s > 0 and (not self._waiting or reader.unread_bytes <= SMALL_READ_BYTES)
+    def _find_bucket(self, reader: Reader) -> "_TimeBucket | None":
+        """Return a bucket with time in which the reader may parse at once; None if there is
+        none."""
+        if not self._waiting and self._at_once.has_time():
+            return self._at_once
+        if reader.unread_bytes > SMALL_READ_BYTES or not reader.is_light:
+            return None
+        return self._of_light if self._of_light.has_time() else None
 
     def _take_turn(self, reader: Reader, least_s: float) -> float:
         """Let a reader parse until its turn is over, and wait for the next one if it has not
@@ -130,7 +148,8 @@ class ReadTurns:
     def _add(self, reader: Reader, least_s: float) -> None:
         if reader in self._waiting:
             return
-        size_class = min(reader.unread_bytes.bit_length(), _CLASSES - 1)
+        bits = reader.unread_bytes.bit_length()
+        size_class = min(-(-bits // _CLASS_BITS), _CLASSES - 1)
         self._waiting[reader] = size_class
         self._classes[size_class][reader] = least_s
         if not self._scheduled:
@@ -143,6 +162,12 @@ class ReadTurns:
 
     def _smallest(self) -> Reader | None:
         return next((next(iter(readers)) for readers in self._classes if readers), None)
+
+    def _is_new_connection_next(self) -> bool:
+        reader = next(iter(self._waiting), None)
+        if reader is None:
+            return False
+        return self._classes[self._waiting[reader]][reader] > 0 and reader.is_light
 
     def _run_round(self) -> None:
         reader = next(iter(self._waiting), None)
@@ -163,13 +188,44 @@ class ReadTurns:
                 self._end_round(began_s, ITERATIONS_PER_ROUND)
 
     def _end_round(self, began_s: float, iterations: int) -> None:
-        """Run the next round after these iterations, and as much time as they have taken."""
-        loop = asyncio.get_running_loop()
+        """Run the next round after these iterations, and PAUSE_RATIO times what they have taken."""
+        loop, now_s = asyncio.get_running_loop(), self._clock()
         if iterations:
             loop.call_soon(self._end_round, began_s, iterations - 1, context=self._context)
         else:
-            pause_s = self._clock() - began_s
-            loop.call_later(pause_s, self._run_round, context=self._context)
+            due_s = now_s + PAUSE_RATIO * (now_s - began_s)
+            loop.call_soon(self._pause, due_s, now_s, context=self._context)
+
+    def _pause(self, due_s: float, last_s: float) -> None:
+        """Run the next round at `due_s`; or, for a new connection, when an iteration of the event
+        loop had no other work. `last_s`: when the iteration began."""
+        now_s = self._clock()
+        is_idle = now_s - last_s < IDLE_S_MAX
+        if now_s >= due_s or (is_idle and self._is_new_connection_next()):
+            self._run_round()
+        elif is_idle:
+            loop = asyncio.get_running_loop()
+            loop.call_later(due_s - now_s, self._run_round, context=self._context)
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._pause, due_s, now_s, context=self._context)
+
+
+class _TimeBucket:
+    """Token bucket of time: `share` of the time that passes, and at most `most_s` at once."""
+
+    def __init__(self, most_s: float, share: float, clock: Callable[[], float]) -> None:
+        self.left_s = most_s
+        self._most_s = most_s
+        self._share = share
+        self._clock = clock
+        self._refilled_s = clock()
+
+    def has_time(self) -> bool:
+        now_s = self._clock()
+        refill_s = (now_s - self._refilled_s) * self._share
+        self.left_s, self._refilled_s = min(self._most_s, self.left_s + refill_s), now_s
+        return self.left_s > 0
 
 
 class _ApplicationTurn:
@@ -177,6 +233,7 @@ class _ApplicationTurn:
 
     def __init__(self, waiting_bytes: int) -> None:
         self.unread_bytes = waiting_bytes
+        self.is_light = False
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def parse_slice(self) -> bool:

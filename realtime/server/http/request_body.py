@@ -22,15 +22,17 @@ async def read_body(request: Request, limit: int) -> bytes:
 async def _read_whole(request: Request, limit: int) -> bytes:
     """Read the whole body. Raises Refusal if it is incomplete or over `limit` bytes; if
     Content-Length is over the limit, before reading."""
-    body = bytearray()
+    chunks: list[bytes] = []
+    size = 0
     try:
         _check_size(_content_length(request), limit)
         async for chunk in request.stream():
-            body += chunk
-            _check_size(len(body), limit)
+            chunks.append(chunk)
+            size += len(chunk)
+            _check_size(size, limit)
     except ClientDisconnect:
         raise Refusal("The body is incomplete.", code="invalid_json") from None
-    return bytes(body)
+    return b"".join(chunks)
 
 
 def _check_size(size: int, limit: int) -> None:

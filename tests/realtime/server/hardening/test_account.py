@@ -60,6 +60,29 @@ def test_pause_of_the_process_is_not_charged_to_a_connection(clock: Clock) -> No
     assert loop_account.turn_used_s == pytest.approx(0.12)
 
 
+@pytest.mark.parametrize(
+    ("share", "is_light"), [(0.04, True), (0.06, False)], ids=["below", "above"]
+)
+def test_connection_with_less_than_a_twentieth_is_light(
+    clock: Clock, share: float, is_light: bool
+) -> None:
+    loop_account = LoopAccount("websocket", clock)
+    for _ in range(200):
+        clock.now_s += 0.1
+        loop_account.spend(0.1 * share)
+        loop_account.credit()
+    assert loop_account.is_light is is_light
+
+
+def test_connection_is_light_again_after_a_while(clock: Clock) -> None:
+    loop_account = LoopAccount("websocket", clock)
+    assert loop_account.is_light
+    loop_account.spend(0.05)
+    assert not loop_account.is_light
+    clock.now_s += 0.7
+    assert loop_account.is_light
+
+
 async def test_only_the_steps_of_a_timed_coroutine_are_charged(clock: Clock) -> None:
     loop_account, resumed = LoopAccount("websocket", clock), asyncio.Event()
 

@@ -16,6 +16,9 @@ from starlette.websockets import WebSocket
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.hardening import guarded_http, guarded_websocket
+from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket
+from continuo.realtime.server.hardening.guards import READ_BYTES, UnreadInput
+from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.server.incoming_budget import (
     SHARE_EXTENSION,
     IncomingBudget,
@@ -159,6 +162,31 @@ async def test_unfinished_messages_stay_within_the_budget(small_server: RunningS
     for peer in others:
         peer.close()
     await wait_until(lambda: incoming.charged_bytes == 0)
+
+
+async def test_input_that_waits_is_refused_before_a_small_request(
+    small_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for a turn may be a part of a message, however much of it is complete."""
+    budget, submit = small_server.web_server.incoming_budget, ReadTurns.submit
+
+    def withhold(turns: ReadTurns, reader: UnreadInput, seconds: float) -> None:
+        if not isinstance(reader, GuardedWebSocket):
+            submit(turns, reader, seconds)
+
+    flood = await RawWebSocket.connect(small_server.port)
+    await flood.receive_event()
+    monkeypatch.setattr(ReadTurns, "submit", withhold)
+    flood.writer.write(encode_frame(b"", PING) * 10_000)
+    await wait_until(lambda: budget.charged_bytes == READ_BYTES)
+    monkeypatch.setattr(budget, "bytes_max", READ_BYTES + 20)
+    reader, writer = await asyncio.open_connection("127.0.0.1", small_server.port)
+    writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\nX-Part: ")
+    await wait_until(lambda: budget.refused_count == 1)
+    writer.write(b"x\r\n\r\n")
+    assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 404 ")
+    writer.close()
+    flood.reset()
 
 
 async def test_connection_refused_by_the_budget_gets_1013_and_a_reason(

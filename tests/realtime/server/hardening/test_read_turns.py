@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from continuo.realtime.server.hardening import guards
 from continuo.realtime.server.hardening.guarded_http import GuardedHttp
 from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket
 from continuo.realtime.server.hardening.guards import SLICE_BYTES, UnreadInput
@@ -19,7 +20,7 @@ from tests.support.web_servers import API_KEY, RunningServer
 
 BEARER = f"Bearer {API_KEY}"
 READ_BYTES = 256 * 1024
-"""The largest read of the event loop."""
+"""What a peer sends at once."""
 
 
 class Clock:
@@ -42,6 +43,7 @@ class FakeReader:
         self.left = slices
         self.parsed = 0
         self.turn_used_s = 0.0
+        self.is_light = True
 
     @property
     def unread_bytes(self) -> int:
@@ -106,7 +108,7 @@ async def test_many_small_reads_at_the_same_time_wait_for_rounds(
     for reader in readers:
         turns.submit(reader, least_s=0.001)
     at_once = sum(reader.parsed for reader in readers)
-    assert 4 <= at_once <= 6, "four turns, and half of the time that passed"
+    assert 4 <= at_once <= 16, "two rounds of it"
     done = [at_once]
     async for _ in rounds(turns):
         done.append(sum(reader.parsed for reader in readers))
@@ -114,10 +116,45 @@ async def test_many_small_reads_at_the_same_time_wait_for_rounds(
     assert max(after - before for before, after in itertools.pairwise(done)) == 4
 
 
+async def test_small_read_of_a_light_connection_does_not_wait_for_others(
+    clock: Clock, turns: ReadTurns
+) -> None:
+    flood = FakeReader(clock, slices=1000, slice_s=0.0005)
+    turns.submit(flood)
+    light = FakeReader(clock, slices=1, slice_s=0.0001)
+    turns.submit(light)
+    assert light.parsed == 1
+    heavy = FakeReader(clock, slices=1, slice_s=0.0001)
+    heavy.is_light = False
+    large = FakeReader(clock, slices=2, slice_s=0.0001)
+    for reader in (heavy, large):
+        turns.submit(reader)
+        assert reader.parsed == 0
+    turns.withdraw(flood)
+
+
+async def test_light_connections_together_take_a_quarter_of_the_time(
+    clock: Clock, turns: ReadTurns
+) -> None:
+    flood, at_once = FakeReader(clock, slices=1000, slice_s=0.0005), 0
+    turns.submit(flood)
+    began_s = clock.now_s
+    for _ in range(1000):
+        reader = FakeReader(clock, slices=1, slice_s=0.0005)
+        turns.submit(reader)
+        at_once += reader.parsed
+        turns.withdraw(reader)
+        clock.now_s += 0.0001
+    assert at_once > 10
+    assert at_once * 0.0005 <= 0.25 * (clock.now_s - began_s) + 0.005
+    turns.withdraw(flood)
+
+
 async def test_reading_at_once_takes_half_of_the_time(clock: Clock, turns: ReadTurns) -> None:
     at_once = 0
     for _ in range(1000):
         reader = FakeReader(clock, slices=1, slice_s=0.0005)
+        reader.is_light = False
         turns.submit(reader)
         at_once += reader.parsed
         turns.withdraw(reader)
@@ -153,7 +190,7 @@ async def test_reader_with_much_is_served_while_small_ones_keep_coming(
     assert sum(reader.parsed for reader in small) > 5 * 3
 
 
-async def test_other_work_gets_as_much_time_as_a_round_took() -> None:
+async def test_other_work_gets_twice_the_time_that_a_round_took() -> None:
     """A small request takes several iterations of the event loop: all fit between two rounds."""
     turns, reader = ReadTurns(), BusyReader(0.05, 3)
     turns.submit(reader)
@@ -170,6 +207,7 @@ class BusyReader:
     """A reader of slices that each take `slice_s` of the thread's time."""
 
     unread_bytes = 1_000_000
+    is_light = False
 
     def __init__(self, slice_s: float, slices: int) -> None:
         self._slice_s = slice_s
@@ -202,6 +240,7 @@ async def test_exception_of_a_reader_does_not_stop_the_turns(turns: ReadTurns) -
 
     class Broken:
         unread_bytes = 10_000
+        is_light = False
 
         def parse_slice(self) -> bool:
             raise RuntimeError("a fault of a parser")
@@ -289,6 +328,53 @@ async def test_flood_of_frames_does_not_delay_another_client(
     assert len(handled) < 2_000
     flood.reset()
     other.close()
+
+
+async def test_reads_are_bounded(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop reads all sockets with input before it does anything else."""
+    reads: list[int] = []
+    submit = ReadTurns.submit
+
+    def noting(turns: ReadTurns, reader: UnreadInput, seconds: float) -> None:
+        reads.append(reader.unread_bytes)
+        submit(turns, reader, seconds)
+
+    monkeypatch.setattr(ReadTurns, "submit", noting)
+    body = b" " * READ_BYTES
+    head = f"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(head.encode() + body)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
+    writer.close()
+    peer = await RawWebSocket.connect(server.port, Authorization=BEARER)
+    await peer.wait_for("session.created")
+    peer.writer.write(encode_frame(b"x" * READ_BYTES))
+    await peer.wait_for("error")
+    peer.reset()
+    assert max(reads) == guards.READ_BYTES
+    assert sum(reads) > 2 * READ_BYTES
+
+
+async def test_receiving_counts_as_time_of_a_turn(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is only copied and discarded takes time, too."""
+    least_s: list[float] = []
+    submit = ReadTurns.submit
+
+    def noting(turns: ReadTurns, reader: UnreadInput, seconds: float) -> None:
+        least_s.append(seconds)
+        submit(turns, reader, seconds)
+
+    monkeypatch.setattr(ReadTurns, "submit", noting)
+    peer = await RawWebSocket.connect(server.port, Authorization=BEARER)
+    await peer.wait_for("session.created")
+    (socket,) = cast("set[GuardedWebSocket]", server.web_server.server_state.connections)
+    used_s = socket.account.turn_used_s
+    socket.data_received(encode_frame(b"", PONG) * (READ_BYTES // 6))
+    assert least_s[-1] == pytest.approx(0.00026, rel=0.1)
+    assert socket.account.turn_used_s - used_s >= least_s[-1]
+    peer.reset()
 
 
 async def test_bytes_that_wait_are_charged_to_the_budget(
