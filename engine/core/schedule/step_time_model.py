@@ -17,7 +17,7 @@ clipped."""
 REFIT_EVERY = 32
 """Number of observations between fits of the coefficients."""
 _SCALES = np.array([1.0, 8.0, 256.0, 256.0 * 4096.0])
-"""What the features are divided by: 1, and a step's rows, tokens and attention."""
+"""Divisors of the features: of 1, and of a step's rows, tokens and attention."""
 
 _Floats = npt.NDArray[np.float64]
 
@@ -28,9 +28,9 @@ class StepTimeModel:
 
     def __init__(self) -> None:
         self._observations = 0
-        """Number of those fitted."""
+        """Number of observations fitted."""
         self._pending: list[tuple[StepLoad, float]] = []
-        """Those since the last fit."""
+        """Observations since the last fit."""
         self._pending_max = 1
         """Number of them with which the next fit is made."""
         self._products: _Floats = np.eye(4) * 1e-6
@@ -38,7 +38,7 @@ class StepTimeModel:
         self._sums: _Floats = np.zeros(4)
         """The same of each feature and the seconds."""
         self._coefficients = [0.0] * 4
-        """Of the features without their scales."""
+        """Coefficients of the features without their scales."""
 
     @property
     def is_fitted(self) -> bool:

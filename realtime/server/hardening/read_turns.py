@@ -9,7 +9,7 @@ round in each. In a round, the reader that has waited longest comes first, then 
 fewest unread bytes: a client that sends little does not wait behind those that send much, and they
 do not wait for ever.
 
-Ordinary input does not wait: while nobody waits, a read is parsed at once, as long as such reads
+Ordinary input does not wait: while no reader waits, a read is parsed at once, as long as such reads
 have taken less than half of the time lately; and a small read of a connection that has used little
 time lately also while others wait, as long as these reads have taken less than a quarter.
 
@@ -31,7 +31,7 @@ ROUND_S = 0.002
 PAUSE_RATIO = 2
 """Time between two rounds, as a multiple of what the first one and the work it began have taken."""
 SHARE_AT_ONCE = 0.5
-"""Share of the time in which reads may be parsed at once while nobody waits, on average."""
+"""Share of the time in which reads may be parsed at once while no reader waits, on average."""
 SHARE_OF_LIGHT = 0.25
 """Share of the time in which small reads of light connections may be parsed at once, on
 average."""

@@ -167,7 +167,7 @@ async def test_unfinished_messages_stay_within_the_budget(small_server: RunningS
 async def test_input_that_waits_is_refused_before_a_small_request(
     small_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for a turn may be a part of a message, however much of it is complete."""
+    """Input that waits for a turn may be a part of a message, however much of it is complete."""
     budget, submit = small_server.web_server.incoming_budget, ReadTurns.submit
 
     def withhold(turns: ReadTurns, reader: UnreadInput, seconds: float) -> None:

@@ -20,7 +20,7 @@ from tests.support.web_servers import API_KEY, RunningServer
 
 BEARER = f"Bearer {API_KEY}"
 READ_BYTES = 256 * 1024
-"""What a peer sends at once."""
+"""Bytes that a peer sends at once."""
 
 
 class Clock:
@@ -114,6 +114,19 @@ async def test_many_small_reads_at_the_same_time_wait_for_rounds(
         done.append(sum(reader.parsed for reader in readers))
     assert done[-1] == 64
     assert max(after - before for before, after in itertools.pairwise(done)) == 4
+
+
+@pytest.mark.parametrize("is_light", [True, False])
+async def test_new_connections_do_not_wait_while_nothing_else_is_to_do(
+    clock: Clock, turns: ReadTurns, is_light: bool
+) -> None:
+    """Between rounds of others the event loop has time for other work, if there is any or not."""
+    readers = [FakeReader(clock, slices=1, slice_s=0.0005) for _ in range(64)]
+    for reader in readers:
+        reader.is_light = is_light
+        turns.submit(reader, least_s=0.001)
+    iterations = len([None async for _ in rounds(turns)])
+    assert (iterations < 150) is is_light
 
 
 async def test_small_read_of_a_light_connection_does_not_wait_for_others(
@@ -358,7 +371,7 @@ async def test_reads_are_bounded(server: RunningServer, monkeypatch: pytest.Monk
 async def test_receiving_counts_as_time_of_a_turn(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is only copied and discarded takes time, too."""
+    """Input that is only copied and discarded takes time, too."""
     least_s: list[float] = []
     submit = ReadTurns.submit
 
