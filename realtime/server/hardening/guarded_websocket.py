@@ -56,6 +56,8 @@ smaller fragments, the objects that hold the payload take more memory than the p
 UNCHARGED_BYTES = 4 * 1024
 """Connections with at most this many waiting bytes are not charged to the incoming budget, so that
 ordinary messages need no bookkeeping."""
+MESSAGE_S = 0.0002
+"""Time that a read counts at least: handling of a small message begins after its turn."""
 PONGS_PER_SLICE_MAX = 16
 """Maximum number of pings in one slice that are answered: the last ones."""
 _MEDIUM_FRAME_HEAD, _LONG_FRAME_HEAD = struct.Struct("!BBH"), struct.Struct("!BBQ")
@@ -240,7 +242,7 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
         if not self.handshake_complete:
             self.transport.abort()  # a client must wait for the response to its upgrade
             return
-        self._receive(data)
+        self._receive(data, MESSAGE_S)
         if self._unread:
             self._update_charge()
 
@@ -342,7 +344,7 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
             self._received_bytes = self._queued_message_bytes.pop(0)
             self._queued_bytes -= self._received_bytes
         if self._unread and self.queue.empty():
-            self.read_turns.submit(self)
+            self.read_turns.submit(self, MESSAGE_S)
         if self.read_paused and self.queue.empty():
             self.read_paused = False
             self._read_on()

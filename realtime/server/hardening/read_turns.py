@@ -167,7 +167,8 @@ class ReadTurns:
         reader = next(iter(self._waiting), None)
         if reader is None:
             return False
-        return self._classes[self._waiting[reader]][reader] > 0 and reader.is_light
+        least_s = self._classes[self._waiting[reader]][reader]
+        return least_s >= self.turn_s and reader.is_light
 
     def _run_round(self) -> None:
         reader = next(iter(self._waiting), None)
