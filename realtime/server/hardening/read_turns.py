@@ -194,21 +194,17 @@ class ReadTurns:
         if iterations:
             loop.call_soon(self._end_round, began_s, iterations - 1, context=self._context)
         else:
-            due_s = now_s + PAUSE_RATIO * (now_s - began_s)
-            loop.call_soon(self._pause, due_s, now_s, context=self._context)
+            self._pause(now_s + PAUSE_RATIO * (now_s - began_s))
 
-    def _pause(self, due_s: float, last_s: float) -> None:
+    def _pause(self, due_s: float, last_s: float | None = None) -> None:
         """Run the next round at `due_s`; or, for a new connection, when an iteration of the event
         loop had no other work. `last_s`: when the iteration began."""
-        now_s = self._clock()
-        is_idle = now_s - last_s < IDLE_S_MAX
-        if now_s >= due_s or (is_idle and self._is_new_connection_next()):
-            self._run_round()
-        elif is_idle:
-            loop = asyncio.get_running_loop()
+        loop, now_s = asyncio.get_running_loop(), self._clock()
+        if not self._is_new_connection_next():
             loop.call_later(due_s - now_s, self._run_round, context=self._context)
+        elif now_s >= due_s or (last_s is not None and now_s - last_s < IDLE_S_MAX):
+            self._run_round()
         else:
-            loop = asyncio.get_running_loop()
             loop.call_soon(self._pause, due_s, now_s, context=self._context)
 
 
