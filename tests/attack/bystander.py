@@ -36,7 +36,7 @@ class Observations(msgspec.Struct):
     """From the request of an answer to its first token."""
     answers: int = 0
     longest_answer_s: float = 0.0
-    """Longest time from the request of an answer to its end."""
+    """Longest time from the opening of a connection to the end of the answer to its question."""
     faults: list[str] = []
     """Faults: a response that differs, a connection that ended."""
 
@@ -155,7 +155,7 @@ async def _converse(address: Address, observed: Observations, end_s: float) -> N
     headers = {"Authorization": f"Bearer {BYSTANDER_KEY}"}
     part = {"type": "input_text", "text": QUESTION}
     item = {"type": "message", "role": "user", "content": [part]}
-    while time.monotonic() < end_s:
+    while (began_s := time.monotonic()) < end_s:
         async with asyncio.timeout(RESPONSE_TIMEOUT_S):
             async with connect(address.websocket, additional_headers=headers) as socket:
                 await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
@@ -176,6 +176,6 @@ async def _converse(address: Address, observed: Observations, end_s: float) -> N
                 if text.strip().rstrip(".") != ANSWER:
                     observed.faults.append(f"answered {text!r}")
                 observed.answers += 1
-                taken_s = time.monotonic() - requested_s
+                taken_s = time.monotonic() - began_s
                 observed.longest_answer_s = max(observed.longest_answer_s, taken_s)
         await asyncio.sleep(0.2)
