@@ -19,9 +19,9 @@ STEP_S_MAX = 0.1
 """Maximum time in seconds that is charged at once: a pause of the whole process, which happens to
 be within a connection's turn, is not the connection's."""
 LIGHT_SHARE_MAX = 0.05
-"""Share of the loop that a light connection uses at most on average, and LIGHT_S_MAX at once, in
-seconds."""
+"""Share of the loop that a light connection uses at most, on average."""
 LIGHT_S_MAX = 0.02
+"""Time in seconds that a light connection may use at once beyond that share."""
 _USED_S_MAX = WINDOW_S * SHARE_MAX
 
 _Result = TypeVar("_Result")

@@ -214,6 +214,7 @@ async def test_other_work_gets_twice_the_time_that_a_round_took() -> None:
         await asyncio.sleep(0)
         iterations += 1
     assert iterations >= 20
+    assert reader.began_s[2] - reader.ended_s[1] >= 0.09, "twice 0.05, less the clock's rounding"
 
 
 class BusyReader:
@@ -225,11 +226,15 @@ class BusyReader:
     def __init__(self, slice_s: float, slices: int) -> None:
         self._slice_s = slice_s
         self.left = slices
+        self.began_s: list[float] = []
+        self.ended_s: list[float] = []
 
     def parse_slice(self) -> bool:
+        self.began_s.append(time.monotonic())
         end_s = time.thread_time() + self._slice_s
         while time.thread_time() < end_s:
             pass
+        self.ended_s.append(time.monotonic())
         self.left -= 1
         return self.left > 0
 
