@@ -245,7 +245,7 @@ class Session:
         handler, keys = HANDLERS[type(command)], self._parts.idempotency_keys
         try:
             async with asyncio.timeout(self._limits.command_timeout_s) as timeout:
-                context = CommandContext(self._parts, idempotent_request, timeout.when())
+                context = CommandContext(self._parts, idempotent_request, timeout)
                 if idempotent_request is not None:
                     result = await keys.find_result(idempotent_request)
                     if result is not None and handler.replay(

@@ -41,13 +41,13 @@ class SessionParts(NamedTuple):
 
 
 class CommandContext:
-    """A command that is being executed: its session, its idempotent request and its deadline."""
+    """A command that is being executed: its session, its idempotent request and its timeout."""
 
     def __init__(
-        self, parts: SessionParts, request: IdempotentRequest | None, deadline_s: float | None
+        self, parts: SessionParts, request: IdempotentRequest | None, timeout: asyncio.Timeout
     ) -> None:
-        """`request`: None if the client gave the command no idempotency key. `deadline_s`: on the
-        clock of the event loop."""
+        """`request`: None if the client gave the command no idempotency key. `timeout`: of the
+        command."""
         self.unit_of_work = parts.unit_of_work
         self.active_responses = parts.active_responses
         self.model_text = parts.model_text
@@ -55,7 +55,7 @@ class CommandContext:
         self.rate_limits = parts.tenant_rate_limits
         self._keys = parts.idempotency_keys
         self.request = request
-        self._deadline_s = deadline_s
+        self._timeout = timeout
 
     @property
     def conversation(self) -> Conversation:
@@ -119,8 +119,8 @@ class CommandContext:
 
     def _is_server_fault(self, error: BaseException) -> bool:
         """Whether the command failed by a fault of the server; a timeout counts as one."""
-        if isinstance(error, asyncio.CancelledError) and self._deadline_s is not None:
-            return asyncio.get_running_loop().time() >= self._deadline_s
+        if isinstance(error, asyncio.CancelledError):
+            return self._timeout.expired()
         return is_server_fault(error)
 
 
