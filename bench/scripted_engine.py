@@ -38,6 +38,7 @@ from continuo.engine.batch import (
 )
 from continuo.engine.config import EngineConfig, ListenerConfig
 from continuo.engine.fingerprint import compute_fingerprint
+from continuo.engine.garbage_collection import collect_garbage
 from continuo.engine.server.assembly import EngineCore, assemble
 from continuo.engine.server.clients import Clients
 from continuo.engine.server.listener import listen
@@ -144,7 +145,9 @@ async def serve(id_scheme: str, fd: int, folder: str, rate: float, trace: TextIO
         await listen(ListenerConfig(fd=fd), parts.clients, ready)
     else:
         await serve_client(parts.clients, ready, fd, trace, parts.loop.stop)
+    collecting = asyncio.create_task(collect_garbage())  # as an engine process does
     await parts.run()
+    collecting.cancel()
 
 
 def assemble_engine(

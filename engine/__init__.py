@@ -39,6 +39,7 @@ from continuo.engine.errors import (
 )
 from continuo.engine.event_loop import run_event_loop
 from continuo.engine.fingerprint import compute_fingerprint
+from continuo.engine.garbage_collection import collect_garbage
 from continuo.engine.local_checkpoint import find_local_checkpoint, find_local_text
 from continuo.engine.log_format import JsonFormatter
 from continuo.engine.resident_cache import CacheSize, ResidentCache, cache_group
@@ -135,6 +136,7 @@ __all__ = [
     "UnknownEngineSession",
     "available_memory_bytes",
     "cache_group",
+    "collect_garbage",
     "compute_fingerprint",
     "cpu_pool_bytes",
     "create_trace_provider",

@@ -345,7 +345,7 @@ class EngineLoop(Generic[TicketT]):
             return self._runner.collect(cast(TicketT, step.ticket))
         except Exception as error:
             log.exception("step %d failed on the device", step.step.batch.number)
-            return error
+            return error.with_traceback(None)  # whose frames refer to the step, and to `error`
 
     async def _check_device(self, error: Exception) -> None:
         """Raise DeviceLost if the device cannot run another step; the turns then continue in the

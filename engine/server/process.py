@@ -26,6 +26,7 @@ from continuo.engine.config import EngineConfig, StartOptions
 from continuo.engine.core.transitions import RecordTurn
 from continuo.engine.errors import EngineError
 from continuo.engine.event_loop import run_event_loop
+from continuo.engine.garbage_collection import collect_garbage
 from continuo.engine.log_format import JsonFormatter
 from continuo.engine.server.assembly import EngineCore, assemble
 from continuo.engine.server.listener import listen
@@ -163,6 +164,7 @@ async def _serve(
     clients = core.clients
     gc.freeze()  # loaded objects stay: exclude them from every collection
     gc.enable()
+    collecting = asyncio.create_task(collect_garbage())
     parent = clients.add(link.send_now)
     receive = functools.partial(clients.receive, parent)
     link.send(ready)
@@ -175,3 +177,4 @@ async def _serve(
     await asyncio.wait((running, parent_lost), return_when=asyncio.FIRST_COMPLETED)
     core.loop.stop()
     await running
+    collecting.cancel()

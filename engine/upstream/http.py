@@ -105,9 +105,9 @@ class HttpClient:
         lines = [f"{method} {self._prefix}{path} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in fields.items()]
         reader, writer = await self._connect()
+        reply = _Reply(reader)
         try:
             writer.write("\r\n".join((*lines, "", "")).encode("latin-1") + data)
-            reply = _Reply(reader)
             await reply.receive_head()
             if reply.status != 200:
                 message = _explain(await _read_all(reply)) or f"HTTP {reply.status}"
@@ -115,6 +115,7 @@ class HttpClient:
             yield reply
         finally:
             writer.transport.abort()
+            reply.release()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
@@ -150,6 +151,10 @@ class _Reply:
             received += await self._receive()
             if received > HEAD_BYTES_MAX and not self._has_head:
                 raise UnusableReply(f"a head of more than {HEAD_BYTES_MAX:,} bytes")
+
+    def release(self) -> None:
+        """Release the parser, which refers to this reply: otherwise both would be garbage."""
+        del self._parser
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield the body in pieces, as they arrive."""

@@ -157,7 +157,7 @@ class CoreHarness:
             follows_failed_step = any(isinstance(each, Exception) for _, each in self._in_flight)
             if not isinstance(error, RuntimeError) and not follows_failed_step:
                 raise
-            result = error
+            result = error.with_traceback(None)  # as the loop does; else it would be garbage
         self._in_flight.append((step, result))
         self._pages.append(list(map(_page_tables, step.batch.rows)))
         self.cache.audit()

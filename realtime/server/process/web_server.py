@@ -11,10 +11,11 @@ from typing import ClassVar
 import uvicorn
 from starlette.applications import Starlette
 
+from continuo.engine import collect_garbage
 from continuo.realtime.errors import SetupError
 from continuo.realtime.responses.service import ResponseService
 from continuo.realtime.server.config.settings import GatewaySettings
-from continuo.realtime.server.garbage_collection import collect_garbage, return_large_blocks
+from continuo.realtime.server.freed_memory import give_back_when_grown, return_large_blocks
 from continuo.realtime.server.hardening.guarded_http import GuardedHttp
 from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket
 from continuo.realtime.server.hardening.read_turns import ReadTurns
@@ -152,13 +153,17 @@ class WebServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._collection = asyncio.create_task(collect_garbage(), name="collect")
+        self._memory_tasks = [
+            asyncio.create_task(collect_garbage(), name="collect"),
+            asyncio.create_task(give_back_when_grown(), name="give back"),
+        ]
         return_large_blocks()
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        self._collection.cancel()
+        for task in self._memory_tasks:
+            task.cancel()
         responses: ResponseService | None = getattr(self.app.state, "responses", None)
         if responses is not None:
             await responses.close()

@@ -29,6 +29,7 @@ from continuo.engine.wire.token_log import regular_only_option
 from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import oracle
 from tests.support.drafting import oracle_speculation
+from tests.support.garbage import garbage_of_block
 from tests.support.memory_kinds import MEMORY_KINDS, random_memory
 from tests.support.plain_log import ReferenceTokenLog
 from tests.support.retracting import RetractingScheduler
@@ -239,3 +240,13 @@ def test_random_history_with_drafts(kind: str, seed: int) -> None:
     counters = history.core.counters
     assert counters.draft_tokens >= counters.accepted_tokens
     assert counters.draft_rows == 0 or counters.draft_tokens > 0
+
+
+@pytest.mark.parametrize("kind", ["full", *MEMORY_KINDS])
+def test_random_history_leaves_nothing_to_the_garbage_collector(kind: str) -> None:
+    """Ended turns and sessions, evicted pages and failed steps are freed by reference counts."""
+    histories = [RandomHistory(seed, kind, drafts=bool(seed % 2)) for seed in range(4)]
+    with garbage_of_block() as garbage:
+        for history in histories:
+            history.run()
+    assert not garbage

@@ -18,6 +18,7 @@ from continuo.engine.upstream.errors import (
 )
 from continuo.engine.upstream.http import HttpClient
 from tests.support.certificates import create_certificate
+from tests.support.garbage import garbage_of_block
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.server
@@ -191,6 +192,17 @@ async def test_cancelled_stream_closes_its_connection() -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         await script.closed.wait()
+
+
+async def test_request_leaves_nothing_to_the_garbage_collector() -> None:
+    """A process with thousands of turns would otherwise stall, or keep each of them."""
+    reply = CHUNKED + b"d\r\ndata: {one}\n\n\r\n"
+    async with scripted(reply, stays_open=True) as (_, url):
+        with garbage_of_block() as garbage:
+            assert await fetch(OK + b"Content-Length: 4\r\n\r\nbody") == b"body"
+            async with aclosing(HttpClient(url).stream_events("/x", {})) as events:
+                assert await anext(events) == b"{one}"
+    assert not garbage
 
 
 async def test_no_server_is_a_loss() -> None:

@@ -5,9 +5,7 @@ stream.
 """
 
 import asyncio
-import gc
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
 from tests.support.engines import digest_engine
 from tests.support.frames import RawWebSocket, encode_frame
+from tests.support.garbage import garbage_of_block
 from tests.support.waiting import wait_until
 from tests.support.web_servers import RunningServer, serve_harness
 
@@ -150,19 +149,10 @@ async def test_ended_session_leaves_nothing_to_the_garbage_collector(
     server: RunningServer, scenario: Scenario
 ) -> None:
     await run_to_end(server, scenario)
-    gc.collect()
-    gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
+    with garbage_of_block() as garbage:
         for _ in range(REPETITIONS):
             await run_to_end(server, scenario)
-        gc.collect()
-        uncollected = Counter(type(each).__qualname__ for each in gc.garbage if _is_own_type(each))
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    assert not uncollected
+    assert not garbage
 
 
 async def run_to_end(server: RunningServer, scenario: Scenario) -> None:
@@ -172,7 +162,3 @@ async def run_to_end(server: RunningServer, scenario: Scenario) -> None:
     await wait_until(
         lambda: not (server.registry.list_sessions("") or state.tasks or state.connections), 60
     )
-
-
-def _is_own_type(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] == "continuo"

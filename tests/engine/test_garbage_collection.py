@@ -1,4 +1,4 @@
-"""Garbage collection of a server process."""
+"""Garbage collection of a process with an event loop."""
 
 import asyncio
 import gc
@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from continuo.realtime.server import garbage_collection
-from continuo.realtime.server.garbage_collection import collect_garbage
+from continuo.engine import garbage_collection
+from continuo.engine.garbage_collection import collect_garbage
 from tests.support.waiting import wait_until
 
 
@@ -21,7 +21,7 @@ class Node:
 
 @pytest.fixture
 async def collecting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """Run the garbage collection of a server with a hundredth of its interval."""
+    """Run the garbage collection of a process with a hundredth of its interval."""
     monkeypatch.setattr(garbage_collection, "FREEZE_INTERVAL_S", 0.01)
     thresholds = gc.get_threshold()
     task = asyncio.create_task(collect_garbage())

@@ -1,0 +1,30 @@
+"""What a piece of code leaves to the garbage collector."""
+
+import contextlib
+import gc
+from collections import Counter
+from collections.abc import Generator
+
+
+@contextlib.contextmanager
+def garbage_of_block() -> Generator[Counter[str]]:
+    """Run the enclosed block without the garbage collector. Afterwards the counter that was yielded
+    holds the new objects of Continuo's types, by type, that only the collector could free."""
+    garbage = Counter[str]()
+    gc.collect()
+    gc.freeze()  # what exists already
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield garbage
+        gc.collect()
+        garbage.update(type(each).__qualname__ for each in gc.garbage if _is_own_type(each))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+        gc.unfreeze()
+
+
+def _is_own_type(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] == "continuo"
