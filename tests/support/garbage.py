@@ -1,4 +1,4 @@
-"""What a piece of code leaves to the garbage collector."""
+"""The garbage of a piece of code: objects that reference counts do not free."""
 
 import contextlib
 import gc
