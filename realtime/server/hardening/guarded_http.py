@@ -27,6 +27,7 @@ from continuo.realtime.server.hardening.guards import (
     UnreadInput,
     encode_last_response,
 )
+from continuo.realtime.server.hardening.read_turns import NEW_CONNECTION_S
 from continuo.realtime.server.incoming_budget import (
     SHARE_EXTENSION,
     IncomingBudget,
@@ -115,12 +116,16 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
         least_s = 0.0
         if self._is_new:
             self._is_new = False
-            least_s = self.read_turns.turn_s  # the work for a new connection begins after its turn
+            least_s = NEW_CONNECTION_S
             if data.startswith(_TLS_HANDSHAKE):
                 self._refuse_tls()
         self._receive(data, least_s)
         if self._unread and self._refusal is None:
             self._charge_head(self._head_bytes + self.unread_bytes)
+
+    @property
+    def owner(self) -> object:
+        return None if self._current_cycle is None else ledger_of(self._current_cycle.scope)
 
     def parse_slice(self) -> bool:
         if self.account.is_exceeded and self._refusal is None:

@@ -246,6 +246,10 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
         if self._unread:
             self._update_charge()
 
+    @property
+    def owner(self) -> object:
+        return ledger_of(self.scope)
+
     def parse_slice(self) -> bool:
         """Parse one slice of the unread bytes, unless a message is queued for the application: a
         small message takes thirty times its size once it is parsed. After the close frame was sent,
@@ -337,7 +341,7 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
             if not self._unread:
                 self.account.begin_turn()
         elif self.account.turn_used_s >= self.read_turns.turn_s:
-            await self.read_turns.wait(self._queued_bytes + self.unread_bytes)
+            await self.read_turns.wait(self._queued_bytes + self.unread_bytes, self.owner)
             self.account.begin_turn()
         message = await self.queue.get()
         if message["type"] == "websocket.receive":

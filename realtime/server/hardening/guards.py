@@ -95,6 +95,11 @@ class UnreadInput:
         return len(self._unread) - self._unread_start
 
     @property
+    def owner(self) -> object:
+        """The tenant of the connection, or of its last request. None: not known."""
+        raise NotImplementedError
+
+    @property
     def is_light(self) -> bool:
         return self.account.is_light
 

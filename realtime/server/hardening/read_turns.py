@@ -5,9 +5,10 @@ What a byte costs is the peer's choice: 256 KiB, one read, take 0.2 ms as one me
 and a reader parses them slice by slice in turns of TURN_S. Turns are granted in rounds of ROUND_S;
 after a round, the next one is delayed by twice the time that the round and the work it began have
 taken. A small request needs about ten iterations of the event loop, and would otherwise wait for a
-round in each. In a round, the reader that has waited longest comes first, then those with the
-fewest unread bytes: a client that sends little does not wait behind those that send much, and they
-do not wait for ever.
+round in each. A round grants turns to readers with few unread bytes first, and among those with
+about as many to each tenant in its turn (`waiting_readers`): a client that sends little does not
+wait behind those that send much, nor behind hundreds of another tenant or without a key that send
+as little. It ends with a turn of the reader that has waited longest, so that none waits for ever.
 
 Ordinary input does not wait: while no reader waits, a read is parsed at once, as long as such reads
 have taken less than half of the time lately; and a small read of a connection that has used little
@@ -22,12 +23,17 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable
-from typing import Protocol
+
+from continuo.realtime.server.hardening.waiting_readers import Reader, WaitingReaders
 
 TURN_S = 0.001
 """Time of a turn in seconds; it ends with the slice in which it reaches this."""
+NEW_CONNECTION_S = 0.0005
+"""Time that the turn of a new connection counts at least: its work begins after its turn. A head
+that is refused takes 0.2 ms, an upgrade 0.4 ms."""
 ROUND_S = 0.002
-"""Time of the turns of a round in seconds, and the longest that reads are parsed at once."""
+"""Time of the turns of a round in seconds, without that of the reader that has waited longest; and
+the longest that reads are parsed at once."""
 PAUSE_RATIO = 2
 """Time between two rounds, as a multiple of what the first one and the work it began have taken."""
 SHARE_AT_ONCE = 0.5
@@ -42,37 +48,6 @@ IDLE_S_MAX = 50e-6
 """Time of an iteration of the event loop without work."""
 SMALL_READ_BYTES = 2048
 """Maximum unread bytes of a reader that need not wait while others do."""
-_CLASS_BITS = 3
-"""A class of readers by size has unread bytes of this many bit lengths: a factor of 8."""
-_CLASSES = 11
-
-
-class Reader(Protocol):
-    """A connection with unread bytes."""
-
-    @property
-    def unread_bytes(self) -> int: ...
-
-    @property
-    def is_light(self) -> bool:
-        """Whether the connection has used little time lately."""
-        ...
-
-    def parse_slice(self) -> bool:
-        """Parse one slice of the unread bytes. Returns whether another one can be parsed."""
-        ...
-
-    def begin_turn(self) -> None:
-        """Note that a turn was granted in a round."""
-        ...
-
-    def spend(self, seconds: float) -> None:
-        """Charge the time of a turn."""
-        ...
-
-    def abort(self) -> None:
-        """Close the connection after a fault of its parser."""
-        ...
 
 
 class ReadTurns:
@@ -87,10 +62,7 @@ class ReadTurns:
         self.turn_s = turn_s
         self._round_s = round_s
         self._clock = clock
-        self._waiting: dict[Reader, int] = {}
-        """Class of each reader that waits, the oldest first."""
-        self._classes: list[dict[Reader, float]] = [{} for _ in range(_CLASSES)]
-        """The readers of each class, the oldest first, with the least time of their turn."""
+        self._waiting = WaitingReaders()
         self._scheduled = False
         self._at_once = _TimeBucket(round_s, SHARE_AT_ONCE, clock)
         self._of_light = _TimeBucket(round_s, SHARE_OF_LIGHT, clock)
@@ -109,9 +81,10 @@ class ReadTurns:
         else:
             self._add(reader, least_s)
 
-    async def wait(self, waiting_bytes: int) -> None:
-        """Wait until a turn is granted to the caller. `waiting_bytes`: size of its input."""
-        turn = _ApplicationTurn(waiting_bytes)
+    async def wait(self, waiting_bytes: int, owner: object) -> None:
+        """Wait until a turn is granted to the caller. `waiting_bytes`: size of its input. `owner`:
+        as of a reader."""
+        turn = _ApplicationTurn(waiting_bytes, owner)
         self._add(turn, self.turn_s)
         try:
             await turn.granted
@@ -121,7 +94,7 @@ class ReadTurns:
     def withdraw(self, reader: Reader) -> None:
         """Grant no turn to a reader. No effect if it does not wait."""
         if reader in self._waiting:
-            self._remove(reader)
+            self._waiting.remove(reader)
 
     def _find_bucket(self, reader: Reader) -> "_TimeBucket | None":
         """Return a bucket with time in which the reader may parse at once; None if there is
@@ -148,38 +121,31 @@ class ReadTurns:
     def _add(self, reader: Reader, least_s: float) -> None:
         if reader in self._waiting:
             return
-        bits = reader.unread_bytes.bit_length()
-        size_class = min(-(-bits // _CLASS_BITS), _CLASSES - 1)
-        self._waiting[reader] = size_class
-        self._classes[size_class][reader] = least_s
+        self._waiting.add(reader, least_s)
         if not self._scheduled:
             self._scheduled = True
             loop = asyncio.get_running_loop()
             loop.call_soon(self._run_round, context=self._context)
 
-    def _remove(self, reader: Reader) -> float:
-        return self._classes[self._waiting.pop(reader)].pop(reader)
-
-    def _smallest(self) -> Reader | None:
-        return next((next(iter(readers)) for readers in self._classes if readers), None)
-
     def _is_new_connection_next(self) -> bool:
-        reader = next(iter(self._waiting), None)
-        if reader is None:
+        oldest = self._waiting.oldest()
+        if oldest is None or not oldest.is_light:
             return False
-        least_s = self._classes[self._waiting[reader]][reader]
-        return least_s >= self.turn_s and reader.is_light
+        return self._waiting.least_s(oldest) >= NEW_CONNECTION_S
 
     def _run_round(self) -> None:
-        reader = next(iter(self._waiting), None)
-        self._scheduled = reader is not None
+        reader: Reader | None = None
+        oldest = self._waiting.oldest()
+        self._scheduled = oldest is not None
         began_s, used_s = self._clock(), 0.0
         try:
-            while reader is not None and used_s < self._round_s:
-                least_s = self._remove(reader)
-                reader.begin_turn()
-                used_s += self._take_turn(reader, least_s)
-                reader = self._smallest()
+            while used_s < self._round_s and (reader := self._waiting.next()) is not None:
+                used_s += self._grant(reader)
+                if reader is oldest:
+                    oldest = None
+            if oldest is not None and oldest in self._waiting:
+                reader = oldest
+                self._grant(reader)
         except Exception:
             if reader is not None:
                 reader.abort()
@@ -187,6 +153,12 @@ class ReadTurns:
         finally:
             if self._scheduled:
                 self._end_round(began_s, ITERATIONS_PER_ROUND)
+
+    def _grant(self, reader: Reader) -> float:
+        """Grant a turn to a reader that waits. Returns the time that it counts, in seconds."""
+        least_s = self._waiting.remove(reader)
+        reader.begin_turn()
+        return self._take_turn(reader, least_s)
 
     def _end_round(self, began_s: float, iterations: int) -> None:
         """Run the next round after these iterations, and PAUSE_RATIO times what they have taken."""
@@ -228,8 +200,9 @@ class _TimeBucket:
 class _ApplicationTurn:
     """The turn of an application that has input to handle."""
 
-    def __init__(self, waiting_bytes: int) -> None:
+    def __init__(self, waiting_bytes: int, owner: object) -> None:
         self.unread_bytes = waiting_bytes
+        self.owner = owner
         self.is_light = False
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

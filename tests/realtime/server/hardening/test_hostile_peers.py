@@ -57,6 +57,23 @@ async def test_unfinished_handshake_is_dropped_after_a_timeout(
             writer.close()
 
 
+async def test_connections_that_are_made_at_the_same_time_are_accepted_together(
+    harness: EngineHarness,
+) -> None:
+    """If a busy event loop accepted one in each iteration, hundreds would wait for long."""
+    async with serve_harness(harness, GatewaySettings()) as server:
+        open_connections = server.web_server.server_state.connections
+        clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(160)]
+        iterations = 0
+        while len(open_connections) < len(clients):
+            await asyncio.sleep(0)
+            iterations += 1
+        for client in clients:
+            client.close()
+        await wait_until(lambda: not open_connections)
+    assert iterations <= 2 * len(clients) / web_server.ACCEPTS_MAX
+
+
 async def test_finished_handshake_has_no_timeout(
     harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

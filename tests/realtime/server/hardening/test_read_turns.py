@@ -44,6 +44,7 @@ class FakeReader:
         self.parsed = 0
         self.turn_used_s = 0.0
         self.is_light = True
+        self.owner: object = None
 
     @property
     def unread_bytes(self) -> int:
@@ -114,6 +115,26 @@ async def test_many_small_reads_at_the_same_time_wait_for_rounds(
         done.append(sum(reader.parsed for reader in readers))
     assert done[-1] == 64
     assert max(after - before for before, after in itertools.pairwise(done)) == 4
+
+
+async def test_reader_of_a_tenant_does_not_wait_behind_hundreds_without_a_key(
+    clock: Clock, turns: ReadTurns
+) -> None:
+    """Nor behind those of another tenant. All have as much to read, and have used much time."""
+    readers = [FakeReader(clock, slices=3, slice_s=0.0005) for _ in range(400)]
+    for reader in readers[200:]:
+        reader.owner = "another"
+    for reader in readers:
+        reader.is_light = False
+        turns.submit(reader)
+    own = FakeReader(clock, slices=3, slice_s=0.0005)
+    own.owner, own.is_light = "own", False
+    turns.submit(own)
+    assert not own.parsed
+    async for _ in rounds(turns):
+        if not own.left:
+            break
+    assert sum(not reader.left for reader in readers) < 20
 
 
 @pytest.mark.parametrize("is_light", [True, False])
@@ -190,6 +211,21 @@ async def test_reader_with_little_comes_before_those_with_much(
     assert sum(reader.parsed for reader in many) - before <= 8, "one round"
 
 
+async def test_turn_of_the_reader_that_waited_longest_leaves_the_round_to_small_ones(
+    clock: Clock, turns: ReadTurns
+) -> None:
+    large = [FakeReader(clock, slices=1000, slice_s=0.004) for _ in range(50)]
+    small = [FakeReader(clock, slices=1, slice_s=0.0005, slice_bytes=100) for _ in range(16)]
+    for reader in (*large, *small):
+        reader.is_light = False
+        turns.submit(reader)
+    before = sum(reader.parsed for reader in large)
+    async for _ in rounds(turns):
+        if all(reader.parsed for reader in small):
+            break
+    assert sum(reader.parsed for reader in large) - before <= 2, "two rounds"
+
+
 async def test_reader_with_much_is_served_while_small_ones_keep_coming(
     clock: Clock, turns: ReadTurns
 ) -> None:
@@ -222,6 +258,7 @@ class BusyReader:
 
     unread_bytes = 1_000_000
     is_light = False
+    owner: object = None
 
     def __init__(self, slice_s: float, slices: int) -> None:
         self._slice_s = slice_s
@@ -246,7 +283,7 @@ class BusyReader:
 
 
 async def test_cancelled_wait_does_not_use_up_a_turn(turns: ReadTurns) -> None:
-    waits = [asyncio.create_task(turns.wait(100)) for _ in range(3)]
+    waits = [asyncio.create_task(turns.wait(100, None)) for _ in range(3)]
     await asyncio.sleep(0)
     waits[0].cancel()
     await asyncio.gather(*waits[1:])
@@ -258,6 +295,7 @@ async def test_exception_of_a_reader_does_not_stop_the_turns(turns: ReadTurns) -
 
     class Broken:
         unread_bytes = 10_000
+        owner = None
         is_light = False
 
         def parse_slice(self) -> bool:
@@ -272,10 +310,10 @@ async def test_exception_of_a_reader_does_not_stop_the_turns(turns: ReadTurns) -
 
     loop, reported = asyncio.get_running_loop(), list[str]()
     loop.set_exception_handler(lambda _loop, context: reported.append(str(context["exception"])))
-    first = asyncio.create_task(turns.wait(1))
+    first = asyncio.create_task(turns.wait(1, None))
     await asyncio.sleep(0)
     turns.submit(Broken())
-    second = asyncio.create_task(turns.wait(20_000))
+    second = asyncio.create_task(turns.wait(20_000, None))
     await asyncio.gather(first, second)
     assert (reported, aborted) == (["a fault of a parser"], ["the broken one"])
 
@@ -418,9 +456,9 @@ async def test_application_waits_for_a_turn_when_it_has_used_its_last(
     waits: list[int] = []
     wait = ReadTurns.wait
 
-    async def counted(turns: ReadTurns, waiting_bytes: int) -> None:
+    async def counted(turns: ReadTurns, waiting_bytes: int, owner: object) -> None:
         waits.append(waiting_bytes)
-        await wait(turns, waiting_bytes)
+        await wait(turns, waiting_bytes, owner)
 
     monkeypatch.setattr(ReadTurns, "wait", counted)
     peer = await RawWebSocket.connect(server.port, Authorization=BEARER)
