@@ -97,6 +97,10 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
     """Bytes read of an unfinished head, trailer section or chunk header; 0 whenever the parser has
     completed one."""
     _header_bytes = 0
+    _content_length = 0
+    """Length of the body that the head states."""
+    _body_left = 0
+    """Bytes that are missing of the body, once its head is complete. 0 if it comes in chunks."""
     _refusal: bytes | None = None
     """The encoded error response after which the connection closes; further input is discarded.
     None: no request was refused. Empty: close without an error response."""
@@ -126,6 +130,10 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
     @property
     def owner(self) -> object:
         return None if self._current_cycle is None else ledger_of(self._current_cycle.scope)
+
+    @property
+    def whole_bytes(self) -> int:
+        return self._body_left
 
     def parse_slice(self) -> bool:
         if self.account.is_exceeded and self._refusal is None:
@@ -188,7 +196,7 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if self._timeout is None:
             self._arm(HEAD_TIMEOUT_S)
-        self._header_bytes = 0
+        self._header_bytes = self._content_length = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -203,6 +211,8 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
         if len(self.headers) >= HEADERS_MAX:
             message = f"The request has more than {HEADERS_MAX} header lines."
             self._refuse_and_stop(431, "headers_too_large", message)
+        if name.lower() == b"content-length":
+            self._content_length = int(value)  # the parser has refused what is no number
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -213,6 +223,7 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
             message = f"{PIPELINED_REQUESTS_MAX} requests wait for an earlier response, the limit."
             self._refuse_and_stop(503, "too_many_pipelined_requests", message)
         self._arm(BODY_TIMEOUT_S)
+        self._body_left = self._content_length
         super().on_headers_complete()
 
     def _check_upgrade(self) -> None:
@@ -233,6 +244,7 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
+        self._body_left = max(self._body_left - len(body), 0)
         super().on_body(body)
         if self._is_answered:
             return  # the body of an upgrade, or one that the application no longer reads
@@ -250,7 +262,7 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
         return share
 
     def on_message_complete(self) -> None:
-        self._head_bytes = 0
+        self._head_bytes = self._body_left = 0
         self._disarm()
         share = None if self._is_answered else share_of(self.cycle.scope)
         if share is not None:

@@ -31,7 +31,7 @@ TURN_S = 0.001
 NEW_CONNECTION_S = 0.0005
 """Time that the turn of a new connection counts at least: its work begins after its turn. A head
 that is refused takes 0.2 ms, an upgrade 0.4 ms."""
-ROUND_S = 0.002
+ROUND_S = 0.001
 """Time of the turns of a round in seconds, without that of the reader that has waited longest; and
 the longest that reads are parsed at once."""
 PAUSE_RATIO = 2

@@ -450,6 +450,34 @@ async def test_bytes_that_wait_are_charged_to_the_budget(
     await wait_until(lambda: server.web_server.incoming_budget.charged_bytes == 0)
 
 
+async def test_body_of_a_stated_length_is_parsed_in_one_piece_and_all_else_in_slices(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece of a body costs as much as its first byte, and so does a chunk of one byte."""
+    parts: list[bytes] = []
+    parse = GuardedHttp._read
+
+    def parse_and_note(connection: GuardedHttp, part: bytes) -> None:
+        parts.append(part)
+        parse(connection, part)
+
+    monkeypatch.setattr(GuardedHttp, "_read", parse_and_note)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    head = b"POST /nothing HTTP/1.1\r\nHost: x\r\n"
+    whole = b"Content-Length: %d\r\n\r\n" % (4 * SLICE_BYTES) + b"b" * 4 * SLICE_BYTES
+    short = b"content-length: 5\r\n\r\nbbbbb"
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nb\r\n" * 700 + b"0\r\n\r\n"
+    writer.write(b"".join(head + body for body in (whole, chunked, short, chunked, whole)))
+    for _ in range(5):
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        await reader.readexactly(int(answer.lower().split(b"content-length: ")[1].split(b"\r")[0]))
+    large = [part for part in parts if len(part) > SLICE_BYTES]
+    assert {bytes([byte]) for part in large for byte in part} == {b"b"}
+    assert sum(map(len, large)) > 2 * SLICE_BYTES
+    writer.close()
+
+
 async def test_application_waits_for_a_turn_when_it_has_used_its_last(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,3 +506,24 @@ async def test_application_waits_for_a_turn_when_it_has_used_its_last(
     monkeypatch.setattr(socket.read_turns, "turn_s", 0.0)
     assert await send_together() == 19, "the first message is there without a queue before it"
     peer.reset()
+
+
+async def test_owner_of_a_connection_is_its_tenant(server: RunningServer) -> None:
+    """Over HTTP, that of its request; a WebSocket has one from its start."""
+    connections = server.web_server.server_state.connections
+    body = b'{"model": "demo", "input": "Hello!"}'
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: {BEARER}\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    await wait_until(lambda: len(connections) == 1)
+    (http,) = cast(set[GuardedHttp], connections)
+    assert http.owner is None
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert b" 200 " in await reader.readline()
+    tenant = http.owner
+    assert tenant is not None
+    websocket = await RawWebSocket.connect(server.port, Authorization=BEARER)
+    await websocket.wait_for("session.created")
+    (accepted,) = connections - {http}
+    assert cast(GuardedWebSocket, accepted).owner is tenant
+    writer.close()
+    websocket.reset()
