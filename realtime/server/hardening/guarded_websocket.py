@@ -14,13 +14,14 @@ session ended, client not reading aborted, because unsent bytes would keep the s
 import asyncio
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import State
+from websockets.streams import StreamReader
 
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.server import replies
@@ -80,6 +81,23 @@ _INVALID_UPGRADE = (
 )
 
 
+class _Reader(StreamReader):
+    """The reader of a parser. Knows how many bytes the parser waits for."""
+
+    _wanted_bytes = 0
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that the parser waits for and takes as one piece, such as those of a payload."""
+        return max(self._wanted_bytes - len(self.buffer), 0)
+
+    def read_exact(self, n: int) -> Generator[None, None, bytearray]:
+        self._wanted_bytes = n
+        data = yield from super().read_exact(n)
+        self._wanted_bytes = 0
+        return data
+
+
 class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOProtocol):
     """A WebSocket connection with a deadline for each message, a bound on its fragments, and a
     budget for the bytes of all unfinished messages of the server."""
@@ -114,6 +132,9 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
         self._queued_message_bytes = []
         self.account = LoopAccount("websocket")
         super().connection_made(transport)
+        self.conn.reader = self._reader = _Reader()
+        self.conn.parser = self.conn.parse()  # the one before it refers to the reader before
+        next(self.conn.parser)
 
     def handle_connect(self, event: Request) -> None:
         limit = self.message_bytes_max.get(event.path.partition("?")[0])
@@ -249,6 +270,10 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
     @property
     def owner(self) -> object:
         return ledger_of(self.scope)
+
+    @property
+    def whole_bytes(self) -> int:
+        return self._reader.missing_bytes
 
     def parse_slice(self) -> bool:
         """Parse one slice of the unread bytes, unless a message is queued for the application: a

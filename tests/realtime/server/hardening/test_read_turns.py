@@ -160,7 +160,7 @@ async def test_small_read_of_a_light_connection_does_not_wait_for_others(
     assert light.parsed == 1
     heavy = FakeReader(clock, slices=1, slice_s=0.0001)
     heavy.is_light = False
-    large = FakeReader(clock, slices=2, slice_s=0.0001)
+    large = FakeReader(clock, slices=3, slice_s=0.0001)
     for reader in (heavy, large):
         turns.submit(reader)
         assert reader.parsed == 0
@@ -476,6 +476,33 @@ async def test_body_of_a_stated_length_is_parsed_in_one_piece_and_all_else_in_sl
     assert {bytes([byte]) for part in large for byte in part} == {b"b"}
     assert sum(map(len, large)) > 2 * SLICE_BYTES
     writer.close()
+
+
+async def test_payload_of_a_frame_is_parsed_in_one_piece_and_small_frames_in_slices(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[bytes] = []
+    parse = GuardedWebSocket._read
+
+    def parse_and_note(connection: GuardedWebSocket, part: bytes) -> None:
+        parts.append(part)
+        parse(connection, part)
+
+    monkeypatch.setattr(GuardedWebSocket, "_read", parse_and_note)
+    peer = await RawWebSocket.connect(server.port, Authorization=BEARER)
+    await peer.wait_for("session.created")
+    payload = b" " * 4 * SLICE_BYTES
+    text, pongs = encode_frame(payload), encode_frame(b"", PONG) * 700
+    await peer.send(text + pongs + text)
+    for _ in range(2):
+        assert (await peer.receive_event())["error"]["code"] == "invalid_json"
+    ends = list(itertools.accumulate(map(len, parts)))
+    assert ends[-1] == len(text + pongs + text)
+    large = [(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
+    large = [(start, end) for start, end in large if end - start > SLICE_BYTES]
+    assert sum(end - start for start, end in large) > 2 * SLICE_BYTES
+    assert all(end <= len(text) or start >= len(text + pongs) for start, end in large)
+    peer.reset()
 
 
 async def test_application_waits_for_a_turn_when_it_has_used_its_last(
