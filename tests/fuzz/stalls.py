@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 
 class Stalls:
@@ -43,16 +44,19 @@ class LockStalls:
 
     A late wake-up, less the wait for a processor (the kernel counts that for each thread), was a
     wait for the lock. The CPU time of this process bounds it: beyond that, the holder itself
-    waited for a processor.
+    waited for a processor. Each measurement begins where the last one ended, because the thread may
+    lose the lock between any two lines.
     """
 
     def __init__(self) -> None:
         self.longest_s = 0.0
+        self._is_watching = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="lock stalls", daemon=True)
 
     def __enter__(self) -> "LockStalls":
         self._thread.start()
+        self._is_watching.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,16 +70,34 @@ class LockStalls:
 
     def _watch(self) -> None:
         run_queue = _RunQueueTime()
+        last = _read_times(run_queue)
+        self._is_watching.set()
         while not self._stop.is_set():
-            began, computed, queued = time.monotonic(), time.process_time(), run_queue.read_s()
             time.sleep(SLEEP_S)
-            late_s = time.monotonic() - began - SLEEP_S
-            late_s -= run_queue.read_s() - queued
-            blocked_s = min(late_s, time.process_time() - computed)
+            now = _read_times(run_queue)
+            late_s = now.wall_s - last.wall_s - SLEEP_S - (now.queued_s - last.queued_s)
+            blocked_s = min(late_s, now.computed_after_s - last.computed_s)
             self.longest_s = max(self.longest_s, blocked_s)
+            last = now
 
 
 SLEEP_S = 0.001
+
+
+class _Times(NamedTuple):
+    computed_s: float
+    """CPU time of this process before `wall_s` was read."""
+    queued_s: float
+    wall_s: float
+    computed_after_s: float
+    """CPU time of this process after `wall_s` was read."""
+
+
+def _read_times(run_queue: "_RunQueueTime") -> _Times:
+    """If the lock is held by another thread meanwhile, the measurement that ends here or the one
+    that begins here has both its wall time and its CPU time."""
+    computed_s, queued_s = time.process_time(), run_queue.read_s()
+    return _Times(computed_s, queued_s, time.monotonic(), time.process_time())
 
 
 class _RunQueueTime:

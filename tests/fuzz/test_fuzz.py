@@ -5,13 +5,14 @@ import os
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from tokenizers import Tokenizer
 
-from tests.fuzz import hostile, large
+from tests.fuzz import hostile, large, stalls
 from tests.fuzz.corpus_responses import BODIES, CHATS
 from tests.fuzz.endpoints import Endpoint
 from tests.fuzz.fuzzer import STALL_S_MAX, Fault, Fuzzer, shrink
@@ -138,18 +139,35 @@ def test_call_that_holds_the_interpreter_lock_is_measured(large_context_folder: 
     """`encode` holds it; `encode_batch_fast`, which is used for long texts, does not."""
     tokenizer = Tokenizer.from_file(str(large_context_folder / "tokenizer.json"))
     text = "\U0001f600\u0301 and words " * 40_000
-    with LockStalls() as stalls:
-        encode_s = 0.0
-        while encode_s < HELD_S_MIN:
-            text += text
-            time.sleep(0.05)
-            stalls.take()
-            computed_s = time.thread_time()
-            tokenizer.encode(text)
-            encode_s = time.thread_time() - computed_s
-        time.sleep(0.05)
-        held_s = stalls.take()
-        assert held_s > encode_s / 2
-        tokenizer.encode_batch_fast([text])
-        time.sleep(0.05)
-        assert stalls.take() < held_s / 2
+    computed_s = held_s = 0.0
+    while computed_s < HELD_S_MIN:
+        text += text
+        computed_s, held_s = _measure(partial(tokenizer.encode, text))
+    assert held_s > computed_s / 2
+    assert _measure(lambda: tokenizer.encode_batch_fast([text]))[1] < held_s / 2
+
+
+def test_lock_that_is_held_while_times_are_read_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To read the time in the run queue gives the lock away."""
+
+    def read_slowly(_run_queue: object) -> float:
+        time.sleep(0.02)
+        return 0.0
+
+    monkeypatch.setattr(stalls._RunQueueTime, "read_s", read_slowly)
+    for n in range(8):
+        computed_s, held_s = _measure(lambda: sum(range(3_000_000)), pause_s=0.01 * n)
+        assert held_s > computed_s / 2
+
+
+def _measure(call: Callable[[], object], pause_s: float = 0.05) -> tuple[float, float]:
+    """Return the CPU time of a call, and how long it held the interpreter lock, in seconds."""
+    with LockStalls() as lock_stalls:
+        time.sleep(pause_s)
+        lock_stalls.take()
+        began_s = time.thread_time()
+        call()
+        computed_s = time.thread_time() - began_s
+    return computed_s, lock_stalls.take()
