@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -450,18 +450,26 @@ async def test_bytes_that_wait_are_charged_to_the_budget(
     await wait_until(lambda: server.web_server.incoming_budget.charged_bytes == 0)
 
 
+def note_parts(
+    monkeypatch: pytest.MonkeyPatch, protocol: type[GuardedHttp | GuardedWebSocket]
+) -> list[bytes]:
+    """Note each part that a connection of `protocol` parses in one piece."""
+    parts: list[bytes] = []
+    parse = protocol._read
+
+    def parse_and_note(connection: Any, part: bytes) -> None:
+        parts.append(part)
+        parse(connection, part)
+
+    monkeypatch.setattr(protocol, "_read", parse_and_note)
+    return parts
+
+
 async def test_body_of_a_stated_length_is_parsed_in_one_piece_and_all_else_in_slices(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A piece of a body costs as much as its first byte, and so does a chunk of one byte."""
-    parts: list[bytes] = []
-    parse = GuardedHttp._read
-
-    def parse_and_note(connection: GuardedHttp, part: bytes) -> None:
-        parts.append(part)
-        parse(connection, part)
-
-    monkeypatch.setattr(GuardedHttp, "_read", parse_and_note)
+    parts = note_parts(monkeypatch, GuardedHttp)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     head = b"POST /nothing HTTP/1.1\r\nHost: x\r\n"
     whole = b"Content-Length: %d\r\n\r\n" % (4 * SLICE_BYTES) + b"b" * 4 * SLICE_BYTES
@@ -481,14 +489,7 @@ async def test_body_of_a_stated_length_is_parsed_in_one_piece_and_all_else_in_sl
 async def test_payload_of_a_frame_is_parsed_in_one_piece_and_small_frames_in_slices(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts: list[bytes] = []
-    parse = GuardedWebSocket._read
-
-    def parse_and_note(connection: GuardedWebSocket, part: bytes) -> None:
-        parts.append(part)
-        parse(connection, part)
-
-    monkeypatch.setattr(GuardedWebSocket, "_read", parse_and_note)
+    parts = note_parts(monkeypatch, GuardedWebSocket)
     peer = await RawWebSocket.connect(server.port, Authorization=BEARER)
     await peer.wait_for("session.created")
     payload = b" " * 4 * SLICE_BYTES
