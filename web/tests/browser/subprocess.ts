@@ -89,7 +89,7 @@ export class Subprocess {
   async #terminate(signal: NodeJS.Signals): Promise<void> {
     const child = this.#process;
     this.#process = null;
-    if (child?.exitCode !== null) return; // not running
+    if (child?.exitCode !== null || child.signalCode !== null) return; // has ended
     const exited = new Promise((resolve) => child.once('exit', resolve));
     child.kill(signal);
     await exited;
