@@ -36,6 +36,7 @@ from continuo.engine.sampling import Sampling
 
 GREEDY = SampleParams()
 SAMPLED = SampleParams(Sampling(temperature=0.8, top_p=0.95, top_k=50), uniform=0.4)
+UNLIMITED = SampleParams(Sampling(temperature=0.8), uniform=0.4)
 COPIED_BYTES = 4 << 30
 COPIES = 10
 KV_VALUE_BYTES = 2
@@ -51,7 +52,8 @@ class Step(NamedTuple):
 
 STEPS = [
     *(Step(f"decode, {rows} x 1,024", [(1024, 1)] * rows) for rows in (1, 4, 16, 64, 256)),
-    Step("decode, 64 x 1,024, sampled", [(1024, 1)] * 64, SAMPLED),
+    *(Step(f"decode, {rows} x 1,024, sampled", [(1024, 1)] * rows, SAMPLED) for rows in (1, 64)),
+    Step("decode, 64 x 1,024, no limits", [(1024, 1)] * 64, UNLIMITED),
     Step("decode, 1 x 32,000", [(32_000, 1)]),
     Step("decode, 63 x 200 and 1 x 32,000", [(200, 1)] * 63 + [(32_000, 1)]),
     *(Step(f"append of 16 to {start:,}", [(start, 16)]) for start in (2048, 8192, 32_000)),

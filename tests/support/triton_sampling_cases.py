@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 import random
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import torch
@@ -65,12 +67,46 @@ def check_large() -> None:
             logits[3, 101:901:2] = -0.0
             samples = random_samples(source, 6)
             use(sampling_kernels)
+            sampling_kernels.SPLIT = source.choice([1024, 4096])
             found = ids_of(logits, samples)
             use(None)
             expected = ids_of(logits, samples)
             for row, (id, other) in enumerate(zip(found, expected, strict=True)):
                 if id != other:  # within rounding of a border
                     assert id in reference_ids(logits[row].tolist(), samples[row]), samples[row]
+
+
+class ListsAlone:
+    """The kernel that draws, without its launch for what the lists of candidates do not decide."""
+
+    def __init__(self) -> None:
+        self.kernel = sampling_kernels._draw
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: Any, **constants: Any) -> None:
+            if constants["FROM_LISTS"]:
+                self.kernel[grid](*args, **constants)
+
+        return launch
+
+
+def check_lists() -> None:
+    """Lists of the first candidates decide draws with a limit; a row that they do not decide keeps
+    the likeliest id until it is drawn from the whole vocabulary."""
+    sampling_kernels.SPLIT = 1024
+    logits = torch.randn(6, 2500, generator=torch.Generator().manual_seed(0))
+    logits[4] = -torch.inf
+    logits[4, 3::25] = 1.5
+    limits = [{"top_k": 40}, {"top_k": 20, "top_p": 0.9}, {"min_p": 0.2}, {"top_p": 0.05}, {}, {}]
+    samples = [SampleParams(Sampling(temperature=0.8, **each), uniform=0.9) for each in limits]
+    use(None)
+    expected = ids_of(logits, samples)
+    use(sampling_kernels)
+    assert ids_of(logits, samples) == expected
+    sampling_kernels._draw = ListsAlone()  # pyright: ignore
+    found = ids_of(logits, samples)
+    assert found[:5] == expected[:5]
+    assert found[5] == int(logits[5].argmax()) != expected[5]
 
 
 def check_failures() -> None:
@@ -127,6 +163,7 @@ def main(case: str) -> None:
     {
         "small": check_small,
         "large": check_large,
+        "lists": check_lists,
         "failures": check_failures,
         "masks": check_masks,
         "min_p": check_min_p,

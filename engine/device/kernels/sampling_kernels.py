@@ -13,9 +13,14 @@ cut among the candidates that have the same logit, in the order of their ids.
     cut     (key, ties): the candidates with a smaller key, and the first `ties` of those that have
             the same
 
-One program draws for one row, with as many passes as its limits need. Each thread adds the weights
-of its ids in fp32 for a stretch of blocks; the sums of threads and stretches are added in fp32 and
-in fp64.
+Few candidates matter. So the vocabulary is split: one program for each split of each row lists the
+first candidates of its split, and one program for each row draws from the lists. What the lists say
+is certain as far as the smallest key at which one of them ends: where a cut or the drawn candidate
+lies beyond, the row is drawn once more, from the whole vocabulary. With limits, or logits like
+those of a trained model, that is rare.
+
+Each thread adds the weights of its ids in fp32 for a stretch of blocks; the sums of threads,
+stretches and splits are added in fp32 and in fp64.
 """
 
 from __future__ import annotations
@@ -36,6 +41,10 @@ STRETCH = 8
 KEY_BITS = {torch.float32: 32, torch.float16: 20, torch.bfloat16: 16}
 """Leading bits of a key, by dtype of the logits, after which no two logits differ: a multiple of
 four."""
+SPLIT = 4096
+"""Ids of which one program lists the first candidates."""
+LISTED = 64
+"""Candidates of each split that are listed."""
 DRAW_FIELDS = 6
 """Temperature, top_k, top_p, min_p, uniform, row of the logits."""
 LAUNCH_OPTIONS = {"num_warps": 8}
@@ -134,63 +143,187 @@ def _weigh(
 
 
 @triton.jit
-def _draw(  # noqa: PLR0913 - constants of compilation are arguments, too
-    logits,  # [S, vocab]
-    high,  # [S] the largest logit of each row
-    draws,  # [M, DRAW_FIELDS] fp64
-    ids,  # [S] int64: receives the drawn ids of the M rows
-    VOCAB: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STRETCH: tl.constexpr,
-    FIELDS: tl.constexpr,
-):
+def _read_draw(draws, high, FIELDS: tl.constexpr):
+    """Return the parameters of this program's row, its number in the logits, its largest logit and
+    whether that is finite."""
     draw = draws + tl.program_id(0) * FIELDS
     temperature = tl.maximum(tl.load(draw).to(tl.float32), 1e-30)
     top_k, top_p = tl.load(draw + 1), tl.load(draw + 2)
     min_p, uniform = tl.load(draw + 3).to(tl.float32), tl.load(draw + 4)
     row = tl.load(draw + 5).to(tl.int64)
-    logits += row * VOCAB
     largest = tl.load(high + row).to(tl.float32)
     is_finite = (largest > float("-inf")) & (largest < float("inf"))
-    vocab = tl.where(is_finite, VOCAB, 0)  # a row that has failed keeps its id
+    return temperature, top_k, top_p, min_p, uniform, row, largest, is_finite
 
-    last_key = tl.full([], 0xFFFFFFFF, tl.uint32) >> (32 - BITS)
-    cut, cut_ties = last_key, tl.full([], 1000000000, tl.int32)
+
+@triton.jit
+def _list(  # noqa: PLR0913 - constants of compilation are arguments, too
+    logits,  # [S, VOCAB]
+    high,  # [S] the largest logit of each row
+    draws,  # [M, FIELDS] fp64
+    listed,  # [M, splits, LISTED] receives logits, in the order of their ids; -inf after the last
+    listed_ids,  # [M, splits, LISTED] int32: receives their ids
+    ends,  # [M, splits] int64: receives the key from which on candidates may not be listed
+    weights,  # [M, splits] fp64: receives the weight of all candidates
+    VOCAB: tl.constexpr,
+    SPLIT: tl.constexpr,
+    LISTED: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRETCH: tl.constexpr,
+    FIELDS: tl.constexpr,
+):
+    temperature, _, _, _, _, row, largest, is_finite = _read_draw(draws, high, FIELDS)
+    split = tl.program_id(1)
+    first = split * SPLIT
+    logits += row * VOCAB + first
+    count = tl.where(is_finite, tl.minimum(SPLIT, VOCAB - first), 0)
+    end, before = _search(
+        logits, count, largest, temperature, LISTED, True, True, BITS, BLOCK, STRETCH
+    )
+    ties = LISTED - before.to(tl.int32)
+    line = tl.program_id(0) * tl.num_programs(1) + split
+    listed += line.to(tl.int64) * LISTED
+    listed_ids += line.to(tl.int64) * LISTED
+    candidates, tied, kept = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32), 0
+    weight_sum = tl.full([], 0.0, tl.float64)
+    for begin in range(0, count, BLOCK):
+        key, weight = _read_block(logits, begin, count, largest, temperature, BLOCK, 32 - BITS)
+        is_candidate = weight >= 0
+        is_tied = is_candidate & (key == end)
+        tie = tied + tl.cumsum(is_tied.to(tl.int32), 0)
+        is_kept = (is_candidate & (key < end)) | (is_tied & (tie <= ties))
+        place = kept + tl.cumsum(is_kept.to(tl.int32), 0) - 1
+        id = begin + tl.arange(0, BLOCK)
+        tl.store(listed + place, tl.load(logits + id, mask=is_kept), mask=is_kept)
+        tl.store(listed_ids + place, first + id, mask=is_kept)
+        candidates += tl.sum(is_candidate.to(tl.int32), 0)
+        tied += tl.sum(is_tied.to(tl.int32), 0)
+        kept += tl.sum(is_kept.to(tl.int32), 0)
+        weight_sum += tl.sum(tl.where(is_candidate, weight, 0.0), 0).to(tl.float64)
+    number = tl.arange(0, LISTED)
+    nothing = tl.full([LISTED], float("-inf"), tl.float32).to(listed.dtype.element_ty)
+    tl.store(listed + number, nothing, mask=number >= kept)
+    beyond_all = tl.full([], 1, tl.int64) << BITS
+    tl.store(ends + line, tl.where(candidates > LISTED, end.to(tl.int64), beyond_all))
+    tl.store(weights + line, weight_sum)
+
+
+@triton.jit
+def _find_cut(  # noqa: PLR0913 - constants of compilation are arguments, too
+    logits,
+    count,
+    high,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    weight_sum,
+    end,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRETCH: tl.constexpr,
+):
+    """Return the cut that the limits make among the first `count` logits, the weight of what it
+    keeps, and whether all keys that this depends on are below `end`. Candidates that are not among
+    these logits, all from `end` on, have the rest of `weight_sum`."""
+    no_ties = tl.full([], 1000000000, tl.int32)
+    cut, cut_ties = tl.full([], 0xFFFFFFFF, tl.uint32) >> (32 - BITS), no_ties
+    kept = weight_sum
+    is_certain = tl.full([], 1, tl.int1)
     if top_k > 0:
-        found, count = _search(
-            logits, vocab, largest, temperature, top_k, True, True, BITS, BLOCK, STRETCH
+        cut, passed = _search(
+            logits, count, high, temperature, top_k, True, True, BITS, BLOCK, STRETCH
         )
-        cut, cut_ties = found, tl.minimum(top_k - count, 1e9).to(tl.int32)
-    before, ties, each = _weigh(logits, vocab, largest, temperature, cut, BITS, BLOCK, STRETCH)
-    kept = before + tl.minimum(cut_ties, ties).to(tl.float64) * each.to(tl.float64)
+        cut_ties = tl.minimum(top_k - passed, 1e9).to(tl.int32)
+        before, ties, each = _weigh(logits, count, high, temperature, cut, BITS, BLOCK, STRETCH)
+        kept = before + tl.minimum(cut_ties, ties).to(tl.float64) * each.to(tl.float64)
+        is_certain = cut.to(tl.int64) < end
     if min_p > 0:
         keys = tl.zeros([BLOCK], tl.uint32)
-        for begin in range(0, vocab, BLOCK):
-            key, weight = _read_block(logits, begin, vocab, largest, temperature, BLOCK, 32 - BITS)
+        for begin in range(0, count, BLOCK):
+            key, weight = _read_block(logits, begin, count, high, temperature, BLOCK, 32 - BITS)
             is_likely = (weight >= min_p) | (weight == 1.0)
             keys = tl.maximum(keys, tl.where(is_likely, key, 0))
         likely = tl.max(keys, 0)
         if likely < cut:
-            cut, cut_ties = likely, tl.full([], 1000000000, tl.int32)
+            cut, cut_ties = likely, no_ties
     if top_p < 1:
         target = top_p * kept
         found, reached = _search(
-            logits, vocab, largest, temperature, target, False, True, BITS, BLOCK, STRETCH
+            logits, count, high, temperature, target, False, True, BITS, BLOCK, STRETCH
         )
-        _, ties, each = _weigh(logits, vocab, largest, temperature, found, BITS, BLOCK, STRETCH)
+        _, ties, each = _weigh(logits, count, high, temperature, found, BITS, BLOCK, STRETCH)
         needed = tl.ceil((target - reached) / each.to(tl.float64))
         needed = tl.minimum(tl.maximum(needed, 1.0), ties.to(tl.float64)).to(tl.int32)
         if (found < cut) | ((found == cut) & (needed < cut_ties)):
             cut, cut_ties = found, needed
-    before, ties, each = _weigh(logits, vocab, largest, temperature, cut, BITS, BLOCK, STRETCH)
-    kept = before + tl.minimum(cut_ties, ties).to(tl.float64) * each.to(tl.float64)
+    if (top_k > 0) | (min_p > 0) | (top_p < 1):
+        before, ties, each = _weigh(logits, count, high, temperature, cut, BITS, BLOCK, STRETCH)
+        kept = before + tl.minimum(cut_ties, ties).to(tl.float64) * each.to(tl.float64)
+        is_certain = is_certain & (cut.to(tl.int64) < end)
+    return cut, cut_ties, kept, is_certain
 
+
+@triton.jit
+def _draw(  # noqa: PLR0913 - constants of compilation are arguments, too
+    logits,  # [S, VOCAB], or [M, SPLITS * LISTED] if FROM_LISTS
+    listed_ids,  # [M, SPLITS * LISTED] int32
+    ends,  # [M, SPLITS] int64
+    weights,  # [M, SPLITS] fp64
+    high,  # [S] the largest logit of each row
+    draws,  # [M, FIELDS] fp64
+    is_drawn,  # [M] int8: receives whether the lists were sufficient, if FROM_LISTS
+    ids,  # [S] int64: receives the drawn ids of the M rows
+    FROM_LISTS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLITS_PADDED: tl.constexpr,
+    LISTED: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRETCH: tl.constexpr,
+    FIELDS: tl.constexpr,
+):
+    temperature, top_k, top_p, min_p, uniform, row, largest, is_finite = _read_draw(
+        draws, high, FIELDS
+    )
+    draw = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS_PADDED)
+    is_split = split < SPLITS
+    weight_sum = tl.sum(tl.load(weights + draw * SPLITS + split, mask=is_split, other=0.0), 0)
+    beyond_all = tl.full([], 1, tl.int64) << BITS
+    if FROM_LISTS:
+        logits += draw * SPLITS * LISTED
+        listed_ids += draw * SPLITS * LISTED
+        listed_ends = tl.load(ends + draw * SPLITS + split, mask=is_split, other=1 << BITS)
+        end = tl.min(listed_ends, 0)
+        count = tl.where(is_finite, SPLITS * LISTED, 0)  # a row that has failed keeps its id
+    else:
+        logits += row * VOCAB
+        end = beyond_all
+        count = tl.where(is_finite & (tl.load(is_drawn + draw) == 0), VOCAB, 0)
+
+    cut, cut_ties, kept, is_certain = _find_cut(
+        logits,
+        count,
+        largest,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        weight_sum,
+        end,
+        BITS,
+        BLOCK,
+        STRETCH,
+    )
     target = uniform * kept
     drawn, reached = _search(
-        logits, vocab, largest, temperature, target, False, False, BITS, BLOCK, STRETCH
+        logits, count, largest, temperature, target, False, False, BITS, BLOCK, STRETCH
     )
-    _, ties, each = _weigh(logits, vocab, largest, temperature, drawn, BITS, BLOCK, STRETCH)
+    is_certain = is_certain & (drawn.to(tl.int64) < end)
+    _, ties, each = _weigh(logits, count, largest, temperature, drawn, BITS, BLOCK, STRETCH)
     skipped = tl.floor((target - reached) / each.to(tl.float64))
     place = tl.minimum(tl.maximum(skipped, 0.0), (ties - 1).to(tl.float64)).to(tl.int32)
     if drawn > cut:  # by rounding
@@ -199,14 +332,18 @@ def _draw(  # noqa: PLR0913 - constants of compilation are arguments, too
         place = tl.minimum(place, cut_ties - 1)
     seen = tl.full([], 0, tl.int32)
     id = tl.full([], -1, tl.int32)
-    for begin in range(0, vocab, BLOCK):
-        key, weight = _read_block(logits, begin, vocab, largest, temperature, BLOCK, 32 - BITS)
+    for begin in range(0, count, BLOCK):
+        key, weight = _read_block(logits, begin, count, largest, temperature, BLOCK, 32 - BITS)
         is_tied = (weight >= 0) & (key == drawn)
         index = seen + tl.cumsum(is_tied.to(tl.int32), 0) - 1
         is_passed = is_tied & (index <= place)
         id = tl.maximum(id, tl.max(tl.where(is_passed, begin + tl.arange(0, BLOCK), -1), 0))
         seen += tl.sum(is_tied.to(tl.int32), 0)
-    tl.store(ids + row, id.to(tl.int64), mask=is_finite & (id >= 0))
+    is_found = is_finite & is_certain & (id >= 0)
+    if FROM_LISTS:
+        tl.store(is_drawn + draw, (is_found | (is_finite == 0)).to(tl.int8))
+        id = tl.load(listed_ids + id, mask=is_found, other=0)
+    tl.store(ids + row, id.to(tl.int64), mask=is_found)
 
 
 @triton.jit(do_not_specialize=["stride"])
@@ -239,19 +376,41 @@ def draw_at_random(
         [(p.temperature, p.top_k, p.top_p, p.min_p, uniform, row) for p, uniform, row in drawn],
         dtype=np.float64,
     )
-    logits = logits.contiguous()
-    _draw[(len(rows),)](
-        logits,
-        max_logits,
-        upload(draws, logits.device),
-        ids,
-        VOCAB=logits.shape[1],
-        BITS=KEY_BITS[logits.dtype],
-        BLOCK=BLOCK,
-        STRETCH=STRETCH,
-        FIELDS=DRAW_FIELDS,
+    logits, device = logits.contiguous(), logits.device
+    vocab = logits.shape[1]
+    splits = triton.cdiv(vocab, SPLIT)
+    lists = (len(rows), splits, LISTED)
+    listed = torch.empty(lists, dtype=logits.dtype, device=device)
+    listed_ids = torch.empty(lists, dtype=torch.int32, device=device)
+    ends = torch.empty(lists[:2], dtype=torch.int64, device=device)
+    weights = torch.empty(lists[:2], dtype=torch.float64, device=device)
+    is_drawn = torch.empty(len(rows), dtype=torch.int8, device=device)
+    on_device = upload(draws, device)
+    constants = {
+        "VOCAB": vocab,
+        "LISTED": LISTED,
+        "BITS": KEY_BITS[logits.dtype],
+        "BLOCK": BLOCK,
+        "STRETCH": STRETCH,
+        "FIELDS": DRAW_FIELDS,
         **LAUNCH_OPTIONS,
-    )
+    }
+    outputs = (listed, listed_ids, ends, weights)
+    _list[(len(rows), splits)](logits, max_logits, on_device, *outputs, SPLIT=SPLIT, **constants)
+    constants |= {"SPLITS": splits, "SPLITS_PADDED": triton.next_power_of_2(splits)}
+    for source, from_lists in ((listed, True), (logits, False)):
+        _draw[(len(rows),)](
+            source,
+            listed_ids,
+            ends,
+            weights,
+            max_logits,
+            on_device,
+            is_drawn,
+            ids,
+            FROM_LISTS=from_lists,
+            **constants,
+        )
 
 
 def mask(logits: Tensor, samples: list[SampleParams]) -> Tensor:

@@ -43,7 +43,7 @@ def test_warm_up_compiles_every_variant_that_any_batch_launches(runner: TorchRun
     with LaunchRecorder() as compiled:
         warm_up(runner, lambda what, fraction: None)
     assert {variant.name for variant in compiled.compilers} == {
-        *("_add_norm", "_place_heads", "_attend", "_combine", "_gate", "_draw", "_mask")
+        *("_add_norm", "_place_heads", "_attend", "_combine", "_gate", "_list", "_draw", "_mask")
     }
     source = random.Random(0)
     samples = [SampleParams(), gpu_counts.WARM, gpu_counts.LIMITED, gpu_counts.MASKED]

@@ -15,8 +15,8 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("case", ["small", "large", "failures", "masks", "min_p"])
+@pytest.mark.parametrize("case", ["small", "large", "lists", "failures", "masks", "min_p"])
 def test_sampling_kernels_draw_the_ids_of_the_cpu(case: str) -> None:
-    """Cases: ties, limits and penalties; several blocks of ids, fp32, fp16 and bf16; rows without
-    finite logits; packed masks."""
+    """Cases: ties, limits and penalties; several blocks of ids, fp32, fp16 and bf16; lists of the
+    first candidates; rows without finite logits; packed masks."""
     run_interpreted("tests.support.triton_sampling_cases", case)
