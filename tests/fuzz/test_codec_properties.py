@@ -109,11 +109,11 @@ def test_hostile_values_decode_or_are_refused(place: str) -> None:
 
 def test_frame_of_too_many_values_is_refused_before_decoding() -> None:
     many = ",".join(["0"] * 40_000)
-    with pytest.raises(BadFrame, match=r"40,00\d values; the limit is 32,768") as caught:
+    with pytest.raises(BadFrame, match=r"40,00\d values or more; the limit is 32,768") as caught:
         decode_frame('{"event_id": "e", "type": "response.cancel", "x": [' + many + "]}")
     assert (caught.value.code, caught.value.event_id) == ("frame_too_large", "e")
     quoted = ",".join(['"\\""'] * 80_000)
-    with pytest.raises(BadFrame, match="the limit is 32,768"):
+    with pytest.raises(BadFrame, match=r"3\d,\d{3} values or more; the limit is 32,768"):
         decode_frame('{"type": "response.cancel", "x": [' + quoted + "]}")
 
 

@@ -63,7 +63,7 @@ def decode_frame(frame: str | bytes) -> ClientEvent:
     count = count_json_values(frame, FRAME_VALUES_MAX)
     if count > FRAME_VALUES_MAX:
         raise BadFrame(
-            f"The frame holds {count:,} values; the limit is {FRAME_VALUES_MAX:,}.",
+            f"The frame holds {count:,} values or more; the limit is {FRAME_VALUES_MAX:,}.",
             code="frame_too_large",
             event_id=extract_event_id(frame),
         )
