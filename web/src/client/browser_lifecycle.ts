@@ -1,6 +1,7 @@
 /** Browser network and lifecycle events after which a client reconnects at once. */
 
 import type { RealtimeClient } from './client.js';
+import { OFFLINE_REASON } from './close_codes.js';
 import type { Unsubscribe } from './observable.js';
 
 const TICK_MS = 2000;
@@ -21,7 +22,7 @@ export function reconnectOnBrowserEvents(client: RealtimeClient): Unsubscribe {
   addEventListener(
     'offline',
     () => {
-      client.reconnect('this device is offline');
+      client.reconnect(OFFLINE_REASON);
     },
     { signal },
   );

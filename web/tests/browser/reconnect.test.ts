@@ -67,7 +67,7 @@ it('resumes after a time offline, and keeps the draft', async () => {
   await chat.send(STORY);
   await chat.waitForCharacters(20);
   await chat.context.setOffline(true);
-  await chat.banner.getByText(/offline|cannot be reached/).waitFor();
+  await chat.banner.getByText('this device is offline').waitFor();
   await chat.input.fill('What is 2 plus 2?');
   await chat.context.setOffline(false);
   expect(await chat.waitForResponse()).toBe(story);

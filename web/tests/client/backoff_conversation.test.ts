@@ -1,4 +1,4 @@
-import { describe, expect, it } from 'vitest';
+import { describe, expect, it, vi } from 'vitest';
 import {
   backoffDelay,
   Conversation,
@@ -27,6 +27,14 @@ describe('close codes', () => {
     const isRecoverable = (code: number) => describeCloseCode(code).recoverable;
     expect(recoverable.map(isRecoverable)).toEqual(recoverable.map(() => true));
     expect(final.map(isRecoverable)).toEqual(final.map(() => false));
+  });
+
+  it('name the device as the cause of a lost connection while it is offline', () => {
+    expect(describeCloseCode(1006).reason).toBe('the connection was lost');
+    vi.stubGlobal('navigator', { onLine: false });
+    expect(describeCloseCode(1006).reason).toBe('this device is offline');
+    expect(describeCloseCode(1012).reason).toBe('the server is restarting');
+    vi.unstubAllGlobals();
   });
 });
 
