@@ -261,7 +261,7 @@ def _find_cut(  # noqa: PLR0913 - constants of compilation are arguments, too
     if (top_k > 0) | (min_p > 0) | (top_p < 1):
         before, ties, each = _weigh(logits, count, high, temperature, cut, BITS, BLOCK, STRETCH)
         kept = before + tl.minimum(cut_ties, ties).to(tl.float64) * each.to(tl.float64)
-        is_certain = is_certain & (cut.to(tl.int64) < end)
+        is_certain = is_certain & (tl.cast(cut, tl.int64) < end)
     return cut, cut_ties, kept, is_certain
 
 
