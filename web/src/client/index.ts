@@ -7,7 +7,7 @@ export {
   type RealtimeClientOptions,
   type ResumePoint,
 } from './client.js';
-export { type CloseInfo, describeCloseCode } from './close_codes.js';
+export { type CloseInfo, describeCloseCode, OFFLINE_REASON } from './close_codes.js';
 export type { ConnectionOptions, ConnectionState, ResumeOutcome } from './connection.js';
 export {
   Conversation,

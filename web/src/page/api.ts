@@ -1,6 +1,6 @@
 /** HTTP requests of the page, and their errors. */
 
-import { ConnectionClosedError } from '../client/index.js';
+import { ConnectionClosedError, OFFLINE_REASON } from '../client/index.js';
 
 export interface Model {
   id: string;
@@ -109,7 +109,7 @@ async function send(path: string, accept: string, init: RequestInit = {}): Promi
   try {
     response = await fetch(serverUrl(path), { ...init, headers });
   } catch {
-    throw new Error('the server cannot be reached');
+    throw new Error(navigator.onLine ? 'the server cannot be reached' : OFFLINE_REASON);
   }
   if (response.ok) return response;
   const body = (await response.json().catch(() => null)) as {

@@ -12,7 +12,7 @@ it('sends what was queued offline once, in order, after a reload too, and lets i
   const texts = (): Promise<string[]> => queued.locator('.body').allInnerTexts();
   await chat.sendAndWait('Hello?');
   await chat.context.setOffline(true);
-  await chat.banner.getByText(/offline|cannot be reached/).waitFor();
+  await chat.banner.getByText('this device is offline').waitFor();
   for (const text of ['one', 'two', 'three', 'four']) await chat.send(text);
   await expect.poll(texts).toEqual(['one', 'two', 'three', 'four']);
   await queued.first().getByText('Queued: sent once connected').waitFor();
@@ -39,7 +39,7 @@ it('sends what was queued offline once, in order, after a reload too, and lets i
   // Queued messages survive a reload.
   await chat.input.fill('');
   await chat.context.setOffline(true);
-  await chat.banner.getByText(/offline|cannot be reached/).waitFor();
+  await chat.banner.getByText('this device is offline').waitFor();
   await chat.send('five');
   await expect.poll(texts).toEqual(['five']);
   const kept = await page.evaluate(() => JSON.stringify(Object.entries(localStorage)));
@@ -61,7 +61,7 @@ it('sends once what two tabs of a conversation queued offline, though one of the
   const isTakenOver = (tab: ChatPage): Promise<boolean> => tab.banner.getByText('another tab').isVisible();
   const goOffline = async (tab: ChatPage): Promise<void> => {
     await context.setOffline(true);
-    await tab.banner.getByText(/offline|cannot be reached/).waitFor();
+    await tab.banner.getByText('this device is offline').waitFor();
   };
   await first.sendAndWait('Hello?');
   const second = await ChatPage.openTab(context, first.page.url());

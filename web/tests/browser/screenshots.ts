@@ -234,7 +234,7 @@ describe.each(['large', 'phone'] as const)('on a %s screen', (screen) => {
     await chat.sendAndWait('Hello?');
     await picture(chat, 'too-short');
     await chat.context.setOffline(true);
-    await chat.banner.getByText(/offline|cannot be reached/).waitFor();
+    await chat.banner.getByText('this device is offline').waitFor();
     for (const text of ['And what will you do tomorrow?', 'Will you go for a walk with the neighbour’s dog?']) {
       await chat.send(text);
     }

@@ -47,7 +47,7 @@ it.each([
   await chat.send('Hello?');
   await chat.waitForCharacters(5);
   await chat.context.setOffline(true);
-  await chat.banner.getByText(/offline|cannot be reached/).waitFor();
+  await chat.banner.getByText('this device is offline').waitFor();
   await chat.send('And you?');
   const queued = chat.page.locator('.message.queued');
   await queued.getByText('And you?').waitFor();
