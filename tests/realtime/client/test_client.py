@@ -455,7 +455,7 @@ async def test_response_survives_a_snapshot(
             if len(received) >= 5 and client.state.outcome == "new":
                 proxy.is_open = False
                 proxy.cut()
-                await wait_until(lambda: client.state.phase != "open")
+                await wait_until(lambda: client.state.phase == "waiting")
                 client._last_event_id = None
                 if is_finished:
                     await wait_until_idle(server)
@@ -483,7 +483,7 @@ async def test_interruption_whose_answer_is_lost_keeps_what_was_read(
         await wait_until_idle(server)
         proxy.is_open = False
         proxy.cut()
-        await wait_until(lambda: client.state.phase != "open")
+        await wait_until(lambda: client.state.phase == "waiting")
         client._last_event_id = None
         proxy.discards_answers = False
         proxy.is_open = True
