@@ -74,8 +74,8 @@ faults: $(VENV)/ready-dev
 	@sh tools/setup_system.sh
 	$(BIN)/python -m tests.faults $(ROW) $(ARGS)
 
-upstream: $(VENV)/ready-dev
-	@sh tools/setup_system.sh
+upstream: environments
+	@sh tools/build_web.sh || true
 	$(BIN)/python -m tests.upstream $(KIND) $(ARGS)
 
 soak: $(VENV)/ready-dev
@@ -123,7 +123,7 @@ release: check
 
 clean:
 	rm -rf build/docs build/upstream dist realtime/server/assets web/node_modules web/src/client/dist $(NODE_CLIENTS)
-	rm -rf .venv .venv-openai .venv-middleware .venv-vllm .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf .venv .venv-openai .venv-middleware .venv-vllm-* .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 
 $(BIN)/python:
 	@echo "Setting up, which is needed once. Packages in pip's cache are not downloaded again."

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, cast
 
@@ -50,15 +51,21 @@ Results = tuple[dict[Path, FileResult], str]
 """Results of the files that were run, and what was printed."""
 
 
-def run(script: Script, selected: list[Path]) -> Results:
-    """Run the selected files in one process. Those of the page share Chromium and its servers."""
+def run(script: Script, selected: list[Path], environment: Mapping[str, str] = {}) -> Results:
+    """Run the selected files in one process. Those of the page share Chromium and its servers.
+    `environment`: further variables of the process."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         reporters = ["--reporter=default", "--reporter=json", f"--outputFile.json={report}"]
         result = subprocess.run(
             ["npm", "run", "--silent", script, "--", *reporters, *map(str, selected)],
             cwd=WEB,
-            env={**os.environ, "CONTINUO_PYTHON": sys.executable, "NO_COLOR": "1"},
+            env={
+                **os.environ,
+                "CONTINUO_PYTHON": sys.executable,
+                "NO_COLOR": "1",
+                **environment,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

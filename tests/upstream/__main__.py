@@ -2,8 +2,8 @@
 
 KIND: llama-server or vllm; default: both. They are installed first, once. PART: `engine`, turns,
 and kills of the server; `faults`, the fault rows of other servers; `clients`, the tests of clients
-whose gateway has an engine on the server. A part fails by a test that is not in `differences.py`.
-Default: all.
+whose gateway has an engine on the server; `page`, conversations in Chromium with such a gateway.
+The last two fail by a test that is not in `differences.py`. Default: all.
 """
 
 import argparse
@@ -16,13 +16,14 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests.browser import vitest
 from tests.support.processes import ROOT
 from tests.upstream.differences import EXPECTED
 from tests.upstream.figures import FIGURES, add_figure
 from tests.upstream.servers import SERVERS, running_server
 
 CHECKS = {"engine": "engine_checks.py", "faults": "fault_checks.py"}
-PARTS = (*CHECKS, "clients")
+PARTS = (*CHECKS, "clients", "page")
 PYTEST = (sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider")
 CLIENTS = (
     *("anthropic_sdk", "banner", "command", "documented_programs", "examples", "middleware"),
@@ -30,6 +31,8 @@ CLIENTS = (
 )
 """Tests of clients that start `continuo serve` in this environment. The others read recorded
 transcripts, or have an engine of their own."""
+PAGE = vitest.in_chromium("conversation")
+ENGINE_URL = "CONTINUO_ENGINE_URL"
 
 
 def main() -> int:
@@ -41,7 +44,7 @@ def main() -> int:
     passed = True
     for kind in [options.kind] if options.kind else SERVERS:
         for part in [options.part] if options.part else PARTS:
-            passed &= check_clients(kind) if part == "clients" else run_checks(kind, CHECKS[part])
+            passed &= run_checks(kind, CHECKS[part]) if part in CHECKS else compare(kind, part)
     print(FIGURES.read_text() if FIGURES.exists() else "")
     return 0 if passed else 1
 
@@ -51,18 +54,17 @@ def run_checks(kind: str, file: str) -> bool:
     return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
-def check_clients(kind: str) -> bool:
-    """Run the tests of clients on a server. Returns whether all pass but those that are expected to
-    fail. Of these it prints which have passed."""
+def compare(kind: str, part: str) -> bool:
+    """Run the tests of clients or of the page on a server. Returns whether all pass but those that
+    are expected to fail. Of these it prints which have passed."""
+    run = {"clients": run_clients, "page": run_page}[part]
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        asyncio.run(_run_clients(kind, Path(folder), report))
-        outcomes = _read(report)
+        outcomes = asyncio.run(run(kind, Path(folder)))
     counts = Counter(outcomes.values())
     failed = {test for test, outcome in outcomes.items() if outcome == "failed"}
-    expected = EXPECTED[kind]
+    expected = EXPECTED[kind][part]
     add_figure(
-        f"{kind}: {counts['passed']} of {len(outcomes)} tests of clients pass, {counts['failed']}"
+        f"{kind}: {counts['passed']} of {len(outcomes)} tests of {part} pass, {counts['failed']}"
         f" differ, {counts['skipped']} are skipped"
     )
     for test in sorted(failed - expected.keys()):
@@ -72,12 +74,29 @@ def check_clients(kind: str) -> bool:
     return counts["passed"] > 0 and failed <= expected.keys()
 
 
-async def _run_clients(kind: str, folder: Path, report: Path) -> None:
+async def run_clients(kind: str, folder: Path) -> dict[str, str]:
+    """Returns the outcome of each test: passed, failed or skipped."""
+    report = folder / "report.xml"
     async with running_server(kind, folder) as server:
-        environment = {**os.environ, "CONTINUO_ENGINE_URL": server.url}
+        environment = {**os.environ, ENGINE_URL: server.url}
         files = [f"tests/clients/test_{name}.py" for name in CLIENTS]
         command = (*PYTEST, *files, f"--junitxml={report}")
         await asyncio.to_thread(subprocess.run, command, cwd=ROOT, env=environment, check=False)
+    return _read(report)
+
+
+async def run_page(kind: str, folder: Path) -> dict[str, str]:
+    """Returns the outcome of each test: passed, failed or skipped."""
+    async with running_server(kind, folder) as server:
+        reported, output = await asyncio.to_thread(
+            vitest.run, "test:browser", PAGE, {ENGINE_URL: server.url}
+        )
+    print(output)
+    return {
+        f"{file.name}::{test['fullName']}": str(test["status"])
+        for file, result in reported.items()
+        for test in result.assertion_results
+    }
 
 
 def _read(report: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Tests of clients that are expected to fail on a real server, and why."""
+"""Tests of clients and of the page that are expected to fail on a real server, and why."""
 
 _SCHEMAS_ALONE = "llama-server enforces JSON schemas alone: forced and strict calls are refused"
 
@@ -9,31 +9,30 @@ def _flows(client: str, reason: str, *names: str) -> dict[str, str]:
     return {f"test_{client}.py::{test}[{name}]": reason for name in names for test in tests}
 
 
-EXPECTED: dict[str, dict[str, str]] = {
-    "llama-server": {
-        **_flows(
-            "openai_sdk",
-            _SCHEMAS_ALONE,
-            "a_call_is_required",
-            "a_named_tool_is_called",
-            "a_chosen_tool_that_goes_takes_the_choice_along",
-            "at_most_one_call",
-            "a_strict_schema_is_followed_however_hot",
-            "a_calls_kv_stays_warm",
-            "a_strict_tool_is_called_where_the_model_likes",
-            "steering_waits_for_what_a_call_gives",
-        ),
-        **_flows("openai_node", _SCHEMAS_ALONE, "steering_waits_for_what_a_call_gives"),
-        "test_openai_sdk.py::test_flow_succeeds[what_cannot_steer_comes_back]": _SCHEMAS_ALONE,
-        "test_openai_node.py::test_flow_succeeds[what_cannot_steer_comes_back]": _SCHEMAS_ALONE,
-        "test_anthropic_sdk.py::test_flow_succeeds[a_tool_and_its_result]": _SCHEMAS_ALONE,
-        **_flows(
-            "openai_sdk", "the time of its device is not known", "usage_says_where_the_time_went"
-        ),
-        "test_command.py::test_broken_model_folder_is_a_one_line_error[*.safetensors]": (
-            "the weights in the folder are not read"
-        ),
-    },
-    "vllm": {},
+_LLAMA_SERVER_CLIENTS = {
+    **_flows(
+        "openai_sdk",
+        _SCHEMAS_ALONE,
+        "a_call_is_required",
+        "a_named_tool_is_called",
+        "a_chosen_tool_that_goes_takes_the_choice_along",
+        "at_most_one_call",
+        "a_strict_schema_is_followed_however_hot",
+        "a_calls_kv_stays_warm",
+        "a_strict_tool_is_called_where_the_model_likes",
+        "steering_waits_for_what_a_call_gives",
+    ),
+    **_flows("openai_node", _SCHEMAS_ALONE, "steering_waits_for_what_a_call_gives"),
+    "test_openai_sdk.py::test_flow_succeeds[what_cannot_steer_comes_back]": _SCHEMAS_ALONE,
+    "test_openai_node.py::test_flow_succeeds[what_cannot_steer_comes_back]": _SCHEMAS_ALONE,
+    "test_anthropic_sdk.py::test_flow_succeeds[a_tool_and_its_result]": _SCHEMAS_ALONE,
+    **_flows("openai_sdk", "the time of its device is not known", "usage_says_where_the_time_went"),
+    "test_command.py::test_broken_model_folder_is_a_one_line_error[*.safetensors]": (
+        "the weights in the folder are not read"
+    ),
 }
-"""Reason by test, for each kind of server."""
+EXPECTED: dict[str, dict[str, dict[str, str]]] = {
+    "llama-server": {"clients": _LLAMA_SERVER_CLIENTS, "page": {}},
+    "vllm": {"clients": {}, "page": {}},
+}
+"""Reason by test, for each kind of server and part."""

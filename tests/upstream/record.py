@@ -1,4 +1,6 @@
-"""python -m tests.upstream.record KIND: record replies of a real server as test data.
+"""python -m tests.upstream.record KIND [VERSION]: record replies of a real server as test data.
+
+VERSION: of its package, which is installed once. Default: the one that is tested.
 
 `tests/engine/upstream/test_recorded_replies.py` reads them without the server. The ids of each
 completion are recorded a second time by a request without a stream, which leaves none out.
@@ -26,7 +28,6 @@ from continuo.engine.upstream.http import NO_HEADERS, REPLY_S, HttpClient, make_
 from continuo.engine.upstream.server import Completion
 from continuo.engine.upstream.sse import EventStreamDecoder
 from tests.support.processes import ROOT
-from tests.upstream.install import LLAMA_PACKAGE, VLLM_PACKAGE
 from tests.upstream.servers import running_server
 
 RECORDED = ROOT / "tests/engine/upstream/recorded"
@@ -130,16 +131,15 @@ def _draw_whole(client: RecordingClient, server: Any, request: Completion) -> li
     return choice["token_ids"]
 
 
-async def main(kind: str) -> None:
+async def main(kind: str, version: str | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        async with running_server(kind, Path(folder)) as server:
+        async with running_server(kind, Path(folder), version) as server:
             found = await record(server.url, str(find_local_checkpoint("demo")))
     RECORDED.mkdir(exist_ok=True)
-    package = {"llama-server": LLAMA_PACKAGE, "vllm": VLLM_PACKAGE}[kind]
-    path = RECORDED / f"{kind}-{package.partition('==')[2].removesuffix('.0.0')}.json"
+    path = RECORDED / f"{kind}-{server.version.removesuffix('.0.0')}.json"
     path.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n")
     print(path)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

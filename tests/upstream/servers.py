@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 from continuo.engine.local_checkpoint import find_local_checkpoint
 from tests.support.ports import free_port
-from tests.upstream.install import BUILD, ensure_llama_server, ensure_vllm
+from tests.upstream.install import BUILD, VERSIONS, ensure_llama_server, ensure_vllm
 
 SLOTS = 4
 CONTEXT_TOKENS = 2048
@@ -29,9 +29,11 @@ class RealServer(ABC):
     poll_s: float
     """Seconds between two questions whether the server has started."""
 
-    def __init__(self, port: int, folder: Path) -> None:
-        """`folder`: for its log, and for what it writes."""
+    def __init__(self, port: int, folder: Path, version: str | None = None) -> None:
+        """`folder`: for its log, and for what it writes. `version`: None for the one of
+        VERSIONS."""
         self.port = port
+        self.version = version or VERSIONS[self.kind]
         self.url = f"http://127.0.0.1:{port}"
         self.start_s = 0.0
         """Seconds that the last start took, until the server answered."""
@@ -98,7 +100,7 @@ class LlamaServerProcess(RealServer):
 
     def command(self) -> list[str]:
         return [
-            *(str(ensure_llama_server()), "-m", str(demo_gguf())),
+            *(str(ensure_llama_server(self.version)), "-m", str(demo_gguf())),
             *("--host", "127.0.0.1", "--port", str(self.port), "--threads", "1"),
             *("-np", str(SLOTS), "-c", str(SLOTS * CONTEXT_TOKENS), "-b", "512"),
             *("--no-kv-unified", "--no-cache-idle-slots", "--slots"),
@@ -114,7 +116,7 @@ class VllmProcess(RealServer):
 
     def command(self) -> list[str]:
         return [
-            *(str(ensure_vllm()), "serve", str(find_local_checkpoint("demo"))),
+            *(str(ensure_vllm(self.version)), "serve", str(find_local_checkpoint("demo"))),
             *("--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(self.port)),
             *("--dtype", "float32", "--max-model-len", str(CONTEXT_TOKENS), "--block-size", "32"),
             *("--enable-prompt-tokens-details", "--scheduling-policy", "priority"),
@@ -154,8 +156,10 @@ def demo_gguf() -> Path:
 
 
 @contextlib.asynccontextmanager
-async def running_server(kind: str, folder: Path) -> AsyncIterator[RealServer]:
-    server = SERVERS[kind](free_port(), folder)
+async def running_server(
+    kind: str, folder: Path, version: str | None = None
+) -> AsyncIterator[RealServer]:
+    server = SERVERS[kind](free_port(), folder, version)
     try:
         await server.start()
         yield server

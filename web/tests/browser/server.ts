@@ -1,4 +1,5 @@
-/** `continuo serve` with the bundled model, and a store that survives a kill. */
+/** `continuo serve` with the bundled model, computed by the server at CONTINUO_ENGINE_URL if it is set, and a store
+ * that survives a kill. */
 
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -41,9 +42,9 @@ export class Server {
   /** Start the server, optionally with other options, and wait until it accepts connections. */
   async start(options = this.#options): Promise<void> {
     this.#options = options;
-    const args = ['serve', '--port', String(this.port), '--threads', '1'];
-    const store = ['--store', `sqlite:///${this.#folder}/store.db`];
-    this.#process = Subprocess.continuo([...args, ...store, ...options], 'Listening on', this.#env);
+    const args = ['serve', '--port', String(this.port), '--store', `sqlite:///${this.#folder}/store.db`];
+    if (process.env.CONTINUO_ENGINE_URL === undefined) args.push('--threads', '1'); // of our own engine alone
+    this.#process = Subprocess.continuo([...args, ...options], 'Listening on', this.#env);
     await this.#process.start();
   }
 
