@@ -29,6 +29,7 @@ GROUPS = {
         "idle-sessions": "ten times more open sessions than fit",
         "parked-sessions": "parked sessions in Redis: bytes each, lateness of their removal",
         "page": "a long answer on the page in Chromium: its longest task while it streams",
+        "start": "continuo serve until it listens and until its first token; memory at rest",
         "recovery": "an engine, a gateway or Redis killed: time to recovery",
         "resume-storm": "a gateway killed under 2,000 responses: time until all are resumed",
         "journey": "files of the program that an append and a response enter",

@@ -202,9 +202,18 @@ def test_help_lists_every_workload_and_the_options_of_all(
     assert "--json FILE" in shown
 
 
+def test_start_measures_the_first_token_and_the_memory_of_both_processes(tmp_path: Path) -> None:
+    (row,) = run(tmp_path, "start", "--models", "demo", "--times", "1")["rows"]
+    assert (row["model"], row["times"]) == ("demo", 1)
+    assert 0 < row["listening_s"] < row["first_token_s"] == row["worst_first_token_s"]
+    assert row["gateway_mib"] > 10
+    assert row["engine_mib"] > 50, "it has imported torch"
+
+
 def test_every_workload_has_a_smoke_run() -> None:
     with_processes = {"append-acknowledged", "page", "parked-sessions", "recovery", "resume-storm"}
-    smoked = {*CLIENT_WORKLOADS, *OTHER_WORKLOADS, "agent-loop", "journey", *with_processes}
+    others = {"agent-loop", "journey", "start", *with_processes}
+    smoked = {*CLIENT_WORKLOADS, *OTHER_WORKLOADS, *others}
     assert smoked == set(main.BENCHES)
 
 
