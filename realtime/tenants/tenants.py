@@ -297,10 +297,6 @@ class Tenants:
                 self.of(name).rate_limits.restore_usage(one)
             raise
 
-    def measure_again(self) -> None:
-        """Measure the stored bytes of all tenants at the next exchange."""
-        self._measured_s.clear()
-
     async def _measure(self, store: Store) -> None:
         """Measure the stored bytes of each tenant that has a limit on them, at most every
         MEASURE_INTERVAL_S, and at most a twentieth of the time."""

@@ -361,12 +361,6 @@ def _wished(rng: random.Random, style: Style, *, held_out: bool) -> tuple[str, C
     return name, draw_cast(rng, rng.choice(("hero", "child")), style.value(name))
 
 
-def plain_wish(rng: random.Random, style: Style, *, held_out: bool) -> tuple[str, Cast]:
-    """Draw a hero with an article, and a cast with that hero."""
-    noun = _animal(rng, held_out=held_out)
-    return with_article(noun), draw_cast(rng, style.value(noun))
-
-
 def _plot_for(rng: random.Random, cast: Cast, but: Plot | None = None) -> Plot:
     """Draw a plot other than `but`; one that opens with the hero if the user named a topic."""
     return rng.choice(

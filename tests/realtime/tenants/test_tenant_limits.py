@@ -260,7 +260,7 @@ async def test_stored_bytes_above_the_limit_refuse_what_would_add_to_them(
                 large["metadata"] = {f"k{n}": "m" * 500 for n in range(16)}
                 status, body = await server.request("POST", "/v1/responses", large)
             tenants = server.registry.tenants
-            tenants.measure_again()
+            tenants._measured_s.clear()
             await tenants.exchange(store)
             await client.send_message("one more")
             error = (await client.wait_for("error"))["error"]
