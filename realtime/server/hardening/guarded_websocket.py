@@ -281,7 +281,9 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
         messages are discarded. Returns whether another slice can be parsed."""
         if self.account.is_exceeded:
             self._fail_costly()
-        if self._unread and self._may_parse:
+        if self._is_lingering:
+            self._discard_input(self._take_unread())
+        elif self._unread and self._may_parse:
             self._read(self._take_slice())
         if not self._unread:
             self.release_reading()
@@ -292,9 +294,6 @@ class GuardedWebSocket(Lingerer, PausedReading, UnreadInput, WebSocketsSansIOPro
         return self.queue.empty() or self.close_sent
 
     def _read(self, part: bytes) -> None:
-        if self._is_lingering:
-            self._discard_input(part)
-            return
         super().data_received(part)
         if len(self.frames) > FRAGMENTS_MAX and len(self.frames) > self._fragments_max:
             self._fail(

@@ -4,8 +4,8 @@ What a byte costs is the peer's choice: 256 KiB, one read, take 0.2 ms as one me
 43,000 pings. So input is not counted but timed. A connection's unread bytes wait in the connection,
 and a reader parses them slice by slice in turns of TURN_S. Turns are granted in rounds of ROUND_S;
 after a round, the next one is delayed by twice the time that the round and the work it began have
-taken. A small request needs about ten iterations of the event loop, and would otherwise wait for a
-round in each. A round grants turns to readers with few unread bytes first, and among those with
+taken. A small request needs two or three iterations of the event loop, and would otherwise wait for
+a round in each. A round grants turns to readers with few unread bytes first, and among those with
 about as many to each tenant in its turn (`waiting_readers`): a client that sends little does not
 wait behind those that send much, nor behind hundreds of another tenant or without a key that send
 as little. It ends with a turn of the reader that has waited longest, so that none waits for ever.
