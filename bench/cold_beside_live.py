@@ -2,13 +2,15 @@
 
 Measured: p50 of the turns of 7 sessions (16 ids in, 1 out), first without other load, then while
 prompts of 4,000 ids without cached KV are prefilled, one after another; and the second p50 divided
-by the first. SGLang reaches a ratio below 3.0 with prompts of 40,000 ids on a GPU; a CPU prefills
-4,000 ids in the time in which a GPU prefills 40,000.
+by the first. Then single turns, each of which interrupts the prefill of a cold prompt that was
+alone until then: the steps of such a prefill are long. SGLang reaches a ratio below 3.0 with
+prompts of 40,000 ids on a GPU; a CPU prefills 4,000 ids in the time in which a GPU prefills 40,000.
 """
 
 import argparse
 import asyncio
 import itertools
+from random import Random
 from typing import NamedTuple
 
 import uvloop
@@ -29,6 +31,7 @@ class _Run(NamedTuple):
     alone_ms: float
     beside_ms: float
     cold_ms: list[float]
+    interrupting_ms: list[float]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +46,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=40,
         help="turns of each session in a run (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--interruptions",
+        type=int,
+        default=10,
+        help="turns of a run that interrupt a cold prompt (default: %(default)s)",
     )
     add_target_options(parser, ("engine", "websocket", "llama.cpp"))
 
@@ -77,7 +86,9 @@ async def _measure(target: Target, options: argparse.Namespace, context: int) ->
     await asyncio.sleep(SETTLE_S)
     beside_ms = await _run_live(target, prompts)
     stop.set()
-    return _Run(median(alone_ms), median(beside_ms), await colds)
+    cold_ms = await colds
+    interrupting_ms = await _run_interrupting(target, options.cold, options.interruptions, cold_ms)
+    return _Run(median(alone_ms), median(beside_ms), cold_ms, interrupting_ms)
 
 
 async def _run_live(target: Target, prompts: Prompts) -> list[float]:
@@ -94,6 +105,27 @@ async def _run_live(target: Target, prompts: Prompts) -> list[float]:
     return list(itertools.chain.from_iterable(spent))
 
 
+async def _run_interrupting(
+    target: Target, cold: int, count: int, cold_ms: list[float]
+) -> list[float]:
+    """Begin each turn of a session somewhere in the first half of the prefill of a cold prompt.
+    Returns the milliseconds of each turn."""
+    [prompts] = random_prompts(1, count + 1, IDS_IN)
+    random, spent = Random(0), list[float]()
+    session = await target.open(turns.new_scope())
+    await session.turn(prompts[0], Output(1))
+    for n, prompt in enumerate(prompts[1:]):
+        [[cold_ids]] = random_prompts(1, 1, cold, seed=1000 + n)
+        other = await target.open(turns.new_scope())
+        prefill = asyncio.create_task(other.turn(cold_ids, Output(1)))
+        await asyncio.sleep(random.uniform(0.05, 0.5) * min(cold_ms) / 1e3)
+        spent.append((await session.turn(prompt, Output(1))).wall_s * 1e3)
+        await prefill
+        await other.close()
+    await session.close()
+    return spent
+
+
 async def _run_cold(target: Target, ids: int, stop: asyncio.Event) -> list[float]:
     """Send cold prompts until `stop` is set. Returns the milliseconds of each."""
     spent: list[float] = []
@@ -108,12 +140,15 @@ async def _run_cold(target: Target, ids: int, stop: asyncio.Event) -> list[float
 def _row(name: str, runs: list[_Run]) -> ReportRow:
     ratios = [run.beside_ms / run.alone_ms for run in runs]
     cold_ms = [ms for run in runs for ms in run.cold_ms]
+    interrupting_ms = [ms for run in runs for ms in run.interrupting_ms]
     return {
         "target": name,
         "live p50 alone, ms": median([run.alone_ms for run in runs]),
         "live p50 beside, ms": median([run.beside_ms for run in runs]),
         "beside over alone": median(ratios),
         "max": max(ratios),
+        "interrupting p50, ms": median(interrupting_ms),
+        "interrupting max, ms": max(interrupting_ms),
         "cold prompts": len(cold_ms),
         "cold p50, ms": percentile(cold_ms, 50),
     }

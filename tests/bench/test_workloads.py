@@ -62,7 +62,7 @@ CLIENT_WORKLOADS = {
     "session-latency": ("chat", "--sessions 2 --turns 3"),
     "flatness": ("responses", "--sessions 2 --turns 3"),
     "throughput": ("realtime", "--rows 1 2 --tokens 4 --contexts 32"),
-    "cold-beside-live": ("chat", "--sessions 2 --turns 3 --cold 64"),
+    "cold-beside-live": ("chat", "--sessions 2 --turns 3 --cold 64 --interruptions 2"),
     "commit-to-first-token": ("realtime", "--turns 40 --words 3 --pause-ms 1"),
     "barge-in": ("responses", "--histories 20 --turns 1"),
 }
