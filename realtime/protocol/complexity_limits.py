@@ -1,48 +1,59 @@
 """Bound on the JSON values of a frame or body, checked before it is parsed. Pure.
 
 An object costs a parser a hundred times as much as a character of text. Values are therefore
-counted before parsing, in slices; other connections are served between the slices.
+counted before parsing, in slices: those of a body while it arrives, so that one over the limit is
+refused before the rest is read, and those of a frame between other tasks of the event loop.
 """
 
 from collections.abc import Iterator
+from typing import NoReturn
 
 from continuo.realtime.errors import BadFrame
 from continuo.realtime.limits import BODY_ESCAPES_MAX, BODY_VALUES_MAX
 
-SLICE_CHARS = 64 * 1024
-"""Characters of a str, or bytes, that are counted before other tasks of the event loop may run: up
-to 0.5 ms."""
+SLICE_CHARS = 16 * 1024
+"""Characters of a str, or bytes, that are counted at once: up to 0.5 ms, if all are quotes."""
+QUOTES_PER_VALUE_MAX = 4
+"""Quotes for each value of a valid text: those of a string, and of its name in an object."""
 
 
-def check_body_complexity(data: str | bytes, label: str) -> Iterator[None]:
-    """Count the values of a frame or body, one slice per iteration. Raises BadFrame over a limit;
-    `label` names the data in the error."""
-    value_ends, escapes = 1, 0
-    for piece in _slices(data):
-        value_ends += _count_value_ends(piece)
-        escapes += piece.count("\\")
+class BodyComplexity:
+    """The check of one frame or body, which is fed in the order of its bytes; `label` names it in
+    errors."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._values = _JsonValueCounter()
+        self._escapes = 0
+
+    def feed(self, piece: str | bytes) -> None:
+        """Raises BadFrame over a limit."""
+        for text in _slices(piece):
+            self._escapes += text.count("\\")
+            if self._escapes > BODY_ESCAPES_MAX:
+                self._refuse(f"{self._escapes:,} escapes", BODY_ESCAPES_MAX)
+            self._values.feed(text)
+            if self._values.count > BODY_VALUES_MAX:
+                self._refuse(f"{self._values.count:,} values", BODY_VALUES_MAX)
+
+    def _refuse(self, amount: str, limit: int) -> NoReturn:
+        raise BadFrame(
+            f"The {self._label} holds {amount} or more; the limit is {limit:,}.",
+            code="frame_too_large",
+        )
+
+
+def check_frame_complexity(frame: str) -> Iterator[None]:
+    """Check a frame, one slice per iteration. Raises BadFrame over a limit."""
+    complexity = BodyComplexity("frame")
+    for piece in _slices(frame):
+        complexity.feed(piece)
         yield
-    if escapes > BODY_ESCAPES_MAX:
-        raise _too_large(label, f"{escapes:,} escapes", BODY_ESCAPES_MAX)
-    if value_ends <= BODY_VALUES_MAX:
-        return
-    values = _JsonValueCounter()
-    for piece in _slices(data):
-        values.feed(piece)
-        if values.count > BODY_VALUES_MAX:
-            break
-        yield
-    if values.count > BODY_VALUES_MAX:
-        raise _too_large(label, f"{values.count:,} values or more", BODY_VALUES_MAX)
 
 
 def count_json_values(frame: str | bytes, limit: int) -> int:
-    """Estimate the number of values in a JSON frame. Delimiters inside strings are counted too,
-    unless that makes the number exceed `limit`; then they are excluded in a second count, which
-    ends soon after it exceeds `limit`."""
-    value_ends = 1 + sum(map(_count_value_ends, _slices(frame)))
-    if value_ends <= limit:
-        return value_ends
+    """Estimate the number of values in a JSON frame: never too few in a valid one, and at most one
+    more for each empty array or object. The count ends soon after it exceeds `limit`."""
     values = _JsonValueCounter()
     for piece in _slices(frame):
         values.feed(piece)
@@ -55,17 +66,23 @@ class _JsonValueCounter:
     """Count the values of a JSON text that is fed in pieces."""
 
     def __init__(self) -> None:
-        self.count = 1
+        self._value_ends = 0
+        self._quotes = 0
         self._in_string = 0
         """1 if the last piece ended inside a string, else 0."""
         self._is_escaped: bool = False
         """Whether the last piece ended in a backslash that escapes the next character."""
 
+    @property
+    def count(self) -> int:
+        return max(1 + self._value_ends, self._quotes // QUOTES_PER_VALUE_MAX)
+
     def feed(self, piece: str) -> None:
         piece = piece[1 if self._is_escaped else 0 :].replace("\\\\", "").replace('\\"', "")
         self._is_escaped = piece[-1:] == "\\"
         parts = piece.split('"')
-        self.count += _count_value_ends("".join(parts[self._in_string :: 2]))
+        self._value_ends += _count_value_ends("".join(parts[self._in_string :: 2]))
+        self._quotes += len(parts) - 1
         self._in_string ^= 1 - len(parts) % 2
 
 
@@ -81,7 +98,3 @@ def _count_value_ends(text: str) -> int:
     """Count the delimiters that end a value. Arrays and objects that are never closed are not
     counted; the parser's depth limit bounds them."""
     return text.count(",") + text.count("]") + text.count("}")
-
-
-def _too_large(label: str, amount: str, limit: int) -> BadFrame:
-    return BadFrame(f"The {label} holds {amount}; the limit is {limit:,}.", code="frame_too_large")

@@ -20,7 +20,7 @@ from continuo.realtime import metrics
 from continuo.realtime.errors import BadFrame, ConnectionCloseError, Refusal, internal_error
 from continuo.realtime.ids import generate_id
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.protocol.complexity_limits import check_body_complexity
+from continuo.realtime.protocol.complexity_limits import check_frame_complexity
 from continuo.realtime.protocol.responses_api import (
     Encoder,
     ResponseCancel,
@@ -178,7 +178,7 @@ class ResponsesConnection:
 
     async def _handle_frame(self, frame: str) -> None:
         self._check_size(frame)
-        await run_paced(check_body_complexity(frame, "frame"))
+        await run_paced(check_frame_complexity(frame))
         event = decode_frame(frame)
         self._bad_frames = 0
         match event:

@@ -1,6 +1,7 @@
 """Complexity limits: JSON values and escapes are counted before a frame is parsed."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,13 @@ from continuo.realtime.errors import BadFrame, Refusal
 from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import BODY_ESCAPES_MAX, BODY_VALUES_MAX, TEXT_CHARS_MAX
 from continuo.realtime.protocol import complexity_limits
-from continuo.realtime.protocol.complexity_limits import check_body_complexity, count_json_values
+from continuo.realtime.protocol.complexity_limits import (
+    QUOTES_PER_VALUE_MAX,
+    SLICE_CHARS,
+    BodyComplexity,
+    check_frame_complexity,
+    count_json_values,
+)
 from continuo.realtime.protocol.responses_api import decode_body, decode_command
 from continuo.realtime.protocol.settings import GenerationSettings
 
@@ -31,7 +38,7 @@ def value_count(value: object) -> int:
             return 1
 
 
-@pytest.mark.parametrize("slice", [1, 2, 3, 7, complexity_limits.SLICE_CHARS])
+@pytest.mark.parametrize("slice", [1, 2, 3, 7, SLICE_CHARS])
 @given(value=VALUES)
 def test_json_values_are_counted_in_slices(slice: int, value: object) -> None:
     """For slices of any size: never too few, and at most one more per empty array or object."""
@@ -49,20 +56,41 @@ def test_json_values_are_counted_in_slices(slice: int, value: object) -> None:
     ("body", "message"),
     [
         ("[" + "[[[]]]," * BODY_VALUES_MAX + "0]", "values or more; the limit is 40,960"),
-        ('"' + "\\n" * (BODY_ESCAPES_MAX + 1) + '"', "4,194,305 escapes; the limit is 4,194,304"),
+        ('"' + "\\n" * (BODY_ESCAPES_MAX + 1) + '"', "escapes or more; the limit is 4,194,304"),
+        ("[" + '""' * 4 * BODY_VALUES_MAX + "]", "values or more; the limit is 40,960"),
     ],
+    ids=["values", "escapes", "quotes"],
 )
-def test_body_with_too_many_values_or_escapes_is_refused(body: str, message: str) -> None:
-    with pytest.raises(BadFrame, match=message) as caught:
-        list(check_body_complexity(body.encode(), "body"))
-    assert caught.value.code == "frame_too_large"
+def test_body_is_refused_as_soon_as_it_holds_too_many_values_or_escapes(
+    body: str, message: str
+) -> None:
+    fed, refusal = feed_until_refused(body.encode() * 2)
+    assert re.search(message, refusal.message)
+    assert refusal.code == "frame_too_large"
+    assert fed <= len(body) + SLICE_CHARS
+
+
+def feed_until_refused(body: bytes) -> tuple[int, BadFrame]:
+    """Returns the number of bytes that were fed, and the refusal."""
+    complexity = BodyComplexity("body")
+    for end in range(SLICE_CHARS, len(body), SLICE_CHARS):
+        try:
+            complexity.feed(body[end - SLICE_CHARS : end])
+        except BadFrame as refusal:
+            return end, refusal
+    raise AssertionError("it was not refused")
+
+
+def test_strings_are_no_more_values_than_they_are() -> None:
+    """Each value of an object has four quotes, the most that a value can have."""
+    text = json.dumps({f"{n:05}": "" for n in range(BODY_VALUES_MAX - 2)})
+    assert text.count('"') // QUOTES_PER_VALUE_MAX == BODY_VALUES_MAX - 2
+    BodyComplexity("body").feed(text)
 
 
 def test_punctuation_in_a_string_is_not_counted() -> None:
     text = json.dumps({"input": '[{"a", \\, "b"}], ' * BODY_VALUES_MAX})
-    assert len(list(check_body_complexity(text, "body"))) > 2, (
-        "the check did not yield to other tasks"
-    )
+    assert len(list(check_frame_complexity(text))) > 2, "the check did not yield to other tasks"
 
 
 def test_tools_with_large_parameters_are_refused() -> None:

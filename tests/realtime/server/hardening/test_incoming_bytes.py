@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
-from continuo.realtime.limits import Limits
+from continuo.realtime.limits import BODY_VALUES_MAX, Limits
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.hardening import guarded_http, guarded_websocket
 from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket
@@ -312,6 +312,18 @@ async def test_body_declared_over_the_limit_is_refused_unread(server: RunningSer
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
     assert head.startswith(b"HTTP/1.1 413 ")
     assert server.web_server.incoming_budget.charged_bytes == 0, "a declared length is not charged"
+    writer.close()
+
+
+async def test_body_of_too_many_values_is_refused_before_the_rest_arrives(
+    server: RunningServer,
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(post(16 * MIB) + b'{"input": [' + b"{}," * BODY_VALUES_MAX)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    assert head.startswith(b"HTTP/1.1 400 ")
+    await asyncio.wait_for(reader.readuntil(b'"frame_too_large"'), 20)
+    await wait_until(lambda: server.web_server.incoming_budget.charged_bytes == 0)
     writer.close()
 
 
