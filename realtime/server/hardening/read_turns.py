@@ -26,14 +26,16 @@ from collections.abc import Callable
 
 from continuo.realtime.server.hardening.waiting_readers import Reader, WaitingReaders
 
-TURN_S = 0.001
+TURN_S = 0.0005
 """Time of a turn in seconds; it ends with the slice in which it reaches this."""
 NEW_CONNECTION_S = 0.0005
 """Time that the turn of a new connection counts at least: its work begins after its turn. A head
 that is refused takes 0.2 ms, an upgrade 0.4 ms."""
-ROUND_S = 0.001
-"""Time of the turns of a round in seconds, without that of the reader that has waited longest; and
-the longest that reads are parsed at once."""
+ROUND_S = 0.0005
+"""Time of the turns of a round in seconds, without that of the reader that has waited longest."""
+AT_ONCE_S = 0.001
+"""The longest that reads are parsed at once, in seconds, and the longest that small reads of light
+connections are."""
 PAUSE_RATIO = 2
 """Time between two rounds, as a multiple of what the first one and the work it began have taken."""
 SHARE_AT_ONCE = 0.5
@@ -64,8 +66,8 @@ class ReadTurns:
         self._clock = clock
         self._waiting = WaitingReaders()
         self._scheduled = False
-        self._at_once = _TimeBucket(round_s, SHARE_AT_ONCE, clock)
-        self._of_light = _TimeBucket(round_s, SHARE_OF_LIGHT, clock)
+        self._at_once = _TimeBucket(AT_ONCE_S, SHARE_AT_ONCE, clock)
+        self._of_light = _TimeBucket(AT_ONCE_S, SHARE_OF_LIGHT, clock)
         self._context = contextvars.Context()
         """Context of rounds: one that is begun by a request must not run in the request's."""
 
