@@ -160,7 +160,7 @@ async def test_small_read_of_a_light_connection_does_not_wait_for_others(
     assert light.parsed == 1
     heavy = FakeReader(clock, slices=1, slice_s=0.0001)
     heavy.is_light = False
-    large = FakeReader(clock, slices=3, slice_s=0.0001)
+    large = FakeReader(clock, slices=5, slice_s=0.0001)
     for reader in (heavy, large):
         turns.submit(reader)
         assert reader.parsed == 0
