@@ -11,8 +11,8 @@ from typing import NoReturn
 from continuo.realtime.errors import BadFrame
 from continuo.realtime.limits import BODY_ESCAPES_MAX, BODY_VALUES_MAX
 
-SLICE_CHARS = 16 * 1024
-"""Characters of a str, or bytes, that are counted at once: up to 0.5 ms, if all are quotes."""
+SLICE_CHARS = 32 * 1024
+"""Characters of a str, or bytes, that are counted at once: up to 0.7 ms, if all are quotes."""
 QUOTES_PER_VALUE_MAX = 4
 """Quotes for each value of a valid text: those of a string, and of its name in an object."""
 
@@ -23,7 +23,7 @@ class BodyComplexity:
 
     def __init__(self, label: str) -> None:
         self._label = label
-        self._values = _JsonValueCounter()
+        self._values = JsonValueCounter()
         self._escapes = 0
 
     def feed(self, piece: str | bytes) -> None:
@@ -51,19 +51,21 @@ def check_frame_complexity(frame: str) -> Iterator[None]:
         yield
 
 
-def count_json_values(frame: str | bytes, limit: int) -> int:
-    """Estimate the number of values in a JSON frame: never too few in a valid one, and at most one
-    more for each empty array or object. The count ends soon after it exceeds `limit`."""
-    values = _JsonValueCounter()
+def count_values_over(frame: str | bytes, limit: int) -> int:
+    """Return 0 if a JSON frame holds at most `limit` values, else a number of them above it."""
+    if len(frame) <= limit:
+        return 0  # Most frames: each value has a character of its own.
+    values = JsonValueCounter()
     for piece in _slices(frame):
         values.feed(piece)
         if values.count > limit:
-            break
-    return values.count
+            return values.count
+    return 0
 
 
-class _JsonValueCounter:
-    """Count the values of a JSON text that is fed in pieces."""
+class JsonValueCounter:
+    """Estimates the number of values of a JSON text that is fed in pieces: never too few in a valid
+    one, and at most one more for each empty array or object."""
 
     def __init__(self) -> None:
         self._value_ends = 0

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from continuo.realtime.limits import FRAME_VALUES_MAX
-from continuo.realtime.protocol.complexity_limits import count_json_values
+from continuo.realtime.protocol.complexity_limits import count_values_over
 from continuo.realtime.protocol.realtime_api import server_events
 from continuo.realtime.protocol.realtime_api.client_events import ClientEvent
 from continuo.realtime.protocol.realtime_api.codec import decode_frame, encode_frame
@@ -91,7 +91,7 @@ def from_beta(frame: str) -> str:
     """Translate a client event of the beta. Frames that need no translation, or that are not valid,
     are returned as they are."""
     head = _decode_head(frame)
-    if head is None or count_json_values(frame, FRAME_VALUES_MAX) > FRAME_VALUES_MAX:
+    if head is None or count_values_over(frame, FRAME_VALUES_MAX):
         return frame
     event: _Json = msgspec.json.decode(frame)
     if head.type == "session.update" and isinstance(head.session, _SessionHead):

@@ -8,7 +8,7 @@ import msgspec
 
 from continuo.realtime.errors import BadFrame
 from continuo.realtime.limits import FRAME_VALUES_MAX
-from continuo.realtime.protocol.complexity_limits import count_json_values
+from continuo.realtime.protocol.complexity_limits import count_values_over
 from continuo.realtime.protocol.realtime_api.client_events import (
     EVENT_TYPES,
     ITEM_TYPES,
@@ -60,8 +60,7 @@ encode_frame: Callable[[ServerEvent], bytes] = msgspec.json.Encoder().encode
 
 def decode_frame(frame: str | bytes) -> ClientEvent:
     """Decode a frame. Raises BadFrame."""
-    count = count_json_values(frame, FRAME_VALUES_MAX)
-    if count > FRAME_VALUES_MAX:
+    if count := count_values_over(frame, FRAME_VALUES_MAX):
         raise BadFrame(
             f"The frame holds {count:,} values or more; the limit is {FRAME_VALUES_MAX:,}.",
             code="frame_too_large",

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from continuo.realtime.errors import BadFrame, Refusal
 from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import BODY_ESCAPES_MAX, BODY_VALUES_MAX, TEXT_CHARS_MAX
-from continuo.realtime.protocol import complexity_limits
 from continuo.realtime.protocol.complexity_limits import (
     QUOTES_PER_VALUE_MAX,
     SLICE_CHARS,
     BodyComplexity,
+    JsonValueCounter,
     check_frame_complexity,
-    count_json_values,
+    count_values_over,
 )
 from continuo.realtime.protocol.responses_api import decode_body, decode_command
 from continuo.realtime.protocol.settings import GenerationSettings
@@ -43,13 +43,21 @@ def value_count(value: object) -> int:
 def test_json_values_are_counted_in_slices(slice: int, value: object) -> None:
     """For slices of any size: never too few, and at most one more per empty array or object."""
     text = json.dumps(value, ensure_ascii=False)
-    most = text.count(",") + text.count("]") + text.count("}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(complexity_limits, "SLICE_CHARS", slice)
-        counted = {count_json_values(data, most) for data in (text, text.encode())}
+    counter = JsonValueCounter()
+    for start in range(0, len(text), slice):
+        counter.feed(text[start : start + slice])
     empty = sum(text.count(each) for each in ("[]", "{}"))
-    (count,) = counted
-    assert value_count(value) <= count <= value_count(value) + empty
+    assert value_count(value) <= counter.count <= value_count(value) + empty
+
+
+@given(value=VALUES, limit=st.integers(0, 20))
+def test_values_over_a_limit_are_counted(value: object, limit: int) -> None:
+    text = json.dumps(value, ensure_ascii=False)
+    counts = {count_values_over(frame, limit) for frame in (text, text.encode())}
+    empty = sum(text.count(each) for each in ("[]", "{}"))
+    assert counts == {0} or min(counts) > limit, "a count within the limit"
+    assert counts != {0} or value_count(value) <= limit, "a frame of too many values has no count"
+    assert counts == {0} or value_count(value) + empty > limit, "one at the limit is refused"
 
 
 @pytest.mark.parametrize(
