@@ -30,6 +30,9 @@ BALANCE_TIMEOUT_S = 60.0
 
 
 class Cluster:
+    first_message = "hello"
+    """The message with which conversations begin."""
+
     def __init__(self, folder: Path, redis: RedisProcess, *options: str) -> None:
         """`options`: command-line options of the gateways."""
         self.redis = redis
@@ -64,8 +67,8 @@ class Cluster:
     async def begin_conversation(self, client: ReconnectingClient) -> ExpectedConversation:
         expected = self.expected_conversation()
         await client.connect()
-        await client.add_message("hello")
-        expected.add_user_message("hello")
+        await client.add_message(self.first_message)
+        expected.add_user_message(self.first_message)
         return expected
 
     # ------------------------------------------------------------ processes

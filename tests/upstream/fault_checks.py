@@ -75,6 +75,9 @@ class RealCluster(UpstreamCluster):
     response_tokens = 1000
     seeded_temperature = 0.0
     """At 1, llama-server draws other ids for a seed beside other requests than alone."""
+    first_message = "Tell me a long story about a fox."
+    """What the bundled model answers in 550 deltas and more: what follows an answer, with
+    `ignore_eos`, are ids without text."""
     servers: list[RealServer]
 
     def __init__(self, folder: Path, redis: RedisProcess) -> None:
