@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
+from continuo.realtime.server.http.page import is_page_built
 from tests.browser import vitest
 from tests.support.processes import ROOT
 from tests.upstream.differences import EXPECTED
@@ -40,6 +41,8 @@ def main() -> int:
     parser.add_argument("kind", nargs="?", choices=[*SERVERS], metavar="KIND", help="default: both")
     parser.add_argument("--part", choices=PARTS, metavar="PART", help="default: all")
     options = parser.parse_args()
+    if options.part in (None, "page") and not is_page_built():
+        parser.error("part `page` needs the built page: run `make web`")
     FIGURES.unlink(missing_ok=True)
     passed = True
     for kind in [options.kind] if options.kind else SERVERS:

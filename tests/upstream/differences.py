@@ -31,8 +31,13 @@ _LLAMA_SERVER_CLIENTS = {
         "the weights in the folder are not read"
     ),
 }
+_VLLM_PAGE = {
+    "conversation.test.ts::sends text while it is typed, and prefills it before it is committed": (
+        "vLLM caches whole blocks, here of 32 tokens"
+    ),
+}
 EXPECTED: dict[str, dict[str, dict[str, str]]] = {
     "llama-server": {"clients": _LLAMA_SERVER_CLIENTS, "page": {}},
-    "vllm": {"clients": {}, "page": {}},
+    "vllm": {"clients": {}, "page": _VLLM_PAGE},
 }
 """Reason by test, for each kind of server and part."""
