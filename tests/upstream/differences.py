@@ -9,6 +9,12 @@ def _flows(client: str, reason: str, *names: str) -> dict[str, str]:
     return {f"test_{client}.py::{test}[{name}]": reason for name in names for test in tests}
 
 
+_OF_BOTH = {
+    **_flows("openai_sdk", "the time of its device is not known", "usage_says_where_the_time_went"),
+    "test_command.py::test_broken_model_folder_is_a_one_line_error[*.safetensors]": (
+        "the weights in the folder are not read"
+    ),
+}
 _LLAMA_SERVER_CLIENTS = {
     **_flows(
         "openai_sdk",
@@ -26,18 +32,58 @@ _LLAMA_SERVER_CLIENTS = {
     "test_openai_sdk.py::test_flow_succeeds[what_cannot_steer_comes_back]": _SCHEMAS_ALONE,
     "test_openai_node.py::test_flow_succeeds[what_cannot_steer_comes_back]": _SCHEMAS_ALONE,
     "test_anthropic_sdk.py::test_flow_succeeds[a_tool_and_its_result]": _SCHEMAS_ALONE,
-    **_flows("openai_sdk", "the time of its device is not known", "usage_says_where_the_time_went"),
-    "test_command.py::test_broken_model_folder_is_a_one_line_error[*.safetensors]": (
-        "the weights in the folder are not read"
+    **_OF_BOTH,
+}
+_BLOCKS = "vLLM caches whole blocks, here of 32 tokens"
+_SPACES = "vLLM draws JSON with a space after comma and colon"
+_VLLM_CLIENTS = {
+    **_flows(
+        "openai_sdk",
+        _BLOCKS,
+        "a_fork_goes_on_from_an_item",
+        "a_response_over_http",
+        "a_stored_response_goes_on_over_another_connection",
+        "a_warm_up_is_prefilled",
+        "responses_beside_the_conversation_share_its_kv",
+        "responses_go_on_from_each_other",
+        "ten_turns_reuse_what_was_said",
     ),
+    "test_openai_sdk.py::test_flow_succeeds[a_calls_kv_stays_warm]": _BLOCKS,
+    "test_openai_sdk.py::test_flow_succeeds[a_chat_completion]": _BLOCKS,
+    "test_openai_sdk.py::test_flow_succeeds[a_response_calls_a_tool]": _BLOCKS,
+    **_flows(
+        "openai_node",
+        _BLOCKS,
+        "a_response_over_http",
+        "a_warm_up_is_prefilled",
+        "responses_go_on_from_each_other",
+        "the_second_turn_reuses_the_first",
+    ),
+    "test_anthropic_sdk.py::test_flow_succeeds[a_history_with_a_system_prompt]": _BLOCKS,
+    "test_examples.py::test_type_ahead_sends_each_key": _BLOCKS,
+    "test_openai_sdk.py::test_transcript_matches_the_recorded_one[a_named_tool_is_called]": _SPACES,
+    **{
+        f"test_{client}.py::test_transcript_matches_the_recorded_one"
+        "[steering_waits_for_what_a_call_gives]": _SPACES
+        for client in ("openai_sdk", "openai_node")
+    },
+    "test_openai_sdk.py::test_flow_succeeds[json_mode_says_an_object]": (
+        f"{_SPACES}, with which the bundled model ends none"
+    ),
+    "test_openai_sdk.py::test_transcript_matches_the_recorded_one"
+    "[a_session_is_looked_at_and_ended]": "where a session's KV is is not known",
+    "test_returning.py::test_response_survives_a_killed_server": (
+        "what follows a loss is not drawn with the same seed"
+    ),
+    **_OF_BOTH,
 }
 _VLLM_PAGE = {
     "conversation.test.ts::sends text while it is typed, and prefills it before it is committed": (
-        "vLLM caches whole blocks, here of 32 tokens"
+        _BLOCKS
     ),
 }
 EXPECTED: dict[str, dict[str, dict[str, str]]] = {
     "llama-server": {"clients": _LLAMA_SERVER_CLIENTS, "page": {}},
-    "vllm": {"clients": {}, "page": _VLLM_PAGE},
+    "vllm": {"clients": _VLLM_CLIENTS, "page": _VLLM_PAGE},
 }
 """Reason by test, for each kind of server and part."""
