@@ -5,6 +5,9 @@ connection that costs too much    refused with 408 or 429 (`account`)
 head or trailers over a limit     refused with 414 or 431, by bytes and by lines
 unfinished requests over budget   the largest is refused with 503 (`incoming_budget`)
 input after a refusal             read and discarded for LINGER_S, at most LINGER_BYTES_MAX
+
+An upgrade to another protocol than WebSocket is ignored, as RFC 9110 (section 7.8) permits: Java's
+HttpClient asks for HTTP/2 in each request, and sends its body in HTTP/1.1.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NoReturn, cast
 
+import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -158,9 +162,39 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
         if self._timeout is None and self._is_answered:
             self._arm(HEAD_TIMEOUT_S)  # the parser does not report empty lines before a request
         self._head_bytes += len(part)
-        super().data_received(part)
+        self._unset_keepalive_if_required()
+        self._feed(part)
         if self._refusal is None and (self._head_bytes or self._head_share is not None):
             self._check_head()
+
+    def _feed(self, part: bytes) -> None:
+        """Parse a part of the input, as uvicorn's data_received; but ignore upgrades to other
+        protocols than WebSocket, after which httptools parses no more."""
+        try:
+            self.parser.feed_data(part)  # type: ignore[union-attr]  # uvicorn declares it Any or None
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            elif self._ignores_upgrade:
+                head = self._encode_head_without_upgrade()
+                self.parser = httptools.HttpRequestParser(self)
+                self._feed(head + part[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("Invalid HTTP request received.")
+
+    @property
+    def _ignores_upgrade(self) -> bool:
+        """Whether the head being parsed asks for another protocol than WebSocket. It is parsed once
+        more without that."""
+        asks = self.parser.should_upgrade() and not self._should_upgrade()  # type: ignore[union-attr]  # as above
+        return asks and any(name == b"upgrade" for name, _ in self.headers)
+
+    def _encode_head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()  # type: ignore[union-attr]  # as above
+        lines = [b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join((*lines, b"", b""))
 
     def _check_head(self) -> None:
         if self._head_bytes > REQUEST_LINE_BYTES_MAX + HEADERS_BYTES_MAX:
@@ -217,6 +251,8 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
+        if self._ignores_upgrade:
+            return
         if self.parser.should_upgrade() and self._should_upgrade():  # type: ignore[union-attr]  # uvicorn declares it Any or None
             self._check_upgrade()
         if len(self.pipeline) >= PIPELINED_REQUESTS_MAX:
@@ -262,6 +298,8 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
         return share
 
     def on_message_complete(self) -> None:
+        if self._ignores_upgrade:
+            return
         self._head_bytes = self._body_left = 0
         self._disarm()
         share = None if self._is_answered else share_of(self.cycle.scope)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from continuo.engine.batch import WindowGroup
 from continuo.engine.config import SpeculativeConfig
 from continuo.engine.core.cache import radix_tree
 from continuo.engine.core.cache.radix_tree import RadixNode, RadixTree
@@ -395,3 +396,23 @@ def test_each_turn_ends_once_and_reports_its_tokens() -> None:
         core.run(ahead=n % 2)
         assert core.turn_end("s", f"t{n}").output_tokens == 7 + n
     assert len(core.events_of(TurnEnded)) == 6
+
+
+def test_barge_in_on_windows_owes_nothing_within_an_answer_of_drafts() -> None:
+    """Rows of several tokens seldom begin at a page boundary, where a mark would be kept."""
+    core = CoreHarness(
+        pages=400,
+        page_size=16,
+        batched_tokens=64,
+        windows=(WindowGroup(48, 128, 0),),
+        has_full_layers=False,
+        speculation=right_speculation(6),
+    )
+    core.open("s")
+    core.append("s", prompt_ids(100))
+    core.generate("s", 300)
+    core.run(ahead=1)
+    assert core.counters.accepted_tokens > 100
+    for cut in range(399, 100, -40):
+        core.rewind("s", cut)
+        assert core.sequence("s").committed == cut

@@ -24,7 +24,7 @@ USED_NAMES: dict[type, str] = {
         connection_made connection_lost data_received send_400_response handle_websocket_upgrade
         on_message_begin on_url on_header on_headers_complete on_body on_message_complete
         on_response_complete _start_asgi_task _should_upgrade _unset_keepalive_if_required
-        client cycle flow headers loop parser pipeline transport url
+        client cycle flow headers logger loop parser pipeline transport url
     """,
     RequestResponseCycle: """
         disconnected keep_alive message_event more_body response_complete response_started scope
