@@ -191,8 +191,10 @@ class GuardedHttp(Lingerer, UnreadInput, HttpToolsProtocol):
         return asks and any(name == b"upgrade" for name, _ in self.headers)
 
     def _encode_head_without_upgrade(self) -> bytes:
-        version = self.parser.get_http_version().encode()  # type: ignore[union-attr]  # as above
-        lines = [b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))]
+        parser = self.parser
+        assert parser is not None
+        version = parser.get_http_version().encode()
+        lines = [b" ".join((parser.get_method(), self.url, b"HTTP/" + version))]
         lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         return b"\r\n".join((*lines, b"", b""))
 
