@@ -76,8 +76,8 @@ class RealCluster(UpstreamCluster):
     seeded_temperature = 0.0
     """At 1, llama-server draws other ids for a seed beside other requests than alone."""
     first_message = "Tell me a long story about a fox."
-    """What the bundled model answers in 550 deltas and more: what follows an answer, with
-    `ignore_eos`, are ids without text."""
+    """The bundled model answers it in 550 deltas and more. Ids that `ignore_eos` adds after an
+    answer may have no text."""
     servers: list[RealServer]
 
     def __init__(self, folder: Path, redis: RedisProcess) -> None:

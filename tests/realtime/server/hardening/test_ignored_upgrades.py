@@ -1,6 +1,6 @@
 """Requests that ask for another protocol than WebSocket are served in HTTP/1.1.
 
-Java's HttpClient sends its requests over `http:` so, unless it is told to use HTTP/1.1.
+Java's HttpClient sends its requests over `http:` so, unless its version is set to HTTP/1.1.
 """
 
 import asyncio
