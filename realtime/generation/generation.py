@@ -75,6 +75,9 @@ class Generation:
         self._is_cancelled = False
         self._current_turn: TurnStream | None = None
         self._observation = ResponseObservation(response.id)
+        self.closing_events: list[ConversationEvent] = []
+        """Last events of a response that was cancelled or has failed. They are for after its end is
+        stored: a gateway that took the session over before would generate on from there."""
 
     @property
     def is_cancelled(self) -> bool:
@@ -101,8 +104,8 @@ class Generation:
         accepted: asyncio.Future[bool] | None = None,
         resumed_ids: Sequence[int] | None = None,
     ) -> None:
-        """Generate until `response` is final. By then all events but the end of the response were
-        emitted.
+        """Generate until `response` is final. By then all events were emitted but `closing_events`
+        and the end of the response.
 
         The turn starts at once. `accepted`: a future that becomes True when the response is
         accepted, and then the output is emitted; if it becomes False, the output is discarded.
@@ -114,11 +117,11 @@ class Generation:
             raise
         except EngineError as error:
             if await self._await_acceptance(accepted):
-                self._end(emit, "failed", ResponseError(error.code, error.message))
+                self._fail(error.code, error.message)
         except Exception:
             log.exception("response %s failed", self.response.id)
             if await self._await_acceptance(accepted):
-                self._end(emit, "failed", ResponseError("server_error", "The server had a fault."))
+                self._fail("server_error", "The server had a fault.")
         else:
             if await self._await_acceptance(accepted):
                 self._finish(emit, ended)
@@ -210,23 +213,26 @@ class Generation:
         starts_in_reasoning: bool,
     ) -> None:
         """End a resumed response as failed, with the output of `sampled_ids`, because its prompt
-        cannot be built again. `starts_in_reasoning`: as in `Sampling`."""
+        cannot be built again. Emits as `run` does. `starts_in_reasoning`: as in `Sampling`."""
         self.sampled_ids.extend(sampled_ids)
         decoder = text.create_output_decoder(starts_in_reasoning=starts_in_reasoning)
         for segment in decoder.push(sampled_ids):
             for event in self._output.append(self._parser.push(segment.channel, segment.text)):
                 emit(event)
-        for event in self._output.append(self._parser.finish()):
-            emit(event)
-        error = ResponseError("response_lost", "The response could not be resumed after a restart.")
-        self._end(emit, "failed", error)
+        self.closing_events += self._output.append(self._parser.finish())
+        self._fail("response_lost", "The response could not be resumed after a restart.")
 
     def _emit_output(self, chunks: Sequence[ParsedChunk], emit: EmitEvent) -> None:
         events = self._output.append(chunks)
         for event in events if self._logprobs is None else self._logprobs.attach(events):
             emit(event)
 
+    def _fail(self, code: str, message: str) -> None:
+        self._end(self.closing_events.append, "failed", ResponseError(code, message))
+
     def _finish(self, emit: EmitEvent, ended: TurnEnded | None) -> None:
+        if ended is None or ended.reason in ("cancelled", "failed"):
+            emit = self.closing_events.append
         self._emit_output(self._parser.finish(), emit)
         if ended is None:
             self.response = msgspec.structs.replace(self.response, usage=Usage())

@@ -406,7 +406,9 @@ class ActiveResponses:
         response = generation.response
         self._tenant.rate_limits.charge_usage(response.usage)
         try:
-            await self._unit_of_work.end_response(response, generation.sampled_ids)
+            await self._unit_of_work.end_response(
+                response, generation.sampled_ids, generation.closing_events
+            )
         except LeaseLost:
             self._unit_of_work.session_writer.on_replaced()
         if response.conversation is None:

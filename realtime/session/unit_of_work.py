@@ -262,10 +262,16 @@ class UnitOfWork:
             await self._write(desired, SessionChanges(restarted_response=checkpoint))
             self.checkpoints[checkpoint.id] = checkpoint
 
-    async def end_response(self, response: Response, sampled: Sequence[int]) -> None:
-        """Commit a response that has ended, and emit its end.
+    async def end_response(
+        self,
+        response: Response,
+        sampled: Sequence[int],
+        closing_events: Sequence[ConversationEvent] = (),
+    ) -> None:
+        """Commit a response that has ended, and emit the rest of its output, `closing_events`, and
+        its end.
 
-        If the store is unavailable, the end is emitted anyway, and written with the next change.
+        If the store is unavailable, they are emitted anyway, and written with the next change.
         Raises LeaseLost.
         """
         async with self._lock:
@@ -291,6 +297,8 @@ class UnitOfWork:
             # out of band, `new` may be outdated, as in `begin_response`
             if checkpoint.entry is not None:
                 self.conversation = new
+            for event in closing_events:
+                self.event_log.append_output(response.id, event)
             self._emit(events)
 
     async def start_epoch(self) -> None:

@@ -7,7 +7,14 @@ import pytest
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import StoredRequest
-from continuo.realtime.protocol.events import ItemAdded, ResponseStarted
+from continuo.realtime.protocol.commands import CancelResponse
+from continuo.realtime.protocol.events import (
+    ItemAdded,
+    OutputItemEnded,
+    ResponseEnded,
+    ResponseStarted,
+    TextDelta,
+)
 from continuo.realtime.protocol.items import ContentPart, MessageItem
 from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings
@@ -24,6 +31,7 @@ from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.engines import EngineHarness
 from tests.support.in_process_client import InProcessClient, connect_client
 from tests.support.sessions import SessionDriver, open_session
+from tests.support.waiting import wait_until
 
 
 class BlockingStore(SqliteStore):
@@ -140,6 +148,28 @@ async def test_turn_whose_end_was_refused_leaves_no_ids_in_the_next_prompt(
     await asyncio.wait_for(turn, 20)
     await driver.add_message("and more")
     await driver.run_turn()
+
+
+async def test_item_of_a_cancelled_response_ends_when_its_end_is_stored(
+    driver: SessionDriver, store: BlockingStore
+) -> None:
+    """A gateway that takes the session over before generates the response on, and its client must
+    not have received that the item has ended."""
+    await driver.add_message("hello")
+    await driver.create_response(None)
+    await driver.recorder.wait_for(TextDelta)
+    store.block_calls()
+    cancelling = asyncio.create_task(driver.session.execute(CancelResponse()))
+    (generation,) = driver.session._active_responses
+    await wait_until(lambda: generation.response.status == "cancelled" and store.blocked.is_set())
+    assert OutputItemEnded not in map(type, driver.recorder.events)
+    store.unblock()
+    await cancelling
+    assert (await driver.wait_response()).status == "cancelled"
+    assert [type(event) for event in driver.recorder.events[-2:]] == [
+        OutputItemEnded,
+        ResponseEnded,
+    ]
 
 
 async def test_session_resumed_while_being_parked_is_not_marked_as_parked(
