@@ -44,6 +44,7 @@ TESTS = (
     "tests/engine/core/test_idle_audit.py",
     "tests/engine/core/test_failed_steps.py",
     "tests/engine/core/test_turn_ends.py",
+    "tests/engine/core/test_interrupted_prefill.py",
     "tests/engine/core/test_branch_under_load.py",
     "tests/engine/core/test_fork_positions.py",
     "tests/engine/core/test_components.py",
@@ -61,6 +62,7 @@ TIMING_SENSITIVE = (
     "engine/client/test_engine_client",
     "engine/client/test_streaming_sessions",
     "engine/core/test_idle_audit",
+    "engine/core/test_interrupted_prefill",
     "reference/test_stress_kit",
 )
 """Path prefixes of tests that run an engine in real time. A failure counts only if it repeats."""
