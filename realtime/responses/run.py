@@ -116,6 +116,8 @@ class ResponseRun:
         )
         self._generation = generation
         await generation.run(prompt, emit)
+        for event in generation.closing_events:  # no other gateway generates this response on
+            emit(event)
         response = msgspec.structs.replace(generation.response, ended_s=int(time.time()))
         if self.is_steered and response.status == "cancelled":
             response = msgspec.structs.replace(response, reason="steered")

@@ -50,6 +50,8 @@ GROWTH_FDS_MAX = keys.CONNECTIONS_MAX
 """How many file descriptors a process may have more: a gateway opens connections to Redis when it
 needs them, and keeps them."""
 SETTLE_S = 60.0
+ROUND_S_MAX = 300.0
+"""Time of a round, which takes 4 s: a client whose event does not come reconnects for ever."""
 MIB = 1024 * 1024
 LEAVING_KEY = "key-of-those-who-leave"
 KEYS_FILE = f"""
@@ -138,7 +140,7 @@ class Soak:
             for _ in range(LIVES):
                 await own.choice(KINDS)(self, own)
 
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.timeout(ROUND_S_MAX), asyncio.TaskGroup() as group:
             for _ in range(CLIENTS):
                 group.create_task(live(rng.random()))
 
