@@ -357,4 +357,7 @@ async def open_socket(host: str, port: int) -> socket.socket:
             continue
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # which keeps this frame

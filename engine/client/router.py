@@ -129,6 +129,7 @@ class Router:
         finally:
             if pending.connection is None:
                 self._pending.discard(pending)
+            del pending  # whose error keeps this frame
 
     def submit(
         self,
@@ -160,7 +161,10 @@ class Router:
         requests: list[PendingCommand] = []
         for connection in self._list_available() or [None]:
             requests.append(self.submit(make_command(self.next_number()), connection))
-        return list(await asyncio.gather(*(pending.reply for pending in requests)))
+        try:
+            return list(await asyncio.gather(*(pending.reply for pending in requests)))
+        finally:
+            del requests  # whose errors keep this frame
 
     async def attach(
         self, command: AttachSession, preferred: str | None, *, waits: bool

@@ -161,7 +161,12 @@ class TurnStream:
         def drain() -> None:
             try:
                 while self._events and not end.done():
-                    self._handle(self._events.popleft(), on_chunk, on_interrupted)
+                    event = self._events.popleft()
+                    if isinstance(event, EngineError):
+                        # Raised here, it would keep the frames of its sender, which refer to it.
+                        end.set_exception(event)
+                        return
+                    self._handle(event, on_chunk, on_interrupted)
                     if self.ended is not None:
                         end.set_result(None)
             except Exception as error:  # noqa: BLE001 - raised to the reader by its future
@@ -173,6 +178,7 @@ class TurnStream:
             await end
         finally:
             self._wake = lambda: None  # release the reader
+            del end  # whose error keeps this frame
         self._raise_if_failed()
 
     async def __aiter__(self) -> AsyncIterator[OutputChunk]:
@@ -180,7 +186,13 @@ class TurnStream:
         while self.ended is None:
             while not self._events:
                 await self._wait_for_event()
-            self._handle(self._events.popleft(), chunks.append)
+            event = self._events.popleft()
+            if isinstance(event, EngineError):
+                try:
+                    raise event
+                finally:
+                    del event  # which keeps this frame
+            self._handle(event, chunks.append)
             while chunks:
                 yield chunks.popleft()
         self._raise_if_failed()
@@ -193,7 +205,7 @@ class TurnStream:
 
     def _handle(
         self,
-        event: TurnTokens | TurnEnded | EngineError,
+        event: TurnTokens | TurnEnded,
         on_chunk: Callable[[OutputChunk], None],
         on_interrupted: Callable[[], None] = lambda: None,
     ) -> None:
@@ -205,8 +217,6 @@ class TurnStream:
             case TurnEnded():
                 self.ended = event
                 self._flush_text(event, on_chunk)
-            case EngineError():
-                raise event
             case _:
                 assert_never(event)
 

@@ -237,7 +237,10 @@ class EngineSession:
             return started
         if isinstance(started, TurnStream):
             await self.cancel_turn(started, discard_output=True)
-        raise failed or started  # type: ignore[misc]  # without `failed` it is an exception
+        try:
+            raise failed or started  # type: ignore[misc]  # without `failed` it is an exception
+        finally:
+            del results, started, failed  # which keep this frame
 
     def _compare(
         self, spans: tuple[Span, ...], desired: Sequence[Span], tail: Sequence[int]

@@ -201,7 +201,10 @@ class ActiveResponses:
         engine_session = self._unit_of_work.engine_session
         if has_own_engine_session:
             engine_session = engine_session.fork(f"{self._session_id}.{response.id}")
-        place = _no_placement if response.conversation is None else self._placement_of(response.id)
+        # Without a reference to this object, which refers to the generation.
+        place = partial(self._unit_of_work.place_output, response.id)
+        if response.conversation is None:
+            place = _no_placement
         template = self._unit_of_work.conversation.template
         parser = make_output_parser(response.settings, template)
         return Generation(
@@ -275,15 +278,6 @@ class ActiveResponses:
         if isinstance(item, ItemReference):
             return self._unit_of_work.find(item.item_id, "item_reference_invalid_item_id")
         return item
-
-    def _placement_of(self, response_id: str) -> Callable[[tuple[Item, ...]], str | None]:
-        def place(items: tuple[Item, ...]) -> str | None:
-            self._unit_of_work.conversation = self._unit_of_work.conversation.update_open_response(
-                response_id, items
-            )
-            return self._unit_of_work.conversation.previous_item_id(items[-1].id)
-
-        return place
 
     # ------------------------------------------------------------ generation
 
@@ -447,9 +441,12 @@ class ActiveResponses:
         Raises the first EngineError once all have been answered."""
         sessions = [generation.engine_session.session_id for generation in self]
         results = await asyncio.gather(*map(command, sessions), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        errors = [result for result in results if isinstance(result, BaseException)]
+        try:
+            if errors:
+                raise errors[0]
+        finally:
+            del results, errors  # which keep this frame
 
     async def flush_journals(self) -> None:
         """Write all sampled ids to the store. Errors of the store are ignored."""

@@ -465,6 +465,12 @@ class UnitOfWork:
 
     # ------------------------------------------------------------ lookup
 
+    def place_output(self, response_id: str, items: tuple[Item, ...]) -> str | None:
+        """Put the items that an active response has so far into the conversation. Returns the id of
+        the item before the last of them; None if there is none."""
+        self.conversation = self.conversation.update_open_response(response_id, items)
+        return self.conversation.previous_item_id(items[-1].id)
+
     def previous_item_id(self, now: Conversation, item_id: str) -> str | None:
         """Return the id of the item before `item_id` in the conversation `now`, as the client sees
         it: a response that is being generated again may have items that this gateway does not have

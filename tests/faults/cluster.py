@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import signal
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,11 +20,19 @@ from tests.faults.caller import ReconnectingClient
 from tests.faults.deployment import ExpectedConversation
 from tests.realtime.conftest import chat_folder
 from tests.support.ports import free_port
-from tests.support.processes import ROOT, Process, read_engine_address, read_gateway_url, wait_ready
+from tests.support.processes import (
+    CLI_MODULE,
+    ROOT,
+    Process,
+    read_engine_address,
+    read_gateway_url,
+    wait_ready,
+)
 from tests.support.redis_process import RedisProcess
 from tests.support.web_servers import API_KEY
 
 DIGEST_HOST_MODULE = "tests.support.digest_host"
+COUNTED_GATEWAY_MODULE = "tests.support.counted_gateway"
 TIMEOUT_FACTOR = 5
 """Multiple of every promised time that the tests allow, for a busy machine."""
 BALANCE_TIMEOUT_S = 60.0
@@ -105,6 +114,8 @@ class Cluster:
             *options,
             *self._options,
             env={"CONTINUO_API_KEY": API_KEY, **env},
+            # An older version has no module that counts garbage, or no longer this one.
+            module=COUNTED_GATEWAY_MODULE if self.source == ROOT else CLI_MODULE,
             source=self.source,
         )
         return await started(process, read_gateway_url)
@@ -130,6 +141,14 @@ class Cluster:
         stats = await self.wait_until_unused("sessions", "pages_leased")
         assert stats["pages_free"] + stats["pages_tree"] == stats["pages_total"]
         assert stats["failed_steps"] == stats["failed_audits"] == 0
+
+    async def assert_no_garbage(self) -> None:
+        """Assert that the gateways, which do nothing now, have freed all that they did: what is in
+        a reference cycle is frozen, and stays for ever (`collect_garbage`)."""
+        for gateway in self.gateways:
+            gateway.send_signal(signal.SIGUSR1)
+            found = await asyncio.to_thread(gateway.wait_for_output, r"^garbage: (.*)")
+            assert found == "{}", f"in reference cycles: {found}"
 
     async def wait_until_unused(self, *gauges: str) -> dict[str, Any]:
         """Wait until gauges of the engines are 0. Returns the statistics of the engines."""

@@ -400,6 +400,7 @@ async def soak_for_a_round(soak: Soak, rng: Random) -> None:
     await soak.run_round(rng)
     grown = (await soak.measure()).growth_since(soak.baseline)
     assert not grown, grown
+    await soak.cluster.assert_no_garbage()
 
 
 @asynccontextmanager
@@ -447,6 +448,7 @@ async def _soak(minutes: float, seed: int) -> None:
                 print(f"seed {n}: {footprint.line()}", flush=True)
                 grown = footprint.growth_since(soak.baseline)
                 assert not grown, grown
+            await soak.cluster.assert_no_garbage()
 
 
 def main() -> int:

@@ -14,16 +14,29 @@ def garbage_of_block() -> Generator[Counter[str]]:
     gc.collect()
     gc.freeze()  # what exists already
     gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         yield garbage
+        garbage.update(_collect())
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def collect_own_garbage() -> Counter[str]:
+    """Free all garbage of this process, also what is frozen. Returns the number of objects of
+    Continuo's types that were in it, by type."""
+    gc.unfreeze()
+    return _collect()
+
+
+def _collect() -> Counter[str]:
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
         gc.collect()
-        garbage.update(type(each).__qualname__ for each in gc.garbage if _is_own_type(each))
+        return Counter(type(each).__qualname__ for each in gc.garbage if _is_own_type(each))
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
-        gc.enable()
-        gc.unfreeze()
 
 
 def _is_own_type(value: object) -> bool:

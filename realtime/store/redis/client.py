@@ -260,10 +260,13 @@ class RedisClient:
             for names, args in calls:
                 await run(keys=names, args=args, client=pipeline)
             replies = await pipeline.execute(raise_on_error=False)
-        for reply in replies:
-            if isinstance(reply, redis_errors.RedisError):
-                raise reply
-        return replies
+        errors = [reply for reply in replies if isinstance(reply, redis_errors.RedisError)]
+        if not errors:
+            return replies
+        try:
+            raise errors[0]
+        finally:
+            del replies, errors  # which keep this frame
 
     async def execute(self, *command: str | bytes | int) -> Any:
         execute = cast(Callable[..., Awaitable[Any]], self._redis.execute_command)  # pyright: ignore[reportUnknownMemberType]

@@ -62,7 +62,10 @@ class Worker:
             raise StoreUnavailable("the store is closed")
         future: asyncio.Future[T] = self._loop.create_future()
         self._calls.put(PendingCall(function, args, future))
-        return await future
+        try:
+            return await future
+        finally:
+            del future  # whose error keeps this frame
 
     async def aclose(self) -> None:
         """Finish the calls made so far, then close the file."""
@@ -141,7 +144,10 @@ class Worker:
             self._db.execute("ROLLBACK TO call")
             result = CallResult(call.future, None, error)
         self._db.execute("RELEASE call")
-        return result
+        try:
+            return result
+        finally:
+            del call, result  # whose error keeps this frame
 
     def _post_to_loop(self, callback: Callable[[Any], object], value: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -170,5 +176,5 @@ def _make_unavailable(cause: str, error: Exception | None) -> StoreUnavailable:
     if isinstance(error, sqlite3.Error) and (name := getattr(error, "sqlite_errorname", None)):
         cause = f"{cause} ({name})"
     unavailable = StoreUnavailable(f"SQLite: {cause}")
-    unavailable.__cause__ = error
+    unavailable.__cause__ = error and error.with_traceback(None)  # whose frames refer to the calls
     return unavailable
