@@ -518,10 +518,14 @@ class EngineClient:
         await self._router.request(command)
         return name
 
-    async def close(self, session: str, *, keep_prefix: bool = True) -> None:
+    async def close(self, session: str, *, keep_prefix: bool = True, fence: int = 0) -> None:
         """Close a session and cancel its turn, if any. `keep_prefix` leaves its KV in the radix
-        tree."""
-        await self._request(CloseSession(self._router.next_number(), session, keep_prefix))
+        tree. `fence`: fence of its owner, with which a session that another client has opened, and
+        this one has not attached, is closed on whichever engine has it."""
+        number = self._router.next_number()
+        command = validate_command(CloseSession(number, session, keep_prefix, fence=fence))
+        if not self._router.close_elsewhere(command):
+            await self._router.request(command)
 
     async def info(self, session: str) -> SessionInfo:
         info = (await self._request(GetSessionInfo(self._router.next_number(), session))).info

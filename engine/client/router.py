@@ -179,6 +179,15 @@ class Router:
                 self._close_stale_copy(connection, session, command.fence)
         return done
 
+    def close_elsewhere(self, command: CloseSession) -> bool:
+        """Close a session with a fence on all engines if it is not open in this client: its
+        previous client may have placed it on any of them. Returns whether that was done."""
+        if not command.fence or command.session in self.placements:
+            return False
+        for connection in self.connections:
+            self._close_stale_copy(connection, command.session, command.fence)
+        return True
+
     async def locate(self, session: str) -> str | None:
         """Return the incarnation of the engine that has a session, whichever client it is attached
         to. Returns None if no engine reports it within LOCATE_TIMEOUT_S, or fewer than two engines

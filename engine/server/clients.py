@@ -252,10 +252,7 @@ class Clients:
                 self._check_attached(client, command)
                 created = self._prepare_fork(client, command, accepted)
             case CloseSession():
-                if not self._is_detached(command):
-                    self._check_attached(client, command)
-                if attachment := self._attachments.pop(command.session, None):
-                    self._closing[command.session] = attachment
+                self._prepare_close(client, command)
             case _:
                 self._check_attached(client, command)
         accepted.append(self._renumber(client, command, created))
@@ -312,15 +309,20 @@ class Clients:
         attachment.client, attachment.fence = client, fence
         return None
 
-    def _is_detached(self, command: CloseSession) -> bool:
-        """Return whether the session is detached and the command's fence is high enough for any
-        client to close it."""
+    def _prepare_close(self, client: ClientState, command: CloseSession) -> None:
+        """Release the attachment of a session that is to be closed. The client of a higher fence
+        than the session's, which has taken the session over, need not have attached it; nor that
+        of the same fence if the session is detached. Raises as `_check_attached` does."""
         attachment = self._attachments.get(command.session)
-        return (
-            attachment is not None
-            and attachment.client is None
-            and command.fence >= attachment.fence
-        )
+        if attachment is None:
+            return
+        holder = attachment.client
+        if command.fence < attachment.fence or (command.fence == attachment.fence and holder):
+            self._check_attached(client, command)
+        elif holder is not None and holder is not client:
+            holder.send([SessionSuperseded(command.session, command.fence)])
+        del self._attachments[command.session]
+        self._closing[command.session] = attachment
 
     def _check_attached(self, client: ClientState, command: SessionCommand) -> None:
         """Check that the session is attached to the client, and raise its fence to the command's.

@@ -173,7 +173,7 @@ class EngineSession:
             if self._may_exist:
                 self._may_exist = False
                 self._invalidate()
-                await self._engine.close(self.session_id)
+                await self._engine.close(self.session_id, fence=self._fence)
 
     # ------------------------------------------------------------ inside
 

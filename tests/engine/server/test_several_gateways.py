@@ -158,6 +158,45 @@ async def test_superseded_gateway_can_neither_write_nor_receive(harness: EngineH
 
 
 @on_both
+async def test_owner_closes_a_session_that_it_has_not_attached(harness: EngineHarness) -> None:
+    port = await harness.listen()
+    async with front(port) as one, front(port) as two:
+        turn, _ = await start_turn(one, 150, 3, fence=5)
+        for fence in (4, 5):
+            await two.close("s", fence=fence)
+            assert [info.session for info in await two.fleet.list_sessions()] == ["s"]
+        await two.close("s", fence=6)
+        assert await two.fleet.list_sessions() == []
+        with pytest.raises(StaleEngineFence):
+            await read(turn)
+        await two.open("s", fence=6)
+        await two.append("s", PROMPT)
+        assert await read(await two.generate("s", Sampling(max_tokens=6))) == oracle(PROMPT, 6)
+        await two.close("s", fence=6)
+
+
+async def test_owner_closes_a_session_on_an_engine_that_it_cannot_reach_at_first(
+    letters: Path,
+) -> None:
+    async with (
+        digest_engine(letters, step_s=0.002) as one,
+        digest_engine(letters, step_s=0.002) as two,
+        front(await two.listen()) as successor,
+        front(await one.listen()) as owner,
+        Proxy(await one.listen()).running() as proxy,
+    ):
+        await start_turn(owner, 150, 3, fence=5)
+        proxy.refuses_connections = True
+        successor.fleet.add("127.0.0.1", proxy.port)
+        await successor.close("s", fence=6)
+        proxy.refuses_connections = False
+        await wait_until(lambda: len(successor.fleet.loads()) == 2)
+        async with asyncio.timeout(20):
+            while await one.engine.fleet.list_sessions():
+                await asyncio.sleep(0.01)
+
+
+@on_both
 async def test_only_the_highest_of_racing_fences_attaches_the_session(
     harness: EngineHarness,
 ) -> None:
