@@ -215,11 +215,15 @@ class EngineConnection:
             handshake,
         )
         self._link = link
-        sock = await self._launch()
         hostname = security.hostname if security and tls else None
-        await event_loop.create_connection(
-            lambda: link, sock=sock, ssl=tls, server_hostname=hostname
-        )
+        try:
+            sock = await self._launch()
+            await event_loop.create_connection(
+                lambda: link, sock=sock, ssl=tls, server_hostname=hostname
+            )
+        except BaseException:
+            link.release()
+            raise
         try:
             async with asyncio.timeout(READY_TIMEOUT_S if security else None):
                 ready = await self._ready_future

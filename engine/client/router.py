@@ -265,7 +265,8 @@ class Router:
             if isinstance(command, SessionCommand):
                 pending.placement = self.placements.get(command.session)
         except EngineError as error:
-            self._pending.resolve(command.n, error)
+            # Without its frames: these refer to the pending command, which refers to the error.
+            self._pending.resolve(command.n, error.with_traceback(None))
 
     def _route(self, command: EngineCommand, pending: PendingCommand) -> EngineConnection | None:
         """Return the engine to send a command to, or None if the command must wait for one. Raises

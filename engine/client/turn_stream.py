@@ -157,20 +157,23 @@ class TurnStream:
         Returns at the end of the turn. Exceptions of the callbacks are raised here.
         """
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        errors: list[Exception] = []
+        """The error that ended it, until that is raised: it would keep the frames it is in."""
 
         def drain() -> None:
             try:
                 while self._events and not end.done():
                     event = self._events.popleft()
                     if isinstance(event, EngineError):
-                        # Raised here, it would keep the frames of its sender, which refer to it.
-                        end.set_exception(event)
+                        errors.append(event)  # raised here, it would keep the frames of its sender
+                        end.set_result(None)
                         return
                     self._handle(event, on_chunk, on_interrupted)
                     if self.ended is not None:
                         end.set_result(None)
-            except Exception as error:  # noqa: BLE001 - raised to the reader by its future
-                end.set_exception(error)
+            except Exception as error:  # noqa: BLE001 - raised to the reader
+                errors.append(error)
+                end.set_result(None)
 
         drain()
         self._wake = drain
@@ -178,7 +181,8 @@ class TurnStream:
             await end
         finally:
             self._wake = lambda: None  # release the reader
-            del end  # whose error keeps this frame
+        if errors:
+            raise errors.pop()
         self._raise_if_failed()
 
     async def __aiter__(self) -> AsyncIterator[OutputChunk]:

@@ -204,6 +204,12 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         self._transport = None
         self._cancel_handshake_timer()
         self._on_lost()
+        self.release()
+
+    def release(self) -> None:
+        """Release the callbacks of a link that is lost, or will never be made: what they belong to
+        refers to the link."""
+        self._on_messages, self._on_lost, self._on_established = _ignore, _ignore, _ignore
 
     def _cancel_handshake_timer(self) -> None:
         if self._handshake_timer is not None:
@@ -237,3 +243,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
     def _write(self, body: bytes) -> None:
         assert self._transport is not None
         self._transport.write(len(body).to_bytes(4, "little") + body)
+
+
+def _ignore(*_: object) -> None:
+    pass

@@ -141,6 +141,7 @@ class Cluster:
         stats = await self.wait_until_unused("sessions", "pages_leased")
         assert stats["pages_free"] + stats["pages_tree"] == stats["pages_total"]
         assert stats["failed_steps"] == stats["failed_audits"] == 0
+        await self.assert_no_garbage()
 
     async def assert_no_garbage(self) -> None:
         """Assert that the gateways, which do nothing now, have freed all that they did: what is in

@@ -1,6 +1,5 @@
-"""python -m tests.support.counted_gateway COMMAND …: `continuo` that counts its garbage when it
-receives SIGUSR1, and prints it: what reference counts did not free, or will not free when it ends.
-"""
+"""python -m tests.support.counted_gateway COMMAND …: `continuo` that prints, when it receives
+SIGUSR1, what reference cycles keep for ever (`collect_own_garbage`)."""
 
 import json
 import signal

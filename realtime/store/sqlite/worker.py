@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
-from continuo.realtime.store.errors import StoreReplaced, StoreUnavailable
+from continuo.realtime.store.errors import StoreError, StoreReplaced, StoreUnavailable
 from continuo.realtime.store.sqlite.file import SqliteFile
 from continuo.realtime.store.sqlite.migrations import transaction
 
@@ -23,6 +23,7 @@ _REOPEN_ATTEMPTS_MAX = 3
 """Maximum number of attempts to run a group of calls while the file is replaced again and again."""
 
 T = TypeVar("T")
+_ErrorT = TypeVar("_ErrorT", bound=Exception)
 
 
 class PendingCall(NamedTuple):
@@ -139,15 +140,14 @@ class Worker:
             cause = _make_unavailable(str(error), error) if _is_file_error(error) else error
             result = CallResult(call.future, None, cause)
         except StoreReplaced as error:  # the writes of this call are kept
-            result = CallResult(call.future, None, error)
+            result = CallResult(call.future, None, _without_frames(error))
         except Exception as error:  # noqa: BLE001 - raised to the caller by the future of its call
             self._db.execute("ROLLBACK TO call")
+            if isinstance(error, StoreError):
+                error = _without_frames(error)
             result = CallResult(call.future, None, error)
         self._db.execute("RELEASE call")
-        try:
-            return result
-        finally:
-            del call, result  # whose error keeps this frame
+        return result
 
     def _post_to_loop(self, callback: Callable[[Any], object], value: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -176,5 +176,11 @@ def _make_unavailable(cause: str, error: Exception | None) -> StoreUnavailable:
     if isinstance(error, sqlite3.Error) and (name := getattr(error, "sqlite_errorname", None)):
         cause = f"{cause} ({name})"
     unavailable = StoreUnavailable(f"SQLite: {cause}")
-    unavailable.__cause__ = error and error.with_traceback(None)  # whose frames refer to the calls
+    unavailable.__cause__ = error and _without_frames(error)
     return unavailable
+
+
+def _without_frames(error: _ErrorT) -> _ErrorT:
+    """Return an expected error without the frames of this thread: they refer to the futures of the
+    calls, and one of these to the error."""
+    return error.with_traceback(None)

@@ -1,6 +1,7 @@
 """Tests of the turn stream: pieces are pushed to a consumer on arrival, or pulled by iteration."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from continuo.engine.client.turn_stream import OutputChunk, TurnStream
 from continuo.engine.errors import SessionDetached, StaleEngineFence, TurnFailed
 from continuo.engine.text import ModelText
 from continuo.engine.wire.messages import Sampling, TurnEnded, TurnEndReason, TurnTokens
+from tests.support.garbage import garbage_of_block
 
 
 @pytest.fixture
@@ -92,6 +94,38 @@ async def test_failed_turn_delivers_all_its_output_first(turn: TurnStream, consu
     with pytest.raises(TurnFailed, match="it broke"):
         await reading
     assert ids_of(pieces) == [40, 41]
+
+
+@pytest.mark.parametrize("consumes", [True, False])
+async def test_error_of_a_turn_is_freed_without_garbage_collection(
+    letters: Path, consumes: bool
+) -> None:
+    """It keeps the frames that it passed, and in a gateway their cycle would stay for ever."""
+    decoder = ModelText(str(letters)).create_output_decoder()
+
+    async def read(turn: TurnStream) -> None:
+        with contextlib.suppress(StaleEngineFence):
+            if consumes:
+                await turn.consume(lambda _: None)
+            else:
+                _ = [piece async for piece in turn]
+            raise AssertionError("the turn was not taken over")
+
+    def take_over(turn: TurnStream) -> None:
+        taken_over = StaleEngineFence("session s was taken over")
+        for each in [turn]:
+            each.put(taken_over)
+
+    async def read_and_take_over() -> None:
+        turn = TurnStream("t", "s", decoder, Sampling(max_tokens=9))
+        reading = asyncio.create_task(read(turn))
+        await asyncio.sleep(0)
+        take_over(turn)
+        await reading
+
+    with garbage_of_block() as garbage:
+        await read_and_take_over()
+    assert not garbage
 
 
 @pytest.mark.parametrize("consumes", [True, False])

@@ -28,8 +28,10 @@ from continuo.realtime.store import (
     WriteResult,
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
+from tests.engine.server.test_several_gateways import front
+from tests.realtime.registry.test_takeover import deltas, done, make_registry
 from tests.support.engines import EngineHarness
-from tests.support.in_process_client import InProcessClient, connect_client
+from tests.support.in_process_client import InProcessClient, connect_client, resume_result
 from tests.support.sessions import SessionDriver, open_session
 from tests.support.waiting import wait_until
 
@@ -170,6 +172,37 @@ async def test_item_of_a_cancelled_response_ends_when_its_end_is_stored(
         OutputItemEnded,
         ResponseEnded,
     ]
+
+
+async def test_response_whose_cancel_is_being_stored_resumes_exactly_elsewhere(
+    harness: EngineHarness, store: BlockingStore
+) -> None:
+    """The gateway that takes it over generates it on: nothing of the end that the other one has
+    made, and that no store has, may have been sent."""
+    port = await harness.listen()
+    async with front(port) as one, front(port) as two:
+        old, new = make_registry(one, store), make_registry(two, store)
+        client = await connect_client(old)
+        client.send_message("hello", "u1")
+        client.start_response(60)
+        await client.socket.wait_for("response.output_text.delta")
+        store.block_calls()
+        client.socket.push_event(type="response.cancel")
+        await store.blocked.wait()
+        store.blocked_call = "none"  # the writes of the other gateway pass
+        client.receive()
+        client.registry = new
+        client.resume()
+        await client.socket.wait_for("session.updated")
+        assert resume_result(client.socket)["resumed"] == "exact"
+        store.unblock()
+        await client.socket.wait_for("response.done")
+        await client.disconnect()
+        client.receive()
+        assert deltas(client) == done(client)
+        assert client.received[-1]["type"] == "rate_limits.updated"
+        await new.aclose()
+        await old.aclose()
 
 
 async def test_session_resumed_while_being_parked_is_not_marked_as_parked(

@@ -22,12 +22,14 @@ from tests.support.checkpoints import family_folder, family_text
 from tests.support.clients import JsonEvent
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engines import EngineHarness, digest_engine
+from tests.support.garbage import garbage_of_block
 from tests.support.in_process_client import (
     InProcessClient,
     connect_client,
     normalized_events,
     resume_result,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -123,6 +125,31 @@ async def test_open_response_moves_between_gateways_with_its_whole_text(
         assert deltas(client) == done(client), f"seed {seed}"
         ids = [event["event_id"] for event in client.received]
         assert len({*ids}) == len(ids)
+
+
+async def test_session_that_moved_in_a_response_leaves_nothing_to_the_garbage_collector(
+    registries: tuple[Registry, Registry],
+) -> None:
+    async def move(**response: object) -> None:
+        client = await connect_client(registries[0])
+        client.send_message("hello", "u1")
+        client.socket.push_event(
+            type="response.create", response={"max_output_tokens": 60, **response}
+        )
+        await client.socket.wait_for("response.output_text.delta")
+        client.receive()
+        client.registry = registries[1]
+        client.resume()
+        await client.socket.wait_for("response.done")
+        client.socket.push_event(type="session.close")
+        await client.wait_closed()
+        await wait_until(lambda: not any(each.list_sessions("") for each in registries))
+
+    for response in ({}, {"conversation": "none"}):
+        await move(**response)
+        with garbage_of_block() as garbage:
+            await move(**response)
+        assert not garbage, response
 
 
 async def test_out_of_band_response_moves_with_the_conversation_that_it_began_with(
