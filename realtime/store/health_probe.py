@@ -105,6 +105,7 @@ class HealthProbe:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        self._probe = _succeed  # in place of a method of the store, which refers to this object
 
 
 async def _ends_in_time(probe: "asyncio.Future[None]") -> bool:
@@ -116,3 +117,7 @@ async def _ends_in_time(probe: "asyncio.Future[None]") -> bool:
     if not probe.done() and is_late:
         await asyncio.wait({probe}, timeout=PROBE_TIMEOUT_S)
     return probe.done()
+
+
+async def _succeed() -> None:
+    pass

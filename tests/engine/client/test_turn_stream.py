@@ -100,7 +100,7 @@ async def test_failed_turn_delivers_all_its_output_first(turn: TurnStream, consu
 async def test_error_of_a_turn_is_freed_without_garbage_collection(
     letters: Path, consumes: bool
 ) -> None:
-    """An error keeps the frames that it passed, and in a gateway their cycle would stay for ever."""
+    """An error keeps the frames that it passed. A cycle of theirs stays in a gateway for ever."""
     decoder = ModelText(str(letters)).create_output_decoder()
 
     async def read(turn: TurnStream) -> None:

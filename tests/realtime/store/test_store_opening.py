@@ -1,6 +1,7 @@
 """Tests of opening a store by its URL, and of the SQLite file."""
 
 import asyncio
+import contextlib
 import sqlite3
 import stat
 import threading
@@ -19,6 +20,7 @@ from continuo.realtime.store import (
 )
 from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.sqlite.store import SqliteStore
+from tests.support.garbage import garbage_of_block
 from tests.support.ports import free_port
 from tests.support.store_records import append_entries, make_entry, new_session
 from tests.support.waiting import wait_until
@@ -51,6 +53,19 @@ async def test_error_message_does_not_repeat_the_password() -> None:
     with pytest.raises(StoreUnusable) as caught:
         await open_store("mysql://me:hunter2@host/db")
     assert "hunter2" not in str(caught.value)
+
+
+async def test_store_that_could_not_be_opened_leaves_nothing_to_the_garbage_collector() -> None:
+    """A gateway that waits for its store tries again and again."""
+
+    async def try_to_open() -> None:
+        with contextlib.suppress(StoreUnavailable):
+            await open_store(f"redis://127.0.0.1:{free_port()}")
+
+    await try_to_open()
+    with garbage_of_block() as garbage:
+        await try_to_open()
+    assert not garbage
 
 
 async def test_unreachable_redis_is_a_retryable_error() -> None:
