@@ -103,7 +103,8 @@ async def test_error_of_a_turn_is_freed_without_garbage_collection(
     """An error keeps the frames that it passed. A cycle of theirs stays in a gateway for ever."""
     decoder = ModelText(str(letters)).create_output_decoder()
 
-    async def read(turn: TurnStream) -> None:
+    async def read(turn: TurnStream, begun: asyncio.Event) -> None:
+        asyncio.get_running_loop().call_soon(begun.set)
         with contextlib.suppress(StaleEngineFence):
             if consumes:
                 await turn.consume(lambda _: None)
@@ -118,8 +119,8 @@ async def test_error_of_a_turn_is_freed_without_garbage_collection(
 
     async def read_and_take_over() -> None:
         turn = TurnStream("t", "s", decoder, Sampling(max_tokens=9))
-        reading = asyncio.create_task(read(turn))
-        await asyncio.sleep(0)
+        reading = asyncio.create_task(read(turn, begun := asyncio.Event()))
+        await begun.wait()
         take_over(turn)
         await reading
 
