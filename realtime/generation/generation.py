@@ -75,9 +75,7 @@ class Generation:
         self._is_cancelled = False
         self._current_turn: TurnStream | None = None
         self._observation = ResponseObservation(response.id)
-        self.closing_events: list[ConversationEvent] = []
-        """Last events of a response that was cancelled or has failed. They are for after its end is
-        stored: a gateway that took the session over before would generate on from there."""
+        self._closing_events: list[ConversationEvent] = []
 
     @property
     def is_cancelled(self) -> bool:
@@ -103,9 +101,11 @@ class Generation:
         emit: EmitEvent,
         accepted: asyncio.Future[bool] | None = None,
         resumed_ids: Sequence[int] | None = None,
-    ) -> None:
-        """Generate until `response` is final. By then all events were emitted but `closing_events`
-        and the end of the response.
+    ) -> list[ConversationEvent]:
+        """Generate until `response` is final. By then all events were emitted but the returned ones
+        and the end of the response. Those are the last ones of a response that was cancelled or has
+        failed, for after its end is stored: a gateway that took the session over before would
+        generate on from there.
 
         The turn starts at once. `accepted`: a future that becomes True when the response is
         accepted, and then the output is emitted; if it becomes False, the output is discarded.
@@ -125,6 +125,7 @@ class Generation:
         else:
             if await self._await_acceptance(accepted):
                 self._finish(emit, ended)
+        return self._closing_events
 
     async def _await_acceptance(self, accepted: asyncio.Future[bool] | None) -> bool:
         self.is_refused = accepted is not None and not await accepted
@@ -211,16 +212,18 @@ class Generation:
         emit: EmitEvent,
         *,
         starts_in_reasoning: bool,
-    ) -> None:
+    ) -> list[ConversationEvent]:
         """End a resumed response as failed, with the output of `sampled_ids`, because its prompt
-        cannot be built again. Emits as `run` does. `starts_in_reasoning`: as in `Sampling`."""
+        cannot be built again. Emits, and returns, as `run` does. `starts_in_reasoning`: as in
+        `Sampling`."""
         self.sampled_ids.extend(sampled_ids)
         decoder = text.create_output_decoder(starts_in_reasoning=starts_in_reasoning)
         for segment in decoder.push(sampled_ids):
             for event in self._output.append(self._parser.push(segment.channel, segment.text)):
                 emit(event)
-        self.closing_events += self._output.append(self._parser.finish())
+        self._closing_events += self._output.append(self._parser.finish())
         self._fail("response_lost", "The response could not be resumed after a restart.")
+        return self._closing_events
 
     def _emit_output(self, chunks: Sequence[ParsedChunk], emit: EmitEvent) -> None:
         events = self._output.append(chunks)
@@ -228,11 +231,11 @@ class Generation:
             emit(event)
 
     def _fail(self, code: str, message: str) -> None:
-        self._end(self.closing_events.append, "failed", ResponseError(code, message))
+        self._end(self._closing_events.append, "failed", ResponseError(code, message))
 
     def _finish(self, emit: EmitEvent, ended: TurnEnded | None) -> None:
         if ended is None or ended.reason in ("cancelled", "failed"):
-            emit = self.closing_events.append
+            emit = self._closing_events.append
         self._emit_output(self._parser.finish(), emit)
         if ended is None:
             self.response = msgspec.structs.replace(self.response, usage=Usage())

@@ -115,8 +115,8 @@ class ResponseRun:
             logprobs=self._make_logprob_tracker(),
         )
         self._generation = generation
-        await generation.run(prompt, emit)
-        for event in generation.closing_events:  # no other gateway generates this response on
+        # At once: no other gateway generates this response on.
+        for event in await generation.run(prompt, emit):
             emit(event)
         response = msgspec.structs.replace(generation.response, ended_s=int(time.time()))
         if self.is_steered and response.status == "cancelled":

@@ -27,6 +27,7 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import StoredRequest, decode_request
 from continuo.realtime.persistence.token_journal import JournalFlusher, TokenJournal
 from continuo.realtime.protocol.commands import CreateSessionResponse
+from continuo.realtime.protocol.events import ConversationEvent
 from continuo.realtime.protocol.items import Item, ItemReference
 from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings
@@ -308,14 +309,14 @@ class ActiveResponses:
         emit = partial(self._unit_of_work.event_log.append_output, response_id)
         try:
             with self._journal_flusher.track(journal):
-                await generation.run(prompt, emit, accepted, sampled)
+                closing_events = await generation.run(prompt, emit, accepted, sampled)
         except StaleEngineFence:
             self._unit_of_work.session_writer.on_replaced()
             return
         finally:
             del self._journals[response_id]
         if not generation.is_refused:
-            await self._finish(generation)
+            await self._finish(generation, closing_events)
         if generation.engine_session is not self._unit_of_work.engine_session:
             with contextlib.suppress(EngineError):
                 await generation.engine_session.close()
@@ -350,7 +351,7 @@ class ActiveResponses:
         if prompt is not None and prompt.length == checkpoint.prompt:
             await self._run(generation, prompt, sampled, None)
             return
-        generation.end_as_lost(
+        closing_events = generation.end_as_lost(
             sampled,
             self._engine.text,
             partial(self._unit_of_work.event_log.append_output, checkpoint.id),
@@ -360,7 +361,7 @@ class ActiveResponses:
                 else _starts_in_reasoning(settings, inputs.context, now)
             ),
         )
-        await self._finish(generation)
+        await self._finish(generation, closing_events)
 
     def _conversation_before(
         self, checkpoint: ResponseCheckpoint, inputs: StoredRequest
@@ -396,13 +397,13 @@ class ActiveResponses:
             is_journaled = False
         await self._run(generation, prompt, None, None, is_journaled=is_journaled)
 
-    async def _finish(self, generation: Generation) -> None:
+    async def _finish(
+        self, generation: Generation, closing_events: Sequence[ConversationEvent]
+    ) -> None:
         response = generation.response
         self._tenant.rate_limits.charge_usage(response.usage)
         try:
-            await self._unit_of_work.end_response(
-                response, generation.sampled_ids, generation.closing_events
-            )
+            await self._unit_of_work.end_response(response, generation.sampled_ids, closing_events)
         except LeaseLost:
             self._unit_of_work.session_writer.on_replaced()
         if response.conversation is None:

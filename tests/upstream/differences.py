@@ -71,7 +71,7 @@ _VLLM_CLIENTS = {
         f"{_SPACES}, with which the bundled model ends none"
     ),
     "test_openai_sdk.py::test_transcript_matches_the_recorded_one"
-    "[a_session_is_looked_at_and_ended]": "where a session's KV is is not known",
+    "[a_session_is_looked_at_and_ended]": "the place of a session's KV is not known",
     "test_returning.py::test_response_survives_a_killed_server": (
         "what follows a loss is not drawn with the same seed"
     ),
