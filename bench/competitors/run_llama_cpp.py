@@ -76,14 +76,21 @@ class LlamaCppBackend:
     def submit(self, request: Request) -> None:
         slot = self._slots[request.session]
         if request.kept < slot.cached:
-            memory = llama_cpp.llama_get_memory(self._context)
-            llama_cpp.llama_memory_seq_rm(memory, request.session, request.kept, -1)
-            slot.cached = request.kept
+            slot.cached = self._cut(request.session, request.kept)
         slot.context[request.kept :] = request.ids
         slot.missing = request.tokens
         if slot.sampling != (request.temperature, request.top_p):
             slot.sampling = (request.temperature, request.top_p)
             slot.sampler = _make_sampler(*slot.sampling)
+
+    def _cut(self, session: int, length: int) -> int:
+        """Remove what is cached after `length` ids. Returns how many ids are still cached: none of
+        a hybrid model, whose recurrent states llama.cpp cannot cut."""
+        memory = llama_cpp.llama_get_memory(self._context)
+        if llama_cpp.llama_memory_seq_rm(memory, session, length, -1):
+            return length
+        llama_cpp.llama_memory_seq_rm(memory, session, -1, -1)
+        return 0
 
     def step(self) -> list[Drawn]:
         rows = self._fill_batch()

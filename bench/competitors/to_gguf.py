@@ -1,4 +1,4 @@
-"""Convert a Qwen3 checkpoint to a GGUF file with the `gguf` package, and quantise it by llama.cpp.
+"""Convert a checkpoint to a GGUF file with the `gguf` package, and quantise it by llama.cpp.
 
 Usage: python -m continuo.bench.competitors.to_gguf IN OUT [DTYPE]
 
@@ -17,25 +17,7 @@ from typing import Any
 import gguf  # pyright: ignore[reportMissingImports]
 
 from continuo.bench.competitors.checkpoint import iterate_tensors
-
-MODEL_TENSOR_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-LAYER_TENSOR_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+from continuo.bench.competitors.gguf_layouts import find_layout
 
 QUANTISED = {
     "q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0",
@@ -85,30 +67,24 @@ def convert(folder: Path, path: Path, dtype: str) -> None:
     """Convert the checkpoint in `folder` to the GGUF file `path`. `dtype`: float32 or bfloat16 for
     matrices; vectors (norms) are always fp32, as llama.cpp requires."""
     config = json.loads((folder / "config.json").read_text())
-    assert config["model_type"] == "qwen3", f"not a Qwen3 model: {config['model_type']}"
+    layout = find_layout(config["model_type"])
     kinds = gguf.GGMLQuantizationType
     kind = {"float32": kinds.F32, "bfloat16": kinds.BF16}[dtype]
-    writer = gguf.GGUFWriter(path, "qwen3")
-    _add_metadata(writer, config)
+    writer = gguf.GGUFWriter(path, layout.architecture)
+    _add_settings(writer, config)
+    layout.add_settings(writer, config)
     _add_tokens(writer, folder, config)
     for name, array in iterate_tensors(folder):
-        used = kinds.F32 if array.ndim == 1 else kind
-        writer.add_tensor(tensor_name(name), gguf.quants.quantize(array, used), raw_dtype=used)
+        given, converted = layout.tensor_name(name), layout.convert(name, array, config)
+        used = kinds.F32 if layout.is_fp32(given, converted) else kind
+        writer.add_tensor(given, gguf.quants.quantize(converted, used), raw_dtype=used)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def tensor_name(name: str) -> str:
-    """Return a tensor's GGUF name: model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight."""
-    if name in MODEL_TENSOR_NAMES:
-        return MODEL_TENSOR_NAMES[name]
-    number, _, inner = name.removeprefix("model.layers.").partition(".")
-    return f"blk.{int(number)}.{LAYER_TENSOR_NAMES[inner.removesuffix('.weight')]}.weight"
-
-
-def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
+def _add_settings(writer: Any, config: dict[str, Any]) -> None:
     theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

@@ -27,6 +27,15 @@ TINY = {
     "head_dim": 32,
     "intermediate_size": 64,
 }
+TINY_HYBRID = {
+    **TINY,
+    "num_hidden_layers": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 PROMPTS: Prompts = [[[7, 300, 21], [9, 9, 4000]], [[1, 2, 3], [4, 5, 6]]]
 TRANSFORMERS, LLAMA_CPP = COMPETITORS["transformers"], COMPETITORS["llama.cpp"]
 
@@ -78,6 +87,17 @@ async def test_competitors_output_is_equal_with_and_without_sessions(checkpoint:
     assert await measure(checkpoint, TRANSFORMERS, "session-cache") == resend
     if find_interpreter(LLAMA_CPP.required_modules) is not None:
         assert await measure(checkpoint, LLAMA_CPP, "slots") == resend
+
+
+async def test_llama_cpp_computes_a_hybrid_as_transformers_does(tmp_path: Path) -> None:
+    if find_interpreter(LLAMA_CPP.required_modules) is None:
+        pytest.skip(f"llama.cpp: {LLAMA_CPP.how_to_install}")
+    folder = tmp_path / "hybrid"
+    folder.mkdir()
+    random_checkpoints.save_checkpoint(TINY_HYBRID, folder)
+    resend = await measure(folder, TRANSFORMERS, "resend")
+    assert len({id for session in resend for output in session for id in output}) > 4
+    assert await measure(folder, LLAMA_CPP, "slots") == resend
 
 
 async def test_error_of_a_missing_competitor_says_how_to_install_it(checkpoint: Path) -> None:
