@@ -46,7 +46,7 @@ class Layout(NamedTuple):
     """The layout of one architecture."""
 
     architecture: str
-    """Its name in llama.cpp."""
+    """The name that llama.cpp gives it."""
     layer_names: Mapping[str, str]
     """Name in the file by the name in the checkpoint, both within a layer."""
     add_settings: Callable[[Any, Config], None]

@@ -301,7 +301,7 @@ def test_costly_grammars_stay_within_their_memory_and_give_it_back(kind: str) ->
 def test_schema_that_takes_too_much_memory_is_refused_and_not_kept(
     schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_module, "TRIAL_S_MAX", 60.0)  # a slow machine would refuse for the time
+    monkeypatch.setattr(grammar_module, "TRIAL_S_MAX", 60.0)  # not what this test is about
     source = json.dumps(schema)
     assert "of memory; the limit is 8" in (find_schema_problem(source) or "")
     text = family_text("qwen3")
