@@ -28,9 +28,21 @@ def count_step_bytes(folder: Path, bytes_each: float) -> float:
 def count_kv_bytes(folder: Path, bytes_each: int) -> int:
     """Return the bytes of the keys and values of one token in all layers that attend."""
     config = json.loads((folder / "config.json").read_text())
-    layers = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
-    attending = sum("attention" in layer and "linear" not in layer for layer in layers)
+    attending = sum(map(_attends, _list_layers(config)))
     return 2 * attending * config["num_key_value_heads"] * config["head_dim"] * bytes_each
+
+
+def is_all_attention(folder: Path) -> bool:
+    """Return whether no layer of a checkpoint keeps a recurrent state, which cannot be cut."""
+    return all(map(_attends, _list_layers(json.loads((folder / "config.json").read_text()))))
+
+
+def _list_layers(config: dict[str, Any]) -> list[str]:
+    return config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+
+
+def _attends(layer: str) -> bool:
+    return "attention" in layer and "linear" not in layer
 
 
 def iterate_tensors(folder: Path) -> "Iterator[tuple[str, Any]]":

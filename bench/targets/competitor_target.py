@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from continuo.bench.competitors.checkpoint import is_all_attention
 from continuo.bench.random_checkpoints import CACHE_FOLDER
 from continuo.bench.targets.target import Ids, Output, Session, Target, Turn
 
@@ -96,6 +97,8 @@ class CompetitorTarget(Target):
         self._competitor = competitor
         self._threads = threads
         self.keeps_kv = mode in ("slots", "session-cache")
+        self.can_cut = is_all_attention(folder)
+        """Whether what is kept can be cut to its beginning; else it is computed again."""
         self._setup = {
             "folder": str(folder),
             "mode": mode,
@@ -248,7 +251,8 @@ class _CompetitorSession(Session):
     async def interrupted_turn(self, ids: Ids, output: Output, received: int, kept: int) -> None:
         await self.turn(ids, output._replace(tokens=received))
         self._length -= received - min(kept, received)
-        self._cached = min(self._cached, self._length)
+        if self._length < self._cached:
+            self._cached = self._length if self._target.can_cut else 0
 
     async def close(self) -> None:
         self._target.release(self._number)
