@@ -429,7 +429,7 @@ ROWS = (
         "holds anything in a reference cycle",
         environment=warm_cluster,
         trial=soak_for_a_round,
-        full_trials=30,
+        full_trials=60,
         quick_trials=1,
     ),
 )
