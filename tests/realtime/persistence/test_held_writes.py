@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
 
 import pytest
 
@@ -29,8 +30,10 @@ from continuo.realtime.store import (
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.engine.server.test_several_gateways import front
+from tests.realtime.conftest import chat_folder
 from tests.realtime.registry.test_takeover import deltas, done, make_registry
-from tests.support.engines import EngineHarness
+from tests.support.digest_runner import VOCABULARY
+from tests.support.engines import EngineHarness, digest_engine
 from tests.support.in_process_client import InProcessClient, connect_client, resume_result
 from tests.support.sessions import SessionDriver, open_session
 from tests.support.waiting import wait_until
@@ -175,12 +178,22 @@ async def test_item_of_a_cancelled_response_ends_when_its_end_is_stored(
 
 
 async def test_response_whose_cancel_is_being_stored_resumes_exactly_elsewhere(
-    harness: EngineHarness, store: BlockingStore
+    tmp_path: Path, store: BlockingStore
 ) -> None:
     """The gateway that takes it over generates it on: nothing of the end that the other one has
     made, and that no store has, may have been sent."""
-    port = await harness.listen()
-    async with front(port) as one, front(port) as two:
+    async with (
+        # steps that take time: the response must not end before its cancel arrives
+        digest_engine(
+            chat_folder(tmp_path, endless=True),
+            pages=256,
+            max_model_len=400,
+            vocabulary=VOCABULARY + 2,
+            step_s=0.02,
+        ) as harness,
+        front(port := await harness.listen()) as one,
+        front(port) as two,
+    ):
         old, new = make_registry(one, store), make_registry(two, store)
         client = await connect_client(old)
         client.send_message("hello", "u1")
