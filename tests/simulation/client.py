@@ -85,6 +85,9 @@ class SimulatedClient:
         self._delta_ids: set[str] = set()
         self._replayed: set[str] = set()
         """Responses that had ended before a snapshot, which sends them again."""
+        self._open_before: set[str] = set()
+        """Responses that were open before a snapshot which does not have them: a cancel that is
+        repeated is answered with the end of one that has ended meanwhile."""
         self._unstored: set[str] = set()
         """Responses whose end was received but is not stored: a gateway's death may lose it."""
         self._superseded_count = 0
@@ -345,6 +348,7 @@ class SimulatedClient:
         self.items.clear()
         self.item_order.clear()
         self.output_texts.clear()
+        self._open_before |= {name for name, done in self.responses.items() if done is None}
         self.responses = {name: done for name, done in self.responses.items() if done is not None}
         self._replayed |= self.responses.keys()
         self.lost_facts = Counter(self._storage.replica.lost_changes)
@@ -387,8 +391,9 @@ class SimulatedClient:
 
     def _end_response(self, response: JsonEvent) -> None:
         name = response["id"]
-        assert name in self.responses, f"{name} ends without a beginning"
-        previous = self.responses[name]
+        is_repeated = bool(self._repeated) and name in self._open_before
+        assert name in self.responses or is_repeated, f"{name} ends without a beginning"
+        previous = self.responses.get(name)
         if previous is not None:
             assert self._repeated or name in self._replayed, f"{name} ends twice"
             assert previous["status"] == response["status"], f"{name} ends twice, differently"
