@@ -436,8 +436,11 @@ async def test_client_that_reads_again_in_time_receives_the_close_frame(
     limits = msgspec.structs.replace(SHORT_LIVED, send_timeout_s=0.3)
     async with serve_harness(harness, GatewaySettings(limits=limits)) as server:
         peer = await _unread_peer(server.port, 128 * 1024)
-        sending = asyncio.create_task(_flood(peer, UNREAD_COMMANDS["as long as their errors"]))
         (connection,) = cast("set[GuardedWebSocket]", server.web_server.server_state.connections)
+        # A larger one may not be full before the connection has cost too much, and is closed.
+        sock = connection.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
+        sending = asyncio.create_task(_flood(peer, UNREAD_COMMANDS["as long as their errors"]))
         # On a busy machine the send has timed out before this looks.
         await wait_until(lambda: connection.close_sent or not connection.writable.is_set())
         sending.cancel()
