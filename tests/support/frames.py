@@ -72,8 +72,18 @@ class RawWebSocket:
         self.response_head = ""
 
     @classmethod
-    async def connect(cls, port: int, **headers: str) -> "RawWebSocket":
-        peer = cls(*await asyncio.open_connection("127.0.0.1", port))
+    async def connect(
+        cls, port: int, receive_buffer_bytes: int | None = None, **headers: str
+    ) -> "RawWebSocket":
+        """`receive_buffer_bytes`: size of the socket's buffer, set before the connection: if a
+        window shrinks, the kernel drops what is in flight, and may take many seconds to repeat it.
+        None: the system's default."""
+        sock = socket.socket()
+        sock.setblocking(False)
+        if receive_buffer_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        peer = cls(*await asyncio.open_connection(sock=sock))
         peer.writer.write(upgrade_request(**headers))
         peer.response_head = (
             await asyncio.wait_for(peer.reader.readuntil(b"\r\n\r\n"), 20)
