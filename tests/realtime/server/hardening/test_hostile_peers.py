@@ -440,7 +440,7 @@ async def test_client_that_reads_again_in_time_receives_the_close_frame(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 * 1024)
         # 50 KB, which the server's socket takes at once, and 350 KB of errors: the buffers of the
         # sockets take 130 KB, and the server's transport 64. With more commands, the kernel of a
-        # client whose buffer is full drops what tells it that it may send the rest.
+        # client whose buffer is full drops the window updates that it needs to send on.
         peer.writer.write(encode_frame('{"type": "response.cancel"}') * 1_500)
         await wait_until(lambda: connection.close_sent)
         peer.reader._transport.resume_reading()  # type: ignore[attr-defined]
