@@ -73,7 +73,7 @@ class RawWebSocket:
 
     @classmethod
     async def connect(
-        cls, port: int, receive_buffer_bytes: int | None = None, **headers: str
+        cls, port: int, receive_buffer_bytes: int | None = None, /, **headers: str
     ) -> "RawWebSocket":
         """`receive_buffer_bytes`: size of the socket's buffer, set before the connection: if a
         window shrinks, the kernel drops what is in flight, and may take many seconds to repeat it.
