@@ -59,5 +59,8 @@ async def test_response_survives_a_killed_server(
     while running.process.poll() is None:
         await asyncio.sleep(0.01)
     restarted = await asyncio.to_thread(start, *options, env=env)
-    assert received_text(await receiving) == expected
-    assert await asyncio.to_thread(stop, restarted) == 0
+    try:
+        assert received_text(await receiving) == expected
+    finally:
+        status = await asyncio.to_thread(stop, restarted)
+    assert status == 0

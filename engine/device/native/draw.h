@@ -42,7 +42,7 @@ typedef struct {
 #define GROUP_BINS 32          /* bins whose weights are also added up; a multiple of LANES */
 #define SORTED_MAX 64          /* candidates of a bin that are sorted */
 #define BLOCK_IDS (16 * LANES) /* ids whose weights are added in fp32, and skipped together */
-#define BOUNDED_K_MAX 128      /* largest top-k whose candidates are bounded from the maxima */
+#define HALVINGS 10            /* of the range in which bound_kth_logit searches */
 #define CHAINS 4               /* vectors that are compared side by side, against latency */
 #define TAIL_SHARE (1.0 / 16)  /* see draw_at_random */
 #define EXP_MIN (-87.0f)       /* vec_exp is 0 below */
@@ -325,22 +325,21 @@ static int precedes(const Cut *a, const Cut *b) {
     return a->logit > b->logit || (a->logit == b->logit && a->id < b->id);
 }
 
-/* A lower bound of the k-th largest logit, k at most BOUNDED_K_MAX: the k-th largest lane of the
-   maxima, each of which is another logit. */
+/* A lower bound of the k-th largest logit, by bisection between `low` and `max`: at least k lanes of
+   the maxima, each of which is another logit, are as large. */
 static float bound_kth_logit(const Candidates *row, int64_t k) {
-    float largest[BOUNDED_K_MAX]; /* in descending order */
-    for (int64_t n = 0; n < k; n++) largest[n] = -INFINITY;
-    for (int64_t block = 0; block * BLOCK_IDS < row->size; block++) {
-        const vec maxima = row->maxima[block];
-        uint32_t lanes = lane_bits(maxima > largest[k - 1]);
-        for (; lanes; lanes &= lanes - 1) {
-            const float logit = maxima[__builtin_ctz(lanes)];
-            int64_t n = k - 1;
-            for (; n > 0 && largest[n - 1] < logit; n--) largest[n] = largest[n - 1];
-            if (logit > largest[n]) largest[n] = logit;
-        }
+    float low = row->low, high = row->max;
+    for (int n = 0; n < HALVINGS; n++) {
+        const float middle = low + (high - low) / 2;
+        int64_t count = 0;
+        for (int64_t block = 0; block * BLOCK_IDS < row->size; block++)
+            count += __builtin_popcount(lane_bits(row->maxima[block] >= middle));
+        if (count >= k)
+            low = middle;
+        else
+            high = middle;
     }
-    return largest[k - 1];
+    return low;
 }
 
 /* Draw at random from finite logits of which `max` is the largest. */
@@ -363,10 +362,7 @@ static int64_t draw_at_random(const Sampling *sampling, const float *logits, int
     Cut kept = {row.low, size, INFINITY};
     if (0 < sampling->top_k && sampling->top_k < size) {
         row.has_unit_weights = 1;
-        if (sampling->top_k <= BOUNDED_K_MAX) {
-            const float bound = bound_kth_logit(&row, sampling->top_k);
-            row.low = bound > row.low ? bound : row.low;
-        }
+        row.low = bound_kth_logit(&row, sampling->top_k);
         fill_histogram(&histogram, &row, low > row.low ? low : row.low, max);
         const double target = sampling->top_k - 0.5;
         const Cut by_k = select_candidate(&row, &histogram, target);

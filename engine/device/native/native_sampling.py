@@ -29,6 +29,8 @@ _Sampling = define_struct(
     *fields_of_type("logprobs top_ids", c_void_p),
 )
 
+_NO_COUNTS = _TokenCounts()
+
 
 @dataclass(slots=True)
 class PackedSampling:
@@ -66,7 +68,6 @@ class PackedSampling:
         logprobs: tuple[array[float], array[int]] | None,
     ) -> Structure:
         sampling, penalized = sample.sampling, sample.penalized
-        no_counts = _TokenCounts()
         values, top_ids = logprobs or (None, None)
         return _Sampling(
             *(sampling.temperature, sampling.top_p, sampling.min_p, sample.uniform),
@@ -76,8 +77,8 @@ class PackedSampling:
                 sampling.frequency_penalty,
                 sampling.top_k,
             ),
-            no_counts if penalized is None else self._copy_counts(penalized.seen),
-            no_counts if penalized is None else self._copy_counts(penalized.output),
+            _NO_COUNTS if penalized is None else self._copy_counts(penalized.seen),
+            _NO_COUNTS if penalized is None else self._copy_counts(penalized.output),
             *self._copy_biases(sampling.logit_bias, vocab_size),
             None if sample.mask is None else self._compute_mask(sample.mask, vocab_size),
             -1 if top_ids is None else len(top_ids),
@@ -90,7 +91,9 @@ class PackedSampling:
         return _TokenCounts(len(ids), self._keep(ids), self._keep(occurrences))
 
     def _copy_biases(self, biases: dict[int, float], vocab_size: int) -> tuple[int, int, int]:
-        if biases and not 0 <= min(biases) <= max(biases) < vocab_size:
+        if not biases:
+            return 0, 0, 0
+        if not 0 <= min(biases) <= max(biases) < vocab_size:
             raise IndexError(f"logit_bias has an id outside the vocabulary of {vocab_size}")
         ids, values = array("i", biases), array("f", biases.values())
         return len(ids), self._keep(ids), self._keep(values)
