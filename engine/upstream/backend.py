@@ -192,21 +192,24 @@ class UpstreamBackend:
 
     def info(self, sequence: UpstreamSequence, now: float) -> SessionInfo:
         is_prefilling = sequence.prefill is not None
-        computed, keeps = min(sequence.computed, len(sequence.ids)), self._server.keeps(sequence.id)
+        computed, place = (
+            min(sequence.computed, len(sequence.ids)),
+            self._server.find_kv(sequence.id),
+        )
         return SessionInfo(
             session=sequence.id,
             streaming=sequence.log.turn_tree is None,
             state="generating" if sequence.turn else "prefilling" if is_prefilling else "idle",
             length=sequence.log.length,
             provisional=sequence.log.provisional,
-            committed=0 if keeps is False else computed,
+            committed=computed if place in ("device", "unknown") else 0,
             held_pages=0,
             host_pages=0,
-            host_tokens=0,
-            lost_tokens=computed if keeps is False else 0,
+            host_tokens=computed if place == "host" else 0,
+            lost_tokens=computed if place == "none" else 0,
             turn=sequence.turn.id if sequence.turn else None,
             idle_s=now - sequence.last_used_s,
-            is_kv_known=keeps is not None,
+            is_kv_known=place != "unknown",
         )
 
     def load(self, sessions: int, now: float, *, draining: bool) -> EngineLoad:  # noqa: ARG002

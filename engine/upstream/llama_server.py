@@ -1,7 +1,8 @@
 """LlamaServer: completions on llama.cpp's llama-server, by its `/completion`.
 
 Each session has a slot of the server, which keeps its KV: of a prompt that begins with the ids of
-the slot, only the others are computed.
+the slot, only the others are computed. Where the server has a folder for files, the slot of a
+session that is taken by another one is written to a file, and read when the session continues.
 """
 
 import asyncio
@@ -30,8 +31,9 @@ from continuo.engine.upstream.server import (
     ServerModel,
     decode_reply,
 )
-from continuo.engine.upstream.slots import SlotTable
+from continuo.engine.upstream.slots import SlotContent, SlotTable
 from continuo.engine.wire.messages import TokenLogprobs
+from continuo.engine.wire.turn_tree import common_prefix_length
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ MISSING_TOKENS_MAX = 64
 """Tokens that a slot may hold less of than it should before that is logged: models with a sliding
 window or a recurrent state compute some again."""
 COPIED_TOKENS_MIN = 64
-"""Shared tokens from which on the slot of a fork is copied, by a file of the server."""
+"""Tokens from which on a slot is written to a file, and read where a session needs as many."""
 COPY_S_MAX = 10.0
 """Time in which a slot is written to a file, or read."""
 PINNING_FLAGS = "-np SLOTS -c SLOTS*CONTEXT --no-kv-unified --no-cache-idle-slots -b 512 --slots"
@@ -140,10 +142,9 @@ class LlamaServer:
         self._parents: dict[str, str] = {}
         """Parent of each fork whose slot has not been copied yet."""
         self._copying = asyncio.Lock()
-        """Held while a slot is copied."""
-        self._can_copy = True
-        """Whether slots may be copied: False once the server has said that it has no folder for
-        them."""
+        """Held while a slot is written to a file, or read: the server computes nothing then."""
+        self._has_folder = True
+        """Whether the server has a folder for files: False once it has said that it has none."""
 
     @property
     def max_rows(self) -> int:
@@ -190,8 +191,8 @@ class LlamaServer:
             return "llama-server enforces JSON schemas only, no Lark grammars and no forced calls"
         return None
 
-    def keeps(self, session: str) -> bool | None:
-        return self._slots.keeps(session)
+    def find_kv(self, session: str) -> Literal["device", "host", "none"]:
+        return self._slots.find_kv(session)
 
     def fork(self, parent: str, child: str) -> None:
         self._parents[child] = parent
@@ -216,13 +217,15 @@ class LlamaServer:
         slot = slots.begin(request.session)
         held: array[int] | None = None
         try:
-            await self._copy_parent(slots, slot, request)
+            is_recalled = await self._prepare(slots, slot, request)
             body = self._encode(request, slot)
             stream = self._stream(body, request, slot, slots.count_held(slot, request.ids))
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
                     held = request.ids[:] if held is None else held
                     held.extend(chunk.ids)
+                    if is_recalled and chunk.cached_tokens is not None:
+                        chunk = msgspec.structs.replace(chunk, is_recalled=True)
                     yield chunk
         except ServerLost:
             held = None
@@ -231,33 +234,69 @@ class LlamaServer:
         finally:
             slots.end(slot, request.session, held)
 
-    async def _copy_parent(self, slots: SlotTable, slot: int, request: Completion) -> None:
-        """Copy the slot of a fork's parent before the first request of the fork; other requests of
-        the fork wait for it. Does nothing where that is impossible or not worth it: the ids are
-        computed then."""
-        if request.session in self._parents:
-            async with self._copying:
-                parent = self._parents.get(request.session, "")
-                source = slots.find_idle(parent) if parent and self._can_copy else None
-                held = 0 if source is None else slots.count_held(source, request.ids)
-                if source is not None and held >= COPIED_TOKENS_MIN:
-                    slots.begin(parent)  # it stays that of the parent
-                    await self._copy(slots, source, slot)
-                self._parents.pop(request.session, None)
+    async def _prepare(self, slots: SlotTable, slot: int, request: Completion) -> bool:
+        """Write what the slot holds of another session to a file, and fill it from the file of this
+        one, or of the parent of a fork. Other requests of the session wait for that. Returns
+        whether it was filled from its own file; where that is impossible or not worth it, the ids
+        are computed."""
+        if not self._has_folder:
+            return False
+        async with self._copying:
+            if slots.is_shared(slot):
+                return False  # it was filled before, or the server would wait for the other request
+            source = self._parents.pop(request.session, request.session)
+            displaced = slots.displaced.pop(slot, None)
+            if displaced is not None:
+                await self._write(slots, slot, displaced, needed=source)
+                if displaced.session == source:
+                    slots.fill(slot, request.session, displaced.ids)
+            is_filled = await self._fill_from(slots, slot, source, request)
+            return is_filled and source == request.session
 
-    async def _copy(self, slots: SlotTable, source: int, slot: int) -> None:
-        """Copy a slot for which a request has begun, and end that."""
-        file = {"filename": f"continuo-slot-{slot}.bin"}
+    async def _fill_from(
+        self, slots: SlotTable, slot: int, session: str, request: Completion
+    ) -> bool:
+        """Fill a slot with the KV of `session`, which is that of the request, or its parent.
+        Returns whether it was filled."""
+        source = slots.find_idle(session) if session != request.session else None
+        if source is not None and slots.count_held(source, request.ids) >= COPIED_TOKENS_MIN:
+            slots.begin(session)  # it stays that of the parent
+            try:
+                await self._write(slots, source, slots.content_of(source))
+            finally:
+                slots.release(source)
+        if (found := slots.files.find(session)) is None:
+            return False
+        file, content = found
+        shared = common_prefix_length(content.ids, request.ids)
+        if shared < max(COPIED_TOKENS_MIN, slots.count_held(slot, request.ids) + 1):
+            return False
+        is_filled = await self._act(slot, "restore", file)
+        if is_filled:
+            slots.fill(slot, request.session, content.ids)
+        if source is not None or session == request.session:
+            slots.files.remove(session)
+        return is_filled
+
+    async def _write(
+        self, slots: SlotTable, slot: int, content: SlotContent, needed: str = ""
+    ) -> None:
+        """Write a slot to a file, unless it holds little; not to that of the session `needed`."""
+        if len(content.ids) >= COPIED_TOKENS_MIN:
+            file = slots.files.begin(content.session, needed)
+            if await self._act(slot, "save", file):
+                slots.files.end(file, content)
+
+    async def _act(self, slot: int, action: Literal["save", "restore"], file: int) -> bool:
+        """Write a slot to a file, or fill it from one. Returns whether the server has done it."""
+        body = {"filename": f"continuo-slot-{file}.bin"}
         try:
-            for number, action in ((source, "save"), (slot, "restore")):
-                path = f"/slots/{number}?action={action}"
-                await self._http.fetch("POST", path, file, COPY_S_MAX)
-            slots.copy(source, slot)
+            await self._http.fetch("POST", f"/slots/{slot}?action={action}", body, COPY_S_MAX)
         except UpstreamError as error:
-            self._can_copy = not (isinstance(error, RequestRefused) and error.status == 501)
-            log.debug("the slot of a forked session was not copied: %s", error)
-        finally:
-            slots.release(source)
+            self._has_folder = not (isinstance(error, RequestRefused) and error.status == 501)
+            log.debug("llama-server did not %s slot %d: %s", action, slot, error)
+            return False
+        return True
 
     async def _stream(
         self, body: dict[str, object], request: Completion, slot: int, held: int

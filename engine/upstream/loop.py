@@ -74,7 +74,7 @@ class UpstreamLoop:
         if turn.cached_tokens is None and chunk.cached_tokens is not None:
             turn.cached_tokens = min(chunk.cached_tokens, turn.prompt_tokens)
             if turn.residency == "none" and turn.cached_tokens:
-                turn.residency = "hot"  # in the slot of the session
+                turn.residency = "host" if chunk.is_recalled else "hot"  # in the session's slot
         if chunk.ids:
             sequence.computed = len(sequence.ids)
         self._sessions.transitions.apply_ids(sequence, turn, chunk.ids, chunk.logprobs)

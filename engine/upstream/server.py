@@ -57,6 +57,8 @@ class Chunk(msgspec.Struct, frozen=True):
     """Why the server ends the completion here; None: more follows."""
     cached_tokens: int | None = None
     """Prompt ids whose KV was found; None: not known yet."""
+    is_recalled: bool = False
+    """Whether that KV was read from a file."""
 
 
 class UpstreamServer(Protocol):
@@ -98,9 +100,9 @@ class UpstreamServer(Protocol):
         """Compute the KV of ids, so that a completion that begins with them finds it."""
         ...
 
-    def keeps(self, session: str) -> bool | None:
-        """Return whether the server has the KV that was computed for a session. Returns None if it
-        decides that by itself."""
+    def find_kv(self, session: str) -> Literal["device", "host", "none", "unknown"]:
+        """Return where the server has the KV that was computed for a session. Returns `unknown` if
+        it decides that by itself."""
         ...
 
     def fork(self, parent: str, child: str) -> None:

@@ -141,8 +141,8 @@ class VllmServer:
     def find_problem(self, sampling: Sampling) -> str | None:  # noqa: ARG002 - of UpstreamServer
         return None
 
-    def keeps(self, session: str) -> bool | None:  # noqa: ARG002 - of UpstreamServer
-        return None
+    def find_kv(self, session: str) -> Literal["unknown"]:  # noqa: ARG002 - of UpstreamServer
+        return "unknown"
 
     def fork(self, parent: str, child: str) -> None:
         """Do nothing: the prefix cache has what both share."""

@@ -23,7 +23,7 @@ from continuo.engine.upstream.model_check import ModelCheck
 from tests.support.engine_sessions import collect_ids, open_with, recover_ids
 from tests.support.upstream_engines import ServerHarness, engine_on
 from tests.support.waiting import wait_until
-from tests.upstream.servers import RealServer
+from tests.upstream.servers import SLOTS, RealServer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
@@ -128,6 +128,24 @@ async def test_fork_continues_apart_from_its_parent(
     assert await collect_ids(turn) == await draw(own, long, Sampling(max_tokens=20))
     assert turn.ended is not None
     assert (turn.ended.cached_tokens or 0) >= len(long) - 64
+
+
+async def test_session_goes_on_after_others_took_all_slots(
+    server: RealServer, harness: ServerHarness, own: EngineClient, prompt: list[int]
+) -> None:
+    """llama-server has its KV in a file."""
+    long = prompt * 12
+    session = await open_with(harness.engine, long)
+    await collect_ids(await harness.engine.generate(session, Sampling(max_tokens=1)))
+    await harness.engine.rewind(session, len(long))
+    for number in range(SLOTS):
+        other = await open_with(harness.engine, [*prompt[number:], *long])
+        await collect_ids(await harness.engine.generate(other, Sampling(max_tokens=1)))
+    turn = await harness.engine.generate(session, Sampling(max_tokens=20))
+    assert await collect_ids(turn) == await draw(own, long, Sampling(max_tokens=20))
+    assert turn.ended is not None
+    assert (turn.ended.cached_tokens or 0) >= len(long) - 64
+    assert turn.ended.residency == ("host" if server.kind == "llama-server" else "unknown")
 
 
 async def test_turn_ends_exactly_at_a_stop_string(

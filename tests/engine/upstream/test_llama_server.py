@@ -117,7 +117,7 @@ async def test_fork_gets_a_copy_of_the_slot_where_the_server_has_a_folder(
     chunks = await collect(llama, request(ids=longer, session="x"))
     assert (cached_of(chunks), ids_of(chunks)) == (cached, complete(longer, 6))
     assert cached_of(await collect(llama, request(ids=longer))) == len(prompt), "the parent's slot"
-    assert folder is None or list(folder) == ["continuo-slot-1.bin"]
+    assert folder is None or list(folder) == ["continuo-slot-0.bin"]
 
 
 async def test_all_requests_of_a_fork_wait_for_the_copy_of_its_slot(
@@ -142,6 +142,79 @@ async def test_slot_of_a_busy_parent_is_not_copied(llama: LlamaServer, fake: Fak
         llama.fork("s", "x")
         copy = await collect(llama, request(ids=prompt, session="x"))
         assert (cached_of(copy), fake.files) == (0, {})
+
+
+LONG = array("i", range(97)) * 2
+
+
+async def take_all_slots(llama: LlamaServer) -> None:
+    for session in ("a", "b"):
+        await collect(llama, request(ids=LONG[::-1], session=session))
+
+
+@pytest.mark.parametrize(("folder", "cached"), [({}, 194), (None, 0)])
+async def test_session_that_gave_its_slot_up_goes_on_from_a_file(
+    llama: LlamaServer, fake: FakeLlama, folder: dict[str, list[int]] | None, cached: int
+) -> None:
+    fake.files, longer = folder, LONG + array("i", [7])
+    await collect(llama, request(ids=LONG))
+    assert llama.find_kv("s") == "device"
+    await take_all_slots(llama)
+    assert llama.find_kv("s") == ("none" if folder is None else "host")
+    chunks = await collect(llama, request(ids=longer))
+    assert (cached_of(chunks), ids_of(chunks)) == (cached, complete(longer, 6))
+    assert any(chunk.is_recalled for chunk in chunks) == (folder is not None)
+    assert [llama.find_kv(session) for session in ("s", "b")] == ["device"] * 2
+    assert llama.find_kv("a") == ("none" if folder is None else "host")
+
+
+async def test_all_requests_of_a_session_wait_for_its_file(
+    llama: LlamaServer, fake: FakeLlama
+) -> None:
+    fake.files = {}
+    await collect(llama, request(ids=LONG))
+    await take_all_slots(llama)
+    _, chunks = await asyncio.gather(
+        llama.prefill("s", LONG, ""), collect(llama, request(ids=LONG + array("i", [7])))
+    )
+    assert cached_of(chunks) >= len(LONG) - 1
+
+
+async def test_short_session_is_not_written_to_a_file(llama: LlamaServer, fake: FakeLlama) -> None:
+    fake.files = {}
+    await collect(llama, request())
+    await take_all_slots(llama)
+    assert (llama.find_kv("s"), fake.files) == ("none", {})
+
+
+async def test_file_of_another_history_is_not_read(llama: LlamaServer, fake: FakeLlama) -> None:
+    fake.files = {}
+    await collect(llama, request(ids=LONG))
+    await take_all_slots(llama)
+    chunks = await collect(llama, request(ids=LONG[50:]))
+    assert (cached_of(chunks), ids_of(chunks)) == (0, complete(LONG[50:], 6))
+    assert not any(chunk.is_recalled for chunk in chunks)
+
+
+async def test_fork_that_takes_the_slot_of_its_parent_has_its_kv(
+    llama: LlamaServer, fake: FakeLlama
+) -> None:
+    fake.files = {}
+    for session in ("s", "b"):
+        await collect(llama, request(ids=LONG, session=session))
+    llama.fork("s", "x")
+    assert cached_of(await collect(llama, request(ids=LONG, session="x"))) == 193
+    assert [body["id_slot"] for body in fake.requests] == [0, 1, 0]
+    assert llama.find_kv("s") == "host"
+
+
+async def test_fork_begins_from_the_file_of_its_parent(llama: LlamaServer, fake: FakeLlama) -> None:
+    fake.files = {}
+    await collect(llama, request(ids=LONG))
+    await take_all_slots(llama)
+    llama.fork("s", "x")
+    for session in ("x", "s"):
+        assert cached_of(await collect(llama, request(ids=LONG, session=session))) == 193
 
 
 async def test_all_parameters_are_sent_over_the_defaults_of_the_server(

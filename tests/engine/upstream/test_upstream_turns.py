@@ -226,6 +226,21 @@ async def test_kv_of_a_session_on_vllm_is_unknown(letters: Path) -> None:
         assert info.committed >= len(PROMPT)
 
 
+async def test_turn_of_a_session_on_llama_server_reads_its_file(letters: Path) -> None:
+    fake = FakeLlama(slots=1)
+    fake.files, fake.end_ids = {}, frozenset()
+    async with upstream_engine(letters, fake) as harness:
+        turns = [await generate(harness, Sampling(max_tokens=70))]
+        await collect_ids(turns[0])
+        await collect_ids(await generate(harness, Sampling(max_tokens=3)))
+        info = await harness.engine.info(turns[0].session)
+        assert (info.committed, info.lost_tokens) == (0, 0)
+        assert info.host_tokens >= len(PROMPT) + 69
+        turns.append(await harness.engine.generate(turns[0].session, Sampling(max_tokens=3)))
+        await collect_ids(turns[1])
+        assert [turn.ended and turn.ended.residency for turn in turns] == ["hot", "host"]
+
+
 async def test_kv_of_a_session_on_llama_server_is_lost_with_its_slot(letters: Path) -> None:
     fake = FakeLlama(slots=1)
     fake.end_ids = frozenset()
