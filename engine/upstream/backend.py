@@ -192,10 +192,8 @@ class UpstreamBackend:
 
     def info(self, sequence: UpstreamSequence, now: float) -> SessionInfo:
         is_prefilling = sequence.prefill is not None
-        computed, place = (
-            min(sequence.computed, len(sequence.ids)),
-            self._server.find_kv(sequence.id),
-        )
+        computed = min(sequence.computed, len(sequence.ids))
+        place = self._server.find_kv(sequence.id)
         return SessionInfo(
             session=sequence.id,
             streaming=sequence.log.turn_tree is None,

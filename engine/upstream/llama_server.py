@@ -218,6 +218,7 @@ class LlamaServer:
         held: array[int] | None = None
         try:
             is_recalled = await self._prepare(slots, slot, request)
+            slots.displaced.pop(slot, None)  # the request overwrites it
             body = self._encode(request, slot)
             stream = self._stream(body, request, slot, slots.count_held(slot, request.ids))
             async with aclosing(stream) as chunks:
@@ -242,10 +243,10 @@ class LlamaServer:
         if not self._has_folder:
             return False
         async with self._copying:
-            if slots.is_shared(slot):
+            displaced = slots.displaced.pop(slot, None)
+            if displaced is None and slots.is_shared(slot):
                 return False  # it was filled before, or the server would wait for the other request
             source = self._parents.pop(request.session, request.session)
-            displaced = slots.displaced.pop(slot, None)
             if displaced is not None:
                 await self._write(slots, slot, displaced, needed=source)
                 if displaced.session == source:

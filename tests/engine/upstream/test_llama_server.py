@@ -168,6 +168,18 @@ async def test_session_that_gave_its_slot_up_goes_on_from_a_file(
     assert llama.find_kv("a") == ("none" if folder is None else "host")
 
 
+@pytest.mark.parametrize("folder", [{}, None])
+async def test_request_overwrites_what_a_slot_held_of_another_session(
+    llama: LlamaServer, fake: FakeLlama, folder: dict[str, list[int]] | None
+) -> None:
+    fake.files = folder
+    await collect(llama, request(ids=LONG))
+    await take_all_slots(llama)
+    again = array("i", [5]) * 90
+    await asyncio.gather(*(collect(llama, request(ids=again, session="c")) for _ in range(2)))
+    assert llama._slots.displaced == {}
+
+
 async def test_all_requests_of_a_session_wait_for_its_file(
     llama: LlamaServer, fake: FakeLlama
 ) -> None:
