@@ -60,7 +60,6 @@ _VLLM_CLIENTS = {
         "the_second_turn_reuses_the_first",
     ),
     "test_anthropic_sdk.py::test_flow_succeeds[a_history_with_a_system_prompt]": _BLOCKS,
-    "test_examples.py::test_type_ahead_sends_each_key": _BLOCKS,
     "test_openai_sdk.py::test_transcript_matches_the_recorded_one[a_named_tool_is_called]": _SPACES,
     **{
         f"test_{client}.py::test_transcript_matches_the_recorded_one"
