@@ -273,13 +273,13 @@ class Runner(Protocol[TicketT]):
         del ticket
         return False
 
-    def run_for(self, ticket: TicketT, seconds: float) -> bool:
-        """Compute a launched step for about `seconds`, and return True if more of it is left than
-        worker threads can finish alone. The caller may do other work before it calls this method
-        again, `run_until_near_end`, `collect` or `discard`. Returns False if that is not possible.
-        By default nothing is computed."""
+    def run_for(self, ticket: TicketT, seconds: float) -> float:
+        """Compute a launched step for about `seconds`, and return the seconds that the rest is
+        expected to take; 0 if worker threads can finish it alone, or if that is not possible. The
+        caller may do other work before it calls this method again, `run_until_near_end`, `collect`
+        or `discard`. By default nothing is computed."""
         del ticket, seconds
-        return False
+        return 0.0
 
     def discard(self, ticket: TicketT) -> None:
         """Cancel a launched step, in place of `collect`. Its page moves still take effect; the KV

@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 RECEIVE_EVERY_S = 0.005
 """Interval at which commands are received while this thread computes a step that only prefills, so
 that a short turn that begins then need not wait for its end."""
+DISCARD_GAIN_S_MIN = 0.008
+"""Minimum expected seconds that a short turn need not wait if the step in flight is discarded."""
 AUDIT_EVERY_S = 60.0
 """Interval between audits of an idle engine."""
 
@@ -272,26 +274,28 @@ class EngineLoop(Generic[TicketT]):
         """Compute the step in flight as long as it may be discarded, and meanwhile apply the
         commands that arrive. Returns whether a short turn has begun."""
         discardable_s, started_s = self._steps_in_flight[0].step.discardable_s, time.monotonic()
-        while (spent_s := time.monotonic() - started_s) < discardable_s and self._run_for_a_while():
+        while time.monotonic() - started_s < discardable_s:
+            if self._run_for_a_while() < DISCARD_GAIN_S_MIN:
+                return False
             await asyncio.sleep(0)
             self._apply_commands(sessions)
             send(self.take_events())
             if self._scheduler.has_new_short_turn:
-                self._scheduler.observe_discarded(spent_s)
+                self._scheduler.observe_discarded(time.monotonic() - started_s)
                 return True
         return False
 
-    def _run_for_a_while(self) -> bool:
-        """Compute the step in flight for RECEIVE_EVERY_S. Returns False if it is near its end, or
-        has failed."""
+    def _run_for_a_while(self) -> float:
+        """Compute the step in flight for RECEIVE_EVERY_S. Returns the seconds that the rest is
+        expected to take; 0 if it is near its end, or has failed."""
         step, ticket = self._steps_in_flight[0].step, self._steps_in_flight[0].ticket
         if isinstance(ticket, Exception):
-            return False
+            return 0.0
         try:
             return self._runner.run_for(cast(TicketT, ticket), RECEIVE_EVERY_S)
         except Exception as error:  # noqa: BLE001 - a failed step is logged at collect
             self._steps_in_flight[0] = InFlightStep(step, error)
-            return False
+            return 0.0
 
     async def _collect(self, sessions: Sessions[Sequence]) -> None:
         """Wait for the oldest step in flight and apply its effects. If the step failed, the later

@@ -139,15 +139,16 @@ class DigestRunner(Runner[BatchResult]):
     A test may set `failing_steps` (numbers of steps that raise), `raising_ids` (ids that make each
     step that reads them raise), `nan_ids` (ids after which the logits are not finite) and `step_s`
     (seconds that `collect` takes). Two of three calls of `run_until_near_end` return True.
-    `pauses`: calls of `run_for` that return True for each step.
+    `pauses`: calls of `run_for` that return `rest_s` for each step, and not 0.
     """
 
     def __init__(self, geometry: Geometry, *, step_s: float = 0.0, pauses: int = 0) -> None:
         self._geometry = geometry
         self.step_s = step_s
         self.pauses = pauses
+        self.rest_s = 1.0
         self.times_paused = 0
-        """Calls of `run_for` for the last step that have returned True."""
+        """Calls of `run_for` for the last step that have returned `rest_s`."""
         size = geometry.page_size
         self.groups = [_blank(geometry.pages, size)]
         """By page group: pages with the digest of each position."""
@@ -257,12 +258,12 @@ class DigestRunner(Runner[BatchResult]):
             time.sleep(self.step_s)
         return ticket
 
-    def run_for(self, ticket: BatchResult, seconds: float) -> bool:
+    def run_for(self, ticket: BatchResult, seconds: float) -> float:
         del ticket, seconds
         if self.times_paused >= self.pauses:
-            return False
+            return 0.0
         self.times_paused += 1
-        return True
+        return self.rest_s
 
     def run_until_near_end(self, ticket: BatchResult) -> bool:
         del ticket

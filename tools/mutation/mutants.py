@@ -887,6 +887,11 @@ MUTANTS = [
         ("            if self._scheduler.has_new_short_turn:\n", "            if False:\n"),
     ),
     _bug(
+        "a prefill step is discarded although it ends soon",
+        LOOP,
+        ("if self._run_for_a_while() < DISCARD_GAIN_S_MIN:", "if not self._run_for_a_while():"),
+    ),
+    _bug(
         "a prefill step is discarded for a long turn",
         SCHEDULER,
         (

@@ -63,8 +63,6 @@ DISCARDED_SHARE = 0.25
 because a short turn has begun."""
 DISCARDED_S_MAX = 0.5
 """Maximum seconds of such steps in immediate succession."""
-DISCARD_GAIN_S_MIN = 0.02
-"""Minimum predicted seconds that a short turn need not wait if the step in flight is discarded."""
 PREFILL_GROWTH = 1.5
 """Factor by which the time limit of prefill grows with each further step without live rows (decodes
 and short turns)."""
@@ -100,8 +98,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     rows: list[ScheduledRow]
     load: StepLoad
     discardable_s: float = 0.0
-    """Seconds after the step's begin up to which it should be discarded when a short turn begins;
-    0 or less: it should not. Only steps without live rows (decodes and short turns) should."""
+    """Seconds that may be lost if the step is discarded because a short turn begins; 0 or less: it
+    may not be discarded. Only steps without live rows (decodes and short turns) may."""
 
 
 class Scheduler:
@@ -283,7 +281,7 @@ class Scheduler:
                 ):
                     self._queue(sequence)
             if not has_live_rows and sequence_filter is None:
-                return StepPlan(rows, budget.load, self._limit_discard(budget.load))
+                return StepPlan(rows, budget.load, self._discardable_s)
         else:
             self._overdue = None
             live = self._rotate(decoding, budget.remaining_rows)
@@ -607,13 +605,6 @@ class Scheduler:
             min(self._prefill_s * PREFILL_GROWTH, PREFILL_S_MAX),
         )
         return limit_s
-
-    def _limit_discard(self, load: StepLoad) -> float:
-        """Return `discardable_s` of a step that only prefills. While step times are not known, it
-        is the time that may be spent on such steps."""
-        if not self._step_time.is_fitted:
-            return self._discardable_s
-        return min(self._step_time.predict(load) - DISCARD_GAIN_S_MIN, self._discardable_s)
 
     def _schedule_all(
         self, sequences: list[Sequence], budget: StepBudget, rows: list[ScheduledRow]

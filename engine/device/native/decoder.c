@@ -382,14 +382,17 @@ void steps_allow_draws(void *handle, const Sampling *const *sampling) {
 }
 
 /* Run the step until the KV pool and the states have been read for the last time: the rest is the
-   last layer's MLP, and the end. Leaves earlier, at the end of a phase, once `ns` nanoseconds have
-   passed (-1: no limit), and can be called again. Returns whether the step is near its end. */
-int64_t steps_run_until_near_end(void *handle, int64_t ns) {
+   last layer's MLP, and the end. Leaves earlier, at the end of a piece, once `ns` nanoseconds have
+   passed (-1: no limit), and can be called again. Returns the share of the step's phases that are
+   computed, above 0; 1: the step is near its end. */
+double steps_run_until_near_end(void *handle, int64_t ns) {
     const StepRunner *runner = handle;
     const Model *model = runner->job.model;
     const int64_t rest = mlp_phases(&model->layer[model->layers - 1]) + end_phases(model);
     const int64_t leave_ns = ns < 0 ? NEVER_NS : now_ns() + ns;
-    return run_phases(runner->pool, runner->pool->phase_count - rest, leave_ns);
+    const double phases = (double)runner->pool->phase_count, count = phases - (double)rest;
+    const double computed = run_phases(runner->pool, (int64_t)count, leave_ns);
+    return computed == count ? 1 : computed / phases;
 }
 
 /* Run the rest of the step. Returns the nanoseconds since its end. */

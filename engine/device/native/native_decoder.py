@@ -11,7 +11,7 @@ import functools
 import weakref
 from array import array
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_int64, c_void_p
+from ctypes import Structure, byref, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -84,7 +84,7 @@ class NativeDecoder:
         library.steps_finish.restype = c_int64
         self._finish = functools.partial(library.steps_finish, steps)
         weakref.finalize(self, library.steps_close, steps)
-        library.steps_run_until_near_end.restype = c_int64
+        library.steps_run_until_near_end.restype = c_double
         self._run_until_near_end = functools.partial(library.steps_run_until_near_end, steps)
         self._discard = functools.partial(library.steps_discard, steps)
         self._allow_draws = functools.partial(library.steps_allow_draws, steps)
@@ -193,12 +193,13 @@ class NativeDecoder:
         self._sampling = sampling
         self._allow_draws(c_void_p(sampling.addresses.buffer_info()[0]))
 
-    def run_until_near_end(self, seconds: float | None = None) -> bool:
+    def run_until_near_end(self, seconds: float | None = None) -> float:
         """Compute the step in flight on this thread and on the decoder's threads, until none of
-        them reads the KV pool any more; or, if that is earlier, until the first operation of the
-        model that ends after `seconds`. Returns whether the step is near its end."""
+        them reads the KV pool any more; or, if that is earlier, until the first piece of an
+        operation of the model that ends after `seconds`. Returns the share of the step that is
+        computed, above 0; 1 if it is near its end."""
         limit_ns = -1 if seconds is None else int(seconds * 1e9)
-        return bool(self._run_until_near_end(c_int64(limit_ns)))
+        return self._run_until_near_end(c_int64(limit_ns))
 
     def finish(self) -> tuple[list[int], float]:
         """Compute the rest of the step in flight, together with the decoder's threads.

@@ -60,9 +60,10 @@ class NativeRunner(TorchRunner):
         self._last_step = pending
         return pending
 
-    def run_for(self, ticket: NativePendingStep, seconds: float) -> bool:
-        self._join(ticket)
-        return not self._decoder.run_until_near_end(seconds)
+    def run_for(self, ticket: NativePendingStep, seconds: float) -> float:
+        _, started_s = self._join(ticket)
+        computed = self._decoder.run_until_near_end(seconds)
+        return (time.perf_counter() - started_s) * (1 / computed - 1)
 
     def run_until_near_end(self, ticket: NativePendingStep) -> bool:
         """Compute a step together with the decoder's threads, and return before its end, which

@@ -37,7 +37,8 @@ typedef struct {
     Phase *phase;
     const Phase *end; /* the thread leaves the program before this phase */
     int has_piece;    /* whether the thread has claimed a piece that is not completed yet */
-    int64_t leave_ns; /* the thread also leaves when a phase is completed after this time */
+    int64_t leave_ns; /* the thread also leaves when a piece is completed after this time */
+    double part;      /* of the current phase that is completed, if the thread has left within it */
 } PhaseCursor;
 
 struct ThreadPool {
@@ -85,8 +86,8 @@ static void wait_until_at_least(ThreadPool *pool, atomic_llong *counter, int64_t
 
 /* Complete the piece claimed before, if any, and claim the next one of the `pieces` of this phase.
    Returns its index, or -1 at the end of the phase: all of its pieces are completed, and the cursor
-   is at the next phase, which is its end if it is time to leave. Returns -1 at once if the cursor is
-   at its end.
+   is at the next phase. Returns -1 at once if the cursor is at its end, which is where it is when it
+   is time to leave: the rest of the phase is left to other threads, or to the next cursor.
 
        for (int64_t n; (n = claim_piece(cursor, pieces)) >= 0;) ...
 */
@@ -95,9 +96,16 @@ static int64_t claim_piece(PhaseCursor *cursor, int64_t pieces) {
     if (phase == cursor->end) return -1;
     const int may_leave = cursor->leave_ns < NEVER_NS &&
                           (cursor->has_piece || atomic_load(&phase->completed) < pieces);
-    if (cursor->has_piece && atomic_fetch_add(&phase->completed, 1) + 1 == pieces)
-        wake_all(cursor->pool);
-    cursor->has_piece = 0;
+    if (cursor->has_piece) {
+        cursor->has_piece = 0;
+        const int64_t completed = atomic_fetch_add(&phase->completed, 1) + 1;
+        if (completed == pieces) wake_all(cursor->pool);
+        else if (may_leave && now_ns() >= cursor->leave_ns) {
+            cursor->end = phase;
+            cursor->part = (double)completed / (double)pieces;
+            return -1;
+        }
+    }
     if (atomic_load(&phase->claimed) < pieces) {
         const int64_t piece = atomic_fetch_add(&phase->claimed, 1);
         if (piece < pieces) {
@@ -117,15 +125,16 @@ static void wait_before_phase(PhaseCursor *cursor, atomic_llong *counter, int64_
     if (cursor->phase != cursor->end) wait_until_at_least(cursor->pool, counter, least);
 }
 
-/* Run the first `count` phases of the program, or leave after the first phase that is completed after
-   `leave_ns`; phases completed before are skipped. Returns whether all `count` are completed. */
-static int run_phases(ThreadPool *pool, int64_t count, int64_t leave_ns) {
-    PhaseCursor cursor = {pool, pool->phases, pool->phases + count, 0, leave_ns};
+/* Run the first `count` phases of the program, or leave after the first piece that is completed after
+   `leave_ns`; phases completed before are skipped. Returns how many are completed, with the part of
+   one that is not. */
+static double run_phases(ThreadPool *pool, int64_t count, int64_t leave_ns) {
+    PhaseCursor cursor = {pool, pool->phases, pool->phases + count, 0, leave_ns, 0};
     pool->program(&cursor, pool->job);
     long long unset = 0;
     if (cursor.phase == pool->phases + pool->phase_count)
         atomic_compare_exchange_strong(&pool->ended_ns, &unset, now_ns());
-    return cursor.phase == pool->phases + count;
+    return (double)(cursor.phase - pool->phases) + cursor.part;
 }
 
 static void *worker_main(void *argument) {

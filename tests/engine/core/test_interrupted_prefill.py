@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from continuo.engine.core.loop import DISCARD_GAIN_S_MIN
 from continuo.engine.core.schedule import scheduler
 from continuo.engine.core.schedule.scheduler import SHORT_TURN_TOKENS_MAX
 from continuo.engine.wire.messages import Sampling
@@ -47,6 +48,20 @@ async def test_short_turn_does_not_wait_for_the_end_of_a_prefill_step(
         harness.runner.pauses = 0
         assert await cold == oracle(COLD, 5)
         assert harness.runner.discarded_steps > 0
+
+
+async def test_prefill_step_is_not_discarded_if_that_gains_little(letters: Path) -> None:
+    async with (
+        asyncio.timeout(20),
+        digest_engine(
+            letters, pages=200, max_model_len=400, batched_tokens=512, pauses=ENDLESS
+        ) as harness,
+    ):
+        cold = await begin_cold_turn(harness)
+        harness.runner.rest_s = DISCARD_GAIN_S_MIN / 2
+        assert await generate(harness, [3, 1, 4], 5) == oracle([3, 1, 4], 5)
+        assert await cold == oracle(COLD, 5)
+        assert harness.runner.discarded_steps == 0
 
 
 async def test_prefill_step_is_computed_to_its_end_beside_long_turns(letters: Path) -> None:
