@@ -3,8 +3,9 @@
 Measured: p50 of the turns of 7 sessions (16 ids in, 1 out), first without other load, then while
 prompts of 4,000 ids without cached KV are prefilled, one after another; and the second p50 divided
 by the first. Then single turns, each of which interrupts the prefill of a cold prompt that was
-alone until then: the steps of such a prefill are long. SGLang reaches a ratio below 3.0 with
-prompts of 40,000 ids on a GPU; a CPU prefills 4,000 ids in the time in which a GPU prefills 40,000.
+alone until then: the steps of such a prefill are long; and the time of these turns until their own
+step begins. SGLang reaches a ratio below 3.0 with prompts of 40,000 ids on a GPU; a CPU prefills
+4,000 ids in the time in which a GPU prefills 40,000.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from continuo.bench.host import CpuMeter
 from continuo.bench.prompts import random_prompts
 from continuo.bench.report import Report, ReportRow, median, percentile
 from continuo.bench.targets.selection import Room, add_target_options, run_targets
-from continuo.bench.targets.target import Ids, Output, Prompts, Target
+from continuo.bench.targets.target import Ids, Output, Prompts, Target, Turn
 
 IDS_IN = 16
 SETTLE_S = 0.05
@@ -31,7 +32,7 @@ class _Run(NamedTuple):
     alone_ms: float
     beside_ms: float
     cold_ms: list[float]
-    interrupting_ms: list[float]
+    interrupting: list[Turn]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -87,8 +88,8 @@ async def _measure(target: Target, options: argparse.Namespace, context: int) ->
     beside_ms = await _run_live(target, prompts)
     stop.set()
     cold_ms = await colds
-    interrupting_ms = await _run_interrupting(target, options.cold, options.interruptions, cold_ms)
-    return _Run(median(alone_ms), median(beside_ms), cold_ms, interrupting_ms)
+    interrupting = await _run_interrupting(target, options.cold, options.interruptions, cold_ms)
+    return _Run(median(alone_ms), median(beside_ms), cold_ms, interrupting)
 
 
 async def _run_live(target: Target, prompts: Prompts) -> list[float]:
@@ -107,11 +108,10 @@ async def _run_live(target: Target, prompts: Prompts) -> list[float]:
 
 async def _run_interrupting(
     target: Target, cold: int, count: int, cold_ms: list[float]
-) -> list[float]:
-    """Begin each turn of a session somewhere in the first half of the prefill of a cold prompt.
-    Returns the milliseconds of each turn."""
+) -> list[Turn]:
+    """Begin each turn of a session somewhere in the first half of the prefill of a cold prompt."""
     [prompts] = random_prompts(1, count + 1, IDS_IN)
-    random, spent = Random(0), list[float]()
+    random, interrupting = Random(0), list[Turn]()
     session = await target.open(turns.new_scope())
     await session.turn(prompts[0], Output(1))
     for n, prompt in enumerate(prompts[1:]):
@@ -119,11 +119,11 @@ async def _run_interrupting(
         other = await target.open(turns.new_scope())
         prefill = asyncio.create_task(other.turn(cold_ids, Output(1)))
         await asyncio.sleep(random.uniform(0.05, 0.5) * min(cold_ms) / 1e3)
-        spent.append((await session.turn(prompt, Output(1))).wall_s * 1e3)
+        interrupting.append(await session.turn(prompt, Output(1)))
         await prefill
         await other.close()
     await session.close()
-    return spent
+    return interrupting
 
 
 async def _run_cold(target: Target, ids: int, stop: asyncio.Event) -> list[float]:
@@ -140,7 +140,9 @@ async def _run_cold(target: Target, ids: int, stop: asyncio.Event) -> list[float
 def _row(name: str, runs: list[_Run]) -> ReportRow:
     ratios = [run.beside_ms / run.alone_ms for run in runs]
     cold_ms = [ms for run in runs for ms in run.cold_ms]
-    interrupting_ms = [ms for run in runs for ms in run.interrupting_ms]
+    interrupting = [turn for run in runs for turn in run.interrupting]
+    interrupting_ms = [turn.wall_s * 1e3 for turn in interrupting]
+    queued_ms = [turn.queued_s * 1e3 for turn in interrupting if turn.queued_s is not None]
     return {
         "target": name,
         "live p50 alone, ms": median([run.alone_ms for run in runs]),
@@ -149,6 +151,8 @@ def _row(name: str, runs: list[_Run]) -> ReportRow:
         "max": max(ratios),
         "interrupting p50, ms": median(interrupting_ms),
         "interrupting max, ms": max(interrupting_ms),
+        "until its step p50, ms": median(queued_ms) if queued_ms else None,
+        "until its step max, ms": max(queued_ms, default=None),
         "cold prompts": len(cold_ms),
         "cold p50, ms": percentile(cold_ms, 50),
     }

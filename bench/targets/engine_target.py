@@ -149,4 +149,5 @@ async def read_turn(stream: TurnStream, start_s: float) -> Turn:
         ended.prompt_tokens,
         ended.cached_tokens,
         ended.model_s,
+        ended.queued_s,
     )

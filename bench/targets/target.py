@@ -32,6 +32,9 @@ class Turn(NamedTuple):
     """Tokens of the prompt whose KV existed before. None: the target does not report it."""
     model_s: float | None = None
     """Time for which the device computed during the turn, for any session."""
+    queued_s: float | None = None
+    """Time from the request until the first step of the turn. None: the target does not report
+    it."""
 
     @property
     def first_s(self) -> float:
