@@ -699,8 +699,6 @@ class Scheduler:
     ) -> int:
         """Return the tokens of a prefill chunk that fit into `limit_s`, at least CHUNK_TOKENS_MIN
         or CHUNK_TOKENS_MIN_ALONE for the first one of a step."""
-        if not self._step_time.is_fitted:
-            return budget.remaining_tokens
         start = sequence.launched
         fits = self._step_time.tokens_within(limit_s, budget.load, start, budget.remaining_tokens)
         least = CHUNK_TOKENS_MIN if budget.load.rows else CHUNK_TOKENS_MIN_ALONE

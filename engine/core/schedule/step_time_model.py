@@ -10,7 +10,8 @@ from continuo.engine.core.schedule.budget import StepLoad
 DECAY = 0.98
 """Factor applied to the weights of all past observations at each new one."""
 OBSERVATIONS_MIN = 8
-"""Number of observations before predictions are used."""
+"""Number of observations before the coefficients are fitted; until then a step is predicted from
+its tokens alone, by the longest time that a token has taken so far."""
 OUTLIER_RATIO_MAX = 4.0
 """Maximum of an observed duration, as a multiple of its prediction; longer durations are
 clipped."""
@@ -63,12 +64,15 @@ class StepTimeModel:
         weighted: _Floats = features.T * DECAY ** np.arange(count - 1, -1, -1)
         self._products = DECAY**count * self._products + weighted @ features
         self._sums = DECAY**count * self._sums + weighted @ seconds
-        solution = _solve(self._products.tolist(), self._sums.tolist())
-        self._coefficients = (np.maximum(solution, 0.0) / _SCALES).tolist()
         self._observations += count
-        self._pending.clear()
         if self.is_fitted:
+            solution = _solve(self._products.tolist(), self._sums.tolist())
+            self._coefficients = (np.maximum(solution, 0.0) / _SCALES).tolist()
             self._pending_max = REFIT_EVERY
+        else:
+            token_s = max(spent_s / max(load.tokens, 1) for load, spent_s in self._pending)
+            self._coefficients[2] = max(self._coefficients[2], token_s)
+        self._pending.clear()
 
     def predict(self, load: StepLoad) -> float:
         """Return the predicted duration of a step, in seconds."""

@@ -76,6 +76,15 @@ def test_step_time_model_needs_a_minimum_of_observations() -> None:
     assert time.is_fitted
 
 
+def test_first_predictions_are_those_of_the_slowest_token() -> None:
+    time = StepTimeModel()
+    assert time.predict(StepLoad(2, 40, 400)) == 0.0
+    time.observe(StepLoad(1, 20, 200), 0.02)
+    time.observe(StepLoad(1, 20, 400), 0.06)
+    time.observe(StepLoad(1, 20, 600), 0.04)
+    assert time.predict(StepLoad(2, 40, 400)) == pytest.approx(0.12)
+
+
 def test_step_time_model_averages_out_noise() -> None:
     time = fitted_model(400, noise=0.3)
     errors = [time.predict(load) / cost(load) - 1 for load in loads(100, seed=2)]

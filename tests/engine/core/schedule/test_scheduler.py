@@ -217,6 +217,15 @@ def test_prefill_chunk_has_a_minimum_on_a_slow_device() -> None:
     assert harness.step() == [(live, 1, True), (cold, CHUNK_TOKENS_MIN, False)]
 
 
+def test_second_step_of_an_engine_has_a_small_chunk_beside_a_short_turn() -> None:
+    harness = SchedulerHarness(tokens=200, pages=400)
+    cold = harness.waiting_turn(300)
+    assert harness.step() == [(cold, 200, False)]
+    harness.scheduler.observe(harness.last_plan.load, 2.0)
+    short = harness.waiting_turn(5, "short", first=60)
+    assert harness.step() == [(short, 5, True), (cold, CHUNK_TOKENS_MIN, False)]
+
+
 def test_step_that_only_prefills_may_be_discarded_for_a_short_turn() -> None:
     harness = SchedulerHarness(tokens=100)
     harness.observe_token_time(0.001)
