@@ -250,7 +250,10 @@ class Registry:
             if holder.close_connection is not None and not await ping_client():
                 raise _connection_lost()
             async with lock:
-                entry = await self._takeovers.take_over(resume_request, credentials, holder)
+                entry, info = await asyncio.gather(
+                    self._takeovers.take_over(resume_request, credentials, holder),
+                    self._factory.engine.fleet.inspect(resume_request.session_id),
+                )
                 if entry is None:
                     continue
                 replaced = self.open_sessions.connect(entry, close_connection)
@@ -261,7 +264,8 @@ class Registry:
                     extra={"fields": {"replaces_connection": replaced is not None}},
                 )
                 try:
-                    await session.resume(listener, since, self._resume_of(session, entry.owner))
+                    resume = self._resume_of(session, entry.owner)
+                    await session.resume(listener, since, resume, info)
                 except BaseException:
                     await self.park(session, close_connection)
                     raise

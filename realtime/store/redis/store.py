@@ -174,9 +174,7 @@ class RedisStore:
             if reply[0] == b"stale":
                 raise LeaseLost(session, reply[1].decode())
             check_layout(session, reply)
-            lease = SessionLease(session, owner, int(reply[1]), self._epoch)
-            await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], session)
-            return lease
+            return SessionLease(session, owner, int(reply[1]), self._epoch)
 
     async def confirm(self, lease: SessionLease) -> None:
         async with self._client.bounded():
