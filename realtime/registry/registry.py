@@ -70,6 +70,9 @@ log = logging.getLogger(__name__)
 WHOLE_TENANT = Access()
 """Access to every session of a tenant."""
 
+_INSPECTION_TIMEOUT_S = 0.5
+"""Limit for the engines to report where the KV of a resumed session is."""
+
 PingClient = Callable[[], Awaitable[bool]]
 
 
@@ -252,7 +255,9 @@ class Registry:
             async with lock:
                 entry, info = await asyncio.gather(
                     self._takeovers.take_over(resume_request, credentials, holder),
-                    self._factory.engine.fleet.inspect(resume_request.session_id),
+                    self._factory.engine.fleet.inspect(
+                        resume_request.session_id, within_s=_INSPECTION_TIMEOUT_S
+                    ),
                 )
                 if entry is None:
                     continue
