@@ -1,5 +1,5 @@
-"""The cost of a grammar per step: to compute the token mask of a row, to accept the id drawn, and
-to apply masks to logits.
+"""The cost of a grammar per step: to compute the token mask of a row, and to accept the id drawn.
+`sampled-step` measures what it costs to apply masks.
 
 The ids of one JSON object with a string, an integer and a list are drawn at random from those that
 the grammar allows. Measured with two vocabularies: that of the bundled model, and a synthetic one
@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
@@ -21,9 +20,7 @@ from tokenizers.pre_tokenizers import ByteLevel as Bytes
 
 from continuo import engine
 from continuo.bench.report import Report, ReportRow, median, percentile
-from continuo.engine.batch import SampleParams
 from continuo.engine.config import BUNDLED_MODEL
-from continuo.engine.device.sampling import draw
 from continuo.engine.sampling import Grammar
 from continuo.engine.text import GrammarCompiler, ModelText
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
@@ -55,7 +52,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    torch.set_num_threads(1)
     bundled = ModelText(str(Path(engine.__file__).parent / "bundled" / BUNDLED_MODEL))
     synthetic = Tokenizer(_make_synthetic_tokenizer(options.vocabulary))
     rows: list[ReportRow] = []
@@ -72,7 +68,6 @@ def run(options: argparse.Namespace) -> Report:
         compiler = make()
         rows.append(_row(f"vocabulary of {size:,} read", [time.perf_counter() - start_s]))
         rows += _measure_walk(compiler, size, options.ids)
-        rows += [_measure_application(count, size) for count in (1, 8, 64)]
     notes = ["Microseconds. The vocabulary is read when the engine starts."]
     return Report("Turns with a grammar", rows, notes=notes)
 
@@ -103,27 +98,6 @@ def _pick_allowed_id(mask: bytes, source: random.Random) -> int:
     begin = source.randrange(8 * len(mask))
     candidates = ((begin + n) % (8 * len(mask)) for n in range(8 * len(mask)))
     return next(id for id in candidates if mask[id >> 3] >> (id & 7) & 1)
-
-
-class _EveryOtherIdMask:
-    """A token mask that allows every second id."""
-
-    def __init__(self, vocab: int) -> None:
-        self._bytes = b"\x55" * (vocab // 8 + 1)
-
-    def compute_bitmask(self) -> bytes:
-        return self._bytes
-
-
-def _measure_application(count: int, vocab: int) -> ReportRow:
-    """Measure the time of greedy draws of `count` rows with token masks, less the median time
-    without masks."""
-    logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
-    plain, masked = [SampleParams()] * count, [SampleParams(mask=_EveryOtherIdMask(vocab))] * count
-    draw(logits, masked)
-    plain_s = [_time_call(lambda: draw(logits, plain)) for _ in range(30)]
-    mask_s = [_time_call(lambda: draw(logits, masked)) - median(plain_s) for _ in range(30)]
-    return _row(f"masks of {count} rows applied, {vocab:,}", mask_s)
 
 
 def _make_synthetic_tokenizer(size: int) -> RawTokenizer:
