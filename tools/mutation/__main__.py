@@ -89,7 +89,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.mutation",
         description=(__doc__ or "").split("\n\n")[1],
-        epilog=f"Writes {TABLE.relative_to(ROOT)}. Exits with 1 if a bug was not caught.",
+        epilog=f"Writes {TABLE.relative_to(ROOT)} once every bug was tried. Exits with 1 if a bug "
+        "was not caught.",
     )
     parser.add_argument(
         "names", nargs="*", help="only bugs whose name contains one of these (default: all)"
@@ -117,9 +118,10 @@ def main() -> int:
             save_results(results)
             caught = result["caught_by"] or "NOT CAUGHT"
             print(f"{number:3}/{len(todo)} {result['seconds']:6.1f} s  {mutant.name}: {caught}")
-    TABLE.write_text(render_table(results))
     missed = [m.name for m in MUTANTS if m.name in results and not results[m.name]["caught_by"]]
     untried = sum(m.name not in results for m in MUTANTS)
+    if not untried:
+        TABLE.write_text(render_table(results))
     print(f"{len(MUTANTS)} bugs, {len(missed)} not caught, {untried} not tried")
     return 1 if missed else 0
 

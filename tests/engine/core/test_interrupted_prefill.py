@@ -2,6 +2,8 @@
 that begins does not wait for their end."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,18 @@ from tests.support.waiting import wait_until
 
 ENDLESS = 10**9
 COLD = [n % 90 for n in range(300)]
+
+
+@contextlib.asynccontextmanager
+async def running_engine(folder: Path, pauses: int) -> AsyncIterator[EngineHarness]:
+    """An engine whose steps are computed after `pauses` pauses; closed within 20 s."""
+    async with (
+        asyncio.timeout(20),
+        digest_engine(
+            folder, pages=200, max_model_len=400, batched_tokens=512, pauses=pauses
+        ) as harness,
+    ):
+        yield harness
 
 
 async def generate(harness: EngineHarness, ids: list[int], count: int) -> list[int]:
@@ -37,12 +51,7 @@ async def test_short_turn_does_not_wait_for_the_end_of_a_prefill_step(
 ) -> None:
     """The step of the long turn does not end before the short turn has begun."""
     monkeypatch.setattr(scheduler, "DISCARDED_S_MAX", 20.0)
-    async with (
-        asyncio.timeout(20),
-        digest_engine(
-            letters, pages=200, max_model_len=400, batched_tokens=512, pauses=ENDLESS
-        ) as harness,
-    ):
+    async with running_engine(letters, ENDLESS) as harness:
         cold = await begin_cold_turn(harness)
         assert await generate(harness, [3, 1, 4], 5) == oracle([3, 1, 4], 5)
         harness.runner.pauses = 0
@@ -51,12 +60,7 @@ async def test_short_turn_does_not_wait_for_the_end_of_a_prefill_step(
 
 
 async def test_prefill_step_is_not_discarded_if_that_gains_little(letters: Path) -> None:
-    async with (
-        asyncio.timeout(20),
-        digest_engine(
-            letters, pages=200, max_model_len=400, batched_tokens=512, pauses=ENDLESS
-        ) as harness,
-    ):
+    async with running_engine(letters, ENDLESS) as harness:
         cold = await begin_cold_turn(harness)
         harness.runner.rest_s = DISCARD_GAIN_S_MIN / 2
         assert await generate(harness, [3, 1, 4], 5) == oracle([3, 1, 4], 5)
@@ -66,12 +70,7 @@ async def test_prefill_step_is_not_discarded_if_that_gains_little(letters: Path)
 
 async def test_prefill_step_is_computed_to_its_end_beside_long_turns(letters: Path) -> None:
     other = [7, *COLD[:SHORT_TURN_TOKENS_MAX]]
-    async with (
-        asyncio.timeout(20),
-        digest_engine(
-            letters, pages=200, max_model_len=400, batched_tokens=512, pauses=50
-        ) as harness,
-    ):
+    async with running_engine(letters, 50) as harness:
         assert await asyncio.gather(generate(harness, COLD, 5), generate(harness, other, 5)) == [
             oracle(COLD, 5),
             oracle(other, 5),
