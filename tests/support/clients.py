@@ -219,7 +219,8 @@ async def connect_responses(
     server: RunningServer, headers: dict[str, str] = ACME
 ) -> AsyncIterator[ResponsesClient]:
     url = f"ws://127.0.0.1:{server.port}/v1/responses"
-    async with connect(url, additional_headers=headers, max_size=None) as socket:
+    # No limit of the queue, so that unread events do not delay a close.
+    async with connect(url, additional_headers=headers, max_size=None, max_queue=None) as socket:
         yield ResponsesClient(socket)
 
 

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
-from continuo.realtime.store import Store
+import pytest
+
+from continuo.realtime.store import Store, StoreUnavailable
 from tests.support.redis_process import RedisProcess
 from tests.support.waiting import wait_until
 
@@ -123,7 +125,9 @@ async def locked_sqlite(file: Path, store: Store) -> AsyncIterator[None]:
     """While entered, the store in `file` accepts no writes, because another connection locks it."""
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    await wait_until(lambda: not store.is_available)
+    with pytest.raises(StoreUnavailable):
+        await store.sweep(1)  # which finds the lock sooner than the next health probe
+    assert not store.is_available
     yield
     other.close()
     await wait_until(lambda: store.is_available)
