@@ -70,9 +70,6 @@ log = logging.getLogger(__name__)
 WHOLE_TENANT = Access()
 """Access to every session of a tenant."""
 
-_INSPECTION_TIMEOUT_S = 0.5
-"""Limit for the engines to report where the KV of a resumed session is."""
-
 PingClient = Callable[[], Awaitable[bool]]
 
 
@@ -253,12 +250,7 @@ class Registry:
             if holder.close_connection is not None and not await ping_client():
                 raise _connection_lost()
             async with lock:
-                entry, info = await asyncio.gather(
-                    self._takeovers.take_over(resume_request, credentials, holder),
-                    self._factory.engine.fleet.inspect(
-                        resume_request.session_id, within_s=_INSPECTION_TIMEOUT_S
-                    ),
-                )
+                entry = await self._takeovers.take_over(resume_request, credentials, holder)
                 if entry is None:
                     continue
                 replaced = self.open_sessions.connect(entry, close_connection)
@@ -269,8 +261,7 @@ class Registry:
                     extra={"fields": {"replaces_connection": replaced is not None}},
                 )
                 try:
-                    resume = self._resume_of(session, entry.owner)
-                    await session.resume(listener, since, resume, info)
+                    await session.resume(listener, since, self._resume_of(session, entry.owner))
                 except BaseException:
                     await self.park(session, close_connection)
                     raise

@@ -5,8 +5,7 @@ Each atomic step is a script in `scripts/`, whose header lists keys, arguments a
 
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any, Self, cast
 
@@ -102,13 +101,15 @@ class RedisStore:
         await self._client.aclose()
 
     async def check(self) -> None:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             await self._verify_epoch()
 
     # ------------------------------------------------------------ sessions
 
     async def create(self, new: NewSession) -> SessionLease:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             names = session_keys(new.id)
             deadline = await self._index_deadline(new)
             args = (new.owner, new.tenant, new.secret, deadline, new.state)
@@ -126,7 +127,8 @@ class RedisStore:
         return await self._client.run_script("index_deadline", (keys.DEADLINES_KEY,), args)
 
     async def find(self, session: str) -> SessionMetadata | None:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             names = session_keys(session)
             reply = await self._client.run_script("find", (names.meta, names.log))
             if reply[0] == b"unknown":
@@ -135,7 +137,8 @@ class RedisStore:
             return parse_metadata(session, reply[1], reply[2])
 
     async def load(self, session: str) -> Snapshot | None:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             names = session_keys(session)
             keys_read = (names.meta, names.state, names.log, names.running, names.events)
             reply = await self._client.run_script("load", keys_read)
@@ -160,7 +163,8 @@ class RedisStore:
         ttl_s: float,
         expected_fence: int | None = None,
     ) -> SessionLease:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             expected = "" if expected_fence is None else expected_fence
             args = (owner, int(ttl_s * 1000), expected)
             reply = await self._client.run_script("claim", session_keys(session), args)
@@ -173,18 +177,21 @@ class RedisStore:
             return SessionLease(session, owner, int(reply[1]), self._epoch)
 
     async def confirm(self, lease: SessionLease) -> None:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             await self._run_fenced("confirm", lease, (session_keys(lease.session).meta,), ())
 
     async def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             names = session_keys(lease.session)
             args = (int(ttl_s * 1000), int(is_parked))
             reply = await self._run_fenced("extend_deadline", lease, names, args)
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[1], lease.session)
 
     async def delete(self, lease: SessionLease) -> None:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             args = (int(keys.TOMBSTONE_S * 1000),)
             try:
                 reply = await self._run_fenced("delete", lease, session_keys(lease.session), args)
@@ -193,7 +200,8 @@ class RedisStore:
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], lease.session)
 
     async def force_delete(self, session: str) -> int:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             args = (int(keys.TOMBSTONE_S * 1000),)
             reply = await self._client.run_script("force_delete", session_keys(session), args)
             if reply[0] == b"unknown":
@@ -203,7 +211,8 @@ class RedisStore:
             return int(reply[1])
 
     async def sweep(self, limit: int) -> SweepResult:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             limit = min(limit, keys.SWEEP_MAX)
             due = await self._client.run_script("list_due", (keys.DEADLINES_KEY,), (limit,))
             sessions = [session.decode() for session in due]
@@ -232,7 +241,8 @@ class RedisStore:
     async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
         names = session_keys(lease.session)
         args = (_encode_batch(batch),)
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             reply = await self._run_fenced("write", lease, names, args)
         if reply[0] == b"repeated":
             return DuplicateWrite(reply[1])
@@ -246,7 +256,8 @@ class RedisStore:
     ) -> SessionLease:
         assert batch.is_whole, "a part of a session"
         session, encoded = lease.session, _encode_batch(batch)
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             deadline = await self._index_deadline(new)
             args = (lease.owner, lease.fence, encoded, expected_fence)
             reply = await self._client.run_script(
@@ -266,7 +277,8 @@ class RedisStore:
     async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
         names = session_keys(lease.session)
         args = (digest(request.key.encode()), request.content_digest)
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             reply = await self._run_fenced(
                 "find_result", lease, (names.meta, names.idempotency_keys), args
             )
@@ -278,14 +290,16 @@ class RedisStore:
         self, lease: SessionLease, response_id: str, first: int, ids: tuple[int, ...]
     ) -> int:
         names, args = _make_journal_args(TokenBatch(lease, response_id, first, ids))
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             reply = await self._run_fenced("journal", lease, names, args)
         if reply[0] == b"no response":
             raise ResponseNotFound(response_id)
         return int(reply[1])
 
     async def journal_all(self, batches: Sequence[TokenBatch]) -> list[int | None]:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             is_current = [batch.lease.store_epoch == self._epoch for batch in batches]
             calls = (
                 (names, (batch.lease.owner, batch.lease.fence, *args))
@@ -298,7 +312,8 @@ class RedisStore:
     # ------------------------------------------------------------ responses
 
     async def put_response(self, response: StoredResponse, ttl_s: float) -> None:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             for_ms = max(1, int(ttl_s * 1000))
             await self._tenants.index_response(response.tenant, response.id, for_ms)
             key = response_key(response.id)
@@ -308,7 +323,8 @@ class RedisStore:
             await self._client.execute("SET", key, msgspec.msgpack.encode(response), "PX", for_ms)
 
     async def find_response(self, response_id: str) -> StoredResponse | None:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             stored = await self._client.execute("GET", response_key(response_id))
             if stored is None:
                 await self._verify_epoch()
@@ -316,7 +332,8 @@ class RedisStore:
             return decode_response(response_id, stored)
 
     async def has_response(self, response_id: str) -> bool:
-        async with self._calling():
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             if await self._client.execute("EXISTS", response_key(response_id)):
                 return True
             await self._verify_epoch()
@@ -347,16 +364,13 @@ class RedisStore:
         if lease.store_epoch != self._epoch:
             raise StoreReplaced(f"the lease of session {lease.session} is of another store")
 
-    @asynccontextmanager
-    async def _calling(self) -> AsyncGenerator[None]:
-        """Limit the time of a call of the store. If Redis has failed, its settings and epoch are
-        checked again first: it may be another Redis now, or empty."""
-        async with self._client.bounded():
-            if self._client.needs_examination:
-                await self._client.examine()
-                self._client.needs_examination = False
-                await self._verify_epoch()
-            yield
+    async def _reexamine_after_outage(self) -> None:
+        """Check settings and epoch again if Redis has failed: it may be another Redis now, or
+        empty."""
+        if self._client.needs_examination:
+            await self._client.examine()
+            self._client.needs_examination = False
+            await self._verify_epoch()
 
     async def _verify_epoch(self) -> None:
         found = await self._read_epoch()
