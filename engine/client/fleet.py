@@ -11,7 +11,7 @@ from continuo.engine.client.connection import (
     open_socket,
     reconnect_backoff,
 )
-from continuo.engine.client.router import Router
+from continuo.engine.client.router import LOCATE_TIMEOUT_S, Router
 from continuo.engine.wire.messages import (
     DrainEngine,
     EngineLoad,
@@ -134,10 +134,10 @@ class EngineFleet:
         placement = self._router.placements.get(session)
         return None if placement is None else placement.connection.incarnation
 
-    async def inspect(self, session: str) -> SessionInfo | None:
+    async def inspect(self, session: str, within_s: float = LOCATE_TIMEOUT_S) -> SessionInfo | None:
         """Return the SessionInfo of a session that may be attached to another client. Returns None
-        if no engine reports it in time."""
-        return await self._router.inspect(session)
+        if no engine reports it within `within_s`."""
+        return await self._router.inspect(session, within_s)
 
     async def list_sessions(self) -> list[SessionInfo]:
         """List the sessions of all engines, and the sessions whose engine was lost and that are not

@@ -194,30 +194,36 @@ class Router:
         respond."""
         if sum(connection.is_responsive for connection in self.connections) < 2:
             return None
-        found = await self._ask_all(LocateSession, session)
+        found = await self._ask_all(LocateSession, session, LOCATE_TIMEOUT_S)
         return None if found is None or found.connection is None else found.connection.incarnation
 
-    async def inspect(self, session: str) -> SessionInfo | None:
+    async def inspect(self, session: str, within_s: float = LOCATE_TIMEOUT_S) -> SessionInfo | None:
         """Return the SessionInfo of a session, whichever client it is attached to. Returns None if
-        no engine reports it within LOCATE_TIMEOUT_S."""
-        found = await self._ask_all(GetSessionInfo, session)
+        no engine reports it within `within_s`."""
+        found = await self._ask_all(GetSessionInfo, session, within_s)
         return None if found is None else found.reply.result().info
 
     async def _ask_all(
-        self, make_command: Callable[[int, str], EngineCommand], session: str
+        self, make_command: Callable[[int, str], EngineCommand], session: str, within_s: float
     ) -> PendingCommand | None:
-        """Send a command to all responsive engines, and wait for the replies, at most
-        LOCATE_TIMEOUT_S. Returns the first command that succeeded, or None if there is none. Later
-        replies are ignored."""
+        """Send a command to all responsive engines, and wait until it succeeds at one of them, at
+        most `within_s`. Returns that command, or None. Later replies are ignored."""
         up = [connection for connection in self.connections if connection.is_responsive]
         if not up or self.failure is not None:
             return None
         requests = [self.submit(make_command(self.next_number(), session), each) for each in up]
-        await asyncio.wait([pending.reply for pending in requests], timeout=LOCATE_TIMEOUT_S)
+        found, waiting = None, {pending.reply for pending in requests}
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + within_s
+        while waiting and found is None and (left_s := until_s - clock()) > 0:
+            _, waiting = await asyncio.wait(
+                waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            answered = (pending for pending in requests if pending.reply.done())
+            found = next((p for p in answered if p.reply.exception() is None), None)
         for pending in requests:
             self._pending.discard(pending)
-        answered = (pending for pending in requests if pending.reply.done())
-        return next((p for p in answered if p.reply.exception() is None), None)
+        return found
 
     def has_session(self, session: str) -> bool:
         """Return whether a session is open, even if its engine was lost, and no command to close it

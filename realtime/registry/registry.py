@@ -70,6 +70,9 @@ log = logging.getLogger(__name__)
 WHOLE_TENANT = Access()
 """Access to every session of a tenant."""
 
+_INSPECTION_TIMEOUT_S = 0.5
+"""Limit for the engines to report where the KV of a resumed session is."""
+
 PingClient = Callable[[], Awaitable[bool]]
 
 
@@ -250,7 +253,17 @@ class Registry:
             if holder.close_connection is not None and not await ping_client():
                 raise _connection_lost()
             async with lock:
-                entry = await self._takeovers.take_over(resume_request, credentials, holder)
+                inspecting = asyncio.create_task(
+                    self._factory.engine.fleet.inspect(
+                        resume_request.session_id, within_s=_INSPECTION_TIMEOUT_S
+                    )
+                )
+                try:
+                    # Not in a task of its own, to which an error of the store would refer.
+                    entry = await self._takeovers.take_over(resume_request, credentials, holder)
+                    info = await inspecting
+                finally:
+                    inspecting.cancel()
                 if entry is None:
                     continue
                 replaced = self.open_sessions.connect(entry, close_connection)
@@ -261,7 +274,8 @@ class Registry:
                     extra={"fields": {"replaces_connection": replaced is not None}},
                 )
                 try:
-                    await session.resume(listener, since, self._resume_of(session, entry.owner))
+                    resume = self._resume_of(session, entry.owner)
+                    await session.resume(listener, since, resume, info)
                 except BaseException:
                     await self.park(session, close_connection)
                     raise

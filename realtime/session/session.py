@@ -47,7 +47,6 @@ from continuo.realtime.protocol.events import (
     SessionResumed,
     TextAppended,
 )
-from continuo.realtime.protocol.response import KVResidency
 from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.session.active_responses import ActiveResponses
 from continuo.realtime.session.commands import HANDLERS
@@ -63,8 +62,6 @@ log = logging.getLogger(__name__)
 
 ENDING_RESPONSE_WAIT_S_MAX = 5.0
 """Maximum time that the next response waits for the end of one whose items are complete."""
-_RESIDENCY_TIMEOUT_S = 0.5
-"""Timeout for the engine to report where the KV of a resumed session is."""
 
 
 class Session:
@@ -139,14 +136,18 @@ class Session:
             previous = item.id
 
     async def resume(
-        self, listener: EventListener, cursor: EventId | None, resume: ResumeInfo
+        self,
+        listener: EventListener,
+        cursor: EventId | None,
+        resume: ResumeInfo,
+        info: SessionInfo | None,
     ) -> None:
         """Attach a connection and replay the events after `cursor`, then emit new ones.
 
-        Sends a snapshot if `cursor` is None or cannot be replayed from exactly. Raises Refusal.
-        """
-        kv = await self._kv_residency()
+        Sends a snapshot if `cursor` is None or cannot be replayed from exactly. `info`: the
+        engine's report of the session; None if there is none. Raises Refusal."""
         await self._resume_generation()
+        kv = KVStatus.of(self.conversation, info).residency
         resume = msgspec.structs.replace(resume, kv_residency=kv)
         if cursor is not None:
             exact = SessionResumed(self.settings, msgspec.structs.replace(resume, resumed="exact"))
@@ -208,16 +209,6 @@ class Session:
         """Write the session though it has not changed, to repair a store that has lost data.
         Raises StoreError."""
         await self._unit_of_work.write_all()
-
-    async def _kv_residency(self) -> KVResidency:
-        """Return where the KV is. If the engine does not report in time, the KV counts as lost."""
-        engine_session = self._unit_of_work.engine_session
-        try:
-            async with asyncio.timeout(_RESIDENCY_TIMEOUT_S):
-                info = await self._engine.info(engine_session.session_id)
-        except (EngineError, TimeoutError):
-            info = None
-        return KVStatus.of(self.conversation, info).residency
 
     async def _write_or_refuse(self, write: Awaitable[None]) -> None:
         """Await a write. Raises Refusal in place of StoreError."""

@@ -193,6 +193,23 @@ async def test_owner_closes_a_session_on_an_engine_that_it_cannot_reach_at_first
         await one.wait_until_empty()
 
 
+async def test_engine_that_stalls_does_not_delay_the_search_for_a_session(letters: Path) -> None:
+    async with (
+        digest_engine(letters, step_s=0.002) as stalled,
+        digest_engine(letters, step_s=0.002) as holding,
+        Proxy(await stalled.listen()).running() as proxy,
+        front(proxy.port) as engine,
+    ):
+        port = await holding.listen()
+        async with front(port) as owner:
+            await start_turn(owner, 150, 3, fence=5)
+            engine.fleet.add("127.0.0.1", port)
+            await wait_until(lambda: len(engine.fleet.loads()) == 2)
+            proxy.stall()
+            assert await engine.fleet.inspect("s", within_s=60.0) is not None
+            assert len(engine.fleet.loads()) == 2, "the stalled one still counts as responsive"
+
+
 @on_both
 async def test_only_the_highest_of_racing_fences_attaches_the_session(
     harness: EngineHarness,

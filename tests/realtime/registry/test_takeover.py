@@ -77,6 +77,28 @@ def done(client: InProcessClient) -> str:
     return text
 
 
+async def test_kv_is_found_on_whichever_engine_has_it(chat_model: Path) -> None:
+    store = await open_store("sqlite://:memory:")
+    async with digest_engine(chat_model) as empty, digest_engine(chat_model) as holding:
+        port = await holding.listen()
+        async with front(port) as one, front(await empty.listen()) as two:
+            two.fleet.add("127.0.0.1", port)
+            await wait_until(lambda: len(two.fleet.loads()) == 2)
+            registries = make_registry(one, store), make_registry(two, store)
+            async with registries[0].running(), registries[1].running():
+                client = await connect_client(registries[0])
+                client.send_message("hello", "u1")
+                client.start_response(20)
+                await client.socket.wait_for("rate_limits.updated")
+                client.receive()
+                client.registry = registries[1]
+                client.resume()
+                await client.socket.wait_for("session.updated")
+                assert resume_result(client.socket)["kv"] == "hot"
+                await client.disconnect()
+    await store.aclose()
+
+
 async def test_session_moves_between_gateways_without_a_missed_event(
     registries: tuple[Registry, Registry],
 ) -> None:
