@@ -261,11 +261,11 @@ class Registry:
                 try:
                     # Not in a task of its own, to which an error of the store would refer.
                     entry = await self._takeovers.take_over(resume_request, credentials, holder)
+                    if entry is None:
+                        continue
                     info = await inspecting
                 finally:
                     inspecting.cancel()
-                if entry is None:
-                    continue
                 replaced = self.open_sessions.connect(entry, close_connection)
                 close_replaced(replaced)
                 session = entry.session

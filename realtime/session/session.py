@@ -15,10 +15,8 @@ import msgspec
 from continuo.engine import (
     EngineClient,
     EngineError,
-    SessionDetached,
     SessionInfo,
     StaleEngineFence,
-    UnknownEngineSession,
 )
 from continuo.realtime import metrics
 from continuo.realtime.conversation.conversation import Conversation
@@ -260,16 +258,11 @@ class Session:
             raise
 
     async def status(self) -> SessionStatus:
-        """Return the status, with a fresh report of the engine. Raises Refusal."""
-        try:
-            async with asyncio.timeout(self._limits.command_timeout_s):
-                info = await self._engine.info(self._unit_of_work.engine_session.session_id)
-        except TimeoutError:
-            raise make_timeout_refusal(self._limits.command_timeout_s) from None
-        except (SessionDetached, UnknownEngineSession):
-            info = None
-        except EngineError as error:
-            raise map_engine_error(error) from error
+        """Return the status, with a fresh report of the engine. If no engine reports the session in
+        time, its KV counts as lost."""
+        session_id = self._unit_of_work.engine_session.session_id
+        within_s = self._limits.command_timeout_s
+        info = await self._engine.fleet.inspect(session_id, within_s)
         return self.status_from({} if info is None else {info.session: info})
 
     def status_from(self, infos: Mapping[str, SessionInfo]) -> SessionStatus:

@@ -95,6 +95,9 @@ async def test_kv_is_found_on_whichever_engine_has_it(chat_model: Path) -> None:
                 client.resume()
                 await client.socket.wait_for("session.updated")
                 assert resume_result(client.socket)["kv"] == "hot"
+                status = await registries[1].status(client.session_id, "")
+                assert status is not None
+                assert status.kv.place == "device"
                 await client.disconnect()
     await store.aclose()
 
