@@ -273,7 +273,9 @@ class RedisClient:
         return await execute(*command)
 
     async def examine(self) -> None:
-        """Check the settings of Redis. Raises StoreUnusable if it could lose acknowledged data."""
+        """Check the settings of Redis, and load the scripts into it. Raises StoreUnusable if it
+        could lose acknowledged data."""
+        await self._load_missing_scripts()
         if self._durability is None:
             return
         info = cast(dict[str, Any], await self.execute("INFO"))
@@ -304,6 +306,18 @@ class RedisClient:
                 "strict durability needs a Redis with appendonly yes and appendfsync always; it "
                 f"has appendonly {'yes' if info.get('aof_enabled') else 'no'}, appendfsync {fsync}"
             )
+
+    async def _load_missing_scripts(self) -> None:
+        """Load the scripts that Redis does not have, before a call is refused for lack of one: an
+        error reply leaves a reference cycle in the client library, and what is frozen meanwhile
+        stays for ever (`engine.garbage_collection`)."""
+        scripts = list(self._scripts.values())
+        found = await self.execute("SCRIPT EXISTS", *(script.sha for script in scripts))
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for script, exists in zip(scripts, found, strict=True):
+                if not exists:
+                    await pipeline.script_load(script.script)
+            await pipeline.execute()
 
     async def aclose(self) -> None:
         await self._health_probe.aclose()
@@ -353,6 +367,8 @@ def _make_client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
         "socket_connect_timeout": keys.CONNECT_TIMEOUT_S * timeout_s / keys.TIMEOUT_S,
         "retry": Retry(NoBackoff(), 1, supported_errors=(redis_errors.ConnectionError,)),
         "protocol": 2,
+        # sends no CLIENT SETINFO, which a Redis before 7.2 refuses: see `_load_missing_scripts`
+        "driver_info": None,
     }
     if not url.startswith("redis+sentinel://"):
         client = cast(Callable[..., Redis], Redis.from_url)  # pyright: ignore[reportUnknownMemberType]
@@ -375,6 +391,7 @@ def _make_client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
         "socket_timeout": keys.CONNECT_TIMEOUT_S / 2,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
+        "driver_info": None,
     }
     sentinel = _Sentinel(addresses, sentinel_kwargs=sentinel_options)
     primary = cast(Callable[..., Redis], sentinel.master_for)  # pyright: ignore[reportUnknownMemberType]

@@ -19,9 +19,11 @@ from continuo.realtime.store import (
     open_store,
 )
 from continuo.realtime.store.durability import Durability
+from continuo.realtime.store.redis.client import RedisClient
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.garbage import garbage_of_block
 from tests.support.ports import free_port
+from tests.support.redis_process import RedisProcess, needs_redis
 from tests.support.store_records import append_entries, make_entry, new_session
 from tests.support.waiting import wait_until
 
@@ -66,6 +68,28 @@ async def test_store_that_could_not_be_opened_leaves_nothing_to_the_garbage_coll
     with garbage_of_block() as garbage:
         await try_to_open()
     assert not garbage
+
+
+@needs_redis
+@pytest.mark.redis
+async def test_redis_refuses_nothing_that_a_store_asks_of_it(tmp_path: Path) -> None:
+    """An error reply, also one that the client library expects, leaves a reference cycle in it."""
+    process = RedisProcess(tmp_path / "redis")
+    await process.start()
+    observer = RedisClient(process.url)
+    refused = await observer.execute("INFO", "errorstats")
+    store = await open_store(process.url)
+    new = new_session()
+    lease = await store.create(new)
+    await append_entries(store, lease, 0, make_entry(1))
+    await store.claim(new.id, "gate-2", ttl_s=3600)
+    await store.load(new.id)
+    await store.sweep(10)
+    await store.tenants.list_sessions("acme")
+    assert await observer.execute("INFO", "errorstats") == refused
+    await store.aclose()
+    await observer.aclose()
+    process.stop()
 
 
 async def test_unreachable_redis_is_a_retryable_error() -> None:
