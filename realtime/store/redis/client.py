@@ -164,6 +164,9 @@ def _define_key(name: str, make_key: Callable[[str], str]) -> str:
 
 
 class RedisClient:
+    """The connections to one Redis, the scripts, and the health probe. Any task of the event loop
+    may use it: calls of a store inside `bounded`, those that open one inside `opening`."""
+
     def __init__(
         self,
         url: str,
