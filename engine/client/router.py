@@ -215,14 +215,16 @@ class Router:
         found, waiting = None, {pending.reply for pending in requests}
         clock = asyncio.get_running_loop().time
         until_s = clock() + within_s
-        while waiting and found is None and (left_s := until_s - clock()) > 0:
-            _, waiting = await asyncio.wait(
-                waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            answered = (pending for pending in requests if pending.reply.done())
-            found = next((p for p in answered if p.reply.exception() is None), None)
-        for pending in requests:
-            self._pending.discard(pending)
+        try:
+            while waiting and found is None and (left_s := until_s - clock()) > 0:
+                _, waiting = await asyncio.wait(
+                    waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                answered = (pending for pending in requests if pending.reply.done())
+                found = next((p for p in answered if p.reply.exception() is None), None)
+        finally:
+            for pending in requests:
+                self._pending.discard(pending)
         return found
 
     def has_session(self, session: str) -> bool:

@@ -263,23 +263,22 @@ class Registry:
                     entry = await self._takeovers.take_over(resume_request, credentials, holder)
                     if entry is None:
                         continue
-                    info = await inspecting
+                    session = entry.session
+                    replaced = self.open_sessions.connect(entry, close_connection)
+                    close_replaced(replaced)
+                    log.debug(
+                        "session resumed",
+                        extra={"fields": {"replaces_connection": replaced is not None}},
+                    )
+                    try:
+                        resume = self._resume_of(session, entry.owner)
+                        await session.resume(listener, since, resume, await inspecting)
+                    except BaseException:
+                        await self.park(session, close_connection)
+                        raise
+                    return session
                 finally:
                     inspecting.cancel()
-                replaced = self.open_sessions.connect(entry, close_connection)
-                close_replaced(replaced)
-                session = entry.session
-                log.debug(
-                    "session resumed",
-                    extra={"fields": {"replaces_connection": replaced is not None}},
-                )
-                try:
-                    resume = self._resume_of(session, entry.owner)
-                    await session.resume(listener, since, resume, info)
-                except BaseException:
-                    await self.park(session, close_connection)
-                    raise
-                return session
 
     async def credentials_of_token(self, resume_request: ResumeRequest) -> Credentials:
         """Make the credentials of a client that shows only a resume token: of the session's tenant

@@ -18,6 +18,7 @@ from continuo.realtime.registry.access import ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import Store, WriteBatch, open_store
 from tests.engine.server.test_several_gateways import front
+from tests.faults.proxy import Proxy
 from tests.support.checkpoints import family_folder, family_text
 from tests.support.clients import JsonEvent
 from tests.support.digest_runner import VOCABULARY, oracle
@@ -32,6 +33,8 @@ from tests.support.in_process_client import (
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
+
+LIMITS = Limits(sweep_interval_s=0.05)
 
 
 @pytest.fixture
@@ -54,10 +57,10 @@ async def registries_on(
     await store.aclose()
 
 
-def make_registry(engine: EngineClient, store: Store) -> Registry:
+def make_registry(engine: EngineClient, store: Store, limits: Limits = LIMITS) -> Registry:
     template = engine.text.template
     assert template is not None
-    return Registry(engine, template, GenerationSettings(), Limits(sweep_interval_s=0.05), store)
+    return Registry(engine, template, GenerationSettings(), limits, store)
 
 
 def deltas(client: InProcessClient) -> str:
@@ -99,6 +102,25 @@ async def test_kv_is_found_on_whichever_engine_has_it(chat_model: Path) -> None:
                 assert status is not None
                 assert status.kv.place == "device"
                 await client.disconnect()
+    await store.aclose()
+
+
+async def test_session_of_a_resume_that_was_cancelled_is_parked(harness: EngineHarness) -> None:
+    store, port = await open_store("sqlite://:memory:"), await harness.listen()
+    async with Proxy(port).running() as proxy, front(port) as one, front(proxy.port) as two:
+        limits = Limits(resume_window_s=0.05)
+        registries = make_registry(one, store), make_registry(two, store, limits)
+        async with registries[0].running(), registries[1].running():
+            client = await connect_client(registries[0])
+            client.receive()
+            proxy.stall()
+            client.registry = registries[1]
+            client.resume()
+            await wait_until(lambda: client.session_id in registries[1].open_sessions.ids)
+            assert client.run_task is not None
+            client.run_task.cancel()
+            await wait_until(lambda: client.session_id not in registries[1].open_sessions.ids)
+            proxy.resume()
     await store.aclose()
 
 
