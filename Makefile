@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # Of the slow tests, `make test` runs one in SHARE, drawn by the commit; a run that ARGS narrows runs all.
-SHARE ?= $(if $(ARGS),1,6)
+SHARE ?= $(if $(ARGS),1,8)
 SEED ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo 0)
 # One worker more than cores keeps all of them busy; with more, each test only takes longer.
 JOBS ?= $(shell expr 1 + $$(nproc))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from continuo.realtime.server.config.settings import GatewaySettings
+from tests.browser.vitest import needs_page
 from tests.support.clients import open_realtime_session
 from tests.support.engines import EngineHarness
 from tests.support.processes import Process, is_running
@@ -70,6 +71,7 @@ def server() -> Iterator[DemoServer]:
         process.stop()
 
 
+@needs_page
 def test_only_the_own_page_with_the_token_can_kill_the_engine(server: DemoServer) -> None:
     assert len(server.token) >= 20
     own = server.own_headers
@@ -114,6 +116,7 @@ def test_only_the_own_page_with_the_token_can_kill_the_engine(server: DemoServer
     assert is_running(pid)
 
 
+@needs_page
 async def test_response_continues_after_the_kill_with_the_same_text(server: DemoServer) -> None:
     own = server.own_headers
     async with open_realtime_session(server.socket_url, {}) as client:
