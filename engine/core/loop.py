@@ -17,7 +17,7 @@ import logging
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, cast
 
@@ -55,6 +55,19 @@ AUDIT_EVERY_S = 60.0
 SendEvents = Callable[[list[EngineEvent]], None]
 
 
+class MisplacedRows(Exception):
+    """A plan that would leave positions of sequences without KV: a defect of the scheduler."""
+
+    def __init__(self, rows: list[ScheduledRow], sequences: set[Sequence]) -> None:
+        super().__init__("the rows planned for the session would leave positions without KV")
+        self.sequences = sequences
+        self.spans = {
+            sequence.id: [(x.start, x.start + x.tokens) for x in rows if x.sequence is sequence]
+            for sequence in sequences
+        }
+        """By session: start and end of its rows, as positions."""
+
+
 class PreparedStep(msgspec.Struct, frozen=True):
     """A batch for the device, and the scheduled rows it was built from, in the same order."""
 
@@ -63,6 +76,8 @@ class PreparedStep(msgspec.Struct, frozen=True):
     load: StepLoad
     discardable_s: float
     """See `StepPlan.discardable_s`."""
+    refusal: MisplacedRows | None = None
+    """Why the rows are not computed."""
 
     @property
     def kv_ends(self) -> dict[Sequence, int]:
@@ -188,15 +203,19 @@ class EngineLoop(Generic[TicketT]):
 
     def _launch(self) -> bool:
         """Launch the next step. Returns False if no rows can be planned, or if a step is in flight
-        during the search for a faulty row."""
-        if self._steps_in_flight and self._scheduler.is_isolating_fault:
+        that was refused, or during the search for a faulty row."""
+        if self._steps_in_flight and (
+            self._scheduler.is_isolating_fault or self._steps_in_flight[-1].step.refusal
+        ):
             return False
         step = self.prepare_step()
         if step is None:
             return False
         self._counters.begin_step(time.monotonic())
         ticket: object
-        if self._has_device_thread:
+        if step.refusal is not None:
+            ticket = step.refusal
+        elif self._has_device_thread:
             ticket = self._device_executor.submit(self._runner.launch, step.batch)
         else:
             try:
@@ -207,26 +226,33 @@ class EngineLoop(Generic[TicketT]):
         return True
 
     def prepare_step(self) -> PreparedStep | None:
-        """Plan a step and build its batch. Returns None if no rows can be planned."""
+        """Plan a step and build its batch. Returns None if no rows can be planned. A plan with
+        misplaced rows is not built: its batch is empty, and it must not be launched."""
         plan = self._scheduler.plan()
         if not plan.rows:
             return None
         number = self._counters.steps
         self._counters.steps += 1
+        if misplaced := plan.misplaced():
+            refusal = MisplacedRows(plan.rows, misplaced)
+            planned = [ScheduledRow(x.sequence, x.start, x.tokens, None) for x in plan.rows]
+            return PreparedStep(
+                Batch(number, [], self._cache.take_moves()), planned, plan.load, 0.0, refusal
+            )
         self._recorder.begin_step(number, [row.sequence.session_hash for row in plan.rows])
         rows = [self._build_row(row, number, index) for index, row in enumerate(plan.rows)]
         batch = Batch(number, rows, self._cache.take_moves())
         return PreparedStep(batch, plan.rows, plan.load, plan.discardable_s)
 
     def _build_row(self, scheduled: ScheduledRow, number: int, index: int) -> BatchRow:
-        sequence, count, turn, drafts = (
+        sequence, start, count, turn, drafts = (
             scheduled.sequence,
+            scheduled.start,
             scheduled.tokens,
             scheduled.turn,
             scheduled.drafts,
         )
         lease = sequence.lease
-        start = lease.committed + lease.reserved - count
         feed_row = -1
         ids = sequence.ids[start : start + count]
         if drafts:
@@ -339,6 +365,12 @@ class EngineLoop(Generic[TicketT]):
         self._advance_idle(step.rows, sessions)
 
     async def _await_result(self, step: InFlightStep) -> BatchResult | Exception:
+        refusal = step.step.refusal
+        if refusal is not None:
+            log.error(
+                "step %d is not computed: misplaced rows %s", step.step.batch.number, refusal.spans
+            )
+            return refusal
         try:
             if self._has_device_thread:
                 return await asyncio.wrap_future(
@@ -461,16 +493,16 @@ class EngineLoop(Generic[TicketT]):
         with it.
 
         The rows of all steps are planned again, those of the failed step in smaller groups, until
-        the row that fails alone is found: only its turn fails, and its session stays open. If a
-        step had page moves, all KV is discarded, because the content of the pages is undefined.
+        the row that fails alone is found: only its turn fails, and its session stays open. If the
+        step was refused, the turns of its misplaced rows fail. If a step had page moves, all KV is
+        discarded, because the content of the pages is undefined.
         """
         self._counters.failed_steps += len(steps)
         for step in steps:
             self._recorder.end_step(step.batch.number)
         rows = [row for step in steps for row in step.rows]
         self._roll_back(rows)
-        culprit = self._scheduler.record_failure(steps[0].kv_ends)
-        if culprit is not None:
+        for culprit in self._find_culprits(steps[0]):
             if culprit.turn is not None:
                 sessions.transitions.end_turn(
                     culprit, "failed", error=f"{type(error).__name__}: {error}"
@@ -479,6 +511,15 @@ class EngineLoop(Generic[TicketT]):
         if any(step.batch.moves for step in steps):
             self._scheduler.reset_kv()
         self._advance_idle(rows, sessions)
+
+    def _find_culprits(self, step: PreparedStep) -> Collection[Sequence]:
+        """Return the sequences known to have made a step fail: those with misplaced rows, or the
+        one that the search for a faulty row has found."""
+        if step.refusal is not None:
+            self._counters.failed_audits += 1
+            return step.refusal.sequences
+        culprit = self._scheduler.record_failure(step.kv_ends)
+        return [] if culprit is None else [culprit]
 
     def _roll_back(self, rows: list[ScheduledRow]) -> None:
         """Undo the launch of rows that were not computed."""

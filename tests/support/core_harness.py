@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from continuo.engine.batch import BatchResult, BatchRow, Geometry
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
-from continuo.engine.core.loop import EngineLoop, PreparedStep
+from continuo.engine.core.loop import EngineLoop, MisplacedRows, PreparedStep
 from continuo.engine.core.paged_backend import PagedBackend
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sequence import Sequence
@@ -147,15 +147,20 @@ class CoreHarness:
 
         Returns None if no row can run.
         """
+        if self._in_flight and self._in_flight[-1][0].refusal:
+            return None
         step = self._loop.prepare_step()
         if step is None:
             return None
         result: BatchResult | Exception
         try:
+            if step.refusal is not None:
+                raise step.refusal
             result = self.runner.launch(step.batch)
         except Exception as error:
             follows_failed_step = any(isinstance(each, Exception) for _, each in self._in_flight)
-            if not isinstance(error, RuntimeError) and not follows_failed_step:
+            is_expected = isinstance(error, RuntimeError | MisplacedRows)
+            if not is_expected and not follows_failed_step:
                 raise
             result = error.with_traceback(None)  # as the loop does; else it would be garbage
         self._in_flight.append((step, result))

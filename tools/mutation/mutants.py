@@ -964,7 +964,27 @@ MUTANTS = [
     _bug(
         "a failed audit is not counted",
         LOOP,
-        ("            self._counters.failed_audits += 1\n", ""),
+        ("            self._counters.failed_audits += 1\n            log.", "            log."),
+    ),
+    _bug(
+        "a step with misplaced rows is not counted",
+        LOOP,
+        ("            self._counters.failed_audits += 1\n            return", "            return"),
+    ),
+    _bug(
+        "two rows of a sequence are built",
+        LOOP,
+        ("        if misplaced := plan.misplaced():", "        if misplaced := set[Sequence]():"),
+    ),
+    _bug(
+        "a turn is queued while the step is planned that retracted it",
+        SCHEDULER,
+        ("        self._unqueued.append(sequence)\n", "        self._queue(sequence)\n"),
+    ),
+    _bug(
+        "a turn retracted while a step is planned is not queued again",
+        SCHEDULER,
+        ("        self._unqueued.append(sequence)\n", ""),
     ),
     _bug(
         "the KV of a refused draft is kept",

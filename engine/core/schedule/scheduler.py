@@ -80,6 +80,8 @@ class ScheduledRow(msgspec.Struct, frozen=True):
     from those of the token before them and of each draft."""
 
     sequence: Sequence
+    start: int
+    """Position of its first token: that up to which rows planned before compute KV."""
     tokens: int
     turn: Turn | None
     drafts: "array[int]" = NO_DRAFTS
@@ -93,13 +95,22 @@ class ScheduledRow(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """The rows of a step, and its load."""
+    """The rows of a step, at most one of each sequence, and its load."""
 
     rows: list[ScheduledRow]
     load: StepLoad
     discardable_s: float = 0.0
     """Seconds that may be lost if the step is discarded because a short turn begins; 0 or less: it
     may not be discarded. Only steps without live rows (decodes and short turns) may."""
+
+    def misplaced(self) -> set[Sequence]:
+        """Return the sequences that have two rows, or a row that does not end where the tokens
+        reserved for it do. There are none, unless the scheduler has a defect."""
+        return {
+            row.sequence
+            for row in self.rows
+            if row.start + row.tokens != row.sequence.lease.launched
+        }
 
 
 class Scheduler:
@@ -108,8 +119,9 @@ class Scheduler:
     Owns the queues, which turns are admitted, and the times from which a step's size follows;
     sequences and leases belong to Sessions and to the cache. Called by Sessions (work appears and
     ends) and by EngineLoop (plan, collect), on the thread of the loop. Always: a sequence is in at
-    most one queue; a plan is made from counters alone, without clock or device; and no turn takes
-    pages from the oldest one.
+    most one queue, and has at most one row in a step; a turn that is retracted while a step is
+    planned has no row in it, and is queued again with the next step; a plan is made from counters
+    alone, without clock or device; and no turn takes pages from the oldest one.
     """
 
     def __init__(
@@ -165,6 +177,9 @@ class Scheduler:
         """Number of admitted turns of each group that has any."""
         self._retracted: dict[Sequence, None] = {}
         """Sequences with a turn that was retracted and not admitted again."""
+        self._unqueued: list[Sequence] = []
+        """Sequences that were retracted since the last step was planned. They are not in a queue,
+        so that no list of turns changes while it is made."""
         self._short = TurnQueue()
         """Turns that owe at most SHORT_TURN_TOKENS_MAX tokens of their prompt."""
         self._long = TurnQueue()
@@ -264,6 +279,7 @@ class Scheduler:
         return plan
 
     def _plan(self, sequence_filter: SequenceFilter | None) -> StepPlan:
+        self._queue_retracted()
         budget = StepBudget(self.max_batched_tokens, self.max_rows)
         rows: list[ScheduledRow] = []
         claimant = self._group_admission.claimant
@@ -376,6 +392,13 @@ class Scheduler:
         if sequence not in self._short.turns and sequence not in self._long.turns:
             self._push(sequence, _tokens_to_prefill(sequence))
 
+    def _queue_retracted(self) -> None:
+        """Queue the turns that were retracted since the last step was planned."""
+        unqueued, self._unqueued = self._unqueued, []
+        for sequence in unqueued:
+            if sequence in self._retracted:
+                self._queue(sequence)
+
     def _push(self, sequence: Sequence, tokens: int) -> None:
         queue = self._short if tokens <= SHORT_TURN_TOKENS_MAX else self._long
         queue.push(sequence, tokens)
@@ -385,7 +408,7 @@ class Scheduler:
         sequence.turn.is_admitted = False
         self._pop_admitted(sequence)
         self._retracted[sequence] = None
-        self._queue(sequence)
+        self._unqueued.append(sequence)
 
     def _pop_admitted(self, sequence: Sequence) -> None:
         if sequence in self._admitted:
@@ -621,10 +644,11 @@ class Scheduler:
             turn, lease, owed = sequence.turn, sequence.lease, sequence.owed
             assert turn is not None
             if owed == 1 and turn.is_admitted and not has_drafts and reserve(lease, 1):
-                budget.spend(lease.committed + lease.reserved - 1, 1)
+                start = lease.committed + lease.reserved - 1
+                budget.spend(start, 1)
                 turn.last_step = number
                 can_draw = turn.launched_tokens < turn.max_output_tokens
-                rows.append(ScheduledRow(sequence, 1, turn if can_draw else None))
+                rows.append(ScheduledRow(sequence, start, 1, turn if can_draw else None))
                 continue
             count = min(owed, SHORT_TURN_TOKENS_MAX, budget.remaining_tokens)
             if not count or not self._schedule_turn(sequence, count, budget, rows):
@@ -762,7 +786,8 @@ class Scheduler:
         """Add a row of `count` tokens, for which pages are reserved, and of `drafts`."""
         extra = len(drafts)
         reach = sequence.lease.launched - extra
-        budget.spend(reach - count, count + extra)
+        start = reach - count
+        budget.spend(start, count + extra)
         turn = sequence.turn
         if turn is not None:
             turn.last_step = self._steps + 1
@@ -771,7 +796,7 @@ class Scheduler:
             self._short.charge(sequence, count)
             self._long.charge(sequence, count)
         draws = reach == sequence.promised_end and sequence.can_draw
-        rows.append(ScheduledRow(sequence, count + extra, turn if draws else None, drafts))
+        rows.append(ScheduledRow(sequence, start, count + extra, turn if draws else None, drafts))
 
     def _release_last_page(self, sequence: Sequence) -> None:
         """Release the last, partly used page of the only turn in a full pool. The page is shared
