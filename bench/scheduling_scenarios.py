@@ -189,7 +189,7 @@ class LoadedEngine:
 
     @property
     def retractions(self) -> int:
-        return self.core.scheduler.retractions
+        return self.core.scheduler.admission.retractions
 
     def ordered_first_id_steps(self) -> Sequence[int]:
         return sorted(self.first_id_steps.values())

@@ -17,7 +17,7 @@ import logging
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, cast
 
@@ -34,7 +34,7 @@ from continuo.engine.batch import (
 )
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
-from continuo.engine.core.schedule import ScheduledRow, Scheduler, StepLoad
+from continuo.engine.core.schedule import ScheduledRow, Scheduler, StepLoad, StepPlan
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.sessions import Sessions
 from continuo.engine.core.speculation import Speculation
@@ -56,16 +56,14 @@ SendEvents = Callable[[list[EngineEvent]], None]
 
 
 class MisplacedRows(Exception):
-    """A plan that would leave positions of sequences without KV: a defect of the scheduler."""
+    """A plan with two rows of a sequence, or with a row that does not begin where its KV ends: a
+    defect of the scheduler."""
 
-    def __init__(self, rows: list[ScheduledRow], sequences: set[Sequence]) -> None:
+    def __init__(self, sequence: Sequence, start: int, tokens: int) -> None:
         super().__init__("the rows planned for the session would leave positions without KV")
-        self.sequences = sequences
-        self.spans = {
-            sequence.id: [(x.start, x.start + x.tokens) for x in rows if x.sequence is sequence]
-            for sequence in sequences
-        }
-        """By session: start and end of its rows, as positions."""
+        self.sequence = sequence
+        self.span = start, start + tokens
+        """Start and end of its first wrong row, as positions."""
 
 
 class PreparedStep(msgspec.Struct, frozen=True):
@@ -233,16 +231,24 @@ class EngineLoop(Generic[TicketT]):
             return None
         number = self._counters.steps
         self._counters.steps += 1
-        if misplaced := plan.misplaced():
-            refusal = MisplacedRows(plan.rows, misplaced)
-            planned = [ScheduledRow(x.sequence, x.start, x.tokens, None) for x in plan.rows]
-            return PreparedStep(
-                Batch(number, [], self._cache.take_moves()), planned, plan.load, 0.0, refusal
-            )
         self._recorder.begin_step(number, [row.sequence.session_hash for row in plan.rows])
-        rows = [self._build_row(row, number, index) for index, row in enumerate(plan.rows)]
+        rows: list[BatchRow] = []
+        try:
+            for row in plan.rows:
+                rows.append(self._build_row(row, number, len(rows)))
+        except MisplacedRows as error:
+            return self._refuse_step(plan, number, len(rows), error)
         batch = Batch(number, rows, self._cache.take_moves())
         return PreparedStep(batch, plan.rows, plan.load, plan.discardable_s)
+
+    def _refuse_step(
+        self, plan: StepPlan, number: int, built: int, refusal: MisplacedRows
+    ) -> PreparedStep:
+        """Return a step of no rows, for a plan of which the first `built` rows were built."""
+        unbuilt = [ScheduledRow(x.sequence, x.start, x.tokens, None) for x in plan.rows[built:]]
+        planned = plan.rows[:built] + unbuilt
+        batch = Batch(number, [], self._cache.take_moves())
+        return PreparedStep(batch, planned, plan.load, 0.0, refusal)
 
     def _build_row(self, scheduled: ScheduledRow, number: int, index: int) -> BatchRow:
         sequence, start, count, turn, drafts = (
@@ -253,6 +259,8 @@ class EngineLoop(Generic[TicketT]):
             scheduled.drafts,
         )
         lease = sequence.lease
+        if start != lease.committed + lease.reserved - count:
+            raise MisplacedRows(sequence, start, count)
         feed_row = -1
         ids = sequence.ids[start : start + count]
         if drafts:
@@ -307,7 +315,7 @@ class EngineLoop(Generic[TicketT]):
             self._apply_commands(sessions)
             send(self.take_events())
             if self._scheduler.has_new_short_turn:
-                self._scheduler.observe_discarded(time.monotonic() - started_s)
+                self._scheduler.time.observe_discarded(time.monotonic() - started_s)
                 return True
         return False
 
@@ -368,7 +376,10 @@ class EngineLoop(Generic[TicketT]):
         refusal = step.step.refusal
         if refusal is not None:
             log.error(
-                "step %d is not computed: misplaced rows %s", step.step.batch.number, refusal.spans
+                "step %d is not computed: misplaced row %s of %s",
+                step.step.batch.number,
+                refusal.span,
+                refusal.sequence.id,
             )
             return refusal
         try:
@@ -400,7 +411,7 @@ class EngineLoop(Generic[TicketT]):
     ) -> None:
         """Apply all effects of a completed step on its sequences."""
         self._counters.end_step(result.model_s, time.monotonic() if self._steps_in_flight else None)
-        self._scheduler.observe(step.load, result.model_s)
+        self._scheduler.time.observe(step.load, result.model_s)
         for row, drawn in zip(step.rows, result.results, strict=True):
             self._apply_row(row, drawn, sessions)
         self._recorder.end_step(step.batch.number)
@@ -494,7 +505,7 @@ class EngineLoop(Generic[TicketT]):
 
         The rows of all steps are planned again, those of the failed step in smaller groups, until
         the row that fails alone is found: only its turn fails, and its session stays open. If the
-        step was refused, the turns of its misplaced rows fail. If a step had page moves, all KV is
+        step was refused, the turn of its misplaced row fails. If a step had page moves, all KV is
         discarded, because the content of the pages is undefined.
         """
         self._counters.failed_steps += len(steps)
@@ -502,7 +513,8 @@ class EngineLoop(Generic[TicketT]):
             self._recorder.end_step(step.batch.number)
         rows = [row for step in steps for row in step.rows]
         self._roll_back(rows)
-        for culprit in self._find_culprits(steps[0]):
+        culprit = self._find_culprit(steps[0])
+        if culprit is not None:
             if culprit.turn is not None:
                 sessions.transitions.end_turn(
                     culprit, "failed", error=f"{type(error).__name__}: {error}"
@@ -512,14 +524,13 @@ class EngineLoop(Generic[TicketT]):
             self._scheduler.reset_kv()
         self._advance_idle(rows, sessions)
 
-    def _find_culprits(self, step: PreparedStep) -> Collection[Sequence]:
-        """Return the sequences known to have made a step fail: those with misplaced rows, or the
-        one that the search for a faulty row has found."""
+    def _find_culprit(self, step: PreparedStep) -> Sequence | None:
+        """Return the sequence known to have made a step fail: that with misplaced rows, or the one
+        that the search for a faulty row has found. None: it is not known yet."""
         if step.refusal is not None:
             self._counters.failed_audits += 1
-            return step.refusal.sequences
-        culprit = self._scheduler.record_failure(step.kv_ends)
-        return [] if culprit is None else [culprit]
+            return step.refusal.sequence
+        return self._scheduler.fault_isolation.record_failure(step.kv_ends)
 
     def _roll_back(self, rows: list[ScheduledRow]) -> None:
         """Undo the launch of rows that were not computed."""

@@ -82,7 +82,7 @@ class PagedBackend:
         self._scheduler.remove(sequence)
 
     def isolate(self, sequence: Sequence, extra_tokens: int) -> None:
-        self._scheduler.isolate(sequence, extra_tokens)
+        self._scheduler.fault_isolation.add_suspect(sequence, extra_tokens)
 
     def find_cached(self, sequence: Sequence) -> None:
         self._cache.match(sequence.lease, sequence.ids, len(sequence.ids))
@@ -109,7 +109,7 @@ class PagedBackend:
         sequence.worst_residency = "none"
         self._scheduler.remove(sequence)
         if turn.output_tokens and not is_paused:
-            self._scheduler.observe_output(turn.output_tokens)
+            self._scheduler.admission.outputs.observe(turn.output_tokens)
         return self._counters.model_s_at(now) - turn.model_s_at_request
 
     # ---- between turns --------------------------------------------------------------------

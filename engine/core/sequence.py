@@ -79,6 +79,11 @@ class Sequence(TokenSequence):
         return len(self.ids) + self.promised
 
     @property
+    def uncached_tokens(self) -> int:
+        """Tokens of the log whose KV is neither computed, nor on the host, nor in flight."""
+        return len(self.ids) - max(self.lease.resident_tokens, self.lease.launched)
+
+    @property
     def owed(self) -> int:
         lease = self.lease
         return len(self.ids) + self.promised - lease.committed - lease.reserved

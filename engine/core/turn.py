@@ -1,5 +1,6 @@
 """A turn: the generation of one response on a sequence."""
 
+import math
 from array import array
 from itertools import takewhile
 
@@ -33,6 +34,7 @@ class Turn:
         "computed_tokens",
         "due_step",
         "first_id_s",
+        "first_step",
         "first_step_s",
         "id",
         "is_admitted",
@@ -44,7 +46,6 @@ class Turn:
         "output_tokens",
         "penalized",
         "prompt_tokens",
-        "refused_at",
         "requested_s",
         "residency",
         "sampling",
@@ -92,12 +93,12 @@ class Turn:
         self.is_admitted = False
         self.arrival = 0
         """Number of the turn, in the order in which turns were given to the scheduler."""
-        self.due_step = 0
-        """Number of the step from which on the turn is not overtaken by later ones."""
+        self.first_step = 0
+        """Number of steps planned when the turn began."""
+        self.due_step = math.inf
+        """Step at which it is due: no turn that begins later than that is served before it."""
         self.last_step = 0
         """Number of the last step with a row of the turn; at first, of the step when it began."""
-        self.refused_at: tuple[int, int] | None = None
-        """State of the room at which the turn was last refused admission: see the scheduler."""
         self.penalized: PenalizedIds | None = None
         self.cached_tokens: int | None = None
         """Prompt tokens whose KV was found, up to the first output id; None before the turn is

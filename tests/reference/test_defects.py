@@ -182,8 +182,8 @@ def test_4_pool_for_two_sessions_serves_six_at_once(
     for name in names:
         assert core.turn_ids(name) == oracle(logs[name], 24)
         assert core.turn_end(name).reason == "length"
-    assert core.scheduler.retractions > 0
-    assert not core.scheduler.turns
+    assert core.scheduler.admission.retractions > 0
+    assert not core.scheduler.admission.turns
 
 
 @AHEAD
@@ -378,7 +378,7 @@ def test_output_of_turns_does_not_depend_on_retractions(streaming: bool, ahead: 
             logs[name] += kept
             assert list(core.sequence(name).ids) == logs[name]
             assert name == "a" or len(output) == 7
-    assert core.scheduler.retractions > 9
+    assert core.scheduler.admission.retractions > 9
 
 
 async def test_session_continues_after_an_abandoned_turn_stream(letters: Path) -> None:

@@ -5,10 +5,12 @@ can be counted exactly, because the clock `now` stands still until the test adva
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from continuo.engine.batch import BatchResult, BatchRow, Geometry
 from continuo.engine.core.cache import SessionAwareCache
+from continuo.engine.core.cache.radix_tree import RadixTree
 from continuo.engine.core.counters import Counters
 from continuo.engine.core.loop import EngineLoop, MisplacedRows, PreparedStep
 from continuo.engine.core.paged_backend import PagedBackend
@@ -51,17 +53,20 @@ class CoreHarness:
         host_pages: int = 0,
         scheduler: type[Scheduler] = Scheduler,
         vocabulary: int = VOCABULARY,
-        speculation: Speculation | None = None,
+        speculation: Speculation | Callable[[RadixTree], Speculation] | None = None,
         **memory: Any,
     ) -> None:
         """`vocabulary`: number of valid input ids; the null device draws only ids below
-        VOCABULARY. `memory`: further fields of Geometry."""
+        VOCABULARY. `speculation`: or a function that makes it for a prefix tree. `memory`: further
+        fields of Geometry."""
         limit = min(max_model_len, pages * page_size)
         geometry = Geometry(
             pages, page_size, limit, vocabulary, batched_tokens, 0, host_pages, **memory
         )
         self.runner = DigestRunner(geometry)
         self.cache = SessionAwareCache.for_geometry(geometry)
+        if callable(speculation):
+            speculation = speculation(self.cache.tree)
         self.scheduler = scheduler(self.cache, batched_tokens, rows, speculation=speculation)
         self.counters = Counters()
         self.now = 1000.0

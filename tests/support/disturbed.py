@@ -5,6 +5,8 @@ import math
 import random
 from array import array
 
+import msgspec
+
 from continuo.engine.core.schedule import Scheduler, StepLoad, StepPlan
 from continuo.engine.core.sequence import Sequence
 
@@ -15,9 +17,11 @@ RETRACT_EVERY = 3
 class ImpatientScheduler(Scheduler):
     """Scheduler that discards steps that only prefill for each short turn, however much is lost."""
 
-    def _limit_discard(self, load: StepLoad) -> float:
-        del load
-        return math.inf
+    def plan(self) -> StepPlan:
+        plan = super().plan()
+        if not plan.discardable_s:
+            return plan
+        return msgspec.structs.replace(plan, discardable_s=math.inf)
 
 
 class DisturbedScheduler(Scheduler):
@@ -32,7 +36,7 @@ class DisturbedScheduler(Scheduler):
 
     def plan(self) -> StepPlan:
         if self.steps % RETRACT_EVERY == RETRACT_EVERY - 1:
-            if any(s.in_flight for s in self._turns):
+            if any(s.in_flight for s in self.admission.turns):
                 return StepPlan([], StepLoad())
             self._disturb(random.Random(self.steps))
         plan = super().plan()
@@ -49,4 +53,4 @@ class DisturbedScheduler(Scheduler):
         self.cache.close(lease, array("i"), 0)
 
     def _younger_admitted(self) -> list[Sequence]:
-        return [s for s in list(self._turns)[1:] if s.turn and s.turn.is_admitted]
+        return [s for s in list(self.admission.turns)[1:] if s.turn and s.turn.is_admitted]

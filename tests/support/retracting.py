@@ -19,7 +19,7 @@ class RetractingScheduler(Scheduler):
 
     def plan(self) -> StepPlan:
         if self.steps % RETRACT_EVERY == RETRACT_EVERY - 1 and (turns := self._decoding()):
-            if any(s.in_flight for s in self._turns):
+            if any(s.in_flight for s in self.admission.turns):
                 return StepPlan([], StepLoad())
             for sequence in turns:
                 self.retract(sequence)
@@ -30,4 +30,8 @@ class RetractingScheduler(Scheduler):
         return plan
 
     def _decoding(self) -> list[Sequence]:
-        return [s for s in self._turns if s.turn and s.turn.is_admitted and s.turn.output_tokens]
+        return [
+            s
+            for s in self.admission.turns
+            if s.turn and s.turn.is_admitted and s.turn.output_tokens
+        ]

@@ -16,13 +16,12 @@ STATES = "engine/core/cache/state_pool.py"
 MARKS = "engine/core/cache/marks.py"
 COMPONENTS = "engine/core/cache/components.py"
 SCHEDULER = "engine/core/schedule/scheduler.py"
-BUDGET = "engine/core/schedule/budget.py"
-STEP_TIME = "engine/core/schedule/step_time_model.py"
+STEP = "engine/core/schedule/step.py"
+PACKING = "engine/core/schedule/packing.py"
+STEP_TIME = "engine/core/schedule/step_time.py"
 ADMISSION = "engine/core/schedule/admission.py"
 GROWTH = "engine/core/schedule/growth.py"
-PREFIXES = "engine/core/schedule/prefixes_in_flight.py"
-SHARES = "engine/core/schedule/group_shares.py"
-GROUP_ADMISSION = "engine/core/schedule/group_admission.py"
+PREFIXES = "engine/core/prefixes_in_flight.py"
 QUEUE = "engine/core/schedule/turn_queue.py"
 SESSIONS = "engine/core/sessions.py"
 TRANSITIONS = "engine/core/transitions.py"
@@ -375,30 +374,27 @@ MUTANTS = [
     # ---- the scheduler
     _bug(
         "older turns are retracted for younger ones",
-        GROUP_ADMISSION,
+        ADMISSION,
         ("_rank(other) > _rank(sequence)\n", "_rank(other) < _rank(sequence)\n"),
     ),
     _bug(
         "the oldest of the younger turns is retracted first",
-        GROUP_ADMISSION,
+        ADMISSION,
         ("sorted(found, key=_rank, reverse=True)", "sorted(found, key=_rank)"),
     ),
     _bug(
         "a retracted turn counts as admitted",
-        SCHEDULER,
-        (
-            "        sequence.turn.is_admitted = False\n        self._pop_admitted",
-            "        self._pop_admitted",
-        ),
+        ADMISSION,
+        ("        sequence.turn.is_admitted = False\n", ""),
     ),
     _bug(
         "retract frees nothing",
-        SCHEDULER,
-        ("        self.cache.mark_idle(sequence.lease)\n\n    def reset_kv", "\n    def reset_kv"),
+        ADMISSION,
+        ("        self._cache.mark_idle(sequence.lease)\n", ""),
     ),
     _bug(
         "a turn in flight is retracted",
-        SCHEDULER,
+        PACKING,
         (
             "victim = next((s for s in later if not s.in_flight), None)",
             "victim = next(iter(later), None)",
@@ -407,11 +403,11 @@ MUTANTS = [
     _bug(
         "a fully cached prompt leaves no token to compute",
         SCHEDULER,
-        ("        cache.rewind(lease, prompt - 1)\n", ""),
+        ("        self.cache.rewind(lease, len(sequence.ids) - 1)\n", ""),
     ),
     _bug(
         "an id is drawn before the end",
-        SCHEDULER,
+        PACKING,
         ("and sequence.can_draw\n", "or sequence.can_draw\n"),
     ),
     _bug(
@@ -422,7 +418,7 @@ MUTANTS = [
     _bug(
         "admission ignores free memory",
         ADMISSION,
-        ("return needed <= usage.available_pages() and", "return True or"),
+        ("        if needed > usage.available_pages(freed):\n            return False\n", ""),
     ),
     _bug(
         "admission ignores evictable pages",
@@ -435,22 +431,22 @@ MUTANTS = [
     _bug(
         "an append without memory is not marked idle",
         SCHEDULER,
-        ("                cache.mark_idle(lease)\n                del", "                del"),
+        ("            if not in_flight:\n                cache.mark_idle(lease)\n", ""),
     ),
     _bug(
         "the longest waiting sequence is not recorded",
         SCHEDULER,
         (
-            "self._overdue = min(missed, key=arrival) if missed else None",
+            "self._overdue = min(missed, key=lambda s: s.turn.arrival if s.turn else 0)",
             "self._overdue = None",
         ),
     ),
     _bug(
         "a full pool does not rewind to a page boundary",
-        SCHEDULER,
+        PACKING,
         (
-            "self.cache.rewind(sequence.lease, sequence.committed // size * size)",
-            "self.cache.rewind(sequence.lease, sequence.committed)",
+            "self._cache.rewind(sequence.lease, sequence.committed // size * size)",
+            "self._cache.rewind(sequence.lease, sequence.committed)",
         ),
     ),
     _bug(
@@ -511,66 +507,63 @@ MUTANTS = [
     _bug(
         "a turn is overtaken for ever",
         QUEUE,
-        ("and due[0] <= step:", "and due[0] < 0:"),
+        ("    return turn.first_step + patience\n", "    return patience\n"),
     ),
     _bug(
         "long turns are served in the order of their arrival",
         QUEUE,
         (
-            "(turn.sampling.priority, entry.tokens, turn.arrival",
-            "(turn.sampling.priority, 0, turn.arrival",
+            "place = turn.sampling.priority, turn.due_step, turn",
+            "place = turn.sampling.priority, 0.0, turn",
         ),
     ),
     _bug(
         "priorities are ignored",
         QUEUE,
-        (
-            "(turn.sampling.priority, entry.tokens, turn.arrival",
-            "(0, entry.tokens, turn.arrival",
-        ),
+        ("place = turn.sampling.priority, turn", "place = 0, turn"),
     ),
     _bug(
         "the tokens of a group are not counted",
         QUEUE,
-        ("group.virtual_time += tokens / sequence.weight", "pass"),
+        ("        group.virtual_time += served\n        insort", "        insort"),
     ),
     _bug(
         "the rows of a full step are not shared among groups",
-        SHARES,
-        ("places.append(counts[sequence.group] / sequence.weight)", "places.append(0.0)"),
+        PACKING,
+        ("(rows[sequence.group] / sequence.weight, len", "(0.0, len"),
     ),
     _bug(
         "a group does not claim its share of the pages",
-        GROUP_ADMISSION,
-        ("            or self._claim_share(sequence, share)\n", ""),
+        ADMISSION,
+        (
+            "        return self._claim(sequence, needed) if held <= share * total else None\n",
+            "        return None\n",
+        ),
     ),
     _bug(
         "a turn waits for admission behind others though it is admitted",
         SCHEDULER,
-        ("in list(self._admitted) if queue.turns else ():", "in ():"),
+        ("            yield from [s for s in self.admission.admitted if s in queue.places]\n", ""),
     ),
     _bug(
         "more turns than rows do not rotate",
-        SCHEDULER,
+        PACKING,
         ("ordered = sorted(live, key=_last_step)", "ordered = live"),
     ),
     # ---- the budget
     _bug(
         "tokens of a step are not counted",
-        BUDGET,
-        (
-            "        self.remaining_tokens -= tokens\n        self.remaining_rows -= 1",
-            "        self.remaining_rows -= 1",
-        ),
+        PACKING,
+        ("        self.remaining_tokens -= tokens\n", ""),
     ),
     _bug(
         "rows of a step are not counted",
-        BUDGET,
+        PACKING,
         ("        self.remaining_rows -= 1\n", ""),
     ),
     _bug(
         "the cost of attention over the context is ignored",
-        BUDGET,
+        STEP,
         ("over = tokens * start + tokens * tokens // 2", "over = tokens * tokens // 2"),
     ),
     _bug(
@@ -895,14 +888,14 @@ MUTANTS = [
         "a prefill step is discarded for a long turn",
         SCHEDULER,
         (
-            "self.has_new_short_turn |= tokens <= SHORT_TURN_TOKENS_MAX",
+            "self.has_new_short_turn |= sequence in self._short.places",
             "self.has_new_short_turn = True",
         ),
     ),
     _bug(
         "a step with a decode is discarded for a short turn",
         SCHEDULER,
-        ("has_live_rows = load.rows > 0", "has_live_rows = False"),
+        ("has_live_rows = step.load.rows > 0", "has_live_rows = False"),
     ),
     _bug(
         "KV of a discarded step counts as committed",
@@ -916,15 +909,12 @@ MUTANTS = [
     _bug(
         "an append waits while a part of it is in flight",
         SCHEDULER,
-        ("if sequence.in_flight and sequence.deferred:", "if sequence.in_flight:"),
+        ("if in_flight and sequence.deferred:", "if in_flight:"),
     ),
     _bug(
         "a deferred command waits until an append is complete",
         SCHEDULER,
-        (
-            "            if sequence.in_flight and sequence.deferred:\n                continue\n",
-            "",
-        ),
+        ("            if in_flight and sequence.deferred:\n                continue\n", ""),
     ),
     _bug(
         "a discarded step keeps its pages",
@@ -974,17 +964,23 @@ MUTANTS = [
     _bug(
         "two rows of a sequence are built",
         LOOP,
-        ("        if misplaced := plan.misplaced():", "        if misplaced := set[Sequence]():"),
+        (
+            "        if start != lease.committed + lease.reserved - count:\n            raise MisplacedRows(sequence, start, count)\n",
+            "",
+        ),
     ),
     _bug(
         "a turn is queued while the step is planned that retracted it",
         SCHEDULER,
-        ("        self._unqueued.append(sequence)\n", "        self._queue(sequence)\n"),
+        (
+            "        for victim in victims:\n            self.retract(victim)\n",
+            "        for victim in victims:\n            self.retract(victim)\n            self._queue(victim)\n",
+        ),
     ),
     _bug(
         "a turn retracted while a step is planned is not queued again",
-        SCHEDULER,
-        ("        self._unqueued.append(sequence)\n", ""),
+        ADMISSION,
+        ("        self.unqueued.append(sequence)\n", ""),
     ),
     _bug(
         "the KV of a refused draft is kept",
@@ -1043,29 +1039,35 @@ MUTANTS = [
     ),
     _bug(
         "a row has drafts before the end of the log",
-        SCHEDULER,
+        PACKING,
         (
-            "lease.launched + count < len(sequence.ids) or sequence.promised or",
-            "sequence.promised or",
+            "        if lease.launched + count < len(sequence.ids):\n            return NO_DRAFTS\n",
+            "",
         ),
     ),
     _bug(
         "a fed row has drafts",
-        SCHEDULER,
-        ("len(sequence.ids) or sequence.promised or self", "len(sequence.ids) or self"),
+        PACKING,
+        (
+            "if speculation is None or sequence.promised or not step.may_draft:",
+            "if speculation is None or not step.may_draft:",
+        ),
     ),
     _bug(
         "drafts take the tokens of later rows",
-        SCHEDULER,
+        PACKING,
         (
-            "room = budget.remaining_tokens - count - (budget.remaining_rows - 1)",
-            "room = budget.remaining_tokens - count",
+            "room = step.remaining_tokens - count - (step.remaining_rows - 1)",
+            "room = step.remaining_tokens - count",
         ),
     ),
     _bug(
         "a faulty row is searched with drafts",
         SCHEDULER,
-        (" or sequence.promised or self._fault_isolation:", " or sequence.promised:"),
+        (
+            "self._plan_selected(selection.sequence_filter, may_draft=False)",
+            "self._plan_selected(selection.sequence_filter)",
+        ),
     ),
     _bug(
         "drafts are drawn with the random number of the first id",

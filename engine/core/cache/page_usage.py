@@ -1,7 +1,7 @@
 """PageUsage: how many pages of a SessionAwareCache are free, held, or could be freed."""
 
 from bisect import bisect_left
-from collections.abc import Set
+from collections.abc import Collection
 from typing import NamedTuple
 
 from continuo.engine.core.cache.components import Components
@@ -25,7 +25,7 @@ class PageUsage:
         pool: PagePool,
         tree: RadixTree,
         components: Components,
-        busy: Set[PageLease],
+        busy: set[PageLease],
         *,
         has_full_layers: bool,
     ) -> None:
@@ -44,13 +44,14 @@ class PageUsage:
         self._busy = busy
         self._has_full_layers = has_full_layers
 
-    def available_pages(self) -> int:
-        """Return the number of pages that are free after all idle ones are evicted: an upper bound,
-        exact if the busy leases that share pages share them as one path. O(busy leases)."""
+    def available_pages(self, freed: Collection[PageLease] = ()) -> int:
+        """Return the number of pages that are free after all idle ones are evicted, and those of
+        the busy leases `freed`: an upper bound, exact if the busy leases that share pages share
+        them as one path. O(busy leases)."""
         shared: dict[RadixNode, int] = {}
         """The most pages that a busy lease shares with another lease, by their first page."""
         exclusive = 0
-        for lease in self._busy:
+        for lease in self._busy.difference(freed):
             pages = self.exclusive_pages(lease)
             exclusive += pages
             if pages < len(lease.pages):
@@ -70,10 +71,10 @@ class PageUsage:
         """Return the pages that the lease lacks for its first `tokens` tokens."""
         return max(-(-tokens // self._tree.page_size) - len(lease.pages), 0)
 
-    def have_components_room(self, tokens: int) -> bool:
+    def have_components_room(self, tokens: int, freed: Collection[PageLease] = ()) -> bool:
         """Return whether a lease of `tokens` tokens could get its part of the other components, if
-        all idle leases were evicted. An upper bound."""
-        return self._components.have_room_for(tokens, self._busy)
+        all idle leases were evicted, and the busy ones `freed`. An upper bound."""
+        return self._components.have_room_for(tokens, self._busy.difference(freed))
 
     def count_pages(self) -> PageCounts:
         """Count the pages of all groups that take memory; O(1)."""

@@ -74,8 +74,6 @@ class SessionAwareCache:
         self.tree = RadixTree(page_size, [component.pool for component in self.components])
         self.host_tier = HostTier(host_pages, page_size, self._moves, self.components)
         self.evicted_pages = 0
-        self.room_version = 0
-        """Increases whenever more pages may have become available."""
         self._leases: set[PageLease] = set()
         self._busy: set[PageLease] = set()
         self._idle: OrderedDict[PageLease, None] = OrderedDict()
@@ -274,7 +272,6 @@ class SessionAwareCache:
         """Make the pages of a lease evictable, because no turn needs them now."""
         assert lease.reserved == 0
         self._busy.discard(lease)
-        self.room_version += 1
         self._remove_idle(lease)
         if lease.pages:
             self._idle[lease] = None
@@ -400,7 +397,6 @@ class SessionAwareCache:
 
     def _release(self, lease: PageLease, keep: int) -> None:
         """Release the lease's pages after the first `keep`."""
-        self.room_version += lease in self._busy
         shared = len(lease.path)
         private = lease.pages[max(keep, shared) :]
         self.pool.release(private)

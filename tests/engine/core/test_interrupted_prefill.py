@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from continuo.engine.core.loop import DISCARD_GAIN_S_MIN
-from continuo.engine.core.schedule import scheduler
-from continuo.engine.core.schedule.scheduler import SHORT_TURN_TOKENS_MAX
+from continuo.engine.core.schedule import step_time
+from continuo.engine.core.schedule.packing import SHORT_TURN_TOKENS_MAX
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
 from tests.support.engines import EngineHarness, digest_engine
@@ -50,7 +50,7 @@ async def test_short_turn_does_not_wait_for_the_end_of_a_prefill_step(
     letters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step of the long turn does not end before the short turn has begun."""
-    monkeypatch.setattr(scheduler, "DISCARDED_S_MAX", 20.0)
+    monkeypatch.setattr(step_time, "DISCARDED_S_MAX", 20.0)
     async with running_engine(letters, ENDLESS) as harness:
         cold = await begin_cold_turn(harness)
         assert await generate(harness, [3, 1, 4], 5) == oracle([3, 1, 4], 5)

@@ -183,7 +183,7 @@ async def test_response_fails_if_its_conversation_is_deleted_meanwhile(
     conversation = await new_conversation(server)
     harness.runner.step_s = SLOW_STEP_S
     responding = asyncio.create_task(respond(server, "hi", conversation, max_output_tokens=30))
-    await wait_until(lambda: harness.scheduler.turns > 0)
+    await wait_until(lambda: len(harness.scheduler.admission.turns) > 0)
     assert (await server.request("DELETE", f"/v1/conversations/{conversation}"))[0] == 200
     response = await responding
     assert response["status"] == "failed"

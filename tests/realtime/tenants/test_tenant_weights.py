@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from continuo.engine.core.schedule.budget import StepLoad
-from continuo.engine.core.schedule.scheduler import StepPlan
+from continuo.engine.core.schedule import StepLoad, StepPlan
 from continuo.realtime.server.config.settings import GatewaySettings, load_access_policy
 from tests.support.engines import EngineHarness
 from tests.support.waiting import wait_until
@@ -63,7 +62,7 @@ async def begin_responses(
     server: RunningServer, recorder: StepRecorder, headers: dict[str, str], count: int
 ) -> None:
     """Begin background responses, and wait until the engine has them."""
-    turns = recorder._harness.scheduler._turns
+    turns = recorder._harness.scheduler.admission.turns
     expected = len(turns) + count
     body = {"model": "demo", "input": "hi", "max_output_tokens": 300, "ignore_eos": True}
     for _ in range(count):
@@ -104,7 +103,7 @@ async def test_reloaded_weight_applies_to_what_begins_afterwards(
         reloaded = load_access_policy(settings_of(tmp_path, 3.0))
         server.registry.tenants.replace_limits(reloaded.limits_of)
         await begin_responses(server, recorder, ACME, 1)
-        assert [sequence.weight for sequence in harness.scheduler._turns] == [1.0, 3.0]
+        assert [sequence.weight for sequence in harness.scheduler.admission.turns] == [1.0, 3.0]
 
 
 async def test_first_token_beside_the_many_answers_of_another_tenant(
@@ -117,7 +116,7 @@ async def test_first_token_beside_the_many_answers_of_another_tenant(
         await recorder.run(60)
         await begin_responses(server, recorder, UMBRELLA, 1)
         group = server.registry.group_of("umbrella").id
-        turn = next(s.turn for s in harness.scheduler._turns if s.group == group)
+        turn = next(s.turn for s in harness.scheduler.admission.turns if s.group == group)
         assert turn is not None
         steps = 0
         while not turn.launched_tokens:

@@ -6,13 +6,13 @@ import pytest
 
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.schedule import Scheduler, StepPlan
-from continuo.engine.core.schedule.budget import StepLoad
-from continuo.engine.core.schedule.scheduler import (
+from continuo.engine.core.schedule.packing import SHORT_TURN_TOKENS_MAX
+from continuo.engine.core.schedule.step import StepLoad
+from continuo.engine.core.schedule.step_time import (
     CHUNK_TOKENS_MIN,
     CHUNK_TOKENS_MIN_ALONE,
     DISCARDED_S_MAX,
     DISCARDED_SHARE,
-    SHORT_TURN_TOKENS_MAX,
 )
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.turn import Turn
@@ -97,7 +97,7 @@ class SchedulerHarness:
         """Observe steps that took `token_s` for each token and no other time."""
         for n in range(40):
             load = StepLoad(1 + n % 3, 1 + n * 7 % 50, n)
-            self.scheduler.observe(load, load.tokens * token_s)
+            self.scheduler.time.observe(load, load.tokens * token_s)
 
 
 # ---- order ---------------------------------------------------------------------------------
@@ -121,6 +121,44 @@ def test_plan_orders_decodes_short_turns_long_turns_appends() -> None:
     ]
     drawing = [row.sequence for row in harness.last_plan.rows if row.turn is not None]
     assert drawing == [decode, short, long]
+
+
+def test_examples_of_the_plan_three_prompts() -> None:
+    """The first example in the docstring of `plan`."""
+    harness = SchedulerHarness(pages=1_000)
+    for length in (2_000, 20, 300):
+        harness.waiting_turn(length, str(length), first=length)
+    assert [(s.id, n) for s, n, _ in harness.plan()] == [("20", 20), ("300", 300), ("2000", 192)]
+    harness = SchedulerHarness(rows=40, pages=1_000)
+    for n in range(20):
+        harness.begin_turn(harness.idle_sequence(20, f"live {n}", first=n))
+    harness.observe_token_time(0.001)
+    for length in (2_000, 20, 300):
+        harness.waiting_turn(length, str(length), first=length + 10)
+    planned = {s.id: n for s, n, _ in harness.plan()}
+    assert planned["20"] == 20
+    assert CHUNK_TOKENS_MIN <= planned["300"] <= (20 + 20) // 2
+    assert "2000" not in planned
+
+
+def test_examples_of_the_plan_two_groups() -> None:
+    """The second example in the docstring of `plan`."""
+    harness = SchedulerHarness(pages=1_000)
+    for name, group in (("a1", "a"), ("a2", "a"), ("b", "b")):
+        sequence = harness.sequence(600, name, first=ord(name[-1]))
+        sequence.group = group
+        harness.begin_turn(sequence)
+    assert [(s.id, n) for s, n, _ in harness.step()] == [("a1", 512)]
+    assert [(s.id, n) for s, n, _ in harness.step()] == [("b", 512)]
+
+
+def test_examples_of_the_plan_few_pages() -> None:
+    """The third example in the docstring of `plan`."""
+    harness = SchedulerHarness(pages=304, tokens=2_000)
+    for name, length in (("small", 100), ("first", 1_000), ("second", 1_000)):
+        harness.waiting_turn(length, name, first=length + len(name))
+    assert [(s.id, n) for s, n, _ in harness.step()] == [("small", 100), ("first", 1_000)]
+    assert [s.id for s, _, _ in harness.step()] == ["small", "first"]
 
 
 def test_committed_appends_are_planned_before_provisional_ones() -> None:
@@ -221,7 +259,7 @@ def test_second_step_of_an_engine_has_a_small_chunk_beside_a_short_turn() -> Non
     harness = SchedulerHarness(tokens=200, pages=400)
     cold = harness.waiting_turn(300)
     assert harness.step() == [(cold, 200, False)]
-    harness.scheduler.observe(harness.last_plan.load, 2.0)
+    harness.scheduler.time.observe(harness.last_plan.load, 2.0)
     short = harness.waiting_turn(5, "short", first=60)
     assert harness.step() == [(short, 5, True), (cold, CHUNK_TOKENS_MIN, False)]
 
@@ -248,10 +286,10 @@ def test_time_of_discarded_steps_is_a_share_of_that_of_others() -> None:
     harness.waiting_turn(1000)
     harness.step()
     assert harness.last_plan.discardable_s == DISCARDED_S_MAX
-    harness.scheduler.observe_discarded(DISCARDED_S_MAX)
+    harness.scheduler.time.observe_discarded(DISCARDED_S_MAX)
     harness.step()
     assert harness.last_plan.discardable_s == 0
-    harness.scheduler.observe(StepLoad(1, 1, 0), 1.0)
+    harness.scheduler.time.observe(StepLoad(1, 1, 0), 1.0)
     harness.step()
     assert harness.last_plan.discardable_s == DISCARDED_SHARE
 
@@ -287,7 +325,7 @@ def test_youngest_turn_is_retracted_first_and_the_oldest_never() -> None:
             if not sequence.turn.is_admitted and sequence.id not in retracted:
                 retracted.append(sequence.id)
     assert retracted == ["s2", "s1"]
-    assert harness.scheduler.retractions == 2
+    assert harness.scheduler.admission.retractions == 2
     assert len(turns[0].ids) == 14 + 26
 
 
@@ -349,7 +387,7 @@ def test_idle_leases_are_evicted_in_lru_order_before_any_retraction() -> None:
     harness.step()
     held = [len(s.lease.pages) for s in idle]
     assert held == [2, 5, 4, 4], "pages of the least recently used, from its tail"
-    assert harness.scheduler.retractions == 0
+    assert harness.scheduler.admission.retractions == 0
 
 
 def test_turn_is_admitted_only_when_its_whole_prompt_fits() -> None:
@@ -437,7 +475,7 @@ def test_append_without_a_free_page_waits_and_retracts_no_turn() -> None:
     assert harness.step() == [(turn, 1, True)]
     assert list(append.lease.pages) == []
     assert harness.step() == [(turn, 1, True)]
-    assert harness.scheduler.retractions == 0
+    assert harness.scheduler.admission.retractions == 0
 
 
 def test_removed_sequence_is_not_planned() -> None:
@@ -446,7 +484,7 @@ def test_removed_sequence_is_not_planned() -> None:
     harness.step()
     harness.scheduler.remove(one)
     harness.scheduler.remove(one)
-    assert harness.scheduler.turns == 1
+    assert len(harness.scheduler.admission.turns) == 1
     assert [s for s, _, _ in harness.step()] == [two]
 
 

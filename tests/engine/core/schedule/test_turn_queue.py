@@ -1,7 +1,10 @@
-"""Tests of the order of waiting turns: groups by virtual time; priority, due step and length."""
+"""Tests of the order of waiting turns: groups by virtual time; priority and due step."""
+
+from collections import defaultdict
+from collections.abc import Collection
 
 from continuo.engine.core.cache import PageLease
-from continuo.engine.core.schedule.turn_queue import TurnQueue
+from continuo.engine.core.schedule.turn_queue import IDLE_GROUPS_MIN, TurnQueue
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.turn import Turn
 from continuo.engine.sampling import Sampling
@@ -16,12 +19,11 @@ class QueueHarness:
     def push(
         self,
         name: str,
-        tokens: int,
+        due: float,
         *,
         group: str = "",
         weight: float = 1.0,
         priority: int = 0,
-        due: int = 1_000,
     ) -> Sequence:
         sequence = Sequence(name, PageLease(""), TokenLog(10_000, streaming=True), None, 0.0)
         sequence.group, sequence.weight = group, weight
@@ -29,41 +31,56 @@ class QueueHarness:
         self.arrivals += 1
         turn.arrival, turn.due_step = self.arrivals, due
         sequence.turn = turn
-        self.queue.push(sequence, tokens)
+        self.queue.push(sequence)
         return sequence
 
-    def pop_all(self, step: int = 0, charge: int = 0) -> list[str]:
+    def first(self, skipped: Collection[str] = ()) -> Sequence | None:
+        return next(self.queue.in_order(skipped, {}), None)
+
+    def serve_all(self, tokens: int = 0) -> list[str]:
+        """Serve all turns, one in each step, and compute `tokens` of each. Returns their names."""
         names: list[str] = []
-        while (sequence := self.queue.pop(step)) is not None:
+        while (sequence := self.first()) is not None:
             names.append(sequence.id)
-            self.queue.charge(sequence, charge)
+            self.queue.charge(sequence.group, tokens / sequence.weight)
+            self.queue.remove(sequence)
+        return names
+
+    def order(self, tokens: int = 0) -> list[str]:
+        """Return the names of all turns as they are served in one step, `tokens` of each."""
+        served: defaultdict[str, float] = defaultdict(float)
+        names: list[str] = []
+        for sequence in self.queue.in_order((), served):
+            names.append(sequence.id)
+            served[sequence.group] += tokens / sequence.weight
         return names
 
 
-def test_shortest_is_first_and_equal_ones_by_arrival() -> None:
+def test_first_due_is_first_and_equal_ones_by_arrival() -> None:
     harness = QueueHarness()
-    for name, tokens in (("c", 300), ("a", 100), ("d", 300), ("b", 200)):
-        harness.push(name, tokens)
-    assert harness.pop_all() == ["a", "b", "c", "d"]
+    for name, due in (("c", 3), ("a", 1), ("d", 3), ("b", 2.5)):
+        harness.push(name, due)
+    assert harness.order() == harness.serve_all() == ["a", "b", "c", "d"]
 
 
-def test_due_turns_are_before_shorter_ones_by_arrival() -> None:
+def test_place_changes_with_the_due_step() -> None:
     harness = QueueHarness()
-    harness.push("long", 900, due=20)
-    harness.push("longer", 950, due=10)
-    harness.push("short", 1, due=30)
-    assert harness.pop_all(step=19) == ["longer", "short", "long"]
-    for name, tokens, due in (("long", 900, 20), ("longer", 950, 10), ("short", 1, 30)):
-        harness.push(name, tokens, due=due)
-    assert harness.pop_all(step=20) == ["long", "longer", "short"]
+    harness.push("first", 3)
+    second = harness.push("second", 4)
+    assert second.turn is not None
+    for due, order in ((4, ["first", "second"]), (2, ["second", "first"])):
+        second.turn.due_step = due
+        harness.queue.push(second)
+        assert harness.order() == order
+        assert len(harness.queue.places) == 2
 
 
-def test_lower_priority_number_is_before_a_due_turn() -> None:
+def test_lower_priority_number_is_before_a_turn_that_is_due() -> None:
     harness = QueueHarness()
-    harness.push("due", 10, due=0)
+    harness.push("due", 0)
     harness.push("urgent", 500, priority=-1)
-    harness.push("later", 1, priority=1, due=0)
-    assert harness.pop_all(step=5) == ["urgent", "due", "later"]
+    harness.push("later", 0, priority=1)
+    assert harness.order() == ["urgent", "due", "later"]
 
 
 def test_groups_are_served_by_weight() -> None:
@@ -71,8 +88,9 @@ def test_groups_are_served_by_weight() -> None:
     for n in range(6):
         harness.push(f"a{n}", 100, group="a", weight=2.0)
         harness.push(f"b{n}", 100, group="b")
-    first = harness.pop_all(charge=100)[:6]
-    assert sorted(name[0] for name in first) == ["a"] * 4 + ["b"] * 2
+    in_one_step = harness.order(tokens=100)
+    assert sorted(name[0] for name in in_one_step[:6]) == ["a"] * 4 + ["b"] * 2
+    assert harness.serve_all(tokens=100) == in_one_step
 
 
 def test_group_saves_nothing_up_while_it_has_no_turns() -> None:
@@ -80,42 +98,54 @@ def test_group_saves_nothing_up_while_it_has_no_turns() -> None:
     for n in range(10):
         harness.push(f"a{n}", 100, group="a")
     for _ in range(8):
-        popped = harness.queue.pop(0)
-        assert popped is not None
-        harness.queue.charge(popped, 100)
+        served = harness.first()
+        assert served is not None
+        harness.queue.charge("a", 100)
+        harness.queue.remove(served)
     for n in range(4):
         harness.push(f"b{n}", 100, group="b")
-    assert harness.pop_all(charge=100) == ["b0", "a8", "b1", "a9", "b2", "b3"]
+    assert harness.serve_all(tokens=100) == ["b0", "a8", "b1", "a9", "b2", "b3"]
 
 
 def test_skipped_groups_keep_their_place() -> None:
     harness = QueueHarness()
     a, b = harness.push("a", 5, group="a"), harness.push("b", 5, group="b")
-    assert harness.queue.pop(0, {"a"}) is b
-    assert harness.queue.pop(0, {"a"}) is None
-    assert list(harness.queue.turns) == [a]
-    assert harness.queue.pop(0) is a
-    assert not harness.queue.turns
+    assert harness.first(skipped={"a"}) is b
+    assert harness.first() is a
 
 
-def test_removed_turn_is_not_popped_and_its_entries_do_not_pile_up() -> None:
+def test_group_that_is_skipped_meanwhile_is_left_out() -> None:
     harness = QueueHarness()
-    kept = harness.push("kept", 1_000_000)
-    for n in range(5_000):
-        removed, served = harness.push(f"r{n}", 2_000_000), harness.push(f"s{n}", 1)
-        assert harness.queue.pop(0) is served
-        harness.queue.remove(removed)
-    [group] = harness.queue._groups.values()
-    assert group._heaps is not None
-    assert len(group._heaps._by_tokens) < 100
-    assert len(group._heaps._by_due_step) < 100
-    assert harness.queue.pop(0) is kept
-    assert group._heaps is None, "a group without turns refers to sequences that have left"
+    for n in range(2):
+        harness.push(f"a{n}", 5, group="a")
+        harness.push(f"b{n}", 5, group="b")
+    skipped: set[str] = set()
+    names: list[str] = []
+    for sequence in harness.queue.in_order(skipped, {}):
+        names.append(sequence.id)
+        skipped.add(sequence.group)
+    assert names == ["a0", "b0"]
 
 
-def test_turn_that_is_queued_again_keeps_its_place() -> None:
+def test_group_that_had_more_than_its_share_does_not_come_first_when_it_returns() -> None:
     harness = QueueHarness()
-    first, _ = harness.push("first", 100), harness.push("second", 100)
-    assert harness.queue.pop(0) is first
-    harness.queue.push(first, 100)
-    assert harness.pop_all() == ["first", "second"]
+    other = harness.push("b", 5, group="b")
+    greedy = harness.push("a0", 500, group="a")
+    harness.queue.charge("a", 500)
+    harness.queue.remove(greedy)
+    harness.push("a1", 5, group="a")
+    assert harness.first() is other
+
+
+def test_nothing_is_kept_of_turns_and_groups_that_have_left() -> None:
+    harness = QueueHarness()
+    kept = harness.push("kept", 1_000)
+    for n in range(3 * IDLE_GROUPS_MIN):
+        removed = harness.push(f"r{n}", 2_000, group=f"group {n}")
+        urgent = harness.push(f"u{n}", 0)
+        assert harness.first() is urgent
+        for sequence in (removed, urgent, urgent):
+            harness.queue.remove(sequence)
+    assert harness.first() is kept
+    assert len(harness.queue.places) == len(harness.queue._order) == 1
+    assert len(harness.queue._groups) <= IDLE_GROUPS_MIN + 2

@@ -179,7 +179,7 @@ def test_drafts_take_no_page_from_another_turn() -> None:
         core.append(f"s{n}", prompt_ids(6, n))
         core.generate(f"s{n}", 9)
     core.run()
-    assert core.scheduler.retractions == 0
+    assert core.scheduler.admission.retractions == 0
     for n in range(2):
         assert core.turn_ids(f"s{n}") == oracle(prompt_ids(6, n), 9)
 
@@ -371,11 +371,13 @@ def test_continuation_follows_a_bounded_number_of_pages(monkeypatch: pytest.Monk
 
 
 def test_answer_to_a_prompt_that_is_sent_again_is_drafted_from_the_tree() -> None:
-    core = CoreHarness(pages=400, batched_tokens=64)
-    config = SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_max=5)
-    speculation = Speculation.configure(config, core.cache.tree)
-    speculation._make_gain = EagerGain
-    core.scheduler._speculation = core._loop._speculation = speculation
+    def configure(tree: RadixTree) -> Speculation:
+        config = SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_max=5)
+        speculation = Speculation.configure(config, tree)
+        speculation._make_gain = EagerGain
+        return speculation
+
+    core = CoreHarness(pages=400, batched_tokens=64, speculation=configure)
     accepted: list[int] = []
     for name in ("first", "again"):
         core.open(name)

@@ -34,7 +34,7 @@ class RowSelection(NamedTuple):
     selected."""
 
 
-ALL_SEQUENCES = RowSelection(None, has_only_suspects=False)
+NO_SEARCH = (RowSelection(None, has_only_suspects=False),)
 
 
 class Suspicion(NamedTuple):
@@ -94,25 +94,23 @@ class FaultIsolation:
         """Return whether any suspect has work, so that the search continues."""
         return bool(self._groups_with_work(has_work))
 
-    def row_selections(self, has_work: SequenceFilter) -> list[RowSelection]:
+    def row_selections(self, has_work: SequenceFilter) -> tuple[RowSelection, ...]:
         """Return the selections to try for the next step, in order of preference; the first that
         yields a row is used. Each group of suspects with work is one selection; the sequences that
         are not suspects are another, which is preferred if the last step had rows of suspects. A
-        group may yield no row while older turns hold the pages that it needs. Returns only
-        ALL_SEQUENCES if no suspect has work."""
+        group may yield no row while older turns hold the pages that it needs. Returns
+        NO_SEARCH if no suspect has work."""
         groups = self._groups_with_work(has_work)
         if not groups:
-            return [ALL_SEQUENCES]
+            return NO_SEARCH
         suspects = self._suspects()
         suspects_only = [
             RowSelection(group.__contains__, has_only_suspects=True) for group in groups
         ]
         others_only = RowSelection(partial(_not_in, suspects), has_only_suspects=False)
-        return (
-            [others_only, *suspects_only]
-            if self._was_suspects_only
-            else [*suspects_only, others_only]
-        )
+        if self._was_suspects_only:
+            return (others_only, *suspects_only)
+        return (*suspects_only, others_only)
 
     def record_selection(self, selection: RowSelection) -> None:
         """Record the selection by which the rows of the planned step were chosen."""

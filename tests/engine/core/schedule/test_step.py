@@ -1,4 +1,4 @@
-"""Tests of the step budget and of the step-time model: fits, predictions.
+"""Tests of the rows of a step and of the step-time model: fits, predictions.
 
 No clock is read: timings are computed from known coefficients.
 """
@@ -7,12 +7,16 @@ import random
 
 import pytest
 
-from continuo.engine.core.schedule.budget import StepBudget, StepLoad
-from continuo.engine.core.schedule.step_time_model import (
+from continuo.engine.core.cache import PageLease
+from continuo.engine.core.schedule.packing import StepRows
+from continuo.engine.core.schedule.step import ScheduledRow, StepLoad
+from continuo.engine.core.schedule.step_time import (
     OBSERVATIONS_MIN,
     OUTLIER_RATIO_MAX,
     StepTimeModel,
 )
+from continuo.engine.core.sequence import Sequence
+from continuo.engine.wire.token_log import TokenLog
 
 TRUE_COEFFICIENTS = (0.003, 0.0002, 0.00005, 2e-9)
 """Seconds per step, per row, per token, and per token and token of its context."""
@@ -41,20 +45,36 @@ def fitted_model(count: int = 200, noise: float = 0.0, seed: int = 1) -> StepTim
     return time
 
 
-# ---- StepBudget ----------------------------------------------------------------------------
+# ---- StepRows ------------------------------------------------------------------------------
 
 
-def test_budget_accumulates_the_planned_load() -> None:
-    budget, load = StepBudget(100, 3), StepLoad()
+def row(name: str, start: int, tokens: int) -> ScheduledRow:
+    lease = PageLease("")
+    lease.committed, lease.reserved = start, tokens
+    sequence = Sequence(name, lease, TokenLog(10_000, streaming=True), None, 0.0)
+    return ScheduledRow(sequence, start, tokens, None)
+
+
+def test_rows_add_up_to_the_load_of_the_step() -> None:
+    rows, load = StepRows(1, 100, 3), StepLoad()
     for start, tokens in ((0, 40), (900, 1), (7, 20)):
-        assert budget
-        budget.spend(start, tokens)
+        assert rows
+        rows.add(row("s", start, tokens))
         load = load.with_row(start, tokens)
-    assert budget.load == load == StepLoad(3, 61, 40 * 20 + 900 + 7 * 20 + 200)
-    assert (budget.remaining_tokens, budget.remaining_rows) == (39, 0)
-    assert not budget, "no row remains"
-    assert StepBudget(1, 1)
-    assert not StepBudget(0, 1)
+    assert rows.load == load == StepLoad(3, 61, 40 * 20 + 900 + 7 * 20 + 200)
+    assert (rows.remaining_tokens, rows.remaining_rows) == (39, 0)
+    assert rows.served == {"": 60.0}, "decodes are not prefill"
+    assert not rows, "no row remains"
+    assert StepRows(1, 1, 1)
+    assert not StepRows(1, 0, 1)
+
+
+def test_sequence_cannot_have_two_rows() -> None:
+    rows, first = StepRows(1, 100, 3), row("s", 0, 40)
+    rows.add(first)
+    with pytest.raises(AssertionError, match="one row"):
+        rows.add(ScheduledRow(first.sequence, 40, 1, None))
+    assert rows.plan().rows == [first]
 
 
 # ---- StepTimeModel -------------------------------------------------------------------------
