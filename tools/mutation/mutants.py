@@ -965,7 +965,8 @@ MUTANTS = [
         "two rows of a sequence are built",
         LOOP,
         (
-            "        if start != lease.committed + lease.reserved - count:\n            raise MisplacedRows(sequence, start, count)\n",
+            "        if start != lease.committed + lease.reserved - count:\n"
+            "            raise MisplacedRows(sequence, start, count)\n",
             "",
         ),
     ),
@@ -974,7 +975,8 @@ MUTANTS = [
         SCHEDULER,
         (
             "        for victim in victims:\n            self.retract(victim)\n",
-            "        for victim in victims:\n            self.retract(victim)\n            self._queue(victim)\n",
+            "        for victim in victims:\n"
+            "            self.retract(victim)\n            self._queue(victim)\n",
         ),
     ),
     _bug(
@@ -1041,7 +1043,8 @@ MUTANTS = [
         "a row has drafts before the end of the log",
         PACKING,
         (
-            "        if lease.launched + count < len(sequence.ids):\n            return NO_DRAFTS\n",
+            "        if lease.launched + count < len(sequence.ids):\n"
+            "            return NO_DRAFTS\n",
             "",
         ),
     ),

@@ -57,7 +57,7 @@ class Admission:
         self.retracted: dict[Sequence, None] = {}
         """Sequences with a turn that was retracted and not admitted again."""
         self.unqueued: list[Sequence] = []
-        """Those retracted since the last step was planned. They are in no queue, so that no list of
+        """Turns retracted since the last step was planned. They are in no queue, so that no list of
         turns changes while it is read."""
         self.retractions = 0
         self._arrivals = 0

@@ -171,7 +171,7 @@ class Scheduler:
 
         Rows are added in this order, as long as the step has tokens and rows left:
 
-        1. the turn for which the last step had no room, so that nobody waits for ever;
+        1. the turn for which the last step had no room, so that none waits for ever;
         2. live rows: decodes, then short turns that are admitted, never split. If they are more
            than the rows, those first whose last row is longest ago, shared among groups;
         3. chunks of long turns that are admitted, within the time that the live rows leave;
