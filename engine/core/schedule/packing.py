@@ -56,6 +56,10 @@ class StepRows:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._rows
 
+    def group_rows(self, group: str) -> int:
+        """Return the number of rows of a group; O(rows)."""
+        return sum(sequence.group == group for sequence in self._rows)
+
     def add(self, row: ScheduledRow) -> None:
         """Add a row, for which pages are reserved."""
         sequence, start, tokens = row.sequence, row.start, row.tokens
@@ -97,13 +101,17 @@ class Packer:
         planned in this step: it is full, or the pages that a row needs are still in flight.
 
         Most rows of an engine are decodes without drafts, for which this method has a shortcut."""
-        if len(sequences) > min(step.remaining_rows, self._admission.group_rows_max):
-            sequences = _rotate(sequences, self._admission.group_rows_max)
+        limit = self._admission.group_rows_max
+        if len(sequences) > min(step.remaining_rows, limit):
+            sequences = _rotate(sequences)
+        is_limited = limit < step.remaining_rows
         reserve, number = self._cache.reserve, step.number
         has_drafts = self._speculation is not None
         for sequence in sequences:
             if step.remaining_tokens <= 0 or step.remaining_rows <= 0:
                 return False
+            if is_limited and step.group_rows(sequence.group) >= limit:
+                continue
             turn, lease, owed = sequence.turn, sequence.lease, sequence.owed
             assert turn is not None
             if owed == 1 and turn.is_admitted and not has_drafts and reserve(lease, 1):
@@ -181,20 +189,18 @@ class Packer:
         self._cache.rewind(sequence.lease, sequence.committed // size * size)
 
 
-def _rotate(live: list[Sequence], rows_of_group_max: int) -> list[Sequence]:
-    """Return `live`, without turns of a group beyond its maximum, in an order such that the first
-    n, for each n, are shared among groups in proportion to their weights. In a group, those are
-    first that have waited longest for a row."""
+def _rotate(live: list[Sequence]) -> list[Sequence]:
+    """Return `live` in an order such that the first n, for each n, are shared among groups in
+    proportion to their weights. In a group, those are first that have waited longest for a row."""
     ordered = sorted(live, key=_last_step)
     rows: Counter[str] = Counter(sequence.group for sequence in ordered)
     if len(rows) == 1:
-        return ordered[:rows_of_group_max]
+        return ordered
     rows.clear()
     places: list[tuple[float, int, Sequence]] = []
     for sequence in ordered:
         rows[sequence.group] += 1
-        if rows[sequence.group] <= rows_of_group_max:
-            places.append((rows[sequence.group] / sequence.weight, len(places), sequence))
+        places.append((rows[sequence.group] / sequence.weight, len(places), sequence))
     return [sequence for _, _, sequence in sorted(places)]
 
 

@@ -171,7 +171,7 @@ class Scheduler:
 
         Rows are added in this order, as long as the step has tokens and rows left:
 
-        1. the turn for which the last step had no room, so that none waits for ever;
+        1. the turn for which the last step had no room; it leaves a token for each decode;
         2. live rows: decodes, then short turns that are admitted, never split. If they are more
            than the rows, those first whose last row is longest ago, shared among groups;
         3. chunks of long turns that are admitted, within the time that the live rows leave;
@@ -245,16 +245,27 @@ class Scheduler:
         waiting: list[Sequence] = []
         if overdue is not None and self._is_queued(overdue):
             waiting += [s for s in search.unseen([overdue]) if self._admit(s) and s.owed]
-        has_live_rows = True
-        if not waiting or self._packer.add_live_rows(step, waiting):
-            short = self._admit_short_turns(step, search) if self._short.places else []
-            waiting += short
+        has_live_rows = is_complete = True
+        for sequence in waiting:
+            tokens = max(step.remaining_tokens - len(decoding), 1)
+            is_complete = self._packer.add_row(
+                step, sequence, min(sequence.owed, SHORT_TURN_TOKENS_MAX, tokens)
+            )
+        if is_complete:
+            short = self._admit_short_turns(step, search)
             is_complete = self._packer.add_live_rows(step, decoding + short)
+            waiting += short
+            while short and is_complete and step:  # some may not have had pages
+                short = self._admit_short_turns(step, search)
+                is_complete = self._packer.add_live_rows(step, short)
+                waiting += short
             if is_complete:
                 has_live_rows = step.load.rows > 0
                 self.time.live_load = step.load if has_live_rows else self.time.live_load
             if is_complete or not step:
                 self._add_chunks(step, search, waiting)
+        if not step and self.admission.admitted:
+            waiting += filter(self._is_queued, [self.admission.oldest_admitted()])
         missed = [s for s in waiting if s not in step and s.turn is not None]
         if missed and not self._is_claiming:
             self._overdue = min(missed, key=lambda s: s.turn.arrival if s.turn else 0)
@@ -286,18 +297,17 @@ class Scheduler:
         step admits no more than the first turn, which then is first in the next one."""
         if not (self._long.places or self._appends):
             return
-        limit_s = self.time.step_s_max(step.load) if step else 0.0
-        is_first = True
+        limit_s, rows = self.time.step_s_max(step.load) if step else 0.0, step.remaining_rows
         for sequence in self._admit_in_order(self._long, step, search, search.blocked):
             waiting.append(sequence)
             if not step:
                 return
+            is_first = step.remaining_rows == rows
             fits = self.time.chunk_tokens(sequence.launched, limit_s, step, is_first=is_first)
             if not fits:
                 break
             if not self._packer.add_row(step, sequence, min(sequence.owed, fits)) or not step:
                 return
-            is_first = False
         self._add_appends(step, search, limit_s)
 
     def _add_appends(self, step: StepRows, search: Search, limit_s: float) -> None:
@@ -327,7 +337,7 @@ class Scheduler:
     # ---- who runs -------------------------------------------------------------------------
 
     def _admit_short_turns(self, step: StepRows, search: Search) -> list[Sequence]:
-        """Admit the short turns that have room in the step, and list them."""
+        """Admit short turns for the room that is left in the step, and list them."""
         short: list[Sequence] = []
         tokens = step.remaining_tokens
         for sequence in self._admit_in_order(self._short, step, search, set()):

@@ -30,10 +30,13 @@ class SchedulerHarness:
         tokens: int = 512,
         rows: int = 8,
         host_pages: int = 0,
+        max_group_share: float = 1.0,
         samples_late: bool = False,
     ) -> None:
         self.cache = SessionAwareCache(pages, 4, host_pages)
-        self.scheduler = Scheduler(self.cache, tokens, rows, samples_late=samples_late)
+        self.scheduler = Scheduler(
+            self.cache, tokens, rows, max_group_share, samples_late=samples_late
+        )
 
     def sequence(self, length: int, name: str = "s", first: int = 0) -> Sequence:
         log = TokenLog(10_000, streaming=True)
@@ -292,6 +295,29 @@ def test_time_of_discarded_steps_is_a_share_of_that_of_others() -> None:
     harness.scheduler.time.observe(StepLoad(1, 1, 0), 1.0)
     harness.step()
     assert harness.last_plan.discardable_s == DISCARDED_SHARE
+
+
+def test_prompts_that_take_turns_in_small_steps_leave_a_token_for_each_decode() -> None:
+    """Each of two prompts has no room beside the other, and is first in the next step."""
+    harness = SchedulerHarness(tokens=5, pages=200)
+    decode = harness.waiting_turn(3, "decode")
+    for name, first in (("long", 20), ("other", 40)):
+        harness.waiting_turn(200, name, first=first)
+    for _ in range(12):
+        harness.step()
+    assert len(decode.ids) >= 3 + 11
+
+
+def test_limit_of_a_group_is_on_its_rows_and_not_on_turns_that_get_none() -> None:
+    """The turn that has waited longest has no pages: another one of its group has the row."""
+    harness = SchedulerHarness(pages=9, rows=2, max_group_share=0.5)
+    oldest = harness.waiting_turn(13, "oldest", limit=8)
+    other = harness.waiting_turn(16, "other", first=40, limit=8)
+    for _ in range(4):
+        harness.step()
+    assert oldest.turn is not None
+    assert other.turn is not None
+    assert oldest.turn.output_tokens + other.turn.output_tokens == 4
 
 
 def test_rows_of_a_step_are_bounded() -> None:
