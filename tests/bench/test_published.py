@@ -66,7 +66,7 @@ def test_publish_writes_tables_command_and_plot_into_the_place_of_the_result(pag
     ("name", "problem"),
     [
         ("gateway", "gateway is not scheduling, nor begins with scheduling-"),
-        ("scheduling-2", "docs/benchmarks.md has no `<!-- result: scheduling-2 -->`"),
+        ("scheduling-2", "evidence/benchmarks.md has no `<!-- result: scheduling-2 -->`"),
     ],
 )
 def test_name_without_a_place_is_refused_before_anything_is_measured(

@@ -70,7 +70,7 @@ def test_tables_with_figures_are_found() -> None:
 
 
 def test_an_invented_figure_is_found() -> None:
-    cell = "first id after 3.2 ms ([idle-sessions](benchmarks.md#idle-sessions))"
+    cell = "first id after 3.2 ms ([idle-sessions](../evidence/benchmarks.md#idle-sessions))"
     ((number, source),) = quotes(cell)
     assert number == "3.2"
     assert number not in source
