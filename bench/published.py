@@ -5,7 +5,7 @@ evidence/benchmarks.md is prose with a place for each result, between two commen
     <!-- result: NAME -->
     <!-- end of result -->
 
-All between them is written from the file of that name. `python -m tools.write_benchmarks --check`
+All between them is written from the file of that name, or says that there is none. `python -m tools.write_benchmarks --check`
 compares the page and the plots with the files.
 """
 
@@ -64,7 +64,7 @@ def write_page(page: str, results: Mapping[str, Mapping[str, Any]]) -> str:
 
     def fill(found: re.Match[str]) -> str:
         begin, name, _, end = found.groups()
-        text = _render(name, results[name]) if name in results else ""
+        text = _render(name, results[name]) if name in results else f"*{name}: not published.*\n"
         return begin + text + end
 
     return _PLACE.sub(fill, page)

@@ -76,6 +76,10 @@ def test_name_without_a_place_is_refused_before_anything_is_measured(
         main.main(["scheduling", "--publish", name])
 
 
+def test_place_without_a_result_says_so() -> None:
+    assert "\n*scheduling: not published.*\n<!-- end" in published.write_page(PAGE, {})
+
+
 def test_result_without_a_place_is_an_error() -> None:
     with pytest.raises(SystemExit, match="no place for throughput"):
         published.write_page(PAGE, {"throughput": {}})
