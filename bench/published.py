@@ -5,8 +5,8 @@ evidence/benchmarks.md is prose with a place for each result, between two commen
     <!-- result: NAME -->
     <!-- end of result -->
 
-All between them is written from the file of that name, or says that there is none. `python -m tools.write_benchmarks --check`
-compares the page and the plots with the files.
+All between them is written from the file of that name, or says that there is none.
+`python -m tools.write_benchmarks --check` compares the page and the plots with the files.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""What pages say of the code in words: constants, counts, places, and what was measured. A page
-that contradicted the code is named here with the fact that it must follow."""
+"""Facts that pages quote in words: constants, counts, places in the code, and figures. A page that
+contradicted the code is named here with the fact that it must follow."""
 
 import json
 import re
@@ -37,13 +37,13 @@ WIRES = {
 }
 NUMBERS = {6: "six", 7: "seven", 8: "eight", 9: "nine"}
 STORES = re.compile(r"store\.(?:redis|sqlite)\b|\bis_redis_url\b|\bfind_sqlite_file\b")
-"""What a module needs that distinguishes stores."""
+"""Names by which a module distinguishes stores."""
 RECORDS = re.compile(
     r"<!-- result: .*?<!-- end of result -->|<!-- made by make faults -->.*?<!-- end -->"
     r"|^```.*?^```|`[^`\n]*`",
     re.DOTALL | re.MULTILINE,
 )
-"""What a program writes into a page, or what a page shows of one."""
+"""Parts of a page that a program writes, or that show code."""
 COMMIT = re.compile(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7,40}\b")
 ISSUE = re.compile(r"\bissues? #?\d|(?<![\w&#(])#\d+\b", re.IGNORECASE)
 
@@ -109,6 +109,6 @@ def test_page_names_no_commit_and_no_issue(page: Path) -> None:
     assert find_outsiders(page.read_text("utf-8")) == []
 
 
-@pytest.mark.parametrize("text", ["beside 5fd9910, in two", "as issue 38 says", "see #212."])
+@pytest.mark.parametrize("text", ["beside 0abc123, in two", "as issue 38 says", "see #212."])
 def test_commit_or_issue_is_found(text: str) -> None:
     assert len(find_outsiders(text)) == 1

@@ -10,7 +10,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "tuning.md").read_text("utf-8")
 LINK = re.compile(r"\(\[([^\]]+)\]\(([\w/.-]+\.md)(?:#([\w-]+))?\)\)")
 PUBLISHED = re.compile(r"<!-- result: (.*?)<!-- end of result -->", re.DOTALL)
-THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+AS_WRITTEN = re.compile(r"(?<=\d),(?=\d{3})|(?<=\d)\.0\b")
+"""Characters of a number that differ on a page and in a table that a program writes."""
 DATE = re.compile(r" of 2\d{3}-\d\d-\d\d$")
 NUMBER = re.compile(r"(?<![\w.,])\d[\d,.]*(?![\w])")
 NAMES = re.compile(r"`[^`]*`|\w+[.\d]*-[\d.]+\w*|llama\.cpp")
@@ -55,8 +56,8 @@ def quotes(cell: str) -> list[tuple[str, str]]:
         if link[2].endswith("benchmarks.md") and not DATE.search(link[1]):
             source = "".join(PUBLISHED.findall(source))
         numbers = NUMBER.findall(NAMES.sub(" ", cell[start : link.start()]))
-        source = THOUSANDS.sub("", source)
-        found += [(THOUSANDS.sub("", number.rstrip(",.")), source) for number in numbers]
+        source = AS_WRITTEN.sub("", source)
+        found += [(AS_WRITTEN.sub("", number.rstrip(",.")), source) for number in numbers]
         start = link.end()
     return found
 
