@@ -126,8 +126,9 @@ def _add_common_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--publish",
         metavar="NAME",
-        help="save the figures as docs/benchmarks/NAME.json and write them into "
-        "docs/benchmarks.md; NAME is the workload's, or begins with it and a dash (default: none)",
+        help="save the figures as evidence/benchmarks/NAME.json and write them into "
+        "evidence/benchmarks.md; NAME is the workload's, or begins with it and a dash "
+        "(default: none)",
     )
 
 

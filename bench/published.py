@@ -1,12 +1,12 @@
-"""Published figures: docs/benchmarks/NAME.json and NAME.svg, and their tables in the page.
+"""Published figures: evidence/benchmarks/NAME.json and NAME.svg, and their tables in the page.
 
-docs/benchmarks.md is prose with a place for each result, between two comments:
+evidence/benchmarks.md is prose with a place for each result, between two comments:
 
     <!-- result: NAME -->
     <!-- end of result -->
 
-All between them is written from the file of that name. `python -m tools.write_benchmarks --check`
-compares the page and the plots with the files.
+All between them is written from the file of that name, or says that there is none.
+`python -m tools.write_benchmarks --check` compares the page and the plots with the files.
 """
 
 import json
@@ -22,8 +22,8 @@ from continuo.bench.plot import Plot
 from continuo.bench.report import render_table
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "benchmarks.md"
-FOLDER = ROOT / "docs" / "benchmarks"
+PAGE = ROOT / "evidence" / "benchmarks.md"
+FOLDER = ROOT / "evidence" / "benchmarks"
 _PLACE = re.compile(
     r"(<!-- result: ([\w.-]+) -->\n)(.*?)(<!-- end of result -->)", re.DOTALL | re.MULTILINE
 )
@@ -36,7 +36,7 @@ def check_name(name: str, workload: str) -> None:
     if name != workload and not re.fullmatch(rf"{workload}-[\w.-]+", name):
         raise SystemExit(f"--publish: {name} is not {workload}, nor begins with {workload}-")
     if name not in list_places(PAGE.read_text()):
-        raise SystemExit(f"--publish: docs/benchmarks.md has no `<!-- result: {name} -->`")
+        raise SystemExit(f"--publish: evidence/benchmarks.md has no `<!-- result: {name} -->`")
 
 
 def publish(name: str, data: Mapping[str, Any]) -> None:
@@ -60,11 +60,11 @@ def write_files() -> dict[Path, str]:
 def write_page(page: str, results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the page with each result in its place. Raises SystemExit if a result has none."""
     if missing := set(results) - set(list_places(page)):
-        raise SystemExit(f"docs/benchmarks.md has no place for {', '.join(sorted(missing))}")
+        raise SystemExit(f"evidence/benchmarks.md has no place for {', '.join(sorted(missing))}")
 
     def fill(found: re.Match[str]) -> str:
         begin, name, _, end = found.groups()
-        text = _render(name, results[name]) if name in results else ""
+        text = _render(name, results[name]) if name in results else f"*{name}: not published.*\n"
         return begin + text + end
 
     return _PLACE.sub(fill, page)

@@ -1,4 +1,4 @@
-"""The report of a benchmark: printed, saved as JSON, drawn, and shown in docs/benchmarks.md."""
+"""The report of a benchmark: printed, saved as JSON, drawn, and shown in evidence/benchmarks.md."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

@@ -59,7 +59,7 @@ SCENARIOS: dict[str, Callable[..., LoadedEngine]] = {
 
 
 class Before(NamedTuple):
-    """Figures of the scheduler of commit 5fd9910: see decision 0021."""
+    """Figures of the scheduler of 2026-11-22: see decision 0021."""
 
     steps: int
     over_needed: float | None = None

@@ -1,4 +1,4 @@
-"""Write the tables and plots of docs/benchmarks.md from the results in docs/benchmarks/.
+"""Write the tables and plots of evidence/benchmarks.md from the results in evidence/benchmarks/.
 
 With --check, only exit with 1 if a file differs.
 """

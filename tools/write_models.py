@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/models.md and docs/memory.md.
+"""Write the generated tables of evidence/models.md.
 
 With --check, only exit with 1 if the file differs.
 """
@@ -55,18 +55,20 @@ LARGER_MODELS = {
 }
 """Fields that sizes depend on, from the config.json of models that `continuo models` does not
 suggest."""
-DOCS = Path(__file__).parents[1] / "docs"
+PAGE = Path(__file__).parents[1] / "evidence" / "models.md"
 
 
-def write_page(name: str) -> str:
-    """Return the text of a page of docs/ with its generated parts."""
-    text = (DOCS / name).read_text("utf-8")
-    for part, lines in PARTS[name].items():
+def write_page() -> str:
+    """Return the text of the page with its generated parts."""
+    text = PAGE.read_text("utf-8")
+    for part, lines in PARTS.items():
         start = f"<!-- Written by `python -m tools.write_models`: {part}. -->\n\n"
         before, found, rest = text.partition(start)
         _, end, after = rest.partition("\n\n")
         if not (found and end):
-            sys.exit(f"{name}: expected {start.strip()}, and blank lines around the part after it")
+            sys.exit(
+                f"{PAGE.name}: expected {start.strip()}, and blank lines around the part after it"
+            )
         text = "".join((before, start, "\n".join(lines), end, after))
     return text
 
@@ -119,23 +121,18 @@ def _measure(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSize]:
     return sizes
 
 
-PARTS = {
-    "memory.md": {"memory": list_memory()},
-    "models.md": {"architectures": list_architectures()},
-}
-"""Generated parts by page and name."""
+PARTS = {"architectures": list_architectures(), "memory": list_memory()}
+"""Generated parts by name."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
-    is_check = parser.parse_args().check
-    for name in PARTS:
-        text = write_page(name)
-        if not is_check:
-            (DOCS / name).write_text(text, "utf-8")
-        elif (DOCS / name).read_text("utf-8") != text:
-            sys.exit(f"docs/{name} is out of date: run python -m tools.write_models")
+    text = write_page()
+    if not parser.parse_args().check:
+        PAGE.write_text(text, "utf-8")
+    elif PAGE.read_text("utf-8") != text:
+        sys.exit(f"evidence/{PAGE.name} is out of date: run python -m tools.write_models")
 
 
 if __name__ == "__main__":

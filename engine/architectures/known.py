@@ -1,7 +1,7 @@
 """The architectures that have been tried: what runs each, or why it is refused.
 
 `tests/parity/test_architectures.py` builds a small model of each row and proves what the row says.
-`continuo models` prints the table, and docs/models.md has it.
+`continuo models` prints the table, and evidence/models.md has it.
 """
 
 from typing import Literal, NamedTuple

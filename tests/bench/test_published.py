@@ -66,7 +66,7 @@ def test_publish_writes_tables_command_and_plot_into_the_place_of_the_result(pag
     ("name", "problem"),
     [
         ("gateway", "gateway is not scheduling, nor begins with scheduling-"),
-        ("scheduling-2", "docs/benchmarks.md has no `<!-- result: scheduling-2 -->`"),
+        ("scheduling-2", "evidence/benchmarks.md has no `<!-- result: scheduling-2 -->`"),
     ],
 )
 def test_name_without_a_place_is_refused_before_anything_is_measured(
@@ -74,6 +74,10 @@ def test_name_without_a_place_is_refused_before_anything_is_measured(
 ) -> None:
     with pytest.raises(SystemExit, match=problem):
         main.main(["scheduling", "--publish", name])
+
+
+def test_place_without_a_result_says_so() -> None:
+    assert "\n*scheduling: not published.*\n<!-- end" in published.write_page(PAGE, {})
 
 
 def test_result_without_a_place_is_an_error() -> None:

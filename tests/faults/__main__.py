@@ -1,6 +1,6 @@
 """python -m tests.faults [ROW] [--trials N] [--minutes M] [--seed S]: run the trials of each row.
 
-Every trial is recorded in docs/reliability.json, from which the table of docs/reliability.md is
+Every trial is recorded in evidence/faults.json, from which the table of evidence/faults.md is
 rendered. A run may therefore be interrupted at any time; the next run continues with the first
 missing trial. After a failed trial its seed is recorded and the run continues with the next row.
 """

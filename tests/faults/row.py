@@ -16,7 +16,7 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     fault: str
     expectation: str
-    """Expectation of every trial, a cell of docs/reliability.md."""
+    """Expectation of every trial, a cell of evidence/faults.md."""
     environment: Environment
     """Environment that consecutive trials share."""
     trial: Trial

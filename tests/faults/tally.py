@@ -1,4 +1,4 @@
-"""Record of the trials: docs/reliability.json, and the table of docs/reliability.md."""
+"""Record of the trials: evidence/faults.json, and the table of evidence/faults.md."""
 
 import subprocess
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ import msgspec
 from tests.faults.row import FaultRow
 
 ROOT = Path(__file__).parents[2]
-DOCS_FOLDER = ROOT / "docs"
+EVIDENCE_FOLDER = ROOT / "evidence"
 CODE_FOLDERS = ("engine", "realtime", "tests")
 UNKNOWN_COMMIT = "unknown"
 TABLE_BEGIN, TABLE_END = "<!-- made by make faults -->", "<!-- end -->"
@@ -40,20 +40,20 @@ def describe_commit() -> str:
 
 
 class Tally:
-    def __init__(self, records: dict[str, TrialRecord], docs: Path = DOCS_FOLDER) -> None:
+    def __init__(self, records: dict[str, TrialRecord], folder: Path = EVIDENCE_FOLDER) -> None:
         self._records = records
-        self._docs = docs
+        self._folder = folder
         self._commit = describe_commit()
 
     @classmethod
-    def read(cls, docs: Path = DOCS_FOLDER) -> "Tally":
-        file = docs / "reliability.json"
+    def read(cls, folder: Path = EVIDENCE_FOLDER) -> "Tally":
+        file = folder / "faults.json"
         records = (
             msgspec.json.decode(file.read_bytes(), type=dict[str, TrialRecord])
             if file.exists()
             else {}
         )
-        return cls(records, docs)
+        return cls(records, folder)
 
     def record_of(self, row: FaultRow) -> TrialRecord:
         return self._records.setdefault(row.id, TrialRecord())
@@ -66,7 +66,7 @@ class Tally:
         record.commit, record.date = self._commit, datetime.now(UTC).date().isoformat()
         ordered = dict(sorted(self._records.items(), key=lambda entry: int(entry[0][1:])))
         data = msgspec.json.format(msgspec.json.encode(ordered), indent=1)
-        (self._docs / "reliability.json").write_bytes(data + b"\n")
+        (self._folder / "faults.json").write_bytes(data + b"\n")
 
     def render_table(self, rows: dict[str, FaultRow]) -> str:
         """Render the Markdown table."""
@@ -90,10 +90,10 @@ class Tally:
         return "\n".join(lines)
 
     def render_page(self, rows: dict[str, FaultRow]) -> str:
-        """Render docs/reliability.md with the current table."""
-        head, _, rest = (self._docs / "reliability.md").read_text().partition(TABLE_BEGIN)
+        """Render evidence/faults.md with the current table."""
+        head, _, rest = (self._folder / "faults.md").read_text().partition(TABLE_BEGIN)
         _, _, tail = rest.partition(TABLE_END)
         return f"{head}{TABLE_BEGIN}\n\n{self.render_table(rows)}\n\n{TABLE_END}{tail}"
 
     def write_page(self, rows: dict[str, FaultRow]) -> None:
-        (self._docs / "reliability.md").write_text(self.render_page(rows))
+        (self._folder / "faults.md").write_text(self.render_page(rows))

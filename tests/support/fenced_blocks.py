@@ -38,8 +38,12 @@ class Block(NamedTuple):
 def find_pages() -> list[str]:
     """Return the pages for users and contributors, as paths in the repository."""
     single = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
-    docs = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
-    return [*single, *docs, "web/src/client/README.md"]
+    folders = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("docs", "evidence")
+        for path in sorted((ROOT / folder).rglob("*.md"))
+    ]
+    return [*single, *folders, "web/src/client/README.md"]
 
 
 def read_blocks(page: str, markdown: str) -> Iterator[Block]:

@@ -1,6 +1,6 @@
 """Tests of the planted bugs: each still applies to the code.
 
-`python -m tools.mutation` tests that each is caught; docs/mutations.md has its last result.
+`python -m tools.mutation` tests that each is caught; evidence/mutations.md has its last result.
 """
 
 import ast

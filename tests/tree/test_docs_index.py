@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+EVIDENCE = ROOT / "evidence"
 MAP = (DOCS / "structure.md").read_text("utf-8")
 PAGES = sorted(file.stem for file in DOCS.glob("*.md") if file.stem not in {"README", "index"})
 CELL_CHARS_MAX = 150
@@ -17,6 +18,11 @@ CELL_CHARS_MAX = 150
 def test_page_is_in_both_indexes(page: str) -> None:
     assert f"]({page}.md)" in (DOCS / "README.md").read_text("utf-8")
     assert f"\n{page}\n" in (DOCS / "index.md").read_text("utf-8")
+
+
+def test_index_of_evidence_lists_each_file() -> None:
+    listed = set(re.findall(r"\]\(([\w./-]+)\)", (EVIDENCE / "README.md").read_text("utf-8")))
+    assert {path.name for path in EVIDENCE.iterdir()} - listed == {"README.md"}
 
 
 def test_no_cell_of_the_map_is_a_paragraph() -> None:

@@ -16,7 +16,8 @@ def test_every_test_that_the_documentation_names_exists() -> None:
             known |= {path.stem, *re.findall(r"def (test_[a-z0-9_]+)", path.read_text("utf-8"))}
     missing = [
         f"{path.name}: {name}"
-        for path in sorted((ROOT / "docs").rglob("*.md"))
+        for folder in ("docs", "evidence")
+        for path in sorted((ROOT / folder).rglob("*.md"))
         if path.name not in RECORDS
         for name in NAME.findall(path.read_text("utf-8"))
         if name not in known

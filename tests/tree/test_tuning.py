@@ -1,4 +1,5 @@
-"""docs/tuning.md quotes figures that were measured: each is in the section that its link names."""
+"""docs/tuning.md quotes figures that were measured: each is in the section that its link names, and
+one that no published result has says when it was measured."""
 
 import re
 from pathlib import Path
@@ -7,7 +8,11 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "tuning.md").read_text("utf-8")
-LINK = re.compile(r"\(\[[^\]]+\]\(([\w/.-]+\.md)(?:#([\w-]+))?\)\)")
+LINK = re.compile(r"\(\[([^\]]+)\]\(([\w/.-]+\.md)(?:#([\w-]+))?\)\)")
+PUBLISHED = re.compile(r"<!-- result: (.*?)<!-- end of result -->", re.DOTALL)
+AS_WRITTEN = re.compile(r"(?<=\d),(?=\d{3})|(?<=\d)\.0\b")
+"""Characters of a number that differ on a page and in a table that a program writes."""
+DATE = re.compile(r" of 2\d{3}-\d\d-\d\d$")
 NUMBER = re.compile(r"(?<![\w.,])\d[\d,.]*(?![\w])")
 NAMES = re.compile(r"`[^`]*`|\w+[.\d]*-[\d.]+\w*|llama\.cpp")
 
@@ -42,13 +47,17 @@ def section(page: str, anchor: str | None) -> str:
 
 
 def quotes(cell: str) -> list[tuple[str, str]]:
-    """Return each number of a cell with the text of the section that the next link names."""
+    """Return each number of a cell with the text of the section that the next link names; of the
+    benchmarks, only with the results published there if the link has no date."""
     found: list[tuple[str, str]] = []
     start = 0
     for link in LINK.finditer(cell):
-        source = section(link[1], link[2])
+        source = section(link[2], link[3])
+        if link[2].endswith("benchmarks.md") and not DATE.search(link[1]):
+            source = "".join(PUBLISHED.findall(source))
         numbers = NUMBER.findall(NAMES.sub(" ", cell[start : link.start()]))
-        found += [(number.rstrip(",."), source) for number in numbers]
+        source = AS_WRITTEN.sub("", source)
+        found += [(AS_WRITTEN.sub("", number.rstrip(",.")), source) for number in numbers]
         start = link.end()
     return found
 
@@ -70,7 +79,7 @@ def test_tables_with_figures_are_found() -> None:
 
 
 def test_an_invented_figure_is_found() -> None:
-    cell = "first id after 3.2 ms ([idle-sessions](benchmarks.md#idle-sessions))"
+    cell = "first id after 3.2 ms ([idle-sessions](../evidence/benchmarks.md#idle-sessions))"
     ((number, source),) = quotes(cell)
     assert number == "3.2"
     assert number not in source

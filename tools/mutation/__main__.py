@@ -22,7 +22,7 @@ from tools.mutation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "build/mutation.json"
-TABLE = ROOT / "docs/mutations.md"
+TABLE = ROOT / "evidence/mutations.md"
 COPIED_PATHS = (
     "continuo",
     "engine",

@@ -1,8 +1,8 @@
 """GET /metrics: the metrics of this process in Prometheus' text format.
 
-A gateway needs a key for it, as for /v1/stats. Series of the engine are included if the engine
-belongs to this process (`continuo serve`); an engine alone has its own endpoint, so that no series
-is scraped twice. `model_name` is a label of each `vllm:` series, as in vLLM.
+A gateway requires a key with the scope `admin` for it. Series of the engine are included if the
+engine belongs to this process (`continuo serve`); an engine alone has its own endpoint, so that no
+series is scraped twice. `model_name` is a label of each `vllm:` series, as in vLLM.
 """
 
 import asyncio

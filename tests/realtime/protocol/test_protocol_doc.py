@@ -1,5 +1,5 @@
 """Tests of the documents: docs/protocol.md agrees with the code, and every test and flow named in
-docs/conformance.md exists."""
+evidence/conformance.md exists."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from tests.frozen import names
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = (ROOT / "docs/protocol.md").read_text()
-CONFORMANCE = (ROOT / "docs/conformance.md").read_text()
+CONFORMANCE = (ROOT / "evidence/conformance.md").read_text()
 
 # ---------------------------------------------------------------- conformance.md
 
