@@ -118,10 +118,10 @@ class Scheduler:
 
     Owns the queues, which turns are admitted, and the times from which a step's size follows;
     sequences and leases belong to Sessions and to the cache. Called by Sessions (work appears and
-    ends) and by EngineLoop (plan, collect), on the thread of the loop. Always: a sequence is in at
-    most one queue, and has at most one row in a step; a turn that is retracted while a step is
-    planned has no row in it, and is queued again with the next step; a plan is made from counters
-    alone, without clock or device; and no turn takes pages from the oldest one.
+    ends) and by EngineLoop (plan, collect), on the thread of the loop. A sequence is always
+    in at most one queue, and has at most one row in a step. A turn that is retracted while a step
+    is planned has no row in it, and is queued again with the next step. A plan is made from
+    counters alone, without clock or device. No turn takes pages from the oldest one.
     """
 
     def __init__(
