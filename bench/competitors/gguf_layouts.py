@@ -94,9 +94,9 @@ def _add_hybrid_settings(writer: Any, config: Config) -> None:
 
 
 def _convert_hybrid(name: str, array: Any, config: Config) -> Any:
-    """Convert as llama.cpp computes: norms are scaled by the weight as it is, where the model adds
-    1 to it; the decay is -exp(A_log); and the value heads of all key heads are interleaved (of two
-    key heads with two value heads each, 0 2 1 3 instead of 0 1 2 3)."""
+    """Convert as llama.cpp computes. It scales norms by the weight as it is, where the model adds 1
+    to the weight, and takes -exp(A_log) as the decay. It interleaves the value heads of all key
+    heads: with two key heads of two value heads each, 0 2 1 3 instead of 0 1 2 3."""
     if name.endswith("norm.weight") and "linear_attn" not in name:
         return array + 1
     _, _, part = name.partition("linear_attn.")

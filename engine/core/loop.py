@@ -4,7 +4,7 @@ One asyncio event loop drives the engine; it sleeps when no sequence has tokens 
 events of a step are sent while the device computes: at once if another step is in flight, else
 after the next launch. Up to `steps_ahead` steps are launched, on a device thread, beyond the one
 whose result is awaited. With `steps_ahead` 0 (on a CPU) this thread computes each step itself,
-because switching threads costs more than all the Python code of a small step; if worker threads
+because switching threads costs more than all the Python code of a small step. If worker threads
 take part, it leaves the end of a step to them and plans the next step meanwhile. Commands that
 arrive while this thread computes a step which only prefills are applied at once, and the step is
 discarded if a short turn begins. The effects of a step on its sequences are applied when it is

@@ -29,8 +29,9 @@ class AttentionParams:
 
 
 AttentionFn = Callable[[int, Tensor, Tensor | None, Tensor | None, AttentionParams], Tensor]
-"""(layer, query [T, heads, dim], key and value [T, kv_heads, dim], params) -> [T, heads, dim]:
-writes the keys and values of T tokens to the KV pool (None: they have been written already), then
+"""(layer, query [T, heads, dim], key and value [T, kv_heads, dim], params) -> [T, heads, dim].
+
+Writes the keys and values of T tokens to the KV pool (None: they have been written already), then
 computes causal attention of each token to the positions of its row."""
 
 

@@ -180,9 +180,12 @@ def _nibbles(raw: Tensor) -> Tensor:
 
 
 def _six_bit_pairs(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Read eight scales and eight minima of six bits each from 12 bytes: the lower six bits of the
-    first eight bytes are four scales and four minima; the last four bytes have the lower, and the
-    top two bits of the first eight the upper bits of the others."""
+    """Read eight scales and eight minima of six bits each from 12 bytes.
+
+    The lower six bits of the first eight bytes are four scales and four minima. Of the
+    other scales and minima, the last four bytes have the lower bits, and the top two bits of the
+    first eight bytes the upper bits.
+    """
     first, second, third = raw[..., :4], raw[..., 4:8], raw[..., 8:]
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
     return scales, torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)

@@ -23,9 +23,10 @@ from continuo.engine.wire.bounds import find_field
 
 TurnEndReason = Literal["stop", "length", "cancelled", "failed"]
 KVResidency = Literal["hot", "host", "recomputed", "none", "unknown"]
-"""Place where the KV of a session was found when its turn began: `hot`: on the device; `host`:
-partly in the host tier; `recomputed`: partly lost; `none`: the session had no KV; `unknown`:
-another server computes, which does not report it, so that its gateways must know this value."""
+"""Place where the KV of a session was found when its turn began.
+
+`hot`: on the device. `host`: partly in the host tier. `recomputed`: partly lost. `none`: the
+session had no KV. `unknown`: another server computes, and does not report the place."""
 
 
 Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)]

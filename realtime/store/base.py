@@ -265,9 +265,9 @@ class Store(Protocol):
         late does not replace what was written after it.
 
         Raises SessionExists or SessionNotFound if the fence is another one by now; SessionEnded;
-        LeaseLost if another gateway owns the session, unless that was before `lease` was granted:
-        its fence is lower, or was so before the loss if that gateway has written the session again
-        as well.
+        LeaseLost if another gateway owns the session, unless that was before `lease` was granted.
+        The fence of such an owner is lower, or was lower before the loss if that gateway has
+        written the session again as well.
         """
         ...
 

@@ -1,8 +1,9 @@
 """Bystanders: clients of the attacked server, and the same clients of an idle control beside it.
 
 Other processes of the machine delay the control as well, so each time of the server is compared
-with the control's: the 99th percentile and the longest of the responses on open connections, the
-longest of the requests on new connections, and the median time to the first token of an answer.
+with that of the control. The times are the 99th percentile and the longest of the responses on open
+connections, the longest of the requests on new connections, and the median time to the first token
+of an answer.
 """
 
 import asyncio

@@ -19,8 +19,8 @@ class Draw(Protocol):
 class Kind:
     """A kind of fact about the user, such as the name, with patterns of sentences about it.
 
-    ``clauses`` state the fact and can be joined by "and"; ``direct`` and ``indirect`` are direct
-    and indirect questions about it; ``said`` is the model's clause, as in "your name is {v}";
+    ``clauses`` state the fact and can be joined by "and". ``direct`` and ``indirect`` are direct
+    and indirect questions about it. ``said`` is the model's clause, as in "your name is {v}".
     ``unknown`` names the fact in the model's answer when the user has never stated it. ``draw``
     draws a value of the fact.
     """

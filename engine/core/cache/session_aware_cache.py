@@ -12,8 +12,8 @@ nothing else changes.
 
 That is the full group of layers. For the others (windows, recurrent states: component.py) each
 lease has a part, and `committed` is always a position at which every component holds what the next
-token needs: a rewind goes to the newest such position, and an idle lease is evicted as a whole,
-after its marks. Their pools count holders: free + held == total, in each.
+token needs. A rewind goes to the newest such position. An idle lease is evicted as a whole, after
+its marks. Their pools count holders: free + held == total, in each.
 
 Every call is O(pages moved), never O(history), except those that walk the tree (match, publish,
 fork, close), which are off the path of a streaming turn. (The page numbers of a lease that gains or
@@ -435,10 +435,13 @@ class SessionAwareCache:
         return True
 
     def _make_room_in(self, component: Component, needed: int) -> bool:
-        """Evict units of a component from the tree; then idle leases as a whole, as far as the host
-        can take them with all their marks; then what idle leases keep inside their answers; then
-        these leases, the states where prompts of leases branch, and at last the marks of busy ones;
-        until `needed` units are free. Returns False if that is impossible."""
+        """Evict until `needed` units of a component are free. Returns False if that is impossible.
+
+        Units of the tree go first, then idle leases as a whole, as far as the host can take them
+        with all their marks. Then go the marks that the other idle leases have inside their
+        answers, these leases as a whole, states where prompts of leases branch, and the marks of
+        busy leases.
+        """
         while component.pool.free_count < needed:
             if self._evict_unit_from_tree(component):
                 continue

@@ -389,10 +389,14 @@ def is_wide(key_dim: int, value_dim: int) -> bool:
 
 
 ITEM_FIELDS = 8
-"""Fields of the work of a program, for all its heads: first entry of the row's page table; index of
-the tile's first token among the step's T, number of its tokens, position of the first; first
-position of the split, and the one after its last; first cell of the split, one for each token (-1:
-it is the only split of its tile); whether it is the first split (0 or 1)."""
+"""Fields of the work of a program, for all its heads:
+
+- first entry of the row's page table;
+- index of the tile's first token among the step's T, number of its tokens, position of the first;
+- first position of the split, and the one after its last;
+- first cell of the split, one for each token (-1: it is the only split of its tile);
+- whether it is the first split (0 or 1).
+"""
 SUM_FIELDS = 4
 """Fields of a token whose splits are combined: its index among the step's T; its cell of the first
 split; cells from split to split; number of splits."""

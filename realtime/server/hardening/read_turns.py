@@ -5,14 +5,16 @@ What a byte costs is the peer's choice: 256 KiB, one read, take 0.2 ms as one me
 and a reader parses them slice by slice in turns of TURN_S. Turns are granted in rounds of ROUND_S;
 after a round, the next one is delayed by twice the time that the round and the work it began have
 taken. A small request needs two or three iterations of the event loop, and would otherwise wait for
-a round in each. A round grants turns to readers with few unread bytes first, and among those with
-about as many to each tenant in its turn (`waiting_readers`): a client that sends little does not
-wait behind those that send much, nor behind hundreds of another tenant or without a key that send
-as little. It ends with a turn of the reader that has waited longest, so that none waits for ever.
+a round in each. A round grants turns to readers with few unread bytes first, and among readers with
+about as many to each tenant in its turn (`waiting_readers`). So a client that sends little does not
+wait behind clients that send much, nor behind hundreds of another tenant or without a key that send
+as little. A round ends with a turn of the reader that has waited longest, so that no reader waits
+for ever.
 
-Ordinary input does not wait: while no reader waits, a read is parsed at once, as long as such reads
-have taken less than half of the time lately; and a small read of a connection that has used little
-time lately also while others wait, as long as these reads have taken less than a quarter.
+Ordinary input does not wait. While no reader waits, a read is parsed at once, as long as such reads
+have taken less than half of the time lately. A small read of a connection that has used little time
+lately is parsed at once also while others wait, as long as these reads have taken less than a
+quarter.
 
 The clock is that of the wall: what a bystander waits for includes the time in which the processor
 or the interpreter lock is another's, and to read the clock of a thread can take as long as to parse
