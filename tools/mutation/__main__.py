@@ -2,7 +2,8 @@
 
 The unchanged copy must pass first. Each bug gets one test run, which ends at the first failure. The
 results are saved after each run, so that an interrupted check resumes where it stopped. A bug that
-was caught, and whose file has not changed since, is tried again only with --again.
+was caught, and whose file has not changed since, is tried again only with --again. With --tests,
+only these tests run, and nothing is saved.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -104,27 +106,46 @@ def main() -> int:
     parser.add_argument(
         "--list", action="store_true", help="list the bugs and exit (default: try them)"
     )
+    parser.add_argument(
+        "--tests", nargs="+", metavar="PATH", help="run these tests only, and save no result"
+    )
     options = parser.parse_args()
     chosen = [m for m in MUTANTS if not options.names or any(x in m.name for x in options.names)]
     if options.list:
         print("\n".join(f"{m.path:34} {m.name}" for m in chosen))
         return 0
+    if options.tests:
+        return try_with(options.tests, chosen)
     results: dict[str, MutantResult] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         tree = copy_tree(Path(folder))
         todo = [m for m in chosen if options.again or not is_up_to_date(tree, m, results)]
-        run_s_max = RUN_FACTOR_MAX * check_baseline(tree) if todo else 0.0
+        run_s_max = RUN_FACTOR_MAX * check_baseline(tree, TESTS) if todo else 0.0
         for number, mutant in enumerate(todo, 1):
-            results[mutant.name] = result = run_mutant(tree, mutant, run_s_max)
+            results[mutant.name] = result = run_mutant(tree, mutant, run_s_max, TESTS)
             save_results(results)
-            caught = result["caught_by"] or "NOT CAUGHT"
-            print(f"{number:3}/{len(todo)} {result['seconds']:6.1f} s  {mutant.name}: {caught}")
+            print(f"{number:3}/{len(todo)} {describe(mutant, result)}")
     missed = [m.name for m in MUTANTS if m.name in results and not results[m.name]["caught_by"]]
     untried = sum(m.name not in results for m in MUTANTS)
     if not untried:
         TABLE.write_text(render_table(results))
     print(f"{len(MUTANTS)} bugs, {len(missed)} not caught, {untried} not tried")
     return 1 if missed else 0
+
+
+def try_with(tests: Sequence[str], mutants: Sequence[Mutant]) -> int:
+    """Run some tests against bugs, without saving the results. Returns the exit status."""
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        tree = copy_tree(Path(folder))
+        run_s_max = RUN_FACTOR_MAX * check_baseline(tree, tests)
+        results = [run_mutant(tree, mutant, run_s_max, tests) for mutant in mutants]
+    for mutant, result in zip(mutants, results, strict=True):
+        print(describe(mutant, result))
+    return 0 if all(result["caught_by"] for result in results) else 1
+
+
+def describe(mutant: Mutant, result: MutantResult) -> str:
+    return f"{result['seconds']:6.1f} s  {mutant.name}: {result['caught_by'] or 'NOT CAUGHT'}"
 
 
 def copy_tree(folder: Path) -> Path:
@@ -154,11 +175,11 @@ def is_up_to_date(tree: Path, mutant: Mutant, results: dict[str, MutantResult]) 
     )
 
 
-def check_baseline(tree: Path) -> float:
+def check_baseline(tree: Path, tests: Sequence[str]) -> float:
     """Run the tests without a bug. Returns how long they took, in seconds; exits if one fails."""
     print("  the unchanged tree …", end=" ", flush=True)
     start_s = time.monotonic()
-    failed = first_failure(tree, UNCHANGED_RUN_S_MAX)
+    failed = first_failure(tree, UNCHANGED_RUN_S_MAX, tests)
     if failed is not None:
         sys.exit(f"fails without any bug: {failed}")
     spent_s = time.monotonic() - start_s
@@ -166,13 +187,13 @@ def check_baseline(tree: Path) -> float:
     return spent_s
 
 
-def run_mutant(tree: Path, mutant: Mutant, run_s_max: float) -> MutantResult:
+def run_mutant(tree: Path, mutant: Mutant, run_s_max: float, tests: Sequence[str]) -> MutantResult:
     file = tree / mutant.path
     original = file.read_text()
     mutant.mutate_file(tree)
     start_s = time.monotonic()
     try:
-        caught_by = first_failure(tree, run_s_max)
+        caught_by = first_failure(tree, run_s_max, tests)
     finally:
         file.write_text(original)
     seconds = round(time.monotonic() - start_s, 1)
@@ -180,25 +201,25 @@ def run_mutant(tree: Path, mutant: Mutant, run_s_max: float) -> MutantResult:
     return MutantResult(digest=digest, caught_by=caught_by, seconds=seconds, on=today)
 
 
-def first_failure(tree: Path, run_s_max: float) -> str | None:
-    failed = run_tests(tree, run_s_max)
+def first_failure(tree: Path, run_s_max: float, tests: Sequence[str]) -> str | None:
+    failed = run_tests(tree, run_s_max, tests)
     if (
         failed
         and failed.startswith(TIMING_SENSITIVE)
-        and not run_tests(tree, run_s_max, f"tests/{failed}")
+        and not run_tests(tree, run_s_max, [f"tests/{failed}"])
     ):
-        return run_tests(tree, run_s_max)
+        return run_tests(tree, run_s_max, tests)
     return failed
 
 
-def run_tests(tree: Path, run_s_max: float, *tests: str) -> str | None:
-    """Run tests in the copy `tree`, by default TESTS, for at most `run_s_max` seconds.
+def run_tests(tree: Path, run_s_max: float, tests: Sequence[str]) -> str | None:
+    """Run tests in the copy `tree` for at most `run_s_max` seconds.
 
     Returns the first test that failed, a text if a time limit was exceeded, or None if all passed.
     """
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     command += ["-p", "tools.mutation.quick", "--hypothesis-seed=1", "-W", "ignore"]
-    command += [f"--timeout={TEST_S_MAX}", "--tb=no", "--show-capture=no", *(tests or TESTS)]
+    command += [f"--timeout={TEST_S_MAX}", "--tb=no", "--show-capture=no", *tests]
     environment = {**os.environ, "EXAMPLES": str(EXAMPLES), "PYTHONPATH": str(tree)}
     try:
         run = subprocess.run(
