@@ -436,11 +436,12 @@ ROWS = (
 
 
 async def _soak(minutes: float, seed: int) -> None:
-    end_s = time.monotonic() + minutes * 60
+    """Run rounds for this time, which begins when the cluster is warm."""
     with tempfile.TemporaryDirectory() as folder:
         async with warm_cluster(Path(folder)) as soak:
             assert soak.baseline is not None
             print(f"warm: {soak.baseline.line()}", flush=True)
+            end_s = time.monotonic() + minutes * 60
             for n in itertools.count(seed):
                 if time.monotonic() > end_s:
                     break
