@@ -89,7 +89,7 @@ def test_long_prompts_are_prefilled_one_after_the_other() -> None:
 
 
 @AHEAD
-@pytest.mark.parametrize("page_size", [1, 16, 256])
+@pytest.mark.parametrize("page_size", [pytest.param(1, marks=pytest.mark.long), 16, 256])
 def test_cost_of_a_turn_does_not_grow_with_the_history(page_size: int, ahead: int) -> None:
     """150 turns of 16 tokens in and 8 out: each but the first computes as many tokens, launches as
     many steps and creates as many tree nodes, and none walks the tree. SGLang allows a factor of

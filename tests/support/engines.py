@@ -3,6 +3,7 @@ connected by a real socket."""
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -62,6 +63,12 @@ RunningCore = EngineCore[Any] | UpstreamCore
 SpeculationFactory = Callable[[], Speculation]
 
 
+@functools.cache
+def _load_text(folder: str) -> ModelText:
+    """Load the text of an engine: it never changes, and its chat template takes long to probe."""
+    return ModelText(folder)
+
+
 class EngineHarness:
     """Engine whose loop runs in the test's process, so that a test can reach its parts.
 
@@ -87,7 +94,7 @@ class EngineHarness:
         self._folder = str(folder)
         self._make = make
         self._rows = rows
-        self._text = ModelText(self._folder)
+        self._text = _load_text(self._folder)
         self._loop: EngineLoop[Any] | UpstreamLoop | None = None
         self._link: Link[EngineEvent, EngineCommand] | None = None
         self._running: asyncio.Task[None] | None = None

@@ -10,6 +10,8 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
+from tests.support.waiting import POLL_S
+
 AUDIENCE = "https://talk.example"
 
 
@@ -34,7 +36,7 @@ class IdentityProvider:
                 pass
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(POLL_S,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_port}/jwks.json"
 
     def jwks(self) -> dict[str, Any]:

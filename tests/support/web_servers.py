@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -110,6 +111,7 @@ async def serve_app(
     sock = bind("127.0.0.1", port)
     ready = asyncio.Event()
     web_server = WebServer(app, settings, ready.set, tls)
+    gc.freeze()  # The server begins with a full collection: it need not visit all tests.
     async with registry.running():
         serve_task = asyncio.create_task(web_server.serve([sock]))
         await ready.wait()

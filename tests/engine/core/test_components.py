@@ -10,6 +10,7 @@ from continuo.engine.wire.messages import CancelTurn, ForkSession, GetSessionInf
 from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import VOCABULARY, oracle
 
+pytestmark = pytest.mark.long
 PAGE = 16
 
 
@@ -17,10 +18,10 @@ def window_core(
     window: int = 48, *, full: bool = False, host: int = 0, pages: int = 64
 ) -> CoreHarness:
     return CoreHarness(
-        pages=4096,
+        pages=1024,
         page_size=PAGE,
         batched_tokens=64,
-        host_pages=4096 if host else 0,
+        host_pages=1024 if host else 0,
         windows=(WindowGroup(window, pages, host),),
         has_full_layers=full,
     )
@@ -30,10 +31,10 @@ def state_core(
     *, slots: int = 64, host: int = 0, windows: tuple[WindowGroup, ...] = ()
 ) -> CoreHarness:
     return CoreHarness(
-        pages=4096,
+        pages=1024,
         page_size=PAGE,
         batched_tokens=64,
-        host_pages=4096 if host else 0,
+        host_pages=1024 if host else 0,
         windows=windows,
         state_slots=slots,
         host_state_slots=host,

@@ -16,6 +16,7 @@ from huggingface_hub import constants
 
 from continuo.engine.device import weights
 from continuo.engine.errors import ModelError
+from tests.support.waiting import POLL_S
 
 pytestmark = pytest.mark.torch
 
@@ -127,7 +128,7 @@ def address(hub: ThreadingHTTPServer) -> str:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True)
         thread.start()
         url = address(server)
         template = url + "/{repo_id}/resolve/{revision}/{filename}"

@@ -14,16 +14,20 @@ from tests.support.checkpoints import family_text
 MIB = 1024 * 1024
 
 
-def test_encodings_of_long_texts_are_bounded() -> None:
+def test_encodings_of_long_texts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is a small one, so that few texts fill it."""
     text = family_text("qwen3")
-    encodings = text._tokenizer._encodings  # pyright: ignore[reportPrivateUsage]
+    assert text.cache_sizes["encodings"].bytes_max == 32 * MIB
+    encodings: ResidentCache[tuple[str, bool], array[int]] = ResidentCache(MIB, entry_bytes_max=MIB)
+    monkeypatch.setattr(text._tokenizer, "_encodings", encodings)  # pyright: ignore[reportPrivateUsage]
     source = random.Random(1)
-    for n in range(40):
+    for n in range(6):
         words = "".join(source.choice("ab \u4e2d") for _ in range(300))
-        ids = text.encode(f"{n} " + words * 500)
-        assert text.encode(f"{n} " + words * 500) == ids
-        assert encodings.held_bytes <= encodings.bytes_max == 32 * MIB
-    assert encodings.held_bytes > 16 * MIB, "the bound was reached"
+        ids = text.encode(f"{n} " + words * 200)
+        assert text.encode(f"{n} " + words * 200) == ids
+        assert encodings.held_bytes <= encodings.bytes_max
+    assert encodings.held_bytes > MIB // 2, "the bound was reached"
+    assert encodings.evicted_bytes > 0
 
 
 def test_renderings_of_long_texts_are_bounded() -> None:
@@ -38,8 +42,8 @@ def test_renderings_of_long_texts_are_bounded() -> None:
 
 def test_tenant_keeps_its_share_of_the_caches_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     text = family_text("qwen3")
-    encodings: ResidentCache[tuple[str, bool], array[int]] = ResidentCache(MIB)
-    checks: ResidentCache[bytes, str] = ResidentCache(MIB)
+    encodings: ResidentCache[tuple[str, bool], array[int]] = ResidentCache(MIB // 8)
+    checks: ResidentCache[bytes, str] = ResidentCache(MIB // 8)
     monkeypatch.setattr(text._tokenizer, "_encodings", encodings)  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(grammar, "_schema_problems", checks)
     words = "go " * 300
@@ -54,10 +58,10 @@ def test_tenant_keeps_its_share_of_the_caches_of_texts(monkeypatch: pytest.Monke
         digest = hashlib.sha256(f"{tenant} {n}".encode()).digest()
         return (f"{tenant} {n} {words}", False) in encodings, digest in checks
 
-    copy_context().run(use, "small", 20)
-    copy_context().run(use, "large", 3_000)
+    copy_context().run(use, "small", 3)
+    copy_context().run(use, "large", 600)
     assert kept("large", 0) == (False, False), "both caches were full"
-    assert {kept("small", n) for n in range(20)} == {(True, True)}
+    assert {kept("small", n) for n in range(3)} == {(True, True)}
 
 
 def test_size_of_renderings_is_that_of_all_variants() -> None:

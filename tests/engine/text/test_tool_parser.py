@@ -357,6 +357,7 @@ def render_calls(name: str, calls: Sequence[tuple[str, dict[str, object]]]) -> s
     return rendered[rendered.index(beginning) :]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "gpt_oss"] + ["chatml"])
 @settings(max_examples=25, deadline=None)
 @given(calls=SIMPLE_CALLS, size=st.integers(1, 50))
@@ -388,6 +389,7 @@ WRITES_OTHERWISE = {
 """Harmony, a template with quotes of Python's, and those that write the ids of calls."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in WRITES_OTHERWISE])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_calls_are_written_as_the_template_renders_them(name: str, count: int) -> None:
@@ -398,6 +400,7 @@ def test_calls_are_written_as_the_template_renders_them(name: str, count: int) -
     assert render_calls(name, calls[:count])[: len(written)] == written
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "gpt_oss"])
 def test_arguments_of_every_type_are_read_in_pieces_of_any_size(name: str) -> None:
     arguments: dict[str, object] = {

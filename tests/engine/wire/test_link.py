@@ -43,6 +43,7 @@ async def test_messages_keep_their_order_when_the_socket_is_full() -> None:
     await lost.wait()
 
 
+@pytest.mark.process
 async def test_link_with_tls_sends_each_frame_when_nothing_else_is_sent(
     tmp_path: Path,
 ) -> None:

@@ -1,6 +1,8 @@
 """Conversations under the chat templates of real model families: after any edits, the prompt of a
 response equals one full rendering."""
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,13 +19,23 @@ from continuo.realtime.protocol.items import (
     MessageItem,
 )
 from continuo.realtime.protocol.settings import GenerationSettings, Tool
-from tests.support.checkpoints import FAMILIES, family_template
+from tests.support.checkpoints import PUBLISHED, TRANSCRIBED, family_template
 
 NO_TOOLS = {"odd_calls"}
 NO_HEADER_AT_FIRST = {"deepseek_v3_1", "deepseek_v3_2", "granite3_3"}
 """The assistant's header depends on a message of the user before it."""
 NO_SYSTEM = {"gemma"}
 TOOL = Tool(name="get_weather", parameters='{"type": "object"}')
+
+
+def every_family(*, but: Collection[str] = ()) -> pytest.MarkDecorator:
+    """Parametrize a test by the names of families. Those with published templates are slow."""
+    published = [
+        pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED if name not in but
+    ]
+    return pytest.mark.parametrize(
+        "name", [*(name for name in TRANSCRIBED if name not in but), *published]
+    )
 
 
 def user(n: int, text: str) -> MessageItem:
@@ -77,7 +89,7 @@ TEXTS = st.sampled_from(
 )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@every_family()
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_prompt_equals_the_full_rendering_at_every_turn(name: str, data: st.DataObject) -> None:
@@ -96,7 +108,7 @@ def test_prompt_equals_the_full_rendering_at_every_turn(name: str, data: st.Data
                 assert_full_rendering(template, conversation)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@every_family()
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_prompt_equals_the_full_rendering_after_edits(name: str, data: st.DataObject) -> None:
@@ -129,7 +141,7 @@ def test_deleting_a_message_restores_the_rendering_before_it() -> None:
     assert after.delete_item("u1").ids() == before.ids()
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NO_HEADER_AT_FIRST])
+@every_family(but=NO_HEADER_AT_FIRST)
 @pytest.mark.parametrize("instructions", ["", "be brief"])
 def test_prompt_of_an_empty_conversation_contains_the_tools(name: str, instructions: str) -> None:
     tools = () if name in NO_TOOLS else (TOOL,)

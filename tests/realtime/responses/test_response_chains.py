@@ -339,6 +339,7 @@ async def sqlite(store_file: Path) -> AsyncIterator[Store]:
     await store.aclose()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("background", [False, True])
 async def test_response_to_be_stored_is_refused_while_the_store_is_down(
     harness: EngineHarness, sqlite: Store, store_file: Path, background: bool

@@ -27,7 +27,7 @@ from tests.support.clients import RealtimeClient, connect_responses
 from tests.support.engines import EngineHarness
 from tests.support.processes import Process
 from tests.support.sessions import SLOW_STEP_S
-from tests.support.waiting import wait_until
+from tests.support.waiting import POLL_S, wait_until
 from tests.support.web_servers import ACME, RunningServer
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -275,7 +275,7 @@ def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
             pass
 
     server = http.server.HTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/v1/traces", received
     server.shutdown()
 

@@ -44,10 +44,12 @@ def lines_per_step(turns: int, waiting: int, length: int = 1) -> float:
     return sum(count_lines(loaded.step) for _ in range(24)) / 24
 
 
+@pytest.mark.slow
 def test_2000_turns_that_wait_for_pages_hardly_make_a_step_longer() -> None:
     assert lines_per_step(64, 2_000, length=1_600) <= 1.3 * lines_per_step(64, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [40, 400])
 def test_2000_turns_that_wait_for_rows_hardly_make_a_step_longer(length: int) -> None:
     assert lines_per_step(128, 2_000, length) <= 1.3 * lines_per_step(128, 0)

@@ -18,6 +18,7 @@ from continuo.bench.scheduling_scenarios import (
 )
 from tests.support.digest_runner import DigestRunner, oracle
 
+pytestmark = pytest.mark.long
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 HOST = pytest.mark.parametrize("host_pages", [0, 2_000])
 

@@ -64,6 +64,7 @@ def test_format_is_found_from_the_template(
     assert ("long" in spoken) == (expected is None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REASONING_FAMILIES)
 def test_format_of_every_family_is_found(name: str) -> None:
     found = family_template(name).reasoning_format
@@ -73,6 +74,7 @@ def test_format_of_every_family_is_found(name: str) -> None:
     assert after.strip().startswith(found.end)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("folder", "has_warning"),
     [("granite3_3", True), ("ministral3_reasoning", False), ("mistral_nemo", False)],

@@ -347,6 +347,7 @@ async def test_response_of_a_revoked_key_is_cancelled_and_that_of_another_is_not
         await other.wait_response(responses[1])
 
 
+@pytest.mark.long
 async def test_response_of_an_expired_token_goes_on_for_the_next_token(
     harness: EngineHarness, provider: IdentityProvider
 ) -> None:
