@@ -23,7 +23,7 @@ help:
 	@echo "make demo     set up, then start the server with the bundled model  (make demo MODEL=Qwen/Qwen3-0.6B)"
 	@echo "make test     set up, then run the tests, the slow ones in part    (make test ARGS='-k resume')"
 	@echo "              all of them: make test SHARE=1"
-	@echo "make quick    run the unit tests: no process, Redis, browser or torch; under 30 s"
+	@echo "make quick    run the unit tests: no process, Redis, browser or torch; 40 s on two cores"
 	@echo "make fuzz     send a million malformed frames to a server  (make fuzz ARGS='--frames 20000 --seed 7')"
 	@echo "make attack   attack a server for half an hour, with other clients connected  (make attack ARGS='--minutes 5')"
 	@echo "make faults   inject each fault often enough to prove recovery  (make faults ROW=F3 ARGS='--minutes 5')"
@@ -62,7 +62,8 @@ system:
 	@sh tools/setup_system.sh
 
 quick: $(VENV)/ready-dev
-	@$(BIN)/python -m pytest --quick --quiet $(QUICK) $(ARGS)
+	@$(BIN)/python -m pytest --quick --quiet --numprocesses $(JOBS) \
+		$(if $(filter-out 0,$(JOBS)),--dist worksteal) $(QUICK) $(ARGS)
 
 fuzz: $(VENV)/ready-dev
 	$(BIN)/python -m tests.fuzz $(ARGS)

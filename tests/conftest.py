@@ -3,13 +3,12 @@
 import asyncio
 import faulthandler
 import functools
+import gc
 import inspect
 import os
 import random
-import re
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator, Iterator
@@ -22,16 +21,17 @@ from hypothesis import settings
 
 from tests.support.configured_logging import read_loggers
 from tests.support.engines import write_tiny_model
+from tests.support.file_marks import read_file_marks
 from tests.support.processes import logs_since
 
 settings.register_profile("untimed", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=20)
 settings.load_profile("untimed")
 
 SLOW_MARKS = ("torch", "process", "redis", "server", "browser", "slow")
-"""Marks of tests that `make quick` skips; pyproject.toml describes each mark."""
-MARKED_FILE = re.compile(rf"^pytestmark = .*\b({'|'.join(SLOW_MARKS)})\b", re.MULTILINE)
-"""Pattern that finds, in the source of a test file, a slow mark for the whole file. `make quick`
-does not even import such a file, because importing torch alone takes seconds."""
+"""Marks of tests of which `make test` runs a share; pyproject.toml describes each mark."""
+LEFT_OUT_MARKS = (*SLOW_MARKS, "long")
+"""Marks of tests that `make quick` leaves out."""
 
 TEST_S_MAX = 900.0
 """Seconds after which a test ends its test process, fixtures included. It is longer than every
@@ -50,6 +50,7 @@ LONGEST_FILES = (
     "tests/clients/test_command.py",
     "tests/faults/test_fault_rows.py",
     "tests/bench/test_recovery.py",
+    "tests/tools/test_small_forms.py",
     "tests/fuzz/test_fuzz.py",
     "tests/faults/test_apart_and_killed.py",
     "tests/deploy/test_distribution.py",
@@ -67,10 +68,11 @@ LONGEST_FILES = (
 """Files that a run with several workers begins with, so that none is left alone at its end."""
 
 QUICK_PATHS = ("tests/engine/", "tests/realtime/", "tests/reference/")
-"""Folders of the unit tests, which `make quick` runs but for those with a slow mark."""
+"""Folders of the unit tests, which `make quick` runs but for those that it leaves out."""
 
 WHOLE_PATHS = ("tests/tools/", "tests/tree/")
-"""Folders of tests that compare files of the repository with each other: none is left out."""
+"""Folders of tests that compare files of the repository with each other: none is left out but those
+marked `slow`."""
 
 STDERR = pytest.StashKey[int]()
 """File descriptor of the standard error that is not captured."""
@@ -116,7 +118,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailurePrinter(config))
     if config.getoption("quick"):
-        sys.addaudithook(_refuse_slow_work)
+        settings.load_profile("quick")
 
 
 class FailurePrinter:
@@ -136,6 +138,15 @@ class FailurePrinter:
             reporter.write_line(f"FAILED {report.nodeid} ({report.when}) {error}")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Refuse slow work from now on in `make quick`: in the process of the tests, not in the one
+    that starts workers for them."""
+    config = session.config
+    if config.getoption("quick") and (hasattr(config, "workerinput") or not config.getoption("tx")):
+        sys.addaudithook(_refuse_slow_work)
+
+
 def _refuse_slow_work(event: str, arguments: tuple[object, ...]) -> None:
     """Audit hook of `make quick`: raise if a test without a slow mark starts a process or imports
     torch or transformers. The error names the missing mark."""
@@ -146,9 +157,12 @@ def _refuse_slow_work(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a file that is marked as a whole out of `make quick` without importing it: importing
+    torch alone takes seconds."""
     if not config.getoption("quick") or not collection_path.name.startswith("test_"):
         return None
-    return bool(MARKED_FILE.search(collection_path.read_text("utf-8"))) or None
+    marks = read_file_marks(collection_path.read_text("utf-8"))
+    return True if marks & {*LEFT_OUT_MARKS} else None
 
 
 def _end_after(
@@ -166,7 +180,8 @@ def _is_slow(item: pytest.Item) -> bool:
     """Whether a share leaves the test out unless it is drawn."""
     if item.nodeid.startswith(QUICK_PATHS):
         return any(map(item.get_closest_marker, SLOW_MARKS))
-    return not item.nodeid.startswith(WHOLE_PATHS)
+    is_whole = item.nodeid.startswith(WHOLE_PATHS)
+    return not is_whole or item.get_closest_marker("slow") is not None
 
 
 def _draw(items: list[pytest.Item], share: int, seed: str) -> set[pytest.Item]:
@@ -217,9 +232,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ranks = {file: rank for rank, file in enumerate(LONGEST_FILES)}
         items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
     if config.getoption("quick"):
-        slow = [item for item in items if any(map(item.get_closest_marker, SLOW_MARKS))]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
+        left_out = {item for item in items if any(map(item.get_closest_marker, LEFT_OUT_MARKS))}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # Modules and tests stay: full collections need not visit them.
 
 
 @pytest.hookimpl(wrapper=True)
@@ -241,18 +260,11 @@ def pytest_runtest_makereport(
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """End the test process if the test takes longer than TEST_S_MAX. pytest-xdist reports which
     test it was."""
-    timer = threading.Timer(TEST_S_MAX, _end_test_process, [item.config.stash[STDERR]])
-    timer.daemon = True
-    timer.start()
+    faulthandler.dump_traceback_later(TEST_S_MAX, exit=True, file=item.config.stash[STDERR])
     try:
         return (yield)
     finally:
-        timer.cancel()
-
-
-def _end_test_process(stderr: int) -> None:
-    faulthandler.dump_traceback(file=stderr)
-    os._exit(1)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_asyncio_loop_factories(
