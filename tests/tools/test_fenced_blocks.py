@@ -9,7 +9,6 @@ import io
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,9 @@ from tests.clients import test_documented_programs as programs
 from tests.clients import test_recipes as recipes
 from tests.deploy import test_proxies as proxies
 from tests.realtime.protocol import test_protocol_doc as protocol
-from tests.support.fenced_blocks import ROOT, Block, blocks_in, blocks_of, find_pages, read_blocks
+from tests.support.documented_commands import PAGES, TEXTS, find_all, find_commands
+from tests.support.fenced_blocks import ROOT, Block, blocks_in, blocks_of, read_blocks
 
-PAGES = find_pages()
-TEXTS = {page: (ROOT / page).read_text("utf-8") for page in PAGES}
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 DIRECTIVE = re.compile(r"\{\w+\}$|mermaid$")
 """Languages of what Sphinx reads: `make docs` fails if it cannot."""
@@ -124,20 +122,6 @@ def test_configuration_is_read_by_the_server(block: Block, tmp_path: Path) -> No
 # ---------------------------------------------------------------- commands
 
 
-def find_commands(text: str, program: str) -> Iterator[str]:
-    """Yield the commands of blocks, and of code in the prose, that begin with `program`."""
-    joined = re.sub(r" *\\\n *", " ", text)
-    for found in re.finditer(rf"^(?:\.venv/bin/)?({program} [^#\n]*)", joined, re.MULTILINE):
-        yield found[1].strip()
-    for found in re.finditer(rf"(?<!`)`(?:\.venv/bin/)?({program} [^`]+)`", text):
-        yield found[1]
-
-
-def named(program: str) -> list[str]:
-    found = (one for text in TEXTS.values() for one in find_commands(text, program))
-    return sorted({" ".join(command.split()) for command in found})
-
-
 def parser_of_bench(workload: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     module = importlib.import_module(f"continuo.bench.{workload.replace('-', '_')}")
@@ -163,7 +147,7 @@ def parse(words: list[str]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("command", named("continuo"))
+@pytest.mark.parametrize("command", find_all("continuo"))
 def test_command_is_one_that_the_parser_accepts(command: str) -> None:
     """In prose, a command may stand for all of its actions (`continuo store`)."""
     error = parse(shlex.split(command.replace("WORKLOAD", "gateway"))[1:])
@@ -182,7 +166,7 @@ TARGETS = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, re.MULTILINE))
 VARIABLES = set(re.findall(r"\$[({](?:if \$\()?([A-Z]+)\b", MAKEFILE))
 
 
-@pytest.mark.parametrize("command", named("make"))
+@pytest.mark.parametrize("command", find_all("make"))
 def test_make_has_the_targets_and_variables(command: str) -> None:
     for word in shlex.split(command)[1:]:
         name, assigned, _ = word.partition("=")
