@@ -1,7 +1,7 @@
 # To start:   make demo   ·   make test
 # Everything is installed in .venv, and again whenever pyproject.toml changes.
 
-.PHONY: help setup web demo test quick fuzz attack faults soak upstream frozen check format docs release clean
+.PHONY: help setup web demo test quick fuzz attack faults soak worlds upstream frozen check format docs release clean
 .PHONY: environments system check-format check-lint check-types check-imports check-prose check-web
 .DEFAULT_GOAL := help
 
@@ -28,6 +28,7 @@ help:
 	@echo "make attack   attack a server for half an hour, with other clients connected  (make attack ARGS='--minutes 5')"
 	@echo "make faults   inject each fault often enough to prove recovery  (make faults ROW=F3 ARGS='--minutes 5')"
 	@echo "make soak     run mixed clients for an hour; memory, files and keys stay flat   (make soak ARGS='--minutes 5')"
+	@echo "make worlds   run random histories in crowded engines for an hour (make worlds ARGS='--minutes 5')"
 	@echo "make upstream install llama-server and vLLM, and test an engine on them  (make upstream KIND=llama-server)"
 	@echo "make frozen   compare 10,000 simulated lives with the frozen ones  (make frozen ARGS='--jobs 4')"
 	@echo "make check    check format, lint, types, imports, prose, docs and web/"
@@ -82,6 +83,9 @@ upstream: environments
 soak: $(VENV)/ready-dev
 	@sh tools/setup_system.sh
 	$(BIN)/python -m tests.faults.soaking $(ARGS)
+
+worlds: $(VENV)/ready-dev
+	$(BIN)/python -m tests.worlds $(ARGS)
 
 frozen: $(VENV)/ready-dev
 	$(BIN)/python -m tests.frozen --lives 10000 $(ARGS)

@@ -7,6 +7,7 @@ one, its logit is within the tolerance, and such positions are at most one in a 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.test_random_histories_parity import CONTEXT, penalise, run_sessions
+from tests.parity.test_random_histories_parity import (
+    CONTEXT,
+    crowded_engine,
+    penalise,
+    run_sessions,
+)
 from tests.support import transformers_oracle as oracle
 from tests.support.architectures import ARCHITECTURES, GEMMA4_SHARED
 from tests.support.digest_runner import VOCABULARY
-from tests.support.disturbed import DisturbedScheduler
-from tests.support.engines import running_engine
+from tests.support.worlds import crowded_world
 
 TIES_MAX = 0.001
 LOGITS_TOLERANCE = 2e-4
@@ -66,9 +71,13 @@ async def test_output_after_random_histories_equals_one_prefill(
     of a step on another thread while the next one is planned."""
     model = MAKERS[name](vocab_size=VOCABULARY)
     model.save_pretrained(tmp_path)
+    seed = page_size + chunk
+    world = crowded_world(
+        random.Random(f"{name} {seed}"), page_size=page_size, session_tokens=CONTEXT
+    )
     bounds: dict[str, Any] = {
         "block_size": page_size,
-        "num_gpu_blocks_override": -(-CONTEXT // page_size) * 3 + 2,
+        "num_gpu_blocks_override": world.pages,
         "max_model_len": CONTEXT,
         "max_num_batched_tokens": chunk,
         "kv_offloading_size": 0.01,
@@ -79,8 +88,8 @@ async def test_output_after_random_histories_equals_one_prefill(
     def make() -> Any:
         return oracle.build_cpu_runner(tmp_path, **bounds)
 
-    async with running_engine(letters, make, scheduler=DisturbedScheduler) as harness:
-        outputs = await run_sessions(harness, VOCABULARY, seed=page_size + chunk)
+    async with crowded_engine(letters, make, world) as harness:
+        outputs = await run_sessions(harness, VOCABULARY, seed, world)
         stats = await harness.engine.fleet.stats()
     assert stats.retractions > 0
     drawn = ties = 0

@@ -4,6 +4,7 @@ operations, on our C decoder and through transformers. See test_random_histories
 A session holds the pages of its windows alone, in a pool far smaller than its history would need.
 """
 
+import random
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -13,11 +14,16 @@ from typing import Any
 import pytest
 
 from continuo.engine.device.native.native_runner import NativeRunner
-from tests.parity.test_random_histories_parity import CONTEXT, ModelUnderTest, check, run_sessions
+from tests.parity.test_random_histories_parity import (
+    CONTEXT,
+    ModelUnderTest,
+    check,
+    crowded_engine,
+    run_sessions,
+)
 from tests.support import transformers_oracle as oracle
 from tests.support.digest_runner import VOCABULARY
-from tests.support.disturbed import DisturbedScheduler
-from tests.support.engines import running_engine
+from tests.support.worlds import crowded_world
 
 WINDOW = 40
 GEMMA_LAYERS = ["sliding_attention", "sliding_attention", "full_attention"]
@@ -59,9 +65,13 @@ async def test_output_after_random_histories_equals_one_prefill(
         pytest.skip("no C compiler (cc) is installed")
     reference = MODELS[name]()
     reference.save_pretrained(tmp_path)
+    seed = page_size + chunk
+    world = crowded_world(
+        random.Random(f"{name} {seed}"), page_size=page_size, session_tokens=CONTEXT
+    )
     bounds: dict[str, Any] = {
         "block_size": page_size,
-        "num_gpu_blocks_override": -(-CONTEXT // page_size) * 2 + 2,
+        "num_gpu_blocks_override": world.pages,
         "max_model_len": CONTEXT,
         "max_num_batched_tokens": chunk,
         "kv_offloading_size": 0.01 if host else 0.0,
@@ -70,10 +80,10 @@ async def test_output_after_random_histories_equals_one_prefill(
     def make() -> Any:
         return oracle.build_cpu_runner(tmp_path, **bounds)
 
-    async with running_engine(letters, make, scheduler=DisturbedScheduler) as harness:
+    async with crowded_engine(letters, make, world) as harness:
         assert harness.runner.geometry.windows[0].window == WINDOW
         vocabulary = reference.config.vocab_size
-        outputs = await run_sessions(harness, vocabulary, seed=page_size + chunk)
+        outputs = await run_sessions(harness, vocabulary, seed, world)
         stats = await harness.engine.fleet.stats()
         assert isinstance(harness.runner, NativeRunner) == native
     assert stats.retractions > 0

@@ -1,13 +1,15 @@
-"""Parity of random histories: eight sessions on real small models, one on torch's operations and
-one on our C decoder. Every output equals that of transformers for one fresh prefill.
+"""Parity of random histories: eight sessions of several groups on real small models, one on torch's
+operations and one on our C decoder. Every output equals that of transformers for one fresh prefill.
 
-The history: appends of 1 to 64 ids, provisional ids, cancellations, rewinds and forks; turns
-retracted and idle sessions evicted or spilled before every third step; the engine killed halfway.
-In fp32 the ids are identical; in bf16 each is the oracle's most likely id within the noise of
-chunking. Log-probabilities are equal within that noise in both.
+The pool is for one to two of these sessions, and in some worlds rows have drafts. The history:
+appends of 1 to 64 ids, provisional ids, cancellations, rewinds and forks; turns retracted and idle
+sessions evicted or spilled before every third step; the engine killed halfway. In fp32 the ids are
+identical; in bf16 each is the oracle's most likely id within the noise of chunking.
+Log-probabilities are equal within that noise in both.
 """
 
 import asyncio
+import contextlib
 import random
 import shutil
 from collections import Counter
@@ -19,15 +21,19 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 import torch
 
+from continuo.engine import SessionGroup
 from continuo.engine.client.engine_client import EngineClient
+from continuo.engine.core.speculation import PromptLookup, Speculation
 from continuo.engine.device.native.native_runner import NativeRunner
 from continuo.engine.errors import SessionDetached
 from continuo.engine.wire.messages import Sampling
 from tests.support import transformers_oracle as oracle
 from tests.support.digest_runner import VOCABULARY
 from tests.support.disturbed import DisturbedScheduler
+from tests.support.drafting import DRAFTS_MAX, EagerGain
 from tests.support.engine_sessions import recovered, with_recovery
-from tests.support.engines import EngineHarness, running_engine
+from tests.support.engines import EngineHarness, RunnerFactory, running_engine
+from tests.support.worlds import World, crowded_world
 
 T = TypeVar("T")
 SESSIONS, ACTIONS = 8, 7
@@ -83,10 +89,12 @@ def model(
     )
 
 
-async def run_session(engine: EngineClient, vocabulary: int, seed: int) -> list[TurnOutput]:
+async def run_session(
+    engine: EngineClient, vocabulary: int, seed: int, group: SessionGroup
+) -> list[TurnOutput]:
     """Run random actions on one session. Returns its outputs."""
     source = random.Random(seed)
-    session, log, outputs = await engine.open(), list[int](), list[TurnOutput]()
+    session, log, outputs = await engine.open(group=group), list[int](), list[TurnOutput]()
 
     def words(max_count: int) -> list[int]:
         return [source.randrange(vocabulary) for _ in range(source.randint(1, max_count))]
@@ -144,7 +152,26 @@ async def run_turn(
     return TurnOutput(list(log), output, None if sampling.logprobs is None else logprobs, sampling)
 
 
-async def run_sessions(harness: EngineHarness, vocabulary: int, seed: int) -> list[TurnOutput]:
+def crowded_engine(
+    letters: Path, make: RunnerFactory, world: World
+) -> contextlib.AbstractAsyncContextManager[EngineHarness]:
+    """Run an engine of a world whose turns are retracted also without need."""
+
+    def look_up() -> Speculation:
+        return Speculation(PromptLookup(1, 3), DRAFTS_MAX, EagerGain)
+
+    return running_engine(
+        letters,
+        make,
+        scheduler=DisturbedScheduler,
+        speculation=look_up if world.has_drafts else None,
+        max_group_share=world.max_group_share,
+    )
+
+
+async def run_sessions(
+    harness: EngineHarness, vocabulary: int, seed: int, world: World
+) -> list[TurnOutput]:
     """Run all sessions at once and kill the engine when half of the tokens are drawn."""
 
     async def kill_halfway() -> None:
@@ -155,7 +182,10 @@ async def run_sessions(harness: EngineHarness, vocabulary: int, seed: int) -> li
         harness.kill()
 
     killing = asyncio.create_task(kill_halfway())
-    sessions = (run_session(harness.engine, vocabulary, seed * 100 + n) for n in range(SESSIONS))
+    sessions = (
+        run_session(harness.engine, vocabulary, seed * 100 + n, SessionGroup(*world.group(n)))
+        for n in range(SESSIONS)
+    )
     results = await asyncio.gather(*sessions)
     await killing
     assert harness.launch_count == 2
@@ -194,9 +224,11 @@ async def test_output_after_random_histories_equals_one_prefill(
             return near_end_results[-1]
 
         monkeypatch.setattr(NativeRunner, "run_until_near_end", run_and_record)
+    seed = page_size + chunk
+    world = crowded_world(random.Random(seed), page_size=page_size, session_tokens=CONTEXT)
     bounds: dict[str, Any] = {
         "block_size": page_size,
-        "num_gpu_blocks_override": -(-CONTEXT // page_size) * 3 + 2,
+        "num_gpu_blocks_override": world.pages,
         "max_model_len": CONTEXT,
         "max_num_batched_tokens": chunk,
         "kv_offloading_size": 0.01 if host else 0.0,
@@ -208,8 +240,8 @@ async def test_output_after_random_histories_equals_one_prefill(
         return oracle.build_cpu_runner(model.folder, model.dtype, **bounds)
 
     vocabulary = model.reference.config.vocab_size
-    async with running_engine(letters, make, scheduler=DisturbedScheduler) as harness:
-        outputs = await run_sessions(harness, vocabulary, seed=page_size + chunk)
+    async with crowded_engine(letters, make, world) as harness:
+        outputs = await run_sessions(harness, vocabulary, seed, world)
         stats = await harness.engine.fleet.stats()
         assert isinstance(harness.runner, NativeRunner) == model.native
     assert stats.retractions > 0

@@ -51,14 +51,18 @@ class CoreHarness:
         batched_tokens: int = 16,
         rows: int = 8,
         host_pages: int = 0,
+        max_group_share: float = 1.0,
         scheduler: type[Scheduler] = Scheduler,
         vocabulary: int = VOCABULARY,
         speculation: Speculation | Callable[[RadixTree], Speculation] | None = None,
+        audit_every: int = 1,
+        allows_misplaced: bool = False,
         **memory: Any,
     ) -> None:
         """`vocabulary`: number of valid input ids; the null device draws only ids below
-        VOCABULARY. `speculation`: or a function that makes it for a prefix tree. `memory`: further
-        fields of Geometry."""
+        VOCABULARY. `speculation`: or a function that makes it for a prefix tree. `audit_every`:
+        launches and collections from one audit of the cache to the next. `allows_misplaced`: rows
+        need not begin where the KV of their sequence ends. `memory`: further fields of Geometry."""
         limit = min(max_model_len, pages * page_size)
         geometry = Geometry(
             pages, page_size, limit, vocabulary, batched_tokens, 0, host_pages, **memory
@@ -67,7 +71,9 @@ class CoreHarness:
         self.cache = SessionAwareCache.for_geometry(geometry)
         if callable(speculation):
             speculation = speculation(self.cache.tree)
-        self.scheduler = scheduler(self.cache, batched_tokens, rows, speculation=speculation)
+        self.scheduler = scheduler(
+            self.cache, batched_tokens, rows, max_group_share, speculation=speculation
+        )
         self.counters = Counters()
         self.now = 1000.0
         self.events: list[EngineEvent] = []
@@ -78,6 +84,8 @@ class CoreHarness:
         self._pages: deque[list[tuple[bytes, ...]]] = deque()
         """Page tables of the rows of each step in flight, copied at launch; a table must not change
         until its step is collected."""
+        self._audit_every, self._unaudited = audit_every, 0
+        self._allows_misplaced = allows_misplaced
         self._n = 0
         self.sessions = Sessions(
             PagedBackend(self.cache, self.scheduler, self.counters, geometry.state_bytes),
@@ -100,10 +108,11 @@ class CoreHarness:
         capacity: int | None = None,
         scope: str = "",
         group: str = "",
+        weight: float = 1.0,
     ) -> Sequence:
+        options = {"scope": scope, "group": group, "weight": weight}
         number = self.next_number()
-        opened = OpenSession(number, session, streaming, timeout_s, capacity, scope, group=group)
-        self.apply(opened)
+        self.apply(OpenSession(number, session, streaming, timeout_s, capacity, **options))
         return self.sequence(session)
 
     def append(self, session: str, ids: list[int], **options: Any) -> CommandDone:
@@ -157,6 +166,8 @@ class CoreHarness:
         step = self._loop.prepare_step()
         if step is None:
             return None
+        if not self._allows_misplaced:
+            self._check_starts(step)
         result: BatchResult | Exception
         try:
             if step.refusal is not None:
@@ -170,8 +181,18 @@ class CoreHarness:
             result = error.with_traceback(None)  # as the loop does; else it would be garbage
         self._in_flight.append((step, result))
         self._pages.append(list(map(_page_tables, step.batch.rows)))
-        self.cache.audit()
+        self._audit()
         return step
+
+    def _check_starts(self, step: PreparedStep) -> None:
+        """Check that each sequence has at most one row, and that it begins where computing ended:
+        behind the tokens committed, and those of earlier steps in flight."""
+        assert len({row.sequence for row in step.rows}) == len(step.rows), "two rows of a sequence"
+        earlier = [row for each, _ in self._in_flight for row in each.rows]
+        for row in step.rows:
+            in_flight = sum(x.tokens for x in earlier if x.sequence is row.sequence)
+            assert row.start == row.sequence.committed + in_flight, "a row leaves a gap"
+            assert row.start + row.tokens == row.sequence.launched
 
     def collect(self) -> None:
         """Apply the result of the oldest step in flight."""
@@ -185,7 +206,13 @@ class CoreHarness:
         else:
             self._loop.apply_result(step, result, self.sessions)
         self._take_events()
-        self.cache.audit()
+        self._audit()
+
+    def _audit(self) -> None:
+        self._unaudited += 1
+        if self._unaudited >= self._audit_every:
+            self.cache.audit()
+            self._unaudited = 0
 
     def step(self) -> PreparedStep | None:
         step = self.launch()

@@ -88,6 +88,7 @@ class EngineHarness:
         rows: int,
         scheduler: type[Scheduler] = Scheduler,
         speculation: SpeculationFactory | None = None,
+        max_group_share: float = 1.0,
     ) -> None:
         self._scheduling = scheduler
         self._make_speculation = speculation
@@ -99,7 +100,7 @@ class EngineHarness:
         self._link: Link[EngineEvent, EngineCommand] | None = None
         self._running: asyncio.Task[None] | None = None
         self.launch_count = 0
-        self.config = EngineConfig()
+        self.config = EngineConfig(max_group_share=max_group_share)
         self.record_turn: RecordTurn | None = None
         """Recorder of the turns of engines that are launched later."""
         self.launch_allowed = asyncio.Event()
@@ -238,10 +239,11 @@ async def running_engine(
     rows: int = 8,
     scheduler: type[Scheduler] = Scheduler,
     speculation: SpeculationFactory | None = None,
+    max_group_share: float = 1.0,
 ) -> AsyncIterator[EngineHarness]:
     """Run an engine and its client; `make` creates the runner of each launch, `speculation` its
     drafts."""
-    harness = EngineHarness(folder, make, rows, scheduler, speculation)
+    harness = EngineHarness(folder, make, rows, scheduler, speculation, max_group_share)
     harness.engine = EngineClient(harness.launch)
     await harness.engine.connect()
     try:
@@ -265,6 +267,7 @@ def digest_engine(
     scheduler: type[Scheduler] = Scheduler,
     vocabulary: int = VOCABULARY,
     speculation: SpeculationFactory | None = None,
+    max_group_share: float = 1.0,
     **memory: Any,
 ) -> contextlib.AbstractAsyncContextManager[EngineHarness]:
     """Run an engine on the null device.
@@ -282,4 +285,5 @@ def digest_engine(
         rows=rows,
         scheduler=scheduler,
         speculation=speculation,
+        max_group_share=max_group_share,
     )

@@ -45,6 +45,7 @@ TESTS = (
     "tests/engine/core/test_keep_prefix.py",
     "tests/engine/core/test_idle_audit.py",
     "tests/engine/core/test_misplaced_rows.py",
+    "tests/worlds",
     "tests/engine/core/test_failed_steps.py",
     "tests/engine/core/test_turn_ends.py",
     "tests/engine/core/test_interrupted_prefill.py",

@@ -1139,4 +1139,151 @@ MUTANTS = [
         GAIN,
         ("self._wait_ids = max(self._wait_ids - 1, 0)", "self._wait_ids = max(self._wait_ids, 0)"),
     ),
+    # ---- turns that change while a step is planned
+    _bug(
+        "a retracted turn stays among the admitted ones",
+        ADMISSION,
+        (
+            "        self._leave(sequence)\n        self.retracted[sequence] = None\n",
+            "        self.retracted[sequence] = None\n",
+        ),
+    ),
+    _bug(
+        "a claim retracts turns without which its prompt has no room either",
+        ADMISSION,
+        (
+            "                return later[:count]\n        return None\n",
+            "                return later[:count]\n        return later\n",
+        ),
+    ),
+    _bug(
+        "the oldest turn loses its pages to a claim",
+        ADMISSION,
+        ("            and other is not oldest\n", ""),
+    ),
+    _bug(
+        "a claim retracts one turn too few",
+        ADMISSION,
+        ("return later[:count]\n", "return later[: count - 1]\n"),
+    ),
+    _bug(
+        "a turn that is queued again keeps its old place too",
+        QUEUE,
+        ("        self.remove(sequence)\n        self.places[", "        self.places["),
+    ),
+    _bug(
+        "a turn that was retracted for another row has a row",
+        PACKING,
+        (
+            "        if not sequence.turn.is_admitted:\n            return True\n        count",
+            "        count",
+        ),
+    ),
+    _bug(
+        "a decode that was retracted for another row has a row",
+        PACKING,
+        ("if owed == 1 and turn.is_admitted and not", "if owed == 1 and not"),
+    ),
+    _bug(
+        "a row with drafts begins where its drafts begin",
+        PACKING,
+        (
+            "        start = sequence.lease.launched - tokens\n",
+            "        start = sequence.lease.launched - count\n",
+        ),
+    ),
+    _bug(
+        "a second row in flight is reserved in place of the first",
+        CACHE,
+        (
+            "        reach, size = lease.committed + lease.reserved, self.page_size\n",
+            "        reach, size = lease.committed, self.page_size\n",
+        ),
+    ),
+    _bug(
+        "an idle session counts as busy",
+        CACHE,
+        (
+            "        assert lease.reserved == 0\n        self._busy.discard(lease)\n"
+            "        self._remove_idle",
+            "        assert lease.reserved == 0\n        self._remove_idle",
+        ),
+    ),
+    _bug(
+        "a busy session loses its marks like an idle one",
+        CACHE,
+        ("        self._idle_inside.pop(lease, None)\n", ""),
+    ),
+    _bug(
+        "the pages that a turn spills first are forgotten when it spills more",
+        HOST,
+        (
+            "        if not lease.host_pages:\n            lease.host_end = lease.committed\n",
+            "        lease.host_end = lease.committed\n",
+        ),
+    ),
+    _bug(
+        "the rows of a refused step that were built stay in flight",
+        LOOP,
+        ("        planned = plan.rows[:built] + unbuilt\n", "        planned = unbuilt\n"),
+    ),
+    _bug(
+        "a refused step takes back draws that it has not promised",
+        LOOP,
+        (
+            "x.tokens, None) for x in plan.rows[built:]]",
+            "x.tokens, x.turn) for x in plan.rows[built:]]",
+        ),
+    ),
+    _bug(
+        "the steps behind a failed one stay in flight",
+        LOOP,
+        (
+            "        rows = [row for step in steps for row in step.rows]\n",
+            "        rows = steps[0].rows\n",
+        ),
+    ),
+    _bug(
+        "a paused turn stays in its queue",
+        BACKEND,
+        (
+            '        sequence.worst_residency = "none"\n        self._scheduler.remove(sequence)\n',
+            '        sequence.worst_residency = "none"\n        if not is_paused:\n'
+            "            self._scheduler.remove(sequence)\n",
+        ),
+    ),
+    _bug(
+        "a short turn is listed each time that the step has room",
+        SCHEDULER,
+        (
+            "for sequence in search.unseen(self._candidates(queue, step, skipped)):",
+            "for sequence in self._candidates(queue, step, skipped):",
+        ),
+    ),
+    _bug(
+        "turns of which others claim the pages are retracted in flight",
+        SCHEDULER,
+        (
+            "        if any(victim.in_flight for victim in victims):\n",
+            "        if any(victim.in_flight for victim in victims[1:]):\n",
+        ),
+    ),
+    _bug(
+        "a decode is listed behind the short turn that it has become",
+        SCHEDULER,
+        (
+            "            if owed > 1:\n                if not self._is_queued(sequence):\n"
+            "                    self._queue(sequence)\n            elif (\n                owed\n",
+            "            if owed > 1 and not self._is_queued(sequence):\n"
+            "                self._queue(sequence)\n            if (\n                owed\n",
+        ),
+    ),
+    _bug(
+        "the turn for which the last step had no room is listed twice",
+        SCHEDULER,
+        (
+            "waiting += [s for s in search.unseen([overdue]) if self._admit(s) and s.owed]",
+            "waiting += [s for s in [overdue] if self._admit(s) and s.owed]",
+        ),
+    ),
 ]

@@ -1,10 +1,10 @@
 """Stateful test of the engine client: random commands on many sessions, with a null device.
 
-Socket and loop are real. When the engine is killed, streaming sessions are attached again with the
-ids and the turn that they are expected to have; regular sessions are closed. Pools are small, so
-that leases are shrunk, spilled and recalled, and turns retracted. After any history, an output
-equals that of one fresh prefill of the log; each turn ends exactly once; the loop audits itself
-after every step; at the end no page is leased.
+The world is crowded (tests/support/worlds.py): leases are shrunk, spilled and recalled, and turns
+retracted. Socket and loop are real. When the engine is killed, streaming sessions are attached
+again with the ids and the turn that they are expected to have; regular sessions are closed. After
+any history, an output equals that of one fresh prefill of the log; each turn ends exactly once; the
+loop audits itself after every step; at the end no page is leased.
 """
 
 import asyncio
@@ -36,14 +36,17 @@ from tests.support.digest_runner import oracle
 from tests.support.disturbed import ImpatientScheduler
 from tests.support.drafting import oracle_speculation
 from tests.support.engines import digest_engine, write_tiny_model
-from tests.support.memory_kinds import MEMORY_KINDS, random_memory
+from tests.support.worlds import crowded_world
 
 pytestmark = pytest.mark.slow
 
 FOLDER = write_tiny_model(Path(mkdtemp()))
 T = TypeVar("T")
-IDS = st.lists(st.integers(0, 3), min_size=1, max_size=9)
-POSITIONS = st.integers(0, 63)
+IDS_MAX, OUTPUT_MAX = 9, 12
+"""Ids of an append and of an output, in a world of small pages; in another one as many times more
+as its sessions are longer."""
+IDS = st.lists(st.integers(0, 3), min_size=1, max_size=IDS_MAX)
+POSITIONS = st.integers(0, 1023)
 """Positions in a log, modulo its length: how long a cancelled turn has made it depends on the
 clock, and what Hypothesis draws must not."""
 
@@ -92,52 +95,30 @@ class SessionModel:
 class EngineClientMachine(RuleBasedStateMachine):
     sessions = Bundle("sessions")
 
-    @initialize(
-        page_size=st.sampled_from([1, 2, 4]),
-        pages=st.integers(8, 40),
-        host=st.sampled_from([0, 6, 40]),
-        ahead=st.sampled_from([0, 1]),
-        tokens=st.sampled_from([2, 5, 16]),
-        rows=st.sampled_from([2, 8]),
-        kind=st.sampled_from(["full", "full", *MEMORY_KINDS]),
-        seed=st.integers(0, 99),
-        drafts=st.booleans(),
-        pauses=st.sampled_from([0, 3]),
-    )
-    def start(
-        self,
-        page_size: int,
-        pages: int,
-        host: int,
-        ahead: int,
-        tokens: int,
-        rows: int,
-        kind: str,
-        seed: int,
-        drafts: bool,
-        pauses: int,
-    ) -> None:
-        """`kind`: what the layers remember; `seed` draws the sizes of the other pools, and the
-        drafts of rows, if they have any. `pauses`: times that each step can be discarded."""
-        memory = random_memory(random.Random(seed), kind, page_size, tokens)
+    @initialize(seed=st.integers(0, 2**16), pauses=st.sampled_from([0, 3]))
+    def start(self, seed: int, pauses: int) -> None:
+        """`seed`: of the crowded world and of its drafts. `pauses`: times that each step can be
+        discarded."""
+        self.world = world = crowded_world(random.Random(seed))
+        speculation = partial(oracle_speculation, random.Random(seed))
         self.loop = asyncio.Runner()
         self.stack = AsyncExitStack()
         self.harness = self._run(
             self.stack.enter_async_context(
                 digest_engine(
                     FOLDER,
-                    pages=pages,
-                    page_size=page_size,
-                    host_pages=host,
-                    steps_ahead=ahead,
-                    batched_tokens=tokens,
-                    rows=rows,
+                    pages=world.pages,
+                    page_size=world.page_size,
+                    max_model_len=world.session_tokens,
+                    host_pages=world.host_pages,
+                    steps_ahead=world.ahead,
+                    batched_tokens=world.batched_tokens,
+                    rows=world.rows,
                     pauses=pauses,
                     scheduler=ImpatientScheduler,
-                    speculation=partial(oracle_speculation, random.Random(seed))
-                    if drafts
-                    else None,
-                    **memory,
+                    speculation=speculation if world.has_drafts else None,
+                    max_group_share=world.max_group_share,
+                    **world.memory,
                 )
             )
         )
@@ -154,18 +135,20 @@ class EngineClientMachine(RuleBasedStateMachine):
 
     # ---- rules ----------------------------------------------------------------------------
 
-    @rule(target=sessions, streaming=st.booleans(), scope=st.sampled_from(["a", "b"]))
-    def open(self, streaming: bool, scope: str) -> SessionModel:
-        name = self._run(self.engine.open(streaming=streaming, group=SessionGroup(scope)))
+    @rule(target=sessions, streaming=st.booleans(), number=st.integers(0, 3))
+    def open(self, streaming: bool, number: int) -> SessionModel:
+        group = SessionGroup(*self.world.group(number))
+        name = self._run(self.engine.open(streaming=streaming, group=group))
         return self._add(name, [], is_streaming=streaming)
 
     @rule(session=sessions, ids=IDS)
     def append(self, session: SessionModel, ids: list[int]) -> None:
         if self._finish(session):
-            self._append(session, ids)
+            self._append(session, self._scale(ids))
 
     @rule(session=sessions, ids=IDS)
     def append_during_a_turn(self, session: SessionModel, ids: list[int]) -> None:
+        ids = self._scale(ids)
         if self._is_generating(session) and len(ids) <= session.room_after_turn:
             session.pending_appends.append(
                 (ids, self._run(self._start(self.engine.append(session.name, ids))))
@@ -173,12 +156,14 @@ class EngineClientMachine(RuleBasedStateMachine):
 
     @rule(session=sessions, ids=IDS)
     def put_span_during_a_turn(self, session: SessionModel, ids: list[int]) -> None:
+        ids = self._scale(ids)
         if self._is_generating(session) and len(ids) <= session.room_after_turn:
             span = self.engine.append(session.name, ids, "provisional")
             session.pending_spans.append((ids, self._run(self._start(span))))
 
     @rule(session=sessions, ids=IDS, commit=st.booleans())
     def put_span(self, session: SessionModel, ids: list[int], commit: bool) -> None:
+        ids = self._scale(ids)
         span = session.span[: len(ids) // 2] + ids
         if not self._finish(session) or len(session.log) + len(span) > session.capacity:
             return
@@ -188,12 +173,13 @@ class EngineClientMachine(RuleBasedStateMachine):
             self._call(session, lambda: self.engine.append(session.name, span[:-1], "commit"))
             session.log, session.span = session.log + span[:-1], []
 
-    @rule(session=sessions, limit=st.integers(1, 12))
+    @rule(session=sessions, limit=st.integers(1, OUTPUT_MAX))
     def generate(self, session: SessionModel, limit: int) -> None:
         if not self._finish(session):
             return
         if not session.log or len(session.log) == session.capacity:
             return
+        limit = limit * self.world.output_max // OUTPUT_MAX
 
         async def begin() -> None:
             turn = await self.engine.generate(session.name, Sampling(max_tokens=limit))
@@ -253,7 +239,7 @@ class EngineClientMachine(RuleBasedStateMachine):
 
     @rule(ids=IDS, limit=st.integers(1, 6))
     def complete(self, ids: list[int], limit: int) -> None:
-        ids = ids[: self.capacity - 1]
+        ids = self._scale(ids)[: self.capacity - 1]
 
         async def once() -> list[int]:
             try:
@@ -281,6 +267,9 @@ class EngineClientMachine(RuleBasedStateMachine):
         self._run(asyncio.sleep(0.002))
 
     # ---- helpers --------------------------------------------------------------------------
+
+    def _scale(self, ids: list[int]) -> list[int]:
+        return ids * (self.world.append_max // IDS_MAX)
 
     def _add(self, name: str, log: list[int], *, is_streaming: bool) -> SessionModel:
         session = SessionModel(name, log, self.capacity, is_streaming=is_streaming)

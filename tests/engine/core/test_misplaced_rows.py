@@ -13,7 +13,7 @@ from continuo.engine.core.schedule import ScheduledRow, Scheduler, StepPlan
 from tests.support.core_harness import CoreHarness
 from tests.support.digest_runner import oracle
 from tests.support.engines import digest_engine
-from tests.support.memory_kinds import MEMORY_KINDS, random_memory
+from tests.support.worlds import MEMORY_KINDS, random_memory
 
 IDS = 8
 PROMPTS = {f"s{n}": [(n * 31 + k) % 90 for k in range(20)] for n in range(4)}
@@ -60,8 +60,8 @@ class SkippingScheduler(FaultyScheduler):
 def test_misplaced_row_fails_only_its_own_turn(
     scheduler: type[FaultyScheduler], kind: str, faulty_step: int, ahead: int
 ) -> None:
-    memory = random_memory(random.Random(3), kind, 4, 32)
-    core = CoreHarness(batched_tokens=32, scheduler=scheduler, **memory)
+    memory = random_memory(random.Random(3), kind, 4)
+    core = CoreHarness(batched_tokens=32, scheduler=scheduler, allows_misplaced=True, **memory)
     core.scheduler.faulty_step = faulty_step  # type: ignore[attr-defined]
     for session, prompt in PROMPTS.items():
         core.open(session)

@@ -1,241 +1,31 @@
-"""Tests of the engine core under random histories, step by step and without a clock.
-
-Sessions of both kinds share a pool too small for them; turns are retracted, and steps fail. After
-any history, the token log equals `PlainLog`, branches of regular sessions included; an output
-equals that of one fresh prefill; each turn ends once; the audit holds after every step.
-"""
+"""Tests of the engine core under random histories: see RandomHistory."""
 
 import os
-import random
-from typing import Any
 
 import pytest
 
-from continuo.engine.core.schedule import Scheduler
-from continuo.engine.wire.messages import (
-    AppendIds,
-    CancelTurn,
-    CommandDone,
-    CommandRefused,
-    ForkSession,
-    Generate,
-    LoopCommand,
-    RewindSession,
-    Sampling,
-    TurnEnded,
-    TurnTokens,
-)
-from continuo.engine.wire.token_log import regular_only_option
-from tests.support.core_harness import CoreHarness
-from tests.support.digest_runner import oracle
-from tests.support.drafting import oracle_speculation
 from tests.support.garbage import garbage_of_block
-from tests.support.memory_kinds import MEMORY_KINDS, random_memory
-from tests.support.plain_log import ReferenceTokenLog
-from tests.support.retracting import RetractingScheduler
+from tests.support.random_history import small_history
+from tests.support.worlds import MEMORY_KINDS
 
 pytestmark = pytest.mark.slow
-
-SESSIONS, ACTIONS = 5, 60
-SAMPLED: dict[str, Any] = {"temperature": 1.0, "logprobs": 2}
-
-
-class RandomHistory:
-    def __init__(self, seed: int, kind: str = "full", *, drafts: bool = False) -> None:
-        """`drafts`: rows have drafts, and half of the turns are sampled."""
-        self.source = source = random.Random(f"{kind} {seed}" if kind != "full" else seed)
-        self.drafts = random.Random(seed) if drafts else None
-        self.ahead = source.randint(0, 1)
-        page_size = source.choice([1, 2, 4])
-        batched_tokens = source.choice([2, 5, 16])
-        self.core = CoreHarness(
-            pages=source.randint(10, 40),
-            page_size=page_size,
-            host_pages=source.choice([0, 6, 60]),
-            batched_tokens=batched_tokens,
-            rows=source.choice([1, 2, 8]),
-            scheduler=source.choice([Scheduler, RetractingScheduler]),
-            speculation=oracle_speculation(self.drafts) if self.drafts is not None else None,
-            **random_memory(source, kind, page_size, batched_tokens),
-        )
-        self.turns = 0
-        self.children = 0
-        self.prompts: dict[str, tuple[str, list[int], Sampling]] = {}
-        """The session of each turn, its log when the turn began, and its sampling parameters."""
-        self.logs: dict[str, ReferenceTokenLog] = {}
-        self.pending: dict[int, LoopCommand] = {}
-        self.received = 0
-        """Number of events received."""
-        for n in range(SESSIONS):
-            scope, group = f"scope {n % 3 % 2}", f"group {n % 2}"
-            self.core.open(f"s{n}", streaming=bool(n % 2), scope=scope, group=group)
-            self.logs[f"s{n}"] = ReferenceTokenLog()
-        if "state" in kind and seed % 2:
-            self.append_heads(random.Random(seed))
-
-    def append_heads(self, source: random.Random) -> None:
-        """Let the prompts of all sessions begin alike for a while, so that they branch."""
-        longest = self.core.runner.geometry.max_model_len // 2
-        for session in self.logs:
-            head = [n % 4 for n in range(source.randint(1, longest))]
-            self.send(AppendIds(self.core.next_number(), session, head))
-
-    def run(self) -> None:
-        for _ in range(ACTIONS):
-            self.act()
-            for _ in range(self.source.choice([0, 0, 1, 3, 9])):
-                self.step()
-        while self.step():
-            pass
-        self.check_turns()
-        for session in list(self.core.sessions._sequences):
-            self.core.close(session)
-        cache = self.core.cache
-        for component in cache.components:
-            in_tree = sum(node.units[component.index] >= 0 for node in cache.tree.nodes())
-            assert component.pool.free_count + in_tree == component.pool.total
-            assert component.host_pool.free_count == component.host_pool.total
-        assert (cache.usage.leased_pages, cache.host_tier.used_pages) == (0, 0)
-        assert cache.tree.unreferenced == cache.tree.size
-        assert cache.pool.free_count + cache.tree.size == cache.pool.total
-
-    def act(self) -> None:
-        core, source = self.core, self.source
-        session = source.choice(list(core.sessions._sequences))
-        length = len(core.sequence(session).ids)
-        few = [source.randint(0, 3) for _ in range(source.randint(1, 9))]
-        match source.randint(0, 11):
-            case 0 | 1:
-                self.send(AppendIds(core.next_number(), session, few))
-            case 2:
-                commit = source.random() < 0.5
-                self.send(
-                    AppendIds(
-                        core.next_number(), session, few, "commit" if commit else "provisional"
-                    )
-                )
-            case 3 | 4 | 5:
-                self.turns += 1
-                limit, priority = source.randint(1, 12), self.turns % 3 - 1
-                chosen = self.drafts.choice([{}, SAMPLED]) if self.drafts is not None else {}
-                sampling = Sampling(max_tokens=limit, priority=priority, **chosen)
-                self.send(Generate(core.next_number(), session, f"t{self.turns}", sampling))
-            case 6:
-                self.send(RewindSession(core.next_number(), session, source.randint(0, length)))
-            case 7:
-                self.send(CancelTurn(core.next_number(), session, drop=source.random() < 0.5))
-            case 8:
-                self.children += 1
-                child, at = f"c{self.children}", source.randint(0, length)
-                self.send(ForkSession(core.next_number(), session, child, at))
-            case 9:
-                self.reuse_a_turn_id(session)
-            case _:
-                self.branch(session, few)
-
-    def branch(self, session: str, ids: list[int]) -> None:
-        """Append with options that only a regular session accepts."""
-        core, source = self.core, self.source
-        finished = list(self.logs[session].finished_turns)
-        append = AppendIds(
-            core.next_number(),
-            session,
-            ids,
-            after=source.choice([None, source.choice(finished or ["missing"])]),
-            replace=source.random() < 0.3,
-            drop_previous_output=source.random() < 0.5,
-            offset=source.choice([0, 0, 0, -2, 5]),
-        )
-        if core.sequence(session).log.turn_tree is None and regular_only_option(append):
-            assert core.expect_refusal(append).field == regular_only_option(append)
-        else:
-            self.send(append)
-
-    def reuse_a_turn_id(self, session: str) -> None:
-        core, finished = self.core, list(self.logs[session].finished_turns)
-        sequence = core.sequence(session)
-        if finished and sequence.log.turn_tree is not None and not sequence.is_busy:
-            used = Generate(core.next_number(), session, self.source.choice(finished), Sampling())
-            assert core.expect_refusal(used).field == "turn"
-
-    def send(self, command: LoopCommand) -> None:
-        self.pending[command.n] = command
-        self.core.submit(command)
-        self.receive(discarding=isinstance(command, CancelTurn) and command.drop)
-
-    def step(self) -> bool:
-        """Launch and collect as the loop does; some steps fail. Returns False when idle."""
-        core = self.core
-        if self.source.random() < 0.02:
-            core.runner.failing_steps.add(core.counters.steps)
-        launched = core.launch()
-        if core.steps_in_flight > self.ahead or (core.steps_in_flight and launched is None):
-            core.collect()
-        elif launched is None:
-            return False
-        self.receive()
-        return True
-
-    def receive(self, *, discarding: bool = False) -> None:
-        """Apply new events to the plain logs, in order; then compare every log."""
-        events, self.received = self.core.events[self.received :], len(self.core.events)
-        for event in events:
-            match event:
-                case TurnTokens():
-                    self.logs[event.session].append_output(event.turn, event.ids)
-                case TurnEnded():
-                    self.logs[event.session].end_turn(event.turn, dropped=discarding)
-                case CommandDone() if event.n in self.pending:
-                    self.done(self.pending.pop(event.n))
-                case CommandRefused() if event.n in self.pending:
-                    command = self.pending.pop(event.n)
-                    if isinstance(command, AppendIds) and event.code == "bad_request":
-                        assert self.logs[command.session].refuses(command)
-                case _:
-                    pass
-        for session, sequence in self.core.sessions._sequences.items():
-            assert list(sequence.ids[: sequence.log.length]) == self.logs[session].ids
-
-    def done(self, command: LoopCommand) -> None:
-        match command:
-            case AppendIds() if command.span != "provisional":
-                self.logs[command.session].append(command)
-            case Generate():
-                log = self.logs[command.session].ids
-                self.prompts[command.turn] = command.session, log, command.sampling
-                self.logs[command.session].begin_turn(command.turn)
-            case RewindSession():
-                self.logs[command.session].rewind(command.to)
-            case ForkSession():
-                assert command.at is not None
-                self.logs[command.child] = self.logs[command.session].fork(command.at)
-            case _:
-                pass
-
-    def check_turns(self) -> None:
-        ends = [end.turn for end in self.core.events_of(TurnEnded)]
-        assert sorted(ends) == sorted(self.prompts), "each turn ends exactly once"
-        for turn, (session, prompt, sampling) in self.prompts.items():
-            output, end = self.core.turn_ids(session, turn), self.core.turn_end(session, turn)
-            assert output == oracle(prompt, len(output), sampling=sampling, seed=end.seed)
-            assert (end.output_tokens, end.prompt_tokens) == (len(output), len(prompt))
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_history_matches_the_plain_log(seed: int) -> None:
-    RandomHistory(seed).run()
+    small_history(seed).run()
 
 
 @pytest.mark.parametrize("kind", MEMORY_KINDS)
 @pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS", "12"))))
 def test_random_history_with_other_components(kind: str, seed: int) -> None:
-    RandomHistory(seed, kind).run()
+    small_history(seed, kind).run()
 
 
 @pytest.mark.parametrize("kind", ["full", *MEMORY_KINDS])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS", "12"))))
 def test_random_history_with_drafts(kind: str, seed: int) -> None:
-    history = RandomHistory(seed, kind, drafts=True)
+    history = small_history(seed, kind, has_drafts=True)
     history.run()
     counters = history.core.counters
     assert counters.draft_tokens >= counters.accepted_tokens
@@ -245,7 +35,7 @@ def test_random_history_with_drafts(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", ["full", *MEMORY_KINDS])
 def test_random_history_leaves_nothing_to_the_garbage_collector(kind: str) -> None:
     """Ended turns and sessions, evicted pages and failed steps are freed by reference counts."""
-    histories = [RandomHistory(seed, kind, drafts=bool(seed % 2)) for seed in range(4)]
+    histories = [small_history(seed, kind, has_drafts=bool(seed % 2)) for seed in range(4)]
     with garbage_of_block() as garbage:
         for history in histories:
             history.run()

@@ -1,13 +1,15 @@
 """Stateful test of the cache: random operations on many leases, against a list of ids per lease.
 
-`memory` stands for the device: in place of keys and values it holds the whole past of a token, and
-it carries out the page moves that the cache orders. If each lease can always read back its own
-past, no page was shared, freed, copied, evicted or overwritten wrongly.
+`memory` stands for the device: in place of keys and values it holds the digest of the whole past of
+a token, and it carries out the page moves that the cache orders. If each lease can always read back
+its own past, no page was shared, freed, copied, evicted or overwritten wrongly.
 """
 
 import os
+import zlib
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,6 +45,11 @@ class LeaseModel:
         self.ids = list(ids)
         self.is_idle = False
 
+    def pasts(self) -> list[int]:
+        """Return, by position, the digest of all ids before it."""
+        scope = zlib.crc32(self.lease.scope.encode())
+        return list(accumulate(self.ids, lambda past, id: hash((past, id)), initial=scope))
+
     @property
     def ids_array(self) -> "array[int]":
         return array("i", self.ids)
@@ -52,7 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
     leases = Bundle("leases")
 
     @initialize(
-        page_size=st.sampled_from([1, 2, 4]),
+        page_size=st.sampled_from([1, 2, 4, 16]),
         pages=st.integers(4, 12),
         host=st.integers(0, 8),
         windows=st.sampled_from([(), (), (2,), (5,), (3, 7)]),
@@ -78,6 +85,14 @@ class CacheMachine(RuleBasedStateMachine):
         self.states, self.host_states = memory_of(slots, 1), memory_of(host_slots, 1)
         self.all: list[LeaseModel] = []
 
+    @property
+    def scale(self) -> int:
+        """The factor of lengths, by which leases have several pages whatever the size of these."""
+        return max(self.cache.page_size // 4, 1)
+
+    def _scale(self, ids: list[int]) -> list[int]:
+        return ids * self.scale
+
     def _device(self) -> None:
         moves = self.cache.take_moves()
         apply_moves(moves, self.memory, self.host)
@@ -87,22 +102,20 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _run_row(self, model: LeaseModel, start: int, end: int) -> None:
         """Compute one row: read what a model's layers read, and write what they write."""
-        size, lease = self.cache.page_size, model.lease
+        size, lease, pasts = self.cache.page_size, model.lease, model.pasts()
         tables, slots = self.cache.components.row_memory(lease)
         if self.cache.components.states:
             assert slots.read != slots.write
             self._check_state(model, slots.read, start)
-            self.states[slots.write] = [(lease.scope, tuple(model.ids[:end]))]
+            self.states[slots.write] = [pasts[end]]
         for position in range(start, end):
-            past = (lease.scope, tuple(model.ids[: position + 1]))
-            self.memory[lease.pages[position // size]][position % size] = past
+            self.memory[lease.pages[position // size]][position % size] = pasts[position + 1]
         for component, (first, pages), memory in zip(
             self.cache.components.windows, tables, self.windows, strict=True
         ):
             self._check_window(model, component, (first, pages), start)
             for position in range(start, end):
-                past = (lease.scope, tuple(model.ids[: position + 1]))
-                memory[pages[position // size - first]][position % size] = past
+                memory[pages[position // size - first]][position % size] = pasts[position + 1]
 
     def _check_window(
         self,
@@ -112,21 +125,21 @@ class CacheMachine(RuleBasedStateMachine):
         at: int,
     ) -> None:
         size, (first, pages) = self.cache.page_size, table
-        memory = self.windows[component.index]
+        memory, pasts = self.windows[component.index], model.pasts()
         for position in range(max(at - component.window + 1, 0), at):
-            past = (model.lease.scope, tuple(model.ids[: position + 1]))
             assert position // size >= first, "a row reads before its window"
-            assert memory[pages[position // size - first]][position % size] == past
+            entry = memory[pages[position // size - first]][position % size]
+            assert entry == pasts[position + 1]
 
     def _check_state(self, model: LeaseModel, slot: int, at: int) -> None:
         if at:
-            assert self.states[slot] == [(model.lease.scope, tuple(model.ids[:at]))]
+            assert self.states[slot] == [model.pasts()[at]]
         else:
             assert slot == -1
 
     def _check_host_units(self, model: LeaseModel) -> None:
         """Check what the host holds of a lease, at its end and at its marks."""
-        lease, size = model.lease, self.cache.page_size
+        lease, size, pasts = model.lease, self.cache.page_size, model.pasts()
         if not lease.host_units:
             return
         for at in (lease.host_end, *lease.host_marks):
@@ -135,11 +148,10 @@ class CacheMachine(RuleBasedStateMachine):
             ):
                 slots = lease.host_units[component.index]
                 for position in range(max(at - component.window + 1, 0), at):
-                    past = (lease.scope, tuple(model.ids[: position + 1]))
-                    assert memory[slots[position // size]][position % size] == past
+                    assert memory[slots[position // size]][position % size] == pasts[position + 1]
             if self.cache.components.states:
                 slot = lease.host_units[-1][at]
-                assert self.host_states[slot] == [(lease.scope, tuple(model.ids[:at]))]
+                assert self.host_states[slot] == [pasts[at]]
 
     def _mark_busy(self, model: LeaseModel) -> LeaseModel:
         self.cache.mark_busy(model.lease)
@@ -148,13 +160,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(target=leases, ids=TOKENS, scope=st.sampled_from(["a", "b"]))
     def open(self, ids: list[int], scope: str) -> LeaseModel:
-        model = LeaseModel(self.cache.open(scope), ids)
+        model = LeaseModel(self.cache.open(scope), self._scale(ids))
         self.all.append(model)
         return model
 
     @rule(model=leases, ids=TOKENS)
     def append(self, model: LeaseModel, ids: list[int]) -> None:
-        model.ids += ids
+        model.ids += self._scale(ids)
 
     @rule(model=leases)
     def match(self, model: LeaseModel) -> None:
@@ -266,7 +278,7 @@ class CacheMachine(RuleBasedStateMachine):
         self._compute_all(model)
         self.publish(model, data)
         self.rewind(model, data)
-        model.ids += ids
+        model.ids += self._scale(ids)
         self._compute_all(model)
 
     @rule(target=leases, model=leases, data=st.data())
@@ -310,7 +322,8 @@ class CacheMachine(RuleBasedStateMachine):
     def prefill(self, head: int, ids: list[int]) -> LeaseModel:
         """Compute a first prompt, which begins like others, row by row, and publish it. A row ends
         where its ids leave those in the tree, which has a state there then."""
-        model = LeaseModel(self.cache.open("a"), [n % 3 for n in range(head)] + ids)
+        ids = [n % 3 for n in range(head * self.scale)] + self._scale(ids)
+        model = LeaseModel(self.cache.open("a"), ids)
         self.all.append(model)
         cache, lease, length = self.cache, model.lease, len(model.ids)
         cache.match(lease, model.ids_array, cache.match_end(length), length)
@@ -361,10 +374,10 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self._device()
         for model in self.all:
+            pasts = model.pasts()
             for position in range(model.lease.committed):
                 page = model.lease.pages[position // self.cache.page_size]
-                past = (model.lease.scope, tuple(model.ids[: position + 1]))
-                assert self.memory[page][position % self.cache.page_size] == past
+                assert self.memory[page][position % self.cache.page_size] == pasts[position + 1]
             if model.lease.committed and not model.lease.reserved:
                 for component in self.cache.components.windows:
                     table = component.table(model.lease)
@@ -378,8 +391,7 @@ class CacheMachine(RuleBasedStateMachine):
                 for position in range(
                     start, min(start + self.cache.page_size, model.lease.resident_tokens)
                 ):
-                    past = (model.lease.scope, tuple(model.ids[: position + 1]))
-                    assert self.host[slot][position - start] == past
+                    assert self.host[slot][position - start] == pasts[position + 1]
 
     @invariant()
     def audit_holds(self) -> None:
