@@ -150,9 +150,10 @@ FULL_GROUP, STATE_POOL = 0, -1
 
 class PageMove(NamedTuple):
     """A move of one KV page, all layers of its group: `copy` from page to page, `spill` from page
-    to host slot, `load` from host slot to page."""
+    to host slot, `load` from host slot to page. `blank` fills the page `target`: a row that reads
+    one of its positions before a row has written it must fail. Its source is its target."""
 
-    kind: Literal["copy", "spill", "load"]
+    kind: Literal["copy", "spill", "load", "blank"]
     source: int
     target: int
     group: int = FULL_GROUP

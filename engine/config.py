@@ -102,7 +102,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     otlp_traces_endpoint: str | None = None
     """URL of an OpenTelemetry collector. None: no traces."""
     audit_every_step: bool = False
-    """Check the invariants of the KV cache after every step; for tests."""
+    """Check the invariants of the KV cache after every step, and blank each page that is handed
+    out, so that what it held before cannot be read unseen; for tests."""
 
 
 class ListenerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -506,7 +506,8 @@ class EngineLoop(Generic[TicketT]):
         The rows of all steps are planned again, those of the failed step in smaller groups, until
         the row that fails alone is found: only its turn fails, and its session stays open. If the
         step was refused, the turn of its misplaced row fails. If a step had page moves, all KV is
-        discarded, because the content of the pages is undefined.
+        discarded, because the content of the pages is undefined; but not for blanks, which fill
+        pages of rows that are rolled back.
         """
         self._counters.failed_steps += len(steps)
         for step in steps:
@@ -520,7 +521,7 @@ class EngineLoop(Generic[TicketT]):
                     culprit, "failed", error=f"{type(error).__name__}: {error}"
                 )
             self._scheduler.remove(culprit)
-        if any(step.batch.moves for step in steps):
+        if any(move.kind != "blank" for step in steps for move in step.batch.moves):
             self._scheduler.reset_kv()
         self._advance_idle(rows, sessions)
 

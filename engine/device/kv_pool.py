@@ -131,9 +131,9 @@ class KVPool:
         values.index_put_((slot_mapping,), value)
 
     def move(self, moves: Sequence[PageMove]) -> None:
-        """Copy whole pages and state slots, in the order given.
+        """Copy whole pages and state slots, or blank them, in the order given.
 
-        On CUDA the copies are only enqueued, on the stream that the steps run on. No other stream
+        On CUDA the moves are only enqueued, on the stream that the steps run on. No other stream
         accesses the pages of the host tier.
         """
         for run in _split_into_independent_runs(moves):
@@ -147,6 +147,8 @@ class KVPool:
                 case "load":
                     run.sort(key=lambda m: m.source)
                     tensors.load([m.source for m in run], [m.target for m in run])
+                case "blank":
+                    tensors.blank([m.target for m in run])
 
 
 NO_KV = KVShape(0, 0, 0)
@@ -198,6 +200,18 @@ class MovableTensors:
             for first, slot, count in _find_contiguous_runs(slots):
                 block[first : first + count].copy_(host[slot : slot + count], non_blocking=True)
             pool[_upload_pages(pages, pool)] = block
+
+    def blank(self, pages: list[int]) -> None:
+        """Fill pages with NaN, which every dtype of KV and of recurrent states has.
+
+        If a token attends to such a position, its logits are not finite, so that its turn fails.
+        NaN * 0 is NaN, but no backend multiplies what lies behind the end of a row in its last
+        page: it is cut off, replaced by zeros, or not loaded. SDPA multiplies by 0 what lies before
+        a window in its first page; that has been computed, because a page is written from its
+        first slot on.
+        """
+        for pool in self._tensors:
+            pool.index_fill_(0, _upload_pages(pages, pool), math.nan)
 
 
 def _zeros(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -45,7 +45,7 @@ def assemble(
     """Build the parts of an engine core. `digest` is the fingerprint that EngineReady reports.
     `record_turn`: as in `Sessions`. `speculation`: in place of that of `config`."""
     geometry, counters = runner.geometry, Counters()
-    cache = SessionAwareCache.for_geometry(geometry)
+    cache = SessionAwareCache.for_geometry(geometry, blanks_pages=config.audit_every_step)
     if speculation is None and config.speculative_config is not None:
         speculation = Speculation.configure(config.speculative_config, cache.tree)
     scheduler = scheduler_type(

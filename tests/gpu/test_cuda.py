@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import random
 import subprocess
 import sys
@@ -152,7 +153,7 @@ def random_moves(source: random.Random) -> list[PageMove]:
     """Runs of moves of one kind, like those of a cache that spills and recalls."""
     moves: list[PageMove] = []
     for _ in range(source.randint(1, 4)):
-        kind = source.choice(("copy", "spill", "load"))
+        kind = source.choice(("copy", "spill", "load", "blank"))
         source_count = SLOTS if kind == "load" else PAGES
         target_count = SLOTS if kind == "spill" else PAGES
         for _ in range(source.randint(1, 12)):
@@ -179,9 +180,10 @@ def test_page_moves_queued_behind_a_busy_device_are_in_order(seed: int) -> None:
     for _ in range(30):
         moves = random_moves(source)
         pool.move(moves)
-        apply_moves(moves, device, host)
+        apply_moves(moves, device, host, blank=math.nan)
     for layer in (*pool.keys, *pool.values):
-        assert layer.cpu().float().flatten(1).unique(dim=1).tolist() == device
+        contents = layer.cpu().float().flatten(1).nan_to_num(-1.0).unique(dim=1)
+        assert contents.tolist() == torch.tensor(device).nan_to_num(-1.0).tolist()
 
 
 def test_page_moves_do_not_block_the_host() -> None:

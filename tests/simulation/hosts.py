@@ -85,7 +85,7 @@ class SimulatedEngine:
         self.process = SimulatedProcess(host.loop, name)
         geometry = Geometry(host.pages, 4, host.max_model_len, 97, 64, host.steps_ahead, 0)
         self.runner, counters = DigestRunner(geometry), Counters()
-        self.cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
+        self.cache = SessionAwareCache.for_geometry(geometry, blanks_pages=True)
         scheduler = Scheduler(self.cache, geometry.batched_tokens, 4)
         self._loop = TimedEngineLoop(
             self.runner, self.cache, scheduler, counters, audit_every_step=True

@@ -68,7 +68,7 @@ class CoreHarness:
             pages, page_size, limit, vocabulary, batched_tokens, 0, host_pages, **memory
         )
         self.runner = DigestRunner(geometry)
-        self.cache = SessionAwareCache.for_geometry(geometry)
+        self.cache = SessionAwareCache.for_geometry(geometry, blanks_pages=True)
         if callable(speculation):
             speculation = speculation(self.cache.tree)
         self.scheduler = scheduler(

@@ -6,6 +6,10 @@ those that `oracle` computes without any KV.
 
 The entries of a window group are the same digests; a row must find those of its whole window, or
 its step fails. A recurrent state is a position and the digest there; a row must find its own start.
+
+A page is blank until a row is computed there, and again when a move blanks it. A row that reads a
+blank position fails its step: a position before its start in the full group, one of its windows, or
+its state.
 """
 
 import hashlib
@@ -27,6 +31,7 @@ from continuo.engine.batch import (
     RowResult,
     Runner,
     SampleParams,
+    WindowTable,
 )
 from continuo.engine.core.turn import uniform
 from continuo.engine.fingerprint import compute_fingerprint
@@ -93,8 +98,10 @@ def apply_moves(
     device: list[list[PageT]],
     host: list[list[PageT]],
     group: int = FULL_GROUP,
+    *,
+    blank: PageT,
 ) -> None:
-    """Carry out the moves of one group."""
+    """Carry out the moves of one group. `blank`: the content of each position of a blank page."""
     for kind, source, target, _ in [move for move in moves if move.group == group]:
         match kind:
             case "copy":
@@ -103,6 +110,8 @@ def apply_moves(
                 host[target] = list(device[source])
             case "load":
                 device[target] = list(host[source])
+            case "blank":
+                device[target] = [blank] * len(device[target])
 
 
 def compute_logprobs(past: Digest, id: int, count: int) -> Logprobs:
@@ -129,8 +138,13 @@ def make_engine_ready(geometry: Geometry, folder: str, incarnation: str) -> Engi
     )
 
 
+BLANK = b"?"
+"""Entry of a position that no row has computed."""
+BLANK_STATE = (-1, BLANK)
+
+
 def _blank(pages: int, page_size: int) -> list[list[Digest]]:
-    return [[b"?"] * page_size for _ in range(pages)]
+    return [[BLANK] * page_size for _ in range(pages)]
 
 
 class DigestRunner(Runner[BatchResult]):
@@ -157,7 +171,9 @@ class DigestRunner(Runner[BatchResult]):
             self.groups.append(_blank(group.pages, size))
             self.host_groups.append(_blank(group.host_pages, size))
         self.device_pages, self.host_pages = self.groups[0], self.host_groups[0]
-        self.states: list[list[tuple[int, Digest]]] = [[(-1, b"?")]] * geometry.state_slots
+        self._computed: list[set[int]] = [set() for _ in self.groups]
+        """By page group: the pages that are known to have no blank position."""
+        self.states: list[list[tuple[int, Digest]]] = [[BLANK_STATE]] * geometry.state_slots
         """By slot, one entry: the position and digest of a recurrent state."""
         self.host_states: list[list[tuple[int, Digest]]] = [[]] * geometry.host_state_slots
         self.pasts: dict[Digest, Digest] = {}
@@ -180,19 +196,21 @@ class DigestRunner(Runner[BatchResult]):
         if batch.number in self.failing_steps:
             raise RuntimeError("the device is on fire")
         for n, (pages, host) in enumerate(zip(self.groups, self.host_groups, strict=True)):
-            apply_moves(batch.moves, pages, host, n)
-        apply_moves(batch.moves, self.states, self.host_states, STATE_POOL)
+            apply_moves(batch.moves, pages, host, n, blank=BLANK)
+            self._computed[n].difference_update(m.target for m in batch.moves if m.group == n)
+        apply_moves(batch.moves, self.states, self.host_states, STATE_POOL, blank=BLANK_STATE)
         before, self.drawn_ids = self.drawn_ids, []
         self._rows = batch.rows
         self.times_paused = 0
         results: list[RowResult | None] = []
         size = self._geometry.page_size
-        for row in batch.rows:
+        for index, row in enumerate(batch.rows):
             self.row_count += 1
             self.token_count += row.count
             ids = list(row.ids) if row.feed_row < 0 else [before[row.feed_row]]
             if self.raising_ids and self.raising_ids.intersection(ids):
                 raise RuntimeError("the device is on fire")
+            self._check_computed(row, index)
             past = self._read_past(row)
             drawn: list[RowResult] = []
             samples = row.samples
@@ -214,6 +232,45 @@ class DigestRunner(Runner[BatchResult]):
             self.drawn_ids.append(drawn[0].id if len(drawn) == 1 else -1)
             results.append(_row_result(drawn))
         return BatchResult(results, self.step_s)
+
+    def _check_computed(self, row: BatchRow, index: int) -> None:
+        """Check that no position which row `index` of the step reads is blank. O(pages of the row).
+
+        Raises AssertionError.
+        """
+        geometry, start = self._geometry, row.start
+        if not start:
+            return
+        if geometry.has_full_layers:
+            self._check_positions(row, index, FULL_GROUP, WindowTable(0, row.pages), 0)
+        for number, (group, table) in enumerate(zip(geometry.windows, row.windows, strict=True), 1):
+            self._check_positions(row, index, number, table, max(start - group.window + 1, 0))
+        if geometry.state_slots and self.states[row.slots.read] == [BLANK_STATE]:
+            raise AssertionError(
+                f"row {index} reads the state at position {start}, which was never computed, "
+                f"in slot {row.slots.read}"
+            )
+
+    def _check_positions(
+        self, row: BatchRow, index: int, group: int, table: WindowTable, begin: int
+    ) -> None:
+        """Check the positions from `begin` to the start of a row in one page group. `table`: index
+        of its first page there, and the pages from there on."""
+        size, (first, pages) = self._geometry.page_size, table
+        memory, computed = self.groups[group], self._computed[group]
+        assert begin // size >= first, "a row reads before its window"
+        before_last = pages[begin // size - first : row.start // size - first]
+        if not computed.issuperset(before_last):
+            computed.update(page for page in before_last if BLANK not in memory[page])
+        if computed.issuperset(before_last):
+            begin = max(begin, row.start - row.start % size)
+        for position in range(begin, row.start):
+            page = pages[position // size - first]
+            if memory[page][position % size] == BLANK:
+                raise AssertionError(
+                    f"row {index} reads position {position}, which was never computed, in page "
+                    f"{page} of group {group}"
+                )
 
     def _read_past(self, row: BatchRow) -> Digest:
         """Read the digest before a row from the full group, the state, or the first window group,
@@ -241,7 +298,6 @@ class DigestRunner(Runner[BatchResult]):
     def _entry(self, number: int, row: BatchRow, position: int) -> Digest:
         first, pages = row.windows[number]
         index, slot = divmod(position, self._geometry.page_size)
-        assert index >= first, "a row reads before its window"
         return self.groups[number + 1][pages[index - first]][slot]
 
     def _write(self, row: BatchRow, position: int, digest: Digest) -> None:
@@ -274,11 +330,13 @@ class DigestRunner(Runner[BatchResult]):
         """Overwrite the KV that a cancelled step wrote, as its content is undefined by contract."""
         del ticket
         self.discarded_steps += 1
+        for pages in self._computed:
+            pages.clear()
         for row in self._rows:
             for position in range(row.start, row.start + row.count):
-                self._write(row, position, b"?")
+                self._write(row, position, BLANK)
             if self._geometry.state_slots:
-                self.states[row.slots.write] = [(-1, b"?")]
+                self.states[row.slots.write] = [BLANK_STATE]
 
     def _draw_result(self, past: Digest, sample: SampleParams, last: int) -> RowResult:
         id = self.draw(past, sample)

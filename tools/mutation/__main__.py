@@ -52,6 +52,7 @@ TESTS = (
     "tests/engine/core/test_branch_under_load.py",
     "tests/engine/core/test_fork_positions.py",
     "tests/engine/core/test_components.py",
+    "tests/engine/core/test_blank_pages.py",
     "tests/engine/core/test_random_histories.py",
     "tests/engine/core/cache",
     "tests/engine/client/test_streaming_sessions.py",

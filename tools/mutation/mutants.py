@@ -192,6 +192,39 @@ MUTANTS = [
         CACHE,
         ("        self._moves.clear()\n        return moves", "        return moves"),
     ),
+    # ---- blank pages
+    _bug(
+        "a page that is handed out is not blanked",
+        CACHE,
+        ("            self._moves.blank(pages)\n", ""),
+    ),
+    _bug(
+        "a window page that is handed out is not blanked",
+        WINDOWS,
+        ("            self._moves.blank(pages, self.group)\n", ""),
+    ),
+    _bug(
+        "a state slot that is handed out is not blanked",
+        STATES,
+        ("        self._moves.blank((slot,), self.group)\n", ""),
+    ),
+    _bug(
+        "a page is blanked after it was copied to",
+        CACHE,
+        (
+            '        self._moves.append(PageMove("copy", node.page, page))\n',
+            '        self._moves.append(PageMove("copy", node.page, page))\n'
+            "        self._moves.blank((page,))\n",
+        ),
+    ),
+    _bug(
+        "a page is blanked after it was recalled",
+        CACHE,
+        (
+            "        self.host_tier.recall(lease, pages)\n",
+            "        self.host_tier.recall(lease, pages)\n        self._moves.blank(pages)\n",
+        ),
+    ),
     # ---- extent of KV
     _bug(
         "grow reserves a token too few",
@@ -865,8 +898,8 @@ MUTANTS = [
         "pages of a step in flight are changed",
         CACHE,
         (
-            'lease.pages = lease.pages + array("i", self',
-            'lease.pages += array("i", self',
+            "lease.pages = lease.pages + pages\n            self.usage",
+            "lease.pages += pages\n            self.usage",
         ),
     ),
     _bug(

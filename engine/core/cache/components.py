@@ -13,7 +13,7 @@ position.
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from continuo.engine.batch import NO_STATE, PageMove, StateSlots, WindowGroup, WindowTable
+from continuo.engine.batch import NO_STATE, StateSlots, WindowGroup, WindowTable
 from continuo.engine.core.cache.component import Component
 from continuo.engine.core.cache.lease import NO_ANSWER, PageLease
 from continuo.engine.core.cache.marks import (
@@ -22,6 +22,7 @@ from continuo.engine.core.cache.marks import (
     answer_tokens_max,
     first_spacing,
 )
+from continuo.engine.core.cache.page_moves import PageMoves
 from continuo.engine.core.cache.radix_tree import RadixNode, RadixTree
 from continuo.engine.core.cache.state_pool import StatePool
 from continuo.engine.core.cache.window_pages import WindowPages
@@ -45,7 +46,7 @@ class Components:
         windows: Sequence[WindowGroup],
         state_slots: int,
         host_state_slots: int,
-        moves: list[PageMove],
+        moves: PageMoves,
     ) -> None:
         """Args:
         page_size: tokens of a page, the same in all groups.
@@ -53,8 +54,7 @@ class Components:
             for a model without windows.
         state_slots: slots of recurrent states on the device; 0: the model has no recurrent layers.
         host_state_slots: slots of recurrent states in the host tier; 0: none is spilled.
-        moves: the moves of the next batch, a list that the cache owns and empties; the components
-            append to it.
+        moves: the moves of the next batch; the components append to it.
         """
         self._page_size = page_size
         self.windows = [
@@ -62,7 +62,7 @@ class Components:
             for index, x in enumerate(windows)
         ]
         self.states = (
-            StatePool(len(windows), page_size, state_slots, host_state_slots)
+            StatePool(len(windows), page_size, state_slots, host_state_slots, moves)
             if state_slots
             else None
         )

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from continuo.engine.batch import STATE_POOL, PageMove
 from continuo.engine.core.cache.component import Component, places_of
 from continuo.engine.core.cache.lease import PageLease
+from continuo.engine.core.cache.page_moves import PageMoves
 from continuo.engine.core.cache.page_pool import PagePool
 
 
@@ -36,7 +37,7 @@ class HostTier:
         self,
         pages: int,
         page_size: int,
-        moves: list[PageMove],
+        moves: PageMoves,
         components: Iterable[Component] = (),
     ) -> None:
         self.pool = PagePool(pages)

@@ -30,6 +30,7 @@ from continuo.engine.core.cache.component import Component, places_of
 from continuo.engine.core.cache.components import Components
 from continuo.engine.core.cache.host_tier import HostTier
 from continuo.engine.core.cache.lease import PageLease
+from continuo.engine.core.cache.page_moves import PageMoves
 from continuo.engine.core.cache.page_pool import PagePool
 from continuo.engine.core.cache.page_usage import PageUsage
 from continuo.engine.core.cache.radix_tree import RadixTree
@@ -55,6 +56,7 @@ class SessionAwareCache:
         host_state_slots: int = 0,
         *,
         has_full_layers: bool = True,
+        blanks_pages: bool = False,
     ) -> None:
         """Args:
         pages: of the full group, on the device.
@@ -64,10 +66,11 @@ class SessionAwareCache:
         state_slots: of the recurrent state, on the device; 0: the model has none.
         host_state_slots: in the host tier.
         has_full_layers: if not, the pages of the full group take no memory and are not reported.
+        blanks_pages: whether a page or state slot is blanked before its first row (page_moves.py).
         """
         self.page_size = page_size
         self.pool = PagePool(pages)
-        self._moves: list[PageMove] = []
+        self._moves = PageMoves(blanks_pages=blanks_pages)
         self.components = Components(page_size, windows, state_slots, host_state_slots, self._moves)
         self.has_components = bool(self.components)
         """Whether rows carry more than pages of the full group."""
@@ -85,7 +88,7 @@ class SessionAwareCache:
         )
 
     @classmethod
-    def for_geometry(cls, geometry: Geometry) -> "SessionAwareCache":
+    def for_geometry(cls, geometry: Geometry, *, blanks_pages: bool = False) -> "SessionAwareCache":
         return cls(
             geometry.pages,
             geometry.page_size,
@@ -94,6 +97,7 @@ class SessionAwareCache:
             geometry.state_slots,
             geometry.host_state_slots,
             has_full_layers=geometry.has_full_layers,
+            blanks_pages=blanks_pages,
         )
 
     # ---- the life of a lease --------------------------------------------------------------
@@ -159,7 +163,9 @@ class SessionAwareCache:
             self._copy_last_shared(lease)
         fresh = needed - copy
         if fresh:
-            lease.pages = lease.pages + array("i", self.pool.allocate_many(fresh))
+            pages = array("i", self.pool.allocate_many(fresh))
+            self._moves.blank(pages)
+            lease.pages = lease.pages + pages
             self.usage.leased_pages += fresh
         lease.reserved += count
         return True

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from continuo.engine.batch import STATE_POOL, StateSlots
 from continuo.engine.core.cache.lease import PageLease
+from continuo.engine.core.cache.page_moves import PageMoves
 from continuo.engine.core.cache.page_pool import PagePool
 from continuo.engine.core.cache.radix_tree import RadixNode
 from continuo.engine.core.cache.shared_pool import SharedPool
@@ -33,11 +34,21 @@ class StatePart:
 
 
 class StatePool:
-    def __init__(self, index: int, page_size: int, slots: int, host_slots: int) -> None:
+    def __init__(
+        self, index: int, page_size: int, slots: int, host_slots: int, moves: PageMoves
+    ) -> None:
+        """Args:
+        index: index of this component in `PageLease.parts`.
+        page_size: tokens of a page, at whose ends nodes of the tree can hold a state.
+        slots: size of the pool on the device, in slots.
+        host_slots: size of the pool in host memory, in slots; 0: no state is spilled.
+        moves: as in `Components`.
+        """
         self.index, self.group = index, STATE_POOL
         self.pool = SharedPool(slots)
         self.host_pool = PagePool(host_slots)
         self._page_size = page_size
+        self._moves = moves
 
     def open(self, lease: PageLease) -> None:
         lease.parts.append(StatePart())
@@ -61,7 +72,9 @@ class StatePool:
 
     def reserve(self, lease: PageLease, count: int, *, copy: bool) -> None:
         del count, copy
-        self._part(lease).live.append(self.pool.allocate())
+        slot = self.pool.allocate()
+        self._moves.blank((slot,), self.group)
+        self._part(lease).live.append(slot)
 
     def commit(self, lease: PageLease, start: int, *, is_kept: bool) -> None:
         part = self._part(lease)

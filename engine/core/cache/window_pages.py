@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from continuo.engine.batch import PageMove, WindowTable
 from continuo.engine.core.cache.lease import PageLease
+from continuo.engine.core.cache.page_moves import PageMoves
 from continuo.engine.core.cache.page_pool import PagePool
 from continuo.engine.core.cache.radix_tree import RadixNode
 from continuo.engine.core.cache.shared_pool import SharedPool
@@ -56,7 +57,7 @@ class WindowPages:
         page_size: int,
         pages: int,
         host_pages: int,
-        moves: list[PageMove],
+        moves: PageMoves,
     ) -> None:
         """Args:
         index: index of the group in `Geometry.windows`, and of its part in each lease.
@@ -110,7 +111,9 @@ class WindowPages:
             part.pages = part.pages[:-1] + array("i", [page])
             self.pool.release(last)
         if fresh:
-            part.pages = part.pages + array("i", [self.pool.allocate() for _ in range(fresh)])
+            pages = array("i", [self.pool.allocate() for _ in range(fresh)])
+            self._moves.blank(pages, self.group)
+            part.pages = part.pages + pages
 
     def commit(self, lease: PageLease, start: int, *, is_kept: bool) -> None:
         del start

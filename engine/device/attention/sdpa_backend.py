@@ -7,9 +7,9 @@ longest. The query heads of one KV head are folded into query rows, so that each
 
     query [n, C tokens, kv_heads, G, dim] -> [n, kv_heads, G * C, dim]
 
-Slots after a row's end in its last page are unused and may hold NaN (left over from a failed turn):
-they are cut off where a row is computed alone, and zeroed in the gathered copy where they are
-padding.
+Slots after a row's end in its last page are unused and may hold NaN (blank, or left over from a
+failed turn): they are cut off where a row is computed alone, and zeroed in the gathered copy where
+they are padding.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Tests of page moves between the device and the host tier, against plain lists."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -28,6 +30,7 @@ MOVES = st.lists(
                 ("copy", PAGES, PAGES),
                 ("spill", PAGES, HOST),
                 ("load", HOST, PAGES),
+                ("blank", PAGES, PAGES),
             )
         ]
     ),
@@ -56,6 +59,7 @@ def test_page_moves_are_applied_in_order(moves: list[PageMove]) -> None:
     pool.move(moves)
     for group in GROUPS:
         device, host = [[float(n)] for n in range(PAGES)], [[0.0] for _ in range(HOST)]
-        apply_moves(moves, device, host, group)
+        apply_moves(moves, device, host, group, blank=math.nan)
         for tensor in tensors[group]:
-            assert tensor.flatten(1).unique(dim=1).tolist() == device
+            contents = tensor.flatten(1).nan_to_num(-1.0).unique(dim=1)
+            assert contents.tolist() == torch.tensor(device).nan_to_num(-1.0).tolist()

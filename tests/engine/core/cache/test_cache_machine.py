@@ -78,7 +78,9 @@ class CacheMachine(RuleBasedStateMachine):
         window_pages = 6 if scarce else 2 * pages
         groups = [WindowGroup(window, window_pages, host) for window in windows]
         host_slots = min(host, slots)
-        self.cache = SessionAwareCache(pages, page_size, host, groups, slots, host_slots)
+        self.cache = SessionAwareCache(
+            pages, page_size, host, groups, slots, host_slots, blanks_pages=True
+        )
         self.memory, self.host = memory_of(pages, page_size), memory_of(host, page_size)
         self.windows = [memory_of(window_pages, page_size) for _ in windows]
         self.host_windows = [memory_of(host, page_size) for _ in windows]
@@ -95,10 +97,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _device(self) -> None:
         moves = self.cache.take_moves()
-        apply_moves(moves, self.memory, self.host)
+        apply_moves(moves, self.memory, self.host, blank=None)
         for n, (device, host) in enumerate(zip(self.windows, self.host_windows, strict=True), 1):
-            apply_moves(moves, device, host, n)
-        apply_moves(moves, self.states, self.host_states, STATE_POOL)
+            apply_moves(moves, device, host, n, blank=None)
+        apply_moves(moves, self.states, self.host_states, STATE_POOL, blank=None)
 
     def _run_row(self, model: LeaseModel, start: int, end: int) -> None:
         """Compute one row: read what a model's layers read, and write what they write."""
@@ -107,13 +109,18 @@ class CacheMachine(RuleBasedStateMachine):
         if self.cache.components.states:
             assert slots.read != slots.write
             self._check_state(model, slots.read, start)
+            assert self.states[slots.write] == [None], "a state slot is not blank"
             self.states[slots.write] = [pasts[end]]
+        fresh = range(-(-start // size), -(-end // size))
+        """Indices of the pages that were allocated for this row."""
+        assert all(self.memory[lease.pages[n]] == [None] * size for n in fresh), "not blank"
         for position in range(start, end):
             self.memory[lease.pages[position // size]][position % size] = pasts[position + 1]
         for component, (first, pages), memory in zip(
             self.cache.components.windows, tables, self.windows, strict=True
         ):
             self._check_window(model, component, (first, pages), start)
+            assert all(memory[pages[n - first]] == [None] * size for n in fresh), "not blank"
             for position in range(start, end):
                 memory[pages[position // size - first]][position % size] = pasts[position + 1]
 
