@@ -35,7 +35,7 @@ HYPE = re.compile(
     r"|unparalleled|unleash(?:es)?|(?:cutting|bleeding)[- ]edge|lightning[- ]fast|game[- ]changing"
     r"|state[- ]of[- ]the[- ]art|(?:world|best[- ]in)[- ]class|enterprise[- ]grade)\b"
 )
-MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root/|home/(?!continuo\b)\w|tmp/bash|work/)[\w./-]*")
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root/|home/(?!continuo\b)\w|work/)[\w./-]*")
 PRONOUN = re.compile(r"(?i)(?:it|its|this|these|those|that|they|there|we|who|what|whatever)\b")
 ABBREVIATION = re.compile(r"(?<![\w/.-])[A-Z]{2,4}(?=s?\b)(?![/.]\w)")
 FAMILIAR = (

@@ -222,8 +222,12 @@ class Scheduler:
         decoding = self._decoding_turns(accepts, self._speculation if may_draft else None)
         overdue, self._overdue, self._is_claiming = self._overdue, None, False
         if not (self._short.places or self._long.places or self._appends):
+            if overdue in decoding:
+                decoding = sorted(decoding, key=lambda s: s is not overdue)
             is_complete, plan = self._packer.add_live_rows(step, decoding), step.plan()
-            if is_complete and plan.rows:
+            if not is_complete and step:
+                self._overdue = self.admission.oldest_admitted()
+            elif is_complete and plan.rows:
                 self.time.live_load = plan.load
             return plan
         search = Search(accepts)
@@ -243,19 +247,21 @@ class Scheduler:
         any rows but prefill chunks."""
         self._prefixes.begin_step()
         waiting: list[Sequence] = []
-        if overdue is not None and self._is_queued(overdue):
+        if overdue is not None and (overdue in decoding or self._is_queued(overdue)):
             waiting += [s for s in search.unseen([overdue]) if self._admit(s) and s.owed]
+            decoding = [s for s in decoding if s is not overdue]
         has_live_rows = is_complete = True
+        seen = search.seen.keys()
         for sequence in waiting:
             tokens = max(step.remaining_tokens - len(decoding), 1)
             is_complete = self._packer.add_row(
                 step, sequence, min(sequence.owed, SHORT_TURN_TOKENS_MAX, tokens)
             )
         if is_complete:
-            short = self._admit_short_turns(step, search)
+            short = self._admit_short_turns(step, search) if self._short.places else []
             is_complete = self._packer.add_live_rows(step, decoding + short)
             waiting += short
-            while short and is_complete and step:  # some may not have had pages
+            while short and is_complete and step and not self._short.places.keys() <= seen:
                 short = self._admit_short_turns(step, search)
                 is_complete = self._packer.add_live_rows(step, short)
                 waiting += short
@@ -264,8 +270,10 @@ class Scheduler:
                 self.time.live_load = step.load if has_live_rows else self.time.live_load
             if is_complete or not step:
                 self._add_chunks(step, search, waiting)
-        if not step and self.admission.admitted:
-            waiting += filter(self._is_queued, [self.admission.oldest_admitted()])
+        if self.admission.admitted and not (step and is_complete):
+            # No turn takes pages from the oldest one, so that turns always finish: it is next.
+            oldest = self.admission.oldest_admitted()
+            waiting += [oldest] if step or self._is_queued(oldest) else []
         missed = [s for s in waiting if s not in step and s.turn is not None]
         if missed and not self._is_claiming:
             self._overdue = min(missed, key=lambda s: s.turn.arrival if s.turn else 0)

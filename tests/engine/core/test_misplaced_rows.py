@@ -3,6 +3,7 @@ of the misplaced rows fail."""
 
 import contextlib
 import random
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ PROMPTS = {f"s{n}": [(n * 31 + k) % 90 for k in range(20)] for n in range(4)}
 FAULTY = "s2"
 
 
-class FaultyScheduler(Scheduler):
+class FaultyScheduler(Scheduler, ABC):
     """Scheduler that misplaces the row of FAULTY in the step number `faulty_step`."""
 
     faulty_step = 0
@@ -34,8 +35,9 @@ class FaultyScheduler(Scheduler):
                 self.misplace(plan.rows, row)
         return plan
 
+    @abstractmethod
     def misplace(self, rows: list[ScheduledRow], row: ScheduledRow) -> None:
-        raise NotImplementedError
+        """Change the rows of a plan so that the row of FAULTY, or another one, is misplaced."""
 
 
 class DoublingScheduler(FaultyScheduler):
@@ -62,7 +64,8 @@ def test_misplaced_row_fails_only_its_own_turn(
 ) -> None:
     memory = random_memory(random.Random(3), kind, 4)
     core = CoreHarness(batched_tokens=32, scheduler=scheduler, allows_misplaced=True, **memory)
-    core.scheduler.faulty_step = faulty_step  # type: ignore[attr-defined]
+    assert isinstance(core.scheduler, FaultyScheduler)
+    core.scheduler.faulty_step = faulty_step
     for session, prompt in PROMPTS.items():
         core.open(session)
         core.append(session, list(prompt))
