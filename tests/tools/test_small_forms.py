@@ -60,6 +60,7 @@ FORMS = {
     "make soak": Form(
         "make soak ARGS='--minutes 0.05 --seed 7'", r"(?m)^seed 7: gateway 0 ", (needs_redis,)
     ),
+    "make worlds": Form("make worlds ARGS='--seed 7 --worlds 2'", r"2 worlds, .*, next seed 9\n"),
     "python -m tools.mutation": Form(
         ".venv/bin/python -m tools.mutation 'a match may exceed its limit'"
         " --tests tests/engine/core/cache/test_radix_tree.py",

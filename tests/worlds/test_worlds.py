@@ -1,9 +1,6 @@
 """Tests of the engine core in crowded worlds. `make worlds` lives as many as there is time for."""
 
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,6 @@ from tests.support.random_history import RandomHistory, crowded_history
 from tests.support.worlds import crowded_world
 from tests.worlds.__main__ import live
 
-ROOT = Path(__file__).parents[2]
 WORLDS = 40
 REGRESSION_SEEDS = (43, 54, 73, 98, 105, 142, 159, 168, 212, 371, 410, 100_529)
 """Seeds, beyond the first WORLDS, of bugs that have been fixed:
@@ -29,14 +25,6 @@ others    a turn that was retracted while a step was planned had two rows in it,
 @pytest.mark.parametrize("seed", [*range(WORLDS), *REGRESSION_SEEDS])
 def test_output_in_a_crowded_world_equals_one_prefill(seed: int) -> None:
     crowded_history(seed).run()
-
-
-def test_command_lives_worlds_and_names_the_next_seed() -> None:
-    command = [sys.executable, "-m", "tests.worlds", "--seed", "7", "--worlds", "2"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "2 worlds" in run.stdout
-    assert run.stdout.endswith("next seed 9\n")
 
 
 def test_failing_world_is_named_by_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
