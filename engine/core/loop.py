@@ -19,6 +19,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import attrgetter
 from typing import Any, Generic, cast
 
 import msgspec
@@ -53,6 +54,7 @@ AUDIT_EVERY_S = 60.0
 """Interval between audits of an idle engine."""
 
 SendEvents = Callable[[list[EngineEvent]], None]
+_session_hash: Callable[[ScheduledRow], bytes] = attrgetter("sequence.session_hash")
 
 
 class MisplacedRows(Exception):
@@ -231,7 +233,7 @@ class EngineLoop(Generic[TicketT]):
             return None
         number = self._counters.steps
         self._counters.steps += 1
-        self._recorder.begin_step(number, [row.sequence.session_hash for row in plan.rows])
+        self._recorder.begin_step(number, list(map(_session_hash, plan.rows)))
         rows: list[BatchRow] = []
         try:
             for row in plan.rows:
@@ -446,7 +448,8 @@ class EngineLoop(Generic[TicketT]):
         self._cache.commit(lease, count, kept)
         self._counters.tokens_computed += count
         if lease.committed > sequence.committed_high_water:
-            sequence.committed_high_water = min(lease.committed, len(sequence.ids))
+            known = len(sequence.ids)
+            sequence.committed_high_water = lease.committed if lease.committed < known else known
         if sequence.publish_to:
             self._publish_prompt(sequence)
         if sequence.turn is None and not lease.reserved:

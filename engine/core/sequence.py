@@ -81,7 +81,11 @@ class Sequence(TokenSequence):
     @property
     def uncached_tokens(self) -> int:
         """Tokens of the log whose KV is neither computed, nor on the host, nor in flight."""
-        return len(self.ids) - max(self.lease.resident_tokens, self.lease.launched)
+        lease = self.lease
+        known = lease.committed + lease.reserved
+        if lease.host_pages and lease.host_end > known:
+            known = lease.host_end
+        return len(self.ids) - known
 
     @property
     def owed(self) -> int:

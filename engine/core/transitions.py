@@ -75,7 +75,9 @@ class Transitions(Generic[SequenceT]):
         check_resumed(command.resumed, length)
         room = output_room(log.capacity, length, command.resumed)
         limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        seed = sampling.seed
+        if seed is None:
+            seed = secrets.randbits(63) if sampling.temperature else 0
         stop_watch = (
             self._make_stop_watch(sampling) if sampling.stop and not sampling.ignore_eos else None
         )

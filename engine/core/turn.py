@@ -69,7 +69,7 @@ class Turn:
         """Args:
         turn_id: chosen by the client; the same after a pause and on another engine.
         sampling: of the request, its limit on output not yet that of the session.
-        seed: of the draws, also where the request has none.
+        seed: of the draws, also where the request has none; not used by a greedy turn.
         max_output_tokens: the limit of the request, or what the session has room for.
         stop_watch: finds its stop strings; None: it has none.
         matcher: masks the ids that its grammar does not allow; None: it has no grammar.

@@ -576,12 +576,15 @@ MUTANTS = [
     _bug(
         "a turn waits for admission behind others though it is admitted",
         SCHEDULER,
-        ("            yield from [s for s in self.admission.admitted if s in queue.places]\n", ""),
+        ("filter(search.takes, chain(first, admitted))", "filter(search.takes, first)"),
     ),
     _bug(
         "more turns than rows do not rotate",
         PACKING,
-        ("ordered = sorted(live, key=_last_step)", "ordered = live"),
+        (
+            "ordered = sorted(live, key=lambda s: s.turn.last_step if s.turn else 0)",
+            "ordered = live",
+        ),
     ),
     # ---- the budget
     _bug(
@@ -928,7 +931,7 @@ MUTANTS = [
     _bug(
         "a step with a decode is discarded for a short turn",
         SCHEDULER,
-        ("has_live_rows = step.load.rows > 0", "has_live_rows = False"),
+        ("(has_live_rows := bool(step.rows))", "(has_live_rows := False)"),
     ),
     _bug(
         "KV of a discarded step counts as committed",
@@ -1076,17 +1079,16 @@ MUTANTS = [
         "a row has drafts before the end of the log",
         PACKING,
         (
-            "        if lease.launched + count < len(sequence.ids):\n"
-            "            return NO_DRAFTS\n",
-            "",
+            "if sequence.promised or self._fault_isolation or not is_last:",
+            "if sequence.promised or self._fault_isolation:",
         ),
     ),
     _bug(
         "a fed row has drafts",
         PACKING,
         (
-            "if speculation is None or sequence.promised or not step.may_draft:",
-            "if speculation is None or not step.may_draft:",
+            "if sequence.promised or self._fault_isolation or not is_last:",
+            "if self._fault_isolation or not is_last:",
         ),
     ),
     _bug(
@@ -1099,10 +1101,10 @@ MUTANTS = [
     ),
     _bug(
         "a faulty row is searched with drafts",
-        SCHEDULER,
+        PACKING,
         (
-            "self._plan_selected(selection.sequence_filter, may_draft=False)",
-            "self._plan_selected(selection.sequence_filter)",
+            "if sequence.promised or self._fault_isolation or not is_last:",
+            "if sequence.promised or not is_last:",
         ),
     ),
     _bug(
@@ -1289,34 +1291,32 @@ MUTANTS = [
         "a short turn is listed each time that the step has room",
         SCHEDULER,
         (
-            "for sequence in search.unseen(self._candidates(queue, step, skipped)):",
-            "for sequence in self._candidates(queue, step, skipped):",
+            "for sequence in filter(search.takes, chain(first, admitted)):",
+            "for sequence in chain(first, admitted):",
         ),
     ),
     _bug(
         "turns of which others claim the pages are retracted in flight",
         SCHEDULER,
         (
-            "        if any(victim.in_flight for victim in victims):\n",
-            "        if any(victim.in_flight for victim in victims[1:]):\n",
+            "if victims and any(victim.in_flight for victim in victims):",
+            "if victims and any(victim.in_flight for victim in victims[1:]):",
         ),
     ),
     _bug(
         "a decode is listed behind the short turn that it has become",
         SCHEDULER,
         (
-            "            if owed > 1:\n                if not self._is_queued(sequence):\n"
             "                    self._queue(sequence)\n            elif (\n                owed\n",
-            "            if owed > 1 and not self._is_queued(sequence):\n"
-            "                self._queue(sequence)\n            if (\n                owed\n",
+            "                    self._queue(sequence)\n            if (\n                owed\n",
         ),
     ),
     _bug(
         "the turn for which the last step had no room is listed twice",
         SCHEDULER,
         (
-            "waiting += [s for s in search.unseen([overdue]) if self._admit(s) and s.owed]",
-            "waiting += [s for s in [overdue] if self._admit(s) and s.owed]",
+            "if search.takes(overdue) and self._admit(overdue) and overdue.owed:",
+            "if self._admit(overdue) and overdue.owed:",
         ),
     ),
 ]

@@ -46,6 +46,7 @@ class Admission:
     def __init__(self, cache: SessionAwareCache, max_rows: int, max_group_share: float) -> None:
         """`max_group_share`: maximum share of rows and pages for one group, from 0 to 1."""
         self._cache = cache
+        self._pool_tokens = cache.pool.total * cache.page_size
         self._turns_max = TURNS_PER_ROW_MAX * max_rows
         self.group_rows_max = max(int(max_rows * max_group_share), 1)
         """Maximum live rows of a group in a step."""
@@ -218,10 +219,6 @@ class Admission:
         if needed > usage.available_pages(freed):
             return False
         return usage.have_components_room(len(sequence.ids) + 1, freed)
-
-    @property
-    def _pool_tokens(self) -> int:
-        return self._cache.pool.total * self._cache.page_size
 
     def _group_pages(self) -> Counter[str]:
         """Count the pages of each group that no other lease references."""

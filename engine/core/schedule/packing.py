@@ -12,6 +12,7 @@ from array import array
 from collections import Counter
 
 from continuo.engine.core.cache import SessionAwareCache
+from continuo.engine.core.fault_isolation import FaultIsolation
 from continuo.engine.core.prefixes_in_flight import PrefixesInFlight
 from continuo.engine.core.schedule.admission import Admission
 from continuo.engine.core.schedule.step import ScheduledRow, StepLoad, StepPlan
@@ -26,26 +27,13 @@ because it hardly prolongs a step."""
 class StepRows:
     """The rows of a step, at most one of each sequence, and the tokens and rows that are left."""
 
-    __slots__ = (
-        "_attention",
-        "_rows",
-        "_tokens",
-        "may_draft",
-        "number",
-        "remaining_rows",
-        "remaining_tokens",
-        "served",
-    )
-
-    def __init__(self, number: int, tokens: int, rows: int, *, may_draft: bool = True) -> None:
-        """`tokens`, `rows`: the most of all rows together; `may_draft`: whether they may have
-        drafts."""
+    def __init__(self, number: int, tokens: int, rows: int) -> None:
+        """`tokens`, `rows`: the most of all rows together."""
         self.number = number
-        self.may_draft = may_draft
         self.remaining_tokens = self._tokens = tokens
         self.remaining_rows = rows
         self._attention = 0
-        self._rows: dict[Sequence, ScheduledRow] = {}
+        self.rows: dict[Sequence, ScheduledRow] = {}
         self.served: dict[str, float] = {}
         """Tokens of prefill chunks by group, divided by its weight."""
 
@@ -53,32 +41,25 @@ class StepRows:
         """Return whether there is room for one more row."""
         return self.remaining_tokens > 0 and self.remaining_rows > 0
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._rows
-
-    def group_rows(self, group: str) -> int:
-        """Return the number of rows of a group; O(rows)."""
-        return sum(sequence.group == group for sequence in self._rows)
-
     def add(self, row: ScheduledRow) -> None:
         """Add a row, for which pages are reserved."""
         sequence, start, tokens = row.sequence, row.start, row.tokens
-        assert sequence not in self._rows, "a sequence has one row in a step"
-        self._rows[sequence] = row
+        assert sequence not in self.rows, "a sequence has one row in a step"
+        self.rows[sequence] = row
         self.remaining_tokens -= tokens
         self.remaining_rows -= 1
-        self._attention += tokens * start + tokens * tokens // 2
+        self._attention += tokens * start + tokens * tokens // 2 if tokens > 1 else start
         if tokens > 1 and tokens - len(row.drafts) > 1:
             served = tokens / sequence.weight
             self.served[sequence.group] = self.served.get(sequence.group, 0.0) + served
 
     @property
     def load(self) -> StepLoad:
-        return StepLoad(len(self._rows), self._tokens - self.remaining_tokens, self._attention)
+        return StepLoad(len(self.rows), self._tokens - self.remaining_tokens, self._attention)
 
     def plan(self, discardable_s: float = 0.0) -> StepPlan:
         """Return the rows added so far as a plan."""
-        return StepPlan(list(self._rows.values()), self.load, discardable_s)
+        return StepPlan(list(self.rows.values()), self.load, discardable_s)
 
 
 class Packer:
@@ -87,11 +68,13 @@ class Packer:
         cache: SessionAwareCache,
         admission: Admission,
         prefixes: PrefixesInFlight,
+        fault_isolation: FaultIsolation,
         speculation: Speculation | None,
     ) -> None:
         """`prefixes` records what the rows compute; without `speculation` no row has drafts."""
         self._cache = cache
         self._admission = admission
+        self._fault_isolation = fault_isolation
         self._prefixes = prefixes
         self._speculation = speculation
 
@@ -101,24 +84,25 @@ class Packer:
         planned in this step: it is full, or the pages that a row needs are still in flight.
 
         Most rows of an engine are decodes without drafts, for which this method has a shortcut."""
-        limit = self._admission.group_rows_max
-        if len(sequences) > min(step.remaining_rows, limit):
+        limit, rows = self._admission.group_rows_max, step.remaining_rows
+        is_limited = limit < rows
+        if len(sequences) > (limit if is_limited else rows):
             sequences = _rotate(sequences)
-        is_limited = limit < step.remaining_rows
         reserve, number = self._cache.reserve, step.number
         has_drafts = self._speculation is not None
         for sequence in sequences:
             if step.remaining_tokens <= 0 or step.remaining_rows <= 0:
                 return False
-            if is_limited and step.group_rows(sequence.group) >= limit:
+            if is_limited and sum(s.group == sequence.group for s in step.rows) >= limit:
                 continue
-            turn, lease, owed = sequence.turn, sequence.lease, sequence.owed
+            turn, lease = sequence.turn, sequence.lease
             assert turn is not None
+            launched = lease.committed + lease.reserved
+            owed = len(sequence.ids) + sequence.promised - launched
             if owed == 1 and turn.is_admitted and not has_drafts and reserve(lease, 1):
                 turn.last_step = number
                 can_draw = turn.launched_tokens < turn.max_output_tokens
-                start = lease.committed + lease.reserved - 1
-                step.add(ScheduledRow(sequence, start, 1, turn if can_draw else None))
+                step.add(ScheduledRow(sequence, launched, 1, turn if can_draw else None))
             elif not self.add_row(step, sequence, min(owed, SHORT_TURN_TOKENS_MAX)):
                 return False
         return True
@@ -131,10 +115,12 @@ class Packer:
         assert sequence.turn is not None
         if not sequence.turn.is_admitted:
             return True
-        count = cache.components.fit_row(lease, min(count, step.remaining_tokens))
-        drafts = self._propose_drafts(step, sequence, count)
-        if drafts and self.reserve_row(step, sequence, count, drafts):
-            return True
+        count = min(count, step.remaining_tokens)
+        if self._speculation is not None:
+            count = cache.components.fit_row(lease, count)
+            drafts = self._propose_drafts(self._speculation, step, sequence, count)
+            if drafts and self.reserve_row(step, sequence, count, drafts):
+                return True
         while not self.reserve_row(step, sequence, count):
             later = self._admission.later_holders(sequence)
             victim = next((s for s in later if not s.in_flight), None)
@@ -168,18 +154,18 @@ class Packer:
         step.add(ScheduledRow(sequence, start, tokens, turn if draws else None, drafts))
         return True
 
-    def _propose_drafts(self, step: StepRows, sequence: Sequence, count: int) -> "array[int]":
+    def _propose_drafts(
+        self, speculation: Speculation, step: StepRows, sequence: Sequence, count: int
+    ) -> "array[int]":
         """Return the drafts behind the next `count` tokens of a turn, if these are known and the
         last ones of its log. A token is left for each further row of the step."""
-        lease, speculation = sequence.lease, self._speculation
-        if speculation is None or sequence.promised or not step.may_draft:
-            return NO_DRAFTS
-        if lease.launched + count < len(sequence.ids):
+        is_last = sequence.launched + count >= len(sequence.ids)
+        if sequence.promised or self._fault_isolation or not is_last:
             return NO_DRAFTS
         room = step.remaining_tokens - count - (step.remaining_rows - 1)
         drafts = speculation.propose(sequence, room)
-        fitting = self._cache.components.fit_row(lease, count + len(drafts)) - count
-        return drafts[: max(fitting, 0)]
+        tokens = self._cache.components.fit_row(sequence.lease, count + len(drafts))
+        return drafts[: max(tokens - count, 0)]
 
     def _release_last_page(self, sequence: Sequence) -> None:
         """Release the last, partly used page of the only turn in a full pool. The page is shared
@@ -192,18 +178,12 @@ class Packer:
 def _rotate(live: list[Sequence]) -> list[Sequence]:
     """Return `live` in an order such that the first n, for each n, are shared among groups in
     proportion to their weights. In a group, those are first that have waited longest for a row."""
-    ordered = sorted(live, key=_last_step)
-    rows: Counter[str] = Counter(sequence.group for sequence in ordered)
-    if len(rows) == 1:
+    ordered = sorted(live, key=lambda s: s.turn.last_step if s.turn else 0)
+    if len({sequence.group for sequence in ordered}) == 1:
         return ordered
-    rows.clear()
+    rows: Counter[str] = Counter()
     places: list[tuple[float, int, Sequence]] = []
     for sequence in ordered:
         rows[sequence.group] += 1
         places.append((rows[sequence.group] / sequence.weight, len(places), sequence))
     return [sequence for _, _, sequence in sorted(places)]
-
-
-def _last_step(sequence: Sequence) -> int:
-    assert sequence.turn is not None
-    return sequence.turn.last_step

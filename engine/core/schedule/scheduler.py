@@ -7,12 +7,10 @@ clock.
 
 Order and admission decide, and change nothing: `Scheduler.plan` carries their decisions out. No
 turn enters or leaves a queue while a step is planned.
-
-After a failed step, the sequences that may share the next one are limited: see fault_isolation.py.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
+from itertools import chain, islice
 
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.fault_isolation import FaultIsolation, SequenceFilter
@@ -22,32 +20,12 @@ from continuo.engine.core.schedule.admission import Admission
 from continuo.engine.core.schedule.packing import SHORT_TURN_TOKENS_MAX, Packer, StepRows
 from continuo.engine.core.schedule.step import StepLoad, StepPlan
 from continuo.engine.core.schedule.step_time import StepTime
-from continuo.engine.core.schedule.turn_queue import TurnQueue, compute_due_step
+from continuo.engine.core.schedule.turn_queue import Search, TurnQueue, compute_due_step
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.speculation import Speculation
 
 REFUSED_TURNS_MAX = 4
 """Turns of a group refused admission in one step after which the search for one that fits ends."""
-
-
-class Search:
-    """The search for the rows of one step, which examines no sequence twice."""
-
-    __slots__ = ("_accepts", "blocked", "seen")
-
-    def __init__(self, accepts: SequenceFilter | None) -> None:
-        """`accepts` returns whether a sequence may have a row; None: all may."""
-        self._accepts = accepts
-        self.seen: dict[Sequence, None] = {}
-        self.blocked: set[str] = set()
-        """Groups without room for more turns: their long turns are not considered."""
-
-    def unseen(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
-        """Iterate over those that were not examined yet, and may have a row."""
-        for sequence in sequences:
-            if sequence not in self.seen and (self._accepts is None or self._accepts(sequence)):
-                self.seen[sequence] = None
-                yield sequence
 
 
 class Scheduler:
@@ -73,8 +51,7 @@ class Scheduler:
         cache: reserves pages for the rows; shared with EngineLoop and Sessions.
         max_batched_tokens: maximum tokens of a step, all rows together.
         max_rows: maximum rows of a step.
-        max_group_share: maximum share of rows and pages for one group; 1: only other groups limit
-            it.
+        max_group_share: maximum share of rows and pages for one group, from 0 to 1.
         samples_late: as in `Geometry`.
         speculation: drafts ids for the live rows. None: no row has drafts.
         """
@@ -99,7 +76,9 @@ class Scheduler:
         turn that claims pages of turns in flight."""
         self._is_claiming = False
         self._prefixes = PrefixesInFlight(cache.page_size, is_used=cache.shares_pages_in_flight)
-        self._packer = Packer(cache, self.admission, self._prefixes, speculation)
+        self._packer = Packer(
+            cache, self.admission, self._prefixes, self.fault_isolation, speculation
+        )
 
     # ---- work -----------------------------------------------------------------------------
 
@@ -142,16 +121,15 @@ class Scheduler:
             return
         tokens = sequence.uncached_tokens
         due_step = compute_due_step(turn, tokens / self.max_batched_tokens, self.time.step_s)
-        turn.due_step = min(turn.due_step, due_step)
-        queue, other = self._short, self._long
-        if tokens > SHORT_TURN_TOKENS_MAX:
-            queue, other = other, queue
-        other.remove(sequence)
-        queue.push(sequence)
+        if due_step < turn.due_step:
+            turn.due_step = due_step
+        is_short = tokens <= SHORT_TURN_TOKENS_MAX
+        (self._long if is_short else self._short).remove(sequence)
+        (self._short if is_short else self._long).push(sequence)
 
     def _dequeue(self, sequence: Sequence) -> None:
-        self._short.remove(sequence)
-        self._long.remove(sequence)
+        if not self._short.remove(sequence):
+            self._long.remove(sequence)
 
     def _is_queued(self, sequence: Sequence) -> bool:
         return sequence in self._short.places or sequence in self._long.places
@@ -189,6 +167,9 @@ class Scheduler:
           three. If it is the oldest, it is admitted at once, and takes pages of the others.
         """
         self.has_new_short_turn = False
+        if not (self.admission.turns or self._appends):
+            self._overdue, self._is_claiming = None, False
+            return StepPlan([], StepLoad())
         plan = self._plan_suspects() if self.fault_isolation else self._plan_selected(None)
         if plan.rows:
             self._steps += 1
@@ -200,7 +181,7 @@ class Scheduler:
         plan = StepPlan([], StepLoad())
         for selection in self.fault_isolation.row_selections(self._has_work):
             overdue = self._overdue
-            plan = self._plan_selected(selection.sequence_filter, may_draft=False)
+            plan = self._plan_selected(selection.sequence_filter)
             if selection.has_only_suspects:
                 self._overdue = overdue
             if plan.rows:
@@ -208,37 +189,34 @@ class Scheduler:
                 break
         return plan
 
-    def _plan_selected(self, accepts: SequenceFilter | None, *, may_draft: bool = True) -> StepPlan:
+    def _plan_selected(self, accepts: SequenceFilter | None) -> StepPlan:
         """Plan a step of the sequences that `accepts` returns True for; None: of all."""
         if unqueued := self.admission.unqueued:
             self.admission.unqueued = []
             for sequence in unqueued:
                 self._queue(sequence)
-        step = StepRows(
-            self._steps + 1, self.max_batched_tokens, self.max_rows, may_draft=may_draft
-        )
+        step = StepRows(self._steps + 1, self.max_batched_tokens, self.max_rows)
         if self._is_claiming and self.cache.has_in_flight():
             return step.plan()
-        decoding = self._decoding_turns(accepts, self._speculation if may_draft else None)
+        decoding, prefilling = self._admitted_turns(accepts)
         overdue, self._overdue, self._is_claiming = self._overdue, None, False
         if not (self._short.places or self._long.places or self._appends):
-            if overdue in decoding:
-                decoding = sorted(decoding, key=lambda s: s is not overdue)
+            if overdue is not None:
+                decoding.sort(key=lambda s: s is not overdue)
             is_complete, plan = self._packer.add_live_rows(step, decoding), step.plan()
-            if not is_complete and step:
-                self._overdue = self.admission.oldest_admitted()
-            elif is_complete and plan.rows:
+            if not is_complete:
+                self._record_missed(step, [])
+            elif plan.rows:
                 self.time.live_load = plan.load
             return plan
-        search = Search(accepts)
+        search = Search(accepts, prefilling)
         has_live_rows = self._plan_with_prefill(step, decoding, overdue, search)
         for sequence in search.seen:
             self._queue(sequence)
         for name, served in step.served.items():
             self._short.charge(name, served)
             self._long.charge(name, served)
-        is_discardable = not has_live_rows and accepts is None
-        return step.plan(self.time.discardable_s if is_discardable else 0.0)
+        return step.plan(0.0 if has_live_rows or accepts else self.time.discardable_s)
 
     def _plan_with_prefill(
         self, step: StepRows, decoding: list[Sequence], overdue: Sequence | None, search: Search
@@ -246,49 +224,56 @@ class Scheduler:
         """Add the rows of a step while turns or appends wait for prefill. Returns whether it has
         any rows but prefill chunks."""
         self._prefixes.begin_step()
+        has_live_rows = is_complete = True
         waiting: list[Sequence] = []
         if overdue is not None and (overdue in decoding or self._is_queued(overdue)):
-            waiting += [s for s in search.unseen([overdue]) if self._admit(s) and s.owed]
             decoding = [s for s in decoding if s is not overdue]
-        has_live_rows = is_complete = True
-        seen = search.seen.keys()
-        for sequence in waiting:
-            tokens = max(step.remaining_tokens - len(decoding), 1)
-            is_complete = self._packer.add_row(
-                step, sequence, min(sequence.owed, SHORT_TURN_TOKENS_MAX, tokens)
-            )
+            if search.takes(overdue) and self._admit(overdue) and overdue.owed:
+                waiting.append(overdue)
+                tokens = max(min(SHORT_TURN_TOKENS_MAX, step.remaining_tokens - len(decoding)), 1)
+                is_complete = self._packer.add_row(step, overdue, min(overdue.owed, tokens))
         if is_complete:
-            short = self._admit_short_turns(step, search) if self._short.places else []
-            is_complete = self._packer.add_live_rows(step, decoding + short)
-            waiting += short
-            while short and is_complete and step and not self._short.places.keys() <= seen:
-                short = self._admit_short_turns(step, search)
-                is_complete = self._packer.add_live_rows(step, short)
-                waiting += short
-            if is_complete:
-                has_live_rows = step.load.rows > 0
-                self.time.live_load = step.load if has_live_rows else self.time.live_load
+            live, is_searching = decoding, True
+            while is_complete and is_searching:
+                short = self._admit_short_turns(step, search) if self._short.places else []
+                is_complete = self._packer.add_live_rows(step, live + short)
+                waiting, live = waiting + short, []
+                are_all_seen = self._short.places.keys() <= search.seen.keys()
+                is_searching = bool(short and step) and not are_all_seen
+            if is_complete and (has_live_rows := bool(step.rows)):
+                self.time.live_load = step.load
             if is_complete or not step:
                 self._add_chunks(step, search, waiting)
-        if self.admission.admitted and not (step and is_complete):
-            # No turn takes pages from the oldest one, so that turns always finish: it is next.
-            oldest = self.admission.oldest_admitted()
-            waiting += [oldest] if step or self._is_queued(oldest) else []
-        missed = [s for s in waiting if s not in step and s.turn is not None]
-        if missed and not self._is_claiming:
-            self._overdue = min(missed, key=lambda s: s.turn.arrival if s.turn else 0)
+        self._record_missed(step, waiting, is_complete=is_complete)
         return has_live_rows
 
-    def _decoding_turns(
-        self, accepts: SequenceFilter | None, speculation: Speculation | None
-    ) -> list[Sequence]:
-        """List the admitted turns that owe only the id drawn last and can launch it now; queue
-        those that owe more. If `accepts` is given, only those for which it returns True."""
+    def _record_missed(
+        self, step: StepRows, waiting: list[Sequence], *, is_complete: bool = False
+    ) -> None:
+        """Make the oldest of the `waiting` turns that have no row the first of the next step. So
+        is, if the step was full or lacked pages, the oldest turn of all: no turn takes pages from
+        it, so that turns always finish."""
+        if self.admission.admitted and not (step and is_complete):
+            oldest = self.admission.oldest_admitted()
+            waiting += [oldest] if step or self._is_queued(oldest) else []
+        missed = [s for s in waiting if s not in step.rows and s.turn is not None]
+        if missed and not self._is_claiming:
+            self._overdue = min(missed, key=lambda s: s.turn.arrival if s.turn else 0)
+
+    def _admitted_turns(
+        self, accepts: SequenceFilter | None
+    ) -> tuple[list[Sequence], list[Sequence]]:
+        """List the admitted turns that owe only the id drawn last and can launch it now (if
+        `accepts` is given, only those for which it returns True), and those that owe more, which
+        are queued."""
         decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        speculation = None if self.fault_isolation else self._speculation
         for sequence in self.admission.admitted:
             turn, owed = sequence.turn, sequence.owed
             assert turn is not None
             if owed > 1:
+                prefilling.append(sequence)
                 if not self._is_queued(sequence):
                     self._queue(sequence)
             elif (
@@ -298,7 +283,7 @@ class Scheduler:
                 and not (speculation and sequence.promised and speculation.waits_for_id(sequence))
             ):
                 decoding.append(sequence)
-        return decoding if accepts is None else list(filter(accepts, decoding))
+        return decoding if accepts is None else list(filter(accepts, decoding)), prefilling
 
     def _add_chunks(self, step: StepRows, search: Search, waiting: list[Sequence]) -> None:
         """Add chunks of long turns, and list these in `waiting`; then chunks of appends. A full
@@ -322,7 +307,7 @@ class Scheduler:
         """Add chunks of appends, firm ones before provisional ones. A sequence with deferred
         commands is skipped while tokens of it are in flight, so that these commands can be
         applied. An append for which there is no page is dropped."""
-        cache, appends = self.cache, search.unseen(self._appends)
+        cache, appends = self.cache, filter(search.takes, self._appends)
         for sequence in sorted(appends, key=lambda s: s.log.provisional_start is not None):
             lease, in_flight = sequence.lease, sequence.in_flight
             if not step:
@@ -359,11 +344,14 @@ class Scheduler:
     def _admit_in_order(
         self, queue: TurnQueue, step: StepRows, search: Search, skipped: set[str]
     ) -> Iterator[Sequence]:
-        """Admit the turns of a queue that have room, in order, and yield those that owe tokens. The
+        """Admit the turns of a queue that have room, in order, and yield those that owe tokens:
+        first turns, then those admitted before, which do not wait for others to be admitted. The
         groups `skipped` are left out, and those of which several turns were refused are added to
         them. A turn whose prefix another one is computing waits for it."""
         refused: dict[str, int] = {}
-        for sequence in search.unseen(self._candidates(queue, step, skipped)):
+        first = islice(queue.in_order(skipped, step.served), self.max_rows + REFUSED_TURNS_MAX)
+        admitted = search.prefilling and [s for s in search.prefilling if s in queue.places]
+        for sequence in filter(search.takes, chain(first, admitted)):
             turn, group = sequence.turn, sequence.group
             assert turn is not None
             if sequence.turn_count == 1:
@@ -377,20 +365,8 @@ class Scheduler:
             refused[group] = refused.get(group, 0) + 1
             if refused[group] >= REFUSED_TURNS_MAX:
                 skipped.add(group)
+            if group in skipped or turn.due_step <= self._steps:
                 search.blocked.add(group)
-            elif turn.due_step <= self._steps:
-                search.blocked.add(group)
-
-    def _candidates(
-        self, queue: TurnQueue, step: StepRows, skipped: set[str]
-    ) -> Iterator[Sequence]:
-        """Iterate over the first turns of a queue; then over the other admitted ones, which do not
-        wait for turns that are not admitted. Turns may be admitted and retracted meanwhile, but
-        none enters or leaves the queue."""
-        if queue.places:
-            turns_max = self.max_rows + REFUSED_TURNS_MAX
-            yield from islice(queue.in_order(skipped, step.served), turns_max)
-            yield from [s for s in self.admission.admitted if s in queue.places]
 
     def _admit(self, sequence: Sequence) -> bool:
         """Admit a turn if there is room for it, and retract the turns whose pages it claims.
@@ -398,12 +374,12 @@ class Scheduler:
         when nothing is, and the turn is first in it."""
         turn, lease = sequence.turn, sequence.lease
         assert turn is not None
-        if turn.is_admitted or sequence.in_flight:
+        if turn.is_admitted or sequence.in_flight or sequence in self.admission.unqueued:
             return turn.is_admitted
         victims = self.admission.decide(sequence, self._steps)
         if victims is None:
             return False
-        if any(victim.in_flight for victim in victims):
+        if victims and any(victim.in_flight for victim in victims):
             if not self._is_claiming:
                 self._overdue, self._is_claiming = sequence, True
             return False

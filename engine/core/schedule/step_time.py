@@ -54,15 +54,13 @@ class StepTimeModel:
 
     def __init__(self) -> None:
         self._observations = 0
-        """Number of observations fitted."""
         self._pending: list[tuple[StepLoad, float]] = []
         """Observations since the last fit."""
         self._pending_max = 1
         """Number of them with which the next fit is made."""
         self._products: _Floats = np.eye(4) * 1e-6
-        """Weighted sums of the products of two features."""
+        """Weighted sums of the products of two features; `_sums`: of each one and the seconds."""
         self._sums: _Floats = np.zeros(4)
-        """The same of each feature and the seconds."""
         self._coefficients = [0.0] * 4
         """Coefficients of the features without their scales."""
 
@@ -134,7 +132,9 @@ class StepTime:
         """Record the seconds that a step took on the device."""
         self._model.observe(load, seconds)
         self.step_s += (seconds - self.step_s) * STEP_S_WEIGHT
-        self.discardable_s = min(self.discardable_s + seconds * DISCARDED_SHARE, DISCARDED_S_MAX)
+        if self.discardable_s < DISCARDED_S_MAX:
+            earned_s = seconds * DISCARDED_SHARE
+            self.discardable_s = min(self.discardable_s + earned_s, DISCARDED_S_MAX)
 
     def observe_discarded(self, seconds: float) -> None:
         """Record the seconds that were spent on a step which was discarded for a short turn."""

@@ -1,4 +1,5 @@
-"""TurnQueue: turns that wait for prefill, in the order of their service. Pure.
+"""TurnQueue: turns that wait for prefill, in the order of their service. Search: those examined for
+one step. Pure.
 
 Groups take turns by start-time fair queuing: each has a virtual time, which grows by the tokens
 computed for it, divided by its weight; the group with the least one is served next. A group that
@@ -13,6 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator, Mapping
 from heapq import heappop, heappush
 
+from continuo.engine.core.fault_isolation import SequenceFilter
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.turn import Turn
 
@@ -58,26 +60,29 @@ class TurnQueue:
         turn, name = sequence.turn, sequence.group
         assert turn is not None
         place = turn.sampling.priority, turn.due_step, turn.arrival, sequence
-        if place == self.places.get(sequence):
-            return
-        self.remove(sequence)
+        if sequence in self.places:
+            if place == self.places[sequence]:
+                return
+            self.remove(sequence)
         self.places[sequence] = place
-        group = self._groups.setdefault(name, _Group())
+        group = self._groups.get(name) or self._groups.setdefault(name, _Group())
         if not group.places:
             group.virtual_time = max(group.virtual_time, self._virtual_time)
             insort(self._order, (group.virtual_time, name))
         insort(group.places, place)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence, if it is queued."""
+    def remove(self, sequence: Sequence) -> bool:
+        """Remove a sequence, if it is queued. Returns whether it was."""
         place = self.places.pop(sequence, None)
         if place is None:
-            return
+            return False
         group = self._groups[sequence.group]
         del group.places[bisect_left(group.places, place)]
         if not group.places:
             self._remove_from_order(sequence.group, group)
-            self._drop_idle_groups()
+            if len(self._groups) > 2 * len(self._order) + IDLE_GROUPS_MIN:
+                self._drop_idle_groups()
+        return True
 
     def in_order(self, skipped: Collection[str], served: Mapping[str, float]) -> Iterator[Sequence]:
         """Iterate over the queued sequences, those to serve first in the next step first. The queue
@@ -88,25 +93,25 @@ class TurnQueue:
             served: by group, the tokens already planned for it in this step, divided by its weight;
                 may grow between two sequences.
         """
-        cursors: dict[str, int] = {}
-        visited: list[tuple[float, str]] = []
-        """Heap of (virtual time, name): groups of which a sequence was taken."""
-        number = 0
+        order, number = self._order, 0
+        visited: list[tuple[float, str, int]] = []
+        """Heap of (virtual time, name, index of the next place): groups of which a sequence was
+        taken."""
         while True:
-            if number < len(self._order) and not (visited and visited[0] < self._order[number]):
-                name = self._order[number][1]
+            if number < len(order) and not (visited and visited[0] < order[number]):
+                name, index = order[number][1], 0
                 number += 1
             elif visited:
-                name = heappop(visited)[1]
+                _, name, index = heappop(visited)
             else:
                 return
             if name in skipped:
                 continue
-            group, cursor = self._groups[name], cursors.get(name, 0)
-            cursors[name] = cursor + 1
-            yield group.places[cursor][-1]
-            if cursor + 1 < len(group.places):
-                heappush(visited, (group.virtual_time + served.get(name, 0.0), name))
+            group = self._groups[name]
+            yield group.places[index][-1]
+            index += 1
+            if index < len(group.places):
+                heappush(visited, (group.virtual_time + served.get(name, 0.0), name, index))
 
     def charge(self, name: str, served: float) -> None:
         """Advance the virtual time of a group, if it has queued turns, or had more than its share.
@@ -128,9 +133,28 @@ class TurnQueue:
     def _drop_idle_groups(self) -> None:
         """Drop the groups without turns whose virtual time is not ahead of the others'. The next
         turn of a group that had more than its share does not come before theirs."""
-        if len(self._groups) > 2 * len(self._order) + IDLE_GROUPS_MIN:
-            self._groups = {
-                name: group
-                for name, group in self._groups.items()
-                if group.places or group.virtual_time > self._virtual_time
-            }
+        self._groups = {
+            name: group
+            for name, group in self._groups.items()
+            if group.places or group.virtual_time > self._virtual_time
+        }
+
+
+class Search:
+    """The search for the rows of one step, which examines no sequence twice."""
+
+    def __init__(self, accepts: SequenceFilter | None, prefilling: list[Sequence]) -> None:
+        """`accepts` returns whether a sequence may have a row (None: all may); `prefilling`: the
+        admitted turns that owe more than the id drawn last."""
+        self._accepts = accepts
+        self.prefilling = prefilling
+        self.seen: dict[Sequence, None] = {}
+        self.blocked: set[str] = set()
+        """Groups without room for more turns: their long turns are not considered."""
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Return whether a sequence was not examined yet, and may have a row."""
+        if sequence in self.seen or not (self._accepts is None or self._accepts(sequence)):
+            return False
+        self.seen[sequence] = None
+        return True
